@@ -1,0 +1,42 @@
+"""The error family's base and the two kinds that every room shares.
+
+    AerobeeError
+      FormatError      FrameError, RecordError: bytes break the agreed form, on the wire or on disk
+      RequestError     understood and refused: becomes a response (code, remark); the connection lives
+
+Whoever owns the bytes says what a FormatError means: remoting closes the connection, the store raises its
+own CorruptStore from it. The other members of the family live beside what raises them.
+"""
+
+__all__ = ["AerobeeError", "FormatError", "FrameError", "RecordError", "RequestError"]
+
+
+class AerobeeError(Exception):
+    """Base of everything that this project raises on purpose."""
+
+
+class FormatError(AerobeeError):
+    """Bytes break the agreed form."""
+
+
+class FrameError(FormatError):
+    """A frame on the wire is broken; the stream has lost its boundaries and must be closed."""
+
+
+class RecordError(FormatError):
+    """A stored record is broken."""
+
+
+class RequestError(AerobeeError):
+    """A request that was understood and is refused.
+
+    `code` is a `ResponseCode`; `remark` tells the peer what was wrong, where, and what to do.
+    """
+
+    def __init__(self, code: int, remark: str) -> None:
+        super().__init__(code, remark)
+        self.code = code
+        self.remark = remark
+
+    def __str__(self) -> str:
+        return f"{self.remark} (code {int(self.code)})"
