@@ -1,0 +1,332 @@
+"""The store's one door to the disk: two protocols and the real implementation.
+
+Touches  the file system, nothing else. Every other module of the store goes through a `StoreIo`, so that
+tests can put a recording, failing or crashing one in its place.
+
+Invariants
+- A data file has its full length from the moment it exists under its name: space is allocated before the
+  map is made, so a full disk is an OSError at creation and never a SIGBUS at a later store into the map.
+- A mapped file is never truncated or grown.
+- A failed sync is reported once by the kernel; whoever gets the OSError must treat it as final.
+- `replace_bytes` leaves the old or the new content, never a mixture, and the old one as `<name>.bak`.
+"""
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from aerobee_store.errors import CorruptStore, StoreError, StoreFull, StoreLocked
+
+__all__ = ["Buffer", "DataFile", "DiskIo", "FolderEntry", "LockHandle", "StoreIo"]
+
+Buffer = bytes | bytearray | memoryview
+
+_ZERO_CHUNK = 1 << 20
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_WRONG_LENGTH = "configure the file size that the store was written with, or move the file away"
+
+
+class FolderEntry(NamedTuple):
+    """One name in a folder; `size` is in bytes and 0 for folders."""
+
+    name: str
+    size: int
+    is_dir: bool
+
+
+class DataFile(Protocol):
+    """A file of fixed length, readable and writeable by position.
+
+    `view` stays valid after `close()` only through slices taken before; slices are read-only and show
+    later writes to the same bytes.
+    """
+
+    path: Path
+    size: int
+    view: memoryview
+
+    def write(self, position: int, data: Buffer) -> None:
+        """Store `data` at `position`; visible in `view` at once, durable after `sync()`."""
+
+    def zero(self, position: int, length: int) -> None:
+        """Make `length` bytes from `position` zero; bytes that are zero already are not touched."""
+
+    def sync(self) -> None:
+        """Return when every earlier write is durable. OSError is final for the whole store."""
+
+    def close(self) -> None:
+        """Let go of the file. Slices of `view` that are still held stay readable."""
+
+
+class LockHandle(Protocol):
+    """A held lock file."""
+
+    def release(self) -> None:
+        """Give the lock back; calling it again does nothing."""
+
+
+class StoreIo(Protocol):
+    """Everything that the store may ask of a file system."""
+
+    def open_file(self, path: Path, size: int, *, create: bool = False, writable: bool = True) -> DataFile:
+        """Open `path`, or create it with `size` zero bytes and make its name durable.
+
+        Raises FileNotFoundError or FileExistsError, CorruptStore when the length is not `size`, and
+        StoreFull when there is no room (nothing is left behind then).
+        """
+
+    def read_bytes(self, path: Path) -> bytes | None:
+        """Whole content of a small file; None when there is none."""
+
+    def replace_bytes(self, path: Path, data: bytes, *, keep_previous: bool = True) -> None:
+        """Put `data` in place of the content of `path`, all or nothing and durable.
+
+        With `keep_previous` the content before is afterwards found in `<name>.bak`.
+        """
+
+    def list_names(self, folder: Path) -> list[FolderEntry]:
+        """Entries of `folder` sorted by name; empty when the folder does not exist."""
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file; a missing one is fine."""
+
+    def remove_folder(self, path: Path) -> None:
+        """Remove a folder if it is empty; a missing or filled one is left alone."""
+
+    def make_folder(self, path: Path) -> None:
+        """Create `path` and its parents as needed, durable."""
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Rename over `target`, durable."""
+
+    def sync_folder(self, path: Path) -> None:
+        """Make creations and removals inside `path` durable."""
+
+    def lock(self, path: Path) -> LockHandle:
+        """Take the exclusive lock on `path` without waiting; StoreLocked when another holds it."""
+
+    def disk_usage(self, path: Path) -> tuple[int, int]:
+        """(total, free) bytes of the file system that holds `path`."""
+
+
+class _DiskFile:
+    __slots__ = ("_fd", "_map", "path", "size", "view")
+
+    def __init__(self, path: Path, fd: int, size: int, *, writable: bool) -> None:
+        self.path = path
+        self.size = size
+        self._fd = fd
+        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+        # The map needs no descriptor of its own; each would count against the process limit.
+        if sys.version_info >= (3, 13):
+            self._map = mmap.mmap(fd, size, access=access, trackfd=False)
+        else:
+            self._map = mmap.mmap(fd, size, access=access)
+        self.view = memoryview(self._map).toreadonly()
+
+    def write(self, position: int, data: Buffer) -> None:
+        # Slice assignment on a map raises IndexError when lengths differ, so it cannot write past the end.
+        self._map[position : position + len(data)] = data
+
+    def zero(self, position: int, length: int) -> None:
+        end = position + length
+        assert 0 <= position <= end <= self.size
+        for begin, stop in self._data_extents(position, end):
+            for at in range(begin, stop, _ZERO_CHUNK):
+                count = min(_ZERO_CHUNK, stop - at)
+                blank = bytes(count)
+                if self.view[at : at + count] != blank:
+                    self._map[at : at + count] = blank
+
+    def _data_extents(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
+        """Parts of the range that the file system knows to hold data; the rest reads as zero."""
+        at = begin
+        while at < end:
+            try:
+                start = os.lseek(self._fd, at, os.SEEK_DATA)
+                stop = os.lseek(self._fd, start, os.SEEK_HOLE)
+            except OSError as error:
+                if error.errno == errno.ENXIO:
+                    return
+                start, stop = at, end
+            if start >= end:
+                return
+            yield start, min(stop, end)
+            at = stop
+
+    def sync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        if self._fd < 0:
+            return
+        # Held slices and arrays keep the map alive; it goes when the last of them does.
+        with contextlib.suppress(BufferError):
+            self.view.release()
+            self._map.close()
+        os.close(self._fd)
+        self._fd = -1
+
+
+class _DiskLock:
+    """A POSIX record lock: it goes when *any* descriptor of the file closes, so nobody may open it again."""
+
+    __slots__ = ("_fd", "_held", "_identity")
+
+    def __init__(self, fd: int, identity: tuple[int, int], held: set[tuple[int, int]]) -> None:
+        self._fd = fd
+        self._identity = identity
+        self._held = held
+        held.add(identity)
+
+    def release(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            self._held.discard(self._identity)
+
+
+# Files locked by this process, by (device, inode): record locks do not hold against their own process.
+_locked_here: set[tuple[int, int]] = set()
+
+
+class DiskIo:
+    """The real disk. Stateless."""
+
+    def open_file(self, path: Path, size: int, *, create: bool = False, writable: bool = True) -> DataFile:
+        fd = self._create(path, size) if create else self._open(path, size, writable=writable)
+        try:
+            return _DiskFile(path, fd, size, writable=writable)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def _create(self, path: Path, size: int) -> int:
+        self.make_folder(path.parent)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            os.posix_fallocate(fd, 0, size)
+            os.fsync(fd)
+            self.sync_folder(path.parent)
+        except OSError as error:
+            os.close(fd)
+            path.unlink()
+            if error.errno in _NO_ROOM:
+                raise StoreFull(path, size) from error
+            raise
+        return fd
+
+    def _open(self, path: Path, size: int, *, writable: bool) -> int:
+        fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+        try:
+            found = os.fstat(fd)
+            if found.st_size != size:
+                raise CorruptStore(path, None, f"length is {found.st_size}, must be {size}", _WRONG_LENGTH)
+            if writable and found.st_blocks * 512 < size:
+                # Official brokers leave holes; a store into one could meet a full disk as SIGBUS.
+                os.posix_fallocate(fd, 0, size)
+        except OSError as error:
+            os.close(fd)
+            if error.errno in _NO_ROOM:
+                raise StoreFull(path, size) from error
+            raise
+        except StoreError:
+            os.close(fd)
+            raise
+        return fd
+
+    def read_bytes(self, path: Path) -> bytes | None:
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def replace_bytes(self, path: Path, data: bytes, *, keep_previous: bool = True) -> None:
+        self.make_folder(path.parent)
+        if keep_previous and path.exists():
+            previous = path.with_name(path.name + ".bak")
+            self._write_beside(previous, path.read_bytes())
+        self._write_beside(path, data)
+        self.sync_folder(path.parent)
+
+    def _write_beside(self, path: Path, data: bytes) -> None:
+        """Write a temporary neighbour, sync it, rename it to `path`."""
+        beside = path.with_name(path.name + ".tmp")
+        fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            with os.fdopen(fd, "wb") as out:
+                out.write(data)
+                out.flush()
+                os.fsync(out.fileno())
+            beside.rename(path)
+        except OSError as error:
+            beside.unlink(missing_ok=True)
+            if error.errno in _NO_ROOM:
+                raise StoreFull(path, len(data)) from error
+            raise
+
+    def list_names(self, folder: Path) -> list[FolderEntry]:
+        try:
+            with os.scandir(folder) as entries:
+                found = [
+                    FolderEntry(e.name, 0 if e.is_dir() else e.stat().st_size, e.is_dir()) for e in entries
+                ]
+        except FileNotFoundError:
+            return []
+        return sorted(found)
+
+    def unlink(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+
+    def remove_folder(self, path: Path) -> None:
+        with contextlib.suppress(FileNotFoundError, OSError):
+            path.rmdir()
+
+    def make_folder(self, path: Path) -> None:
+        if path.is_dir():
+            return
+        self.make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        self.sync_folder(path.parent)
+
+    def rename(self, source: Path, target: Path) -> None:
+        source.rename(target)
+        self.sync_folder(target.parent)
+
+    def sync_folder(self, path: Path) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def lock(self, path: Path) -> LockHandle:
+        self.make_folder(path.parent)
+        if path.exists() and _identity(path.stat()) in _locked_here:
+            raise StoreLocked(path)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+            os.pwrite(fd, b"lock", 0)
+            os.fsync(fd)
+        except OSError as error:
+            os.close(fd)
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                raise StoreLocked(path) from error
+            raise
+        return _DiskLock(fd, _identity(os.fstat(fd)), _locked_here)
+
+    def disk_usage(self, path: Path) -> tuple[int, int]:
+        usage = shutil.disk_usage(path)
+        return usage.total, usage.free
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino

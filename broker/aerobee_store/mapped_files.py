@@ -1,0 +1,197 @@
+"""A log as a row of mapped files of one fixed size, each named by its first byte's offset.
+
+Touches  one folder; files named by 20 decimal digits. No sockets, no asyncio.
+
+Invariants
+- Names are multiples of the file size, in growing order; neighbours are one file size apart, unless
+  files in the middle are missing, which `gaps` names.
+- Every file has exactly the configured size.
+- What lies in the files, and how far they are written, is the owner's business (commit log, consume queue).
+
+Threads: one thread changes the row. Another may iterate over `files`, a tuple that is replaced and never
+changed, and sync files out of it.
+"""
+
+from itertools import pairwise
+from pathlib import Path
+
+from aerobee_store.errors import CorruptStore
+from aerobee_store.io import DataFile, StoreIo
+
+__all__ = ["MappedFile", "MappedFileQueue", "file_name"]
+
+_NAME_DIGITS = 20
+
+
+def file_name(offset: int) -> str:
+    """Name of the file whose first byte has `offset`."""
+    return f"{offset:020d}"
+
+
+class MappedFile:
+    """One file of the row, mapped whole.
+
+    `offset` is the offset of its first byte in the log, `end` one past its last byte; `view` its readable
+    bytes; `data` the open file itself.
+    """
+
+    __slots__ = ("data", "end", "offset", "view")
+
+    def __init__(self, offset: int, data: DataFile) -> None:
+        self.offset = offset
+        self.end = offset + data.size
+        self.data = data
+        self.view = data.view
+
+
+class MappedFileQueue:
+    """The row of files of one log: loading, finding, adding, cutting and deleting them."""
+
+    def __init__(self, folder: Path, file_size: int, io: StoreIo, *, writable: bool = True) -> None:
+        # Fixed for life.
+        self.folder = folder
+        self.file_size = file_size
+        self._io = io
+        self._writable = writable
+        # Replaced, never changed in place.
+        self.files: tuple[MappedFile, ...] = ()
+
+    # --- loading ---------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Open every file of the folder.
+
+        An empty file that is the last one is removed (a crash between creation and allocation leaves
+        it). Raises CorruptStore for a name that is not an offset or a length that is not the configured
+        one: both need an operator, and nothing has been changed yet.
+        """
+        entries = [e for e in self._io.list_names(self.folder) if not e.is_dir]
+        if entries and entries[-1].size == 0 and self._writable:
+            self._io.unlink(self.folder / entries.pop().name)
+        offsets = [self._checked_offset(e.name, e.size) for e in entries]
+        opened = [
+            MappedFile(offset, self._open(self.folder / entry.name))
+            for offset, entry in zip(offsets, entries, strict=True)
+        ]
+        self.files = tuple(opened)
+
+    def _checked_offset(self, name: str, size: int) -> int:
+        path = self.folder / name
+        if not (len(name) == _NAME_DIGITS and name.isascii() and name.isdecimal()):
+            raise CorruptStore(path, None, "foreign file in a data folder", "move it out of the store")
+        if size != self.file_size:
+            reason = f"length is {size}, must be {self.file_size}"
+            raise CorruptStore(path, None, reason, "configure the size the store was written with")
+        if int(name) % self.file_size:
+            reason = f"name is not a multiple of the file size {self.file_size}"
+            raise CorruptStore(path, None, reason, "configure the size the store was written with")
+        return int(name)
+
+    def _open(self, path: Path) -> DataFile:
+        return self._io.open_file(path, self.file_size, writable=self._writable)
+
+    @property
+    def gaps(self) -> list[tuple[int, int]]:
+        """Missing stretches between files as (first offset, one past the last)."""
+        files = self.files
+        return [(a.end, b.offset) for a, b in pairwise(files) if a.end != b.offset]
+
+    # --- finding ---------------------------------------------------------------------------------------
+
+    @property
+    def min_offset(self) -> int:
+        """Offset of the first byte of the first file; 0 when there is none."""
+        return self.files[0].offset if self.files else 0
+
+    @property
+    def end_offset(self) -> int:
+        """One past the last byte of the last file; 0 when there is none."""
+        return self.files[-1].end if self.files else 0
+
+    def find(self, offset: int) -> MappedFile | None:
+        """The file that covers `offset`: a computed guess, and a scan when files are missing."""
+        files = self.files
+        if not files or offset < files[0].offset or offset >= files[-1].end:
+            return None
+        guess = (offset - files[0].offset) // self.file_size
+        if guess < len(files) and files[guess].offset <= offset < files[guess].end:
+            return files[guess]
+        for file in files:
+            if file.offset <= offset < file.end:
+                return file
+        return None
+
+    def next_file(self, file: MappedFile) -> MappedFile | None:
+        """The file after `file` in the row, also over a gap."""
+        return next((other for other in self.files if other.offset > file.offset), None)
+
+    # --- changing --------------------------------------------------------------------------------------
+
+    def create(self, offset: int) -> MappedFile:
+        """Add the file that starts at `offset`, after all others. StoreFull when there is no room."""
+        return self.adopt(self.prepare(offset), offset)
+
+    def prepare(self, offset: int) -> DataFile:
+        """Create the file for `offset` without adding it; may run in another thread."""
+        assert offset % self.file_size == 0
+        return self._io.open_file(self.folder / file_name(offset), self.file_size, create=True)
+
+    def adopt(self, data: DataFile, offset: int) -> MappedFile:
+        """Add a file made by `prepare(offset)`."""
+        assert not self.files or offset >= self.files[-1].end
+        file = MappedFile(offset, data)
+        self.files = (*self.files, file)
+        return file
+
+    def truncate(self, offset: int) -> None:
+        """Forget everything from `offset` on: later files go, the rest of the file it lies in becomes zero.
+
+        Zeroed bytes are durable on return, so that what was cut cannot come back behind later writes.
+        """
+        kept = tuple(f for f in self.files if f.offset <= offset)
+        dropped = self.files[len(kept) :]
+        self.files = kept
+        for file in reversed(dropped):
+            self._remove(file)
+        if kept and kept[-1].end > offset:
+            last = kept[-1]
+            last.data.zero(offset - last.offset, last.end - offset)
+            last.data.sync()
+        if dropped:
+            self._io.sync_folder(self.folder)
+
+    def drop_last(self) -> None:
+        """Delete the last file."""
+        *kept, last = self.files
+        self.files = tuple(kept)
+        self._remove(last)
+        self._io.sync_folder(self.folder)
+
+    def drop_first(self) -> None:
+        """Delete the first file. Slices of it that readers hold stay readable."""
+        first, *kept = self.files
+        self.files = tuple(kept)
+        self._remove(first)
+        self._io.sync_folder(self.folder)
+
+    def destroy(self) -> None:
+        """Delete every file, and the folder if nothing else is in it."""
+        files, self.files = self.files, ()
+        for file in reversed(files):
+            self._remove(file)
+        self._io.remove_folder(self.folder)
+
+    def _remove(self, file: MappedFile) -> None:
+        file.data.close()
+        self._io.unlink(file.data.path)
+
+    def sync(self) -> None:
+        """Make all files durable. OSError is final for the store."""
+        for file in self.files:
+            file.data.sync()
+
+    def close(self) -> None:
+        """Close every file; held slices stay readable."""
+        files, self.files = self.files, ()
+        for file in files:
+            file.data.close()
