@@ -1,0 +1,76 @@
+"""Logs: one line an event, for people on a terminal, as JSON for everything else.
+
+Event names are an interface (`room.what_happened`, facts as keys), so the shape of a line is set here, once,
+for every program. Lines of libraries that use the standard `logging` module (asyncio's complaints above all)
+come out in the same shape.
+
+Touches  structlog's and logging's global configuration, and the stream it is given. Called by a program's
+main and nowhere else.
+"""
+
+import logging
+import sys
+from typing import Final, Literal, TextIO
+
+import msgspec
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+__all__ = ["LEVELS", "configure_logging"]
+
+LEVELS: Final = ("debug", "info", "warning", "error")
+
+
+def configure_logging(
+    level: str = "info", json: bool | Literal["auto"] = "auto", *, stream: TextIO | None = None
+) -> None:
+    """Send events of `level` and above to `stream` (standard output unless given).
+
+    `json="auto"` writes for people when the stream is a terminal, and JSON lines otherwise. A JSON line has
+    `timestamp` (UTC, ISO 8601), `level`, `event`, then the facts. Raises ValueError for an unknown level.
+    """
+    if level.lower() not in LEVELS:
+        raise ValueError(f"log level {level!r} is none of {', '.join(LEVELS)}")
+    number = logging.getLevelNamesMapping()[level.upper()]
+    out = sys.stdout if stream is None else stream
+    as_json = not out.isatty() if json == "auto" else json
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    rendering: list[Processor] = [structlog.dev.ConsoleRenderer(colors=out.isatty())]
+    if as_json:
+        rendering = [structlog.processors.format_exc_info, _head_first, _to_json]
+    structlog.configure(
+        processors=[*shared, *rendering],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.WriteLoggerFactory(file=out),
+        cache_logger_on_first_use=True,
+    )
+    _adopt_standard_logging(number, out, shared, rendering)
+
+
+def _head_first(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Timestamp, level and event lead each line, so that a narrow terminal still shows what matters."""
+    head = {key: event.pop(key) for key in ("timestamp", "level", "event") if key in event}
+    return head | dict(event)
+
+
+def _to_json(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
+    return msgspec.json.encode(event, enc_hook=str).decode()
+
+
+def _adopt_standard_logging(
+    number: int, out: TextIO, shared: list[Processor], rendering: list[Processor]
+) -> None:
+    """Give records of the logging module the same form; whatever handlers were there are replaced."""
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
+    )
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(formatter)
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(number)

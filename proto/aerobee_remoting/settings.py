@@ -1,0 +1,343 @@
+"""Settings: what an operator wrote, checked once, handed over as one typed value.
+
+Nameserver and broker read the same four layers; a later one wins over an earlier one, key by key:
+
+    defaults of the model  <  settings file  <  environment  <  --set key=value
+
+The file is Java properties (`broker.conf`) or, when its name ends in `.toml`, TOML. Keys are RocketMQ's
+camelCase names (`listenPort`); the model's own snake_case names are understood too. Environment variables are
+the prefix and the snake_case name in capitals (`AEROBEE_BROKER_LISTEN_PORT`).
+
+Touches  the settings file and the environment mapping it is given, nothing else.
+
+Invariants
+- Nothing that was written is dropped in silence: a key is used, or named in a warning (RocketMQ knows it, it
+  has no effect here), or it is an error that names the nearest key.
+- All problems are collected before any is raised, each with key, value, where it stands, what is allowed.
+- Only the winning layer's value of a key is checked: a broken value that is overridden does no harm.
+"""
+
+import difflib
+import json
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any, ClassVar, Final, TypeVar
+
+import javaproperties
+import structlog
+from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
+from pydantic.alias_generators import to_camel
+
+from aerobee_proto.errors import AerobeeError
+
+__all__ = [
+    "SettingsError",
+    "SettingsModel",
+    "SettingsProblem",
+    "apply_changes",
+    "dump_settings",
+    "load_settings",
+]
+
+SHOWN_VALUE_CHARS_MAX: Final = 80
+SETTINGS_FILE_BYTES_MAX: Final = 1 << 20
+SECRET_WORDS: Final = ("password", "secret", "token")
+
+log = structlog.get_logger()
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class SettingsModel(BaseModel):
+    """Base of the settings models: camelCase names outside, snake_case inside, never changed in place.
+
+    `UNSUPPORTED` maps keys that RocketMQ has and we do not to one line that says why; they are warned about.
+    A field whose `json_schema_extra` holds `{"env": ["NAMESRV_ADDR"]}` is also read from those variables.
+    """
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
+
+    UNSUPPORTED: ClassVar[Mapping[str, str]] = {}
+
+
+@dataclass(slots=True, frozen=True)
+class SettingsProblem:
+    """One thing that is wrong: what was written, where, and what would be right."""
+
+    key: str
+    value: str  # as shown to people: shortened, secrets hidden
+    origin: str  # "broker.conf line 3", "environment variable X", "--set"
+    reason: str  # why it is refused, what is allowed
+
+    def __str__(self) -> str:
+        written = f"{self.key} = {self.value}" if self.value else self.key
+        return f"{written} ({self.origin}): {self.reason}"
+
+
+class SettingsError(AerobeeError):
+    """The settings cannot be used; `problems` has every reason, not only the first."""
+
+    def __init__(self, problems: list[SettingsProblem]) -> None:
+        self.problems = tuple(problems)
+        count = len(problems)
+        title = "1 setting is wrong:" if count == 1 else f"{count} settings are wrong:"
+        super().__init__("\n  ".join([title, *map(str, problems)]))
+
+
+@dataclass(slots=True, frozen=True)
+class _Given:
+    """A value as one layer gave it."""
+
+    key: str
+    value: Any
+    origin: str
+
+
+class _Keys:
+    """The names of a model: which field a written key means, and which key somebody probably meant."""
+
+    def __init__(self, model: type[BaseModel]) -> None:
+        self.model = model
+        self.alias_of = {name: info.alias or name for name, info in model.model_fields.items()}
+        self.field_of = {name: name for name in self.alias_of}
+        self.field_of |= {alias: name for name, alias in self.alias_of.items()}
+        self.unsupported: Mapping[str, str] = getattr(model, "UNSUPPORTED", {})
+
+    def nearest(self, key: str) -> str | None:
+        """The known key that looks most like this one, letter case aside."""
+        known = {alias.lower(): alias for alias in [*self.alias_of.values(), *self.unsupported]}
+        close = difflib.get_close_matches(key.replace("_", "").lower(), known, n=1, cutoff=0.6)
+        return known[close[0]] if close else None
+
+    def unknown(self, key: str) -> str:
+        """The text for a key that nobody knows."""
+        near = self.nearest(key)
+        return (
+            f"unknown key; did you mean {near}?" if near else "unknown key; nothing here has a name like it"
+        )
+
+    def allowed(self, field: str) -> str:
+        """What values a field takes, in words; empty when the validator's own message says it better."""
+        schema = self.model.model_json_schema(by_alias=True)
+        return _describe(schema["properties"][self.alias_of[field]], schema.get("$defs", {}))
+
+    def is_secret(self, key: str) -> bool:
+        field = self.field_of.get(key)
+        typed = field is not None and "SecretStr" in str(self.model.model_fields[field].annotation)
+        return typed or any(word in key.lower() for word in SECRET_WORDS)
+
+    def shown(self, given: _Given) -> str:
+        """The value for a message: one short line, secrets hidden."""
+        if self.is_secret(given.key):
+            return "***"
+        text = given.value if isinstance(given.value, str) else repr(given.value)
+        text = text.replace("\n", "\\n")
+        return text if len(text) <= SHOWN_VALUE_CHARS_MAX else text[:SHOWN_VALUE_CHARS_MAX] + "…"
+
+    def problem(self, given: _Given, reason: str) -> SettingsProblem:
+        return SettingsProblem(given.key, self.shown(given), given.origin, reason)
+
+
+def load_settings(
+    model: type[M],
+    *,
+    file: Path | None,
+    environ_prefix: str,
+    overrides: Mapping[str, str],
+    environ: Mapping[str, str] | None = None,
+) -> M:
+    """Read all layers and return a checked instance of `model`.
+
+    `environ` is `os.environ` unless given; an empty variable counts as absent. Variables that start with the
+    prefix and mean nothing are warned about, not refused: orchestrators inject names of their own.
+
+    Raises SettingsError with every problem found.
+    """
+    keys = _Keys(model)
+    layers = [
+        *(_from_file(file) if file is not None else ()),
+        *_from_environ(keys, os.environ if environ is None else environ, environ_prefix),
+        *(_Given(key.strip(), value.strip(), "--set") for key, value in overrides.items()),
+    ]
+    chosen, problems = _choose(keys, layers)
+    return _validate(keys, model, chosen, problems)
+
+
+def apply_changes(current: M, changes: Mapping[str, str], *, origin: str) -> M:
+    """A new instance with these keys changed, as an admin request asks for it. Raises SettingsError."""
+    model = type(current)
+    keys = _Keys(model)
+    chosen = {
+        name: _Given(keys.alias_of[name], getattr(current, name), "in use")
+        for name in current.model_fields_set
+    }
+    changed, problems = _choose(keys, [_Given(key.strip(), changes[key].strip(), origin) for key in changes])
+    return _validate(keys, model, chosen | changed, problems)
+
+
+def dump_settings(instance: BaseModel) -> dict[str, str]:
+    """Every key and its value as properties text, sorted by key; secrets are hidden, unset is empty."""
+    keys = _Keys(type(instance))
+    values = {alias: getattr(instance, name) for name, alias in keys.alias_of.items()}
+    return {
+        alias: "***" if keys.is_secret(alias) and values[alias] else _as_text(values[alias])
+        for alias in sorted(values)
+    }
+
+
+def _choose(keys: _Keys, layers: list[_Given]) -> tuple[dict[str, _Given], list[SettingsProblem]]:
+    """Field name to the value that wins (later is stronger), and the keys that mean nothing."""
+    chosen: dict[str, _Given] = {}
+    problems: list[SettingsProblem] = []
+    for given in layers:
+        field = keys.field_of.get(given.key)
+        if field is not None:
+            chosen[field] = given
+        elif given.key in keys.unsupported:
+            reason = keys.unsupported[given.key]
+            log.warning("settings.key_ignored", key=given.key, origin=given.origin, reason=reason)
+        else:
+            problems.append(keys.problem(given, keys.unknown(given.key)))
+    return chosen, problems
+
+
+def _validate(
+    keys: _Keys, model: type[M], chosen: Mapping[str, _Given], problems: list[SettingsProblem]
+) -> M:
+    """Build the instance; raise SettingsError with the problems known before and those found now."""
+    found = list(problems)
+    instance: M | None = None
+    try:
+        instance = model.model_validate({keys.alias_of[name]: given.value for name, given in chosen.items()})
+    except ValidationError as error:
+        found += [_problem_of(keys, chosen, detail["loc"], detail["msg"]) for detail in error.errors()]
+    if instance is None or found:
+        raise SettingsError(found)
+    return instance
+
+
+def _problem_of(
+    keys: _Keys, chosen: Mapping[str, _Given], location: tuple[int | str, ...], message: str
+) -> SettingsProblem:
+    """Turn one finding of the validator into words an operator can act on."""
+    message = message.removeprefix("Value error, ")
+    field = keys.field_of.get(str(location[0])) if location else None
+    if field is None:
+        return SettingsProblem("settings", "", "taken together", message)
+    given = chosen.get(field)
+    if given is None:
+        return SettingsProblem(keys.alias_of[field], "", "not set", "required")
+    allowed = keys.allowed(field)
+    return keys.problem(given, f"{message}; allowed: {allowed}" if allowed else message)
+
+
+def _describe(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
+    """A JSON schema of one value in words."""
+    if "$ref" in schema:
+        return _describe(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    if "anyOf" in schema:
+        parts = [_describe(part, definitions) for part in schema["anyOf"] if part.get("type") != "null"]
+        return " or ".join(part for part in parts if part)
+    if "enum" in schema:
+        return "one of " + ", ".join(map(str, schema["enum"]))
+    kind = schema.get("type")
+    if kind == "boolean":
+        return "true or false"
+    if kind in ("integer", "number"):
+        return _describe_number(schema, "an integer" if kind == "integer" else "a number")
+    if kind == "string" and "pattern" in schema:
+        return f"text that matches {schema['pattern']}"
+    return ""
+
+
+def _describe_number(schema: Mapping[str, Any], noun: str) -> str:
+    low, high = schema.get("minimum"), schema.get("maximum")
+    if low is not None and high is not None:
+        return f"{noun} from {low} to {high}"
+    if low is not None:
+        return f"{noun}, {low} or more"
+    return f"{noun}, {high} or less" if high is not None else noun
+
+
+def _from_file(path: Path) -> Iterator[_Given]:
+    text = _read_text(path)
+    yield from _from_toml(path, text) if path.suffix == ".toml" else _from_properties(path, text)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(SETTINGS_FILE_BYTES_MAX + 1)
+        if len(data) > SETTINGS_FILE_BYTES_MAX:
+            raise _file_error(path, f"is larger than {SETTINGS_FILE_BYTES_MAX} bytes; is it a settings file?")
+        return data.decode("utf-8-sig")
+    except OSError as error:
+        raise _file_error(path, f"cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise _file_error(path, f"is not UTF-8 at byte {error.start}") from error
+
+
+def _file_error(path: Path, reason: str) -> SettingsError:
+    return SettingsError([SettingsProblem(str(path), "", "settings file", reason)])
+
+
+def _from_properties(path: Path, text: str) -> Iterator[_Given]:
+    line_number = 1
+    try:
+        for element in javaproperties.parse(StringIO(text)):
+            if isinstance(element, javaproperties.KeyValue):
+                yield _Given(element.key, element.value.strip(), f"{path} line {line_number}")
+            line_number += element.source.count("\n")
+    except javaproperties.InvalidUEscapeError as error:
+        raise _file_error(path, f"line {line_number}: {error}") from error
+
+
+def _from_toml(path: Path, text: str) -> Iterator[_Given]:
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise _file_error(path, f"is not valid TOML: {error}") from error
+    lines = [line.split("=")[0].strip().strip("\"'") for line in text.splitlines()]
+    for key, value in table.items():
+        place = f"{path} line {lines.index(key) + 1}" if key in lines else str(path)
+        yield _Given(key, value, place)
+
+
+def _from_environ(keys: _Keys, environ: Mapping[str, str], prefix: str) -> Iterator[_Given]:
+    fields = _environ_names(keys, prefix)
+    for name, value in environ.items():
+        if not value:
+            continue
+        if name in fields:
+            yield _Given(keys.alias_of[fields[name]], value.strip(), f"environment variable {name}")
+        elif prefix and name.startswith(prefix):
+            near = difflib.get_close_matches(name, fields, n=1, cutoff=0.6)
+            log.warning("settings.variable_ignored", variable=name, nearest=near[0] if near else None)
+
+
+def _environ_names(keys: _Keys, prefix: str) -> dict[str, str]:
+    """Variable name to field name; variables of the prefix come on top of a field's own extra ones."""
+    names: dict[str, str] = {}
+    for field, info in keys.model.model_fields.items():
+        extra = info.json_schema_extra
+        others = extra.get("env") if isinstance(extra, dict) else None
+        names |= {str(other): field for other in others} if isinstance(others, list) else {}
+        names[prefix + field.upper()] = field
+        names[prefix + keys.alias_of[field]] = field
+    return names
+
+
+def _as_text(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, SecretStr):
+        return "***"
+    if isinstance(value, (list, tuple, dict)):
+        return json.dumps(value, default=str, separators=(",", ":"))
+    return str(getattr(value, "value", value))
