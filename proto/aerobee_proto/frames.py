@@ -1,0 +1,424 @@
+"""Frames and their headers: the byte stream of a connection, cut and read.
+
+Touches  bytes only: no sockets, no clock, no logging.
+Frame    i32 length | u8 codec, u24 header length | header | body        all big-endian
+         length counts what follows it: 4 + header length + body length. The whole frame, the length word
+         included, is at most `FRAME_SIZE_MAX`.
+Codecs   0 JSON     one object; every value in extFields is a string
+         1 ROCKETMQ i16 code, u8 language, i16 version, i32 opaque, i32 flag, i32 + remark, i32 + entries
+                    (i16 + key, i32 + value); code is 16 bits wide, so larger request codes do not survive
+         2 msgpack  ours alone: array [code, flag, opaque, version, language, remark, ext]; used only with a
+                    peer that has shown that it knows it (`RequestCode.GET_CODECS`)
+
+Invariants
+- Nothing is allocated from an announced length: bytes are kept as they arrive, up to one frame.
+- Any bytes give frames or FrameError, nothing else. After FrameError a decoder stays broken: the stream has
+  lost its boundaries and must be closed.
+"""
+
+from struct import Struct
+from struct import error as struct_error
+from typing import Annotated, Any, Final, TypeAlias
+
+import msgspec
+
+from aerobee_proto.codes import VERSION, LanguageCode
+from aerobee_proto.errors import FrameError
+
+__all__ = [
+    "CODEC_JSON",
+    "CODEC_MSGPACK",
+    "CODEC_NAMES",
+    "CODEC_ROCKETMQ",
+    "FLAG_ONEWAY",
+    "FLAG_RESPONSE",
+    "FRAME_SIZE_MAX",
+    "Command",
+    "Frame",
+    "FrameDecoder",
+    "decode_command",
+    "encode_command",
+    "encode_frame",
+    "language_name",
+]
+
+FRAME_SIZE_MAX: Final = 16_777_216  # bytes, length word included; the official default on both sides
+CODEC_JSON: Final = 0
+CODEC_ROCKETMQ: Final = 1
+CODEC_MSGPACK: Final = 2
+CODEC_NAMES: Final = {CODEC_JSON: "JSON", CODEC_ROCKETMQ: "ROCKETMQ", CODEC_MSGPACK: "MSGPACK"}
+FLAG_RESPONSE: Final = 1
+FLAG_ONEWAY: Final = 2
+
+I32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+
+Frame: TypeAlias = tuple[int, bytes, bytes]  # codec, header, body; a plain tuple: one is made per message
+
+_WORDS = Struct(">ii")
+_BINARY_FIXED = Struct(">hBhii")
+_I16 = Struct(">h")
+_I32 = Struct(">i")
+# Characters that need no escape in JSON and that the official encoder escapes all the same.
+_OFFICIAL_ESCAPES: Final = (
+    (b"\x7f", rb"\u007F"),
+    ("\u2028".encode(), rb"\u2028"),
+    ("\u2029".encode(), rb"\u2029"),
+)
+_LANGUAGE_NAMES: Final = {int(language): language.name for language in LanguageCode}
+_LANGUAGE_CODES: Final = {language.name: int(language) for language in LanguageCode}
+
+
+def language_name(language: str | int | None) -> str:
+    """Name of a peer's language, whichever way its header carries it; "OTHER" when it is not a known one."""
+    if isinstance(language, int):
+        return _LANGUAGE_NAMES.get(language, "OTHER")
+    return language if language in _LANGUAGE_CODES else "OTHER"
+
+
+class FrameDecoder:
+    """Cut a byte stream into frames, whatever the cut of the input.
+
+    `feed` returns every whole frame, in order. When the stream breaks the agreed form, the frames before the
+    break are still returned and `error` is set; a further `feed` raises it.
+    """
+
+    __slots__ = ("_chunks", "_have", "_need", "_size_max", "error")
+
+    def __init__(self, size_max: int = FRAME_SIZE_MAX) -> None:
+        self._size_max = size_max
+        self._chunks: list[bytes] = []  # bytes of a frame that is not whole yet
+        self._have = 0  # their sum
+        self._need = 4  # how many bytes make the next step possible
+        self.error: FrameError | None = None
+
+    @property
+    def pending_size(self) -> int:
+        """Bytes held of a frame that is not whole yet."""
+        return self._have
+
+    def feed(self, data: bytes) -> list[Frame]:
+        if self.error is not None:
+            raise self.error
+        if self._have:
+            self._chunks.append(data)
+            self._have += len(data)
+            if self._have < self._need:
+                return []
+            data = b"".join(self._chunks)
+            self._chunks.clear()
+        frames, position, need = self._cut(data)
+        rest = len(data) - position
+        self._have = rest
+        self._need = need
+        if rest and self.error is None:
+            self._chunks.append(data[position:] if position else data)
+        return frames
+
+    def _cut(self, data: bytes) -> tuple[list[Frame], int, int]:
+        """Cut whole frames off the front: they, the position after them, bytes needed from there on."""
+        frames: list[Frame] = []
+        position = 0
+        end = len(data)
+        unpack = _WORDS.unpack_from
+        while end - position >= 8:
+            length, word = unpack(data, position)
+            header_size = word & 0xFFFFFF
+            if length < 4 + header_size or length > self._size_max - 4:
+                self.error = _bad_lengths(length, header_size, self._size_max)
+                return frames, end, 4
+            stop = position + 4 + length
+            if stop > end:
+                return frames, position, 4 + length
+            body_start = position + 8 + header_size
+            frames.append((word >> 24 & 0xFF, data[position + 8 : body_start], data[body_start:stop]))
+            position = stop
+        if end - position >= 4:
+            (length,) = _I32.unpack_from(data, position)
+            if not 4 <= length <= self._size_max - 4:
+                self.error = _bad_lengths(length, 0, self._size_max)
+                return frames, end, 4
+            return frames, position, 8
+        return frames, position, 4
+
+
+def _bad_lengths(length: int, header_size: int, size_max: int) -> FrameError:
+    if length > size_max - 4:
+        return FrameError(f"frame of {length + 4} bytes is over the limit of {size_max} bytes")
+    return FrameError(f"frame length {length} cannot hold a header of {header_size} bytes")
+
+
+class Command:
+    """One command, its header fields as plain text: what tools, tests and rare requests use.
+
+    Servers read frequent requests into typed headers instead (`aerobee_proto.headers`).
+    """
+
+    __slots__ = ("body", "code", "codec", "ext_fields", "flag", "language", "opaque", "remark", "version")
+
+    def __init__(
+        self,
+        code: int,
+        *,
+        opaque: int = 0,
+        flag: int = 0,
+        version: int = VERSION,
+        language: str = "PYTHON",
+        remark: str | None = None,
+        ext_fields: dict[str, str] | None = None,
+        body: bytes = b"",
+        codec: int = CODEC_JSON,
+    ) -> None:
+        self.code = code
+        self.opaque = opaque
+        self.flag = flag
+        self.version = version
+        self.language = language
+        self.remark = remark
+        self.ext_fields = ext_fields
+        self.body = body
+        self.codec = codec
+
+    @property
+    def is_response(self) -> bool:
+        return self.flag & FLAG_RESPONSE != 0
+
+    @property
+    def is_oneway(self) -> bool:
+        return self.flag & FLAG_ONEWAY != 0
+
+    @property
+    def ext(self) -> dict[str, str]:
+        """The header fields; empty when the command carries none."""
+        return self.ext_fields or {}
+
+    def __repr__(self) -> str:
+        kind = "response" if self.is_response else "oneway" if self.is_oneway else "request"
+        return (
+            f"Command({kind} code={self.code} opaque={self.opaque} codec={CODEC_NAMES.get(self.codec)} "
+            f"remark={self.remark!r} ext={self.ext_fields} body={len(self.body)} bytes)"
+        )
+
+
+class _JsonHeader(msgspec.Struct):
+    """The JSON header as peers write it. Unknown keys are ignored; numbers may come as text."""
+
+    code: I32 = 0
+    ext_fields: dict[str, Any] | None = msgspec.field(default=None, name="extFields")
+    flag: I32 = 0
+    language: str | int | None = "JAVA"
+    opaque: I32 = 0
+    remark: str | None = None
+    version: I32 = 0
+
+
+class _MsgpackHeader(msgspec.Struct, array_like=True):
+    code: I32
+    flag: I32
+    opaque: I32
+    version: I32
+    language: int
+    remark: str | None
+    ext_fields: dict[str, str | int | bool | None] | None
+
+
+_json_decoder = msgspec.json.Decoder(_JsonHeader, strict=False)
+_msgpack_decoder = msgspec.msgpack.Decoder(_MsgpackHeader)
+_json_encoder = msgspec.json.Encoder()
+_msgpack_encoder = msgspec.msgpack.Encoder()
+
+
+def _text(value: object) -> str:
+    """An extFields value as text: peers may write bare numbers and booleans."""
+    if isinstance(value, str):
+        return value
+    return _json_encoder.encode(value).decode()
+
+
+def _text_fields(fields: dict[str, Any] | None) -> dict[str, str] | None:
+    if fields is None:
+        return None
+    return {key: _text(value) for key, value in fields.items() if value is not None}
+
+
+def decode_command(frame: Frame) -> Command:
+    """Read one frame's header. FrameError when it is not a header of the codec that the frame names."""
+    codec, header, body = frame
+    if codec == CODEC_JSON:
+        return _decode_json(header, body)
+    if codec == CODEC_ROCKETMQ:
+        return _decode_binary(header, body)
+    if codec == CODEC_MSGPACK:
+        return _decode_msgpack(header, body)
+    raise FrameError(f"codec {codec} is not known; known are 0 JSON, 1 ROCKETMQ and 2 msgpack")
+
+
+def _decode_json(header: bytes, body: bytes) -> Command:
+    try:
+        read = _json_decoder.decode(header)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as broken:
+        raise FrameError(f"JSON header of {len(header)} bytes is not readable: {broken}") from broken
+    return Command(
+        read.code,
+        opaque=read.opaque,
+        flag=read.flag,
+        version=read.version,
+        language=language_name(read.language),
+        remark=read.remark,
+        ext_fields=_text_fields(read.ext_fields),
+        body=body,
+        codec=CODEC_JSON,
+    )
+
+
+def _decode_msgpack(header: bytes, body: bytes) -> Command:
+    try:
+        read = _msgpack_decoder.decode(header)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as broken:
+        raise FrameError(f"msgpack header of {len(header)} bytes is not readable: {broken}") from broken
+    return Command(
+        read.code,
+        opaque=read.opaque,
+        flag=read.flag,
+        version=read.version,
+        language=language_name(read.language),
+        remark=read.remark,
+        ext_fields=_text_fields(read.ext_fields),
+        body=body,
+        codec=CODEC_MSGPACK,
+    )
+
+
+def _decode_binary(header: bytes, body: bytes) -> Command:
+    try:
+        code, language, version, opaque, flag = _BINARY_FIXED.unpack_from(header)
+        remark, position = _take(header, 13, _I32)
+        (ext_size,) = _I32.unpack_from(header, position)
+    except struct_error as broken:
+        raise FrameError(f"ROCKETMQ header of {len(header)} bytes is cut short") from broken
+    ext_fields = _decode_entries(header, position + 4, ext_size) if ext_size > 0 else None
+    return Command(
+        code,
+        opaque=opaque,
+        flag=flag,
+        version=version,
+        language=language_name(language),
+        remark=_utf8(remark) if remark else None,
+        ext_fields=ext_fields,
+        body=body,
+        codec=CODEC_ROCKETMQ,
+    )
+
+
+def _decode_entries(header: bytes, position: int, size: int) -> dict[str, str]:
+    end = position + size
+    if end > len(header):
+        raise FrameError(
+            f"ROCKETMQ header announces {size} bytes of fields, {len(header) - position} are there"
+        )
+    fields: dict[str, str] = {}
+    try:
+        while position < end:
+            key, position = _take(header, position, _I16)
+            value, position = _take(header, position, _I32)
+            if key and value:  # an empty text reads back as null on the official side, and null is absent
+                fields[_utf8(key)] = _utf8(value)
+    except struct_error as broken:
+        raise FrameError("ROCKETMQ header field is cut short") from broken
+    return fields
+
+
+def _take(data: bytes, position: int, width: Struct) -> tuple[bytes, int]:
+    """A length of `width` and as many bytes: they and the position after them."""
+    (size,) = width.unpack_from(data, position)
+    start = position + width.size
+    if size < 0 or start + size > len(data):
+        raise FrameError(
+            f"ROCKETMQ header field of {size} bytes does not fit in the {len(data) - start} left"
+        )
+    return data[start : start + size], start + size
+
+
+def _utf8(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
+def encode_frame(codec: int, header: bytes, body: bytes = b"") -> bytes:
+    """Put the two length words before a header and a body."""
+    size = len(header)
+    return b"".join((_WORDS.pack(4 + size + len(body), codec << 24 | size), header, body))
+
+
+def encode_command(command: Command) -> bytes:
+    """The command as one frame in the codec it names."""
+    codec = command.codec
+    if codec == CODEC_JSON:
+        header = _encode_json(command)
+    elif codec == CODEC_ROCKETMQ:
+        header = _encode_binary(command)
+    elif codec == CODEC_MSGPACK:
+        header = _encode_msgpack(command)
+    else:
+        raise FrameError(f"codec {codec} is not known")
+    return encode_frame(codec, header, command.body)
+
+
+def _encode_json(command: Command) -> bytes:
+    fields: dict[str, object] = {"code": command.code}  # the official encoder's order: alphabetical
+    if command.ext_fields is not None:
+        fields["extFields"] = command.ext_fields
+    fields["flag"] = command.flag
+    fields["language"] = command.language
+    fields["opaque"] = command.opaque
+    if command.remark is not None:
+        fields["remark"] = command.remark
+    fields["serializeTypeCurrentRPC"] = "JSON"
+    fields["version"] = command.version
+    try:
+        header = _json_encoder.encode(fields)
+    except UnicodeEncodeError as broken:
+        raise FrameError(f"a header field is not valid Unicode: {broken}") from broken
+    for raw, escaped in _OFFICIAL_ESCAPES:
+        if raw in header:
+            header = header.replace(raw, escaped)
+    return header
+
+
+def _encode_msgpack(command: Command) -> bytes:
+    return _msgpack_encoder.encode(
+        (
+            command.code,
+            command.flag,
+            command.opaque,
+            command.version,
+            _LANGUAGE_CODES.get(command.language, int(LanguageCode.OTHER)),
+            command.remark,
+            command.ext_fields,
+        )
+    )
+
+
+def _encode_binary(command: Command) -> bytes:
+    remark = (command.remark or "").encode()
+    entries = b"".join(
+        _I16.pack(len(key)) + key + _I32.pack(len(value)) + value
+        for key, value in _entry_bytes(command.ext_fields or {})
+    )
+    code = (command.code + 0x8000 & 0xFFFF) - 0x8000  # 16 bits on this wire; larger codes wrap, as officially
+    language = _LANGUAGE_CODES.get(command.language, int(LanguageCode.OTHER))
+    return b"".join(
+        (
+            _BINARY_FIXED.pack(code, language, command.version, command.opaque, command.flag),
+            _I32.pack(len(remark)),
+            remark,
+            _I32.pack(len(entries)),
+            entries,
+        )
+    )
+
+
+def _entry_bytes(fields: dict[str, str]) -> list[tuple[bytes, bytes]]:
+    pairs = [(key.encode(), value.encode()) for key, value in fields.items()]
+    for key, _ in pairs:
+        if len(key) > 0x7FFF:
+            raise FrameError(f"header field name of {len(key)} bytes is over 32,767")
+    return pairs

