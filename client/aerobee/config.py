@@ -1,0 +1,130 @@
+"""Settings of a client. Plain frozen values: the defaults work, every unit is in the name.
+
+    ClientConfig    where the nameservers are, time-outs, TLS, limits
+    ProducerConfig  batching, retries, compression, queue choice
+    FetchConfig     how readers and consumers pull
+
+`ClientConfig.from_env` reads AEROBEE_NAMESERVERS (or RocketMQ's own NAMESRV_ADDR) and AEROBEE_TLS.
+"""
+
+import ssl
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from aerobee_proto.codes import NAMESERVER_DEFAULT_PORT
+
+from aerobee.errors import InvalidMessage
+
+__all__ = ["ClientConfig", "FetchConfig", "ProducerConfig", "parse_addrs"]
+
+DEFAULT_NAMESERVER: Final = f"127.0.0.1:{NAMESERVER_DEFAULT_PORT}"
+
+
+def parse_addrs(addrs: str | Iterable[str]) -> tuple[str, ...]:
+    """Addresses as `host:port`, from one text (`a:9876;b:9876`, commas too) or a list of such texts.
+
+    The port may be left out (9876). InvalidMessage names an address that cannot be one.
+    """
+    texts = [addrs] if isinstance(addrs, str) else list(addrs)
+    parts = [part.strip() for text in texts for part in text.replace(",", ";").split(";")]
+    found = tuple(dict.fromkeys(_with_port(part) for part in parts if part))
+    if not found:
+        raise InvalidMessage('no nameserver address given; write for example "127.0.0.1:9876"')
+    return found
+
+
+def _with_port(addr: str) -> str:
+    bare = addr.removeprefix("http://").rstrip("/")
+    host, colon, port = bare.rpartition(":")
+    if not colon or bare.endswith("]"):
+        host, port = bare, str(NAMESERVER_DEFAULT_PORT)
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise InvalidMessage(f'{addr!r} is not a nameserver address; write "host:port"')
+    return f"{host}:{port}"
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class ClientConfig:
+    """Settings of one client.
+
+    nameservers           host:port of each; one is used until it fails
+    request_timeout_s     admin calls, offsets, queries, route look-ups
+    route_poll_s          how often known routes are asked for again
+    heartbeat_s           how often brokers hear from this client
+    tls                   None: plain; True: TLS with the system's certificates; or a context of your own
+    client_name           middle part of the client id; None takes the process id
+    body_size_max         bytes; larger bodies are refused before they are sent
+    decompressed_size_max bytes; a received body that inflates to more is a DamagedRecord
+    check_records         verify the checksums of received records
+    """
+
+    nameservers: tuple[str, ...] = (DEFAULT_NAMESERVER,)
+    request_timeout_s: float = 3.0
+    route_poll_s: float = 30.0
+    heartbeat_s: float = 30.0
+    tls: ssl.SSLContext | bool | None = None
+    client_name: str | None = None
+    body_size_max: int = 4 * 1024 * 1024
+    decompressed_size_max: int = 64 * 1024 * 1024
+    check_records: bool = True
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> "ClientConfig":
+        """Settings from environment variables; what is not set keeps its default."""
+        addrs = environ.get("AEROBEE_NAMESERVERS") or environ.get("NAMESRV_ADDR")
+        tls = environ.get("AEROBEE_TLS", "").strip().lower() in {"1", "true", "yes", "on"}
+        return cls(nameservers=parse_addrs(addrs or DEFAULT_NAMESERVER), tls=tls or None)
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class ProducerConfig:
+    """Settings of one producer.
+
+    send_timeout_s     from the call to the last retry, per message
+    attempts_max       tries in all, each on another broker when there is one
+    linger_s           how long a message may wait for company; 0 collects only what is already there
+    batch_bytes        a batch leaves at this size, its overhead counted
+    batch_count        or with this many messages; 1 turns batching off
+    in_flight_max      unanswered batches a topic; bound messages (queue, sharding key) always have one a queue
+    pending_count_max  unanswered messages before send() waits and send_nowait raises BufferFull
+    pending_bytes_max  or as many bytes
+    compress_over      bytes; larger bodies are compressed; None never
+    compression        kind of compression; zlib is read by every official client
+    compression_level  the codec's own level
+    queue_choice       "round_robin", or "latency" to prefer the brokers that answer fastest
+    """
+
+    send_timeout_s: float = 3.0
+    attempts_max: int = 3
+    linger_s: float = 0.0
+    batch_bytes: int = 256 * 1024
+    batch_count: int = 512
+    in_flight_max: int = 4
+    pending_count_max: int = 20_000
+    pending_bytes_max: int = 32 * 1024 * 1024
+    compress_over: int | None = 4096
+    compression: Literal["zlib", "lz4", "zstd"] = "zlib"
+    compression_level: int = 5
+    queue_choice: Literal["round_robin", "latency"] = "round_robin"
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class FetchConfig:
+    """Settings of a reader or pull consumer.
+
+    max_messages       asked for with one pull; brokers have limits of their own
+    max_bytes          wish for the size of one answer
+    hold_s             how long a broker may hold a pull when there is nothing new
+    answer_margin_s    how much later than hold_s an answer may come
+    buffered_bytes_max fetched and not yet consumed, all queues together; pulling pauses above it
+    retry_s            pause after a failed pull; doubles up to retry_max_s
+    """
+
+    max_messages: int = 1024
+    max_bytes: int = 1024 * 1024
+    hold_s: float = 15.0
+    answer_margin_s: float = 10.0
+    buffered_bytes_max: int = 32 * 1024 * 1024
+    retry_s: float = 0.1
+    retry_max_s: float = 3.0

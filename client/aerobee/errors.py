@@ -1,0 +1,237 @@
+"""What the client raises: each error says what was tried, what came back, and what to do next.
+
+    AerobeeError
+      ClientError
+        NoRoute           no nameserver knows a broker for the topic
+        NoBroker          the route names no broker that could serve this call
+        RequestTimeout    a peer did not answer in time
+        BrokerUnreachable the connection could not be made, or broke
+        BrokerRefused     a peer understood and said no: code, its name, the remark
+        SendFailed        every attempt to send failed; lists them
+        BufferFull        send_nowait found the producer's buffer full
+        InvalidMessage    a message (or an argument) that no broker would take; also a ValueError
+        DamagedRecord     a received record breaks its checksum, its form or its size limit
+        ClientClosed      the client, producer or consumer was closed before the call
+
+Facts are attributes; the text is made from them.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from aerobee_proto.codes import ResponseCode
+from aerobee_proto.errors import AerobeeError
+
+__all__ = [
+    "Attempt",
+    "BrokerRefused",
+    "BrokerUnreachable",
+    "BufferFull",
+    "ClientClosed",
+    "ClientError",
+    "DamagedRecord",
+    "InvalidMessage",
+    "NameserverAnswer",
+    "NoBroker",
+    "NoRoute",
+    "RequestTimeout",
+    "SendFailed",
+    "code_name",
+]
+
+
+def code_name(code: int) -> str:
+    """The protocol's name of a response code, or "unknown code" for one that it does not define."""
+    try:
+        return ResponseCode(code).name
+    except ValueError:
+        return "unknown code"
+
+
+class NameserverAnswer(NamedTuple):
+    """What one nameserver said when it was asked."""
+
+    addr: str
+    outcome: str
+
+
+class Attempt(NamedTuple):
+    """One try of a send: where it went, how it ended, how long it took."""
+
+    broker_name: str
+    addr: str
+    outcome: str
+    took_ms: int
+
+
+class ClientError(AerobeeError):
+    """Base of everything the client raises on purpose."""
+
+
+class ClientClosed(ClientError):
+    """The object was closed before the call, or while the call waited."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
+    def __str__(self) -> str:
+        return f"the {self.what} is closed; make calls inside its `async with` block"
+
+
+class NoRoute(ClientError):
+    """No nameserver knows a broker for the topic.
+
+    `answers` holds what each nameserver said, `near_names` existing topics with a similar name, and
+    `creates_topics` whether a broker offers to create unknown topics on the first send (None: not known).
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        answers: Sequence[NameserverAnswer],
+        near_names: Sequence[str] = (),
+        creates_topics: bool | None = None,
+    ) -> None:
+        super().__init__(topic)
+        self.topic = topic
+        self.answers = tuple(answers)
+        self.near_names = tuple(near_names)
+        self.creates_topics = creates_topics
+
+    def __str__(self) -> str:
+        lines = [f"no route for topic {self.topic!r}"]
+        lines += [f"  nameserver {answer.addr}: {answer.outcome}" for answer in self.answers]
+        if self.near_names:
+            lines.append("  similar topics: " + ", ".join(self.near_names))
+        lines.append("  " + self._advice())
+        return "\n".join(lines)
+
+    def _advice(self) -> str:
+        if not any("does not know" in answer.outcome for answer in self.answers):
+            return "check that a nameserver runs at one of these addresses (aerobee doctor)"
+        create = f"create it (aerobee topic create {self.topic}, or client.admin.create_topic)"
+        if self.creates_topics is True:
+            return f"{create}, or send to it once: a broker here creates unknown topics on the first send"
+        if self.creates_topics is False:
+            return f"{create}; no broker here creates topics on the first send"
+        return create
+
+
+class NoBroker(ClientError):
+    """The route is known but names no broker that could serve the call."""
+
+    def __init__(self, topic: str, need: str, brokers: Sequence[str]) -> None:
+        super().__init__(topic, need)
+        self.topic = topic
+        self.need = need
+        self.brokers = tuple(brokers)
+
+    def __str__(self) -> str:
+        known = ", ".join(self.brokers) or "none"
+        return f"topic {self.topic!r} has no {self.need}; brokers in its route: {known}"
+
+
+class RequestTimeout(ClientError):
+    """A peer did not answer in time. Whether it acted is not known."""
+
+    def __init__(self, what: str, addr: str, timeout_s: float) -> None:
+        super().__init__(what, addr, timeout_s)
+        self.what = what
+        self.addr = addr
+        self.timeout_s = timeout_s
+
+    def __str__(self) -> str:
+        return f"{self.what}: no answer from {self.addr} within {self.timeout_s:g} s"
+
+
+class BrokerUnreachable(ClientError):
+    """A connection could not be made, or broke before the answer came."""
+
+    def __init__(self, what: str, addr: str, reason: str) -> None:
+        super().__init__(what, addr, reason)
+        self.what = what
+        self.addr = addr
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what}: {self.addr} is not reachable ({self.reason}); this is the address that the broker"
+            " registered (brokerIP1 and listenPort in its configuration)"
+        )
+
+
+class BrokerRefused(ClientError):
+    """A peer understood the request and refused it."""
+
+    def __init__(self, what: str, addr: str, code: int, remark: str | None) -> None:
+        super().__init__(what, addr, code, remark)
+        self.what = what
+        self.addr = addr
+        self.code = int(code)
+        self.code_name = code_name(code)
+        self.remark = remark or ""
+
+    def __str__(self) -> str:
+        remark = f": {self.remark}" if self.remark else ""
+        return f"{self.what}: {self.addr} refused with {self.code} {self.code_name}{remark}"
+
+
+class SendFailed(ClientError):
+    """Every attempt failed. A message whose attempt timed out may still have been stored."""
+
+    def __init__(self, topic: str, attempts: Sequence[Attempt], reason: str) -> None:
+        super().__init__(topic, reason)
+        self.topic = topic
+        self.attempts = tuple(attempts)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        lines = [f"send to topic {self.topic!r} failed: {self.reason}"]
+        lines += [
+            f"  attempt {number}: broker {attempt.broker_name} at {attempt.addr}: {attempt.outcome}"
+            f" ({attempt.took_ms} ms)"
+            for number, attempt in enumerate(self.attempts, 1)
+        ]
+        return "\n".join(lines)
+
+
+class BufferFull(ClientError):
+    """send_nowait found no room: the brokers are slower than the caller."""
+
+    def __init__(self, pending_count: int, pending_bytes: int) -> None:
+        super().__init__(pending_count, pending_bytes)
+        self.pending_count = pending_count
+        self.pending_bytes = pending_bytes
+
+    def __str__(self) -> str:
+        return (
+            f"the producer holds {self.pending_count} unanswered messages ({self.pending_bytes} bytes);"
+            " `await producer.ready()` before send_nowait, or use `await producer.send(...)`"
+        )
+
+
+class InvalidMessage(ClientError, ValueError):
+    """A message or argument that no broker would accept; nothing was sent."""
+
+
+class DamagedRecord(ClientError):
+    """A received record breaks its checksum, its form, or a size limit of this client.
+
+    `queue_offset` is the logical offset of the record when it could be read, else the offset pulled from.
+    """
+
+    def __init__(self, topic: str, broker_name: str, queue_id: int, queue_offset: int, reason: str) -> None:
+        super().__init__(topic, broker_name, queue_id, queue_offset, reason)
+        self.topic = topic
+        self.broker_name = broker_name
+        self.queue_id = queue_id
+        self.queue_offset = queue_offset
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"damaged record in topic {self.topic!r}, broker {self.broker_name}, queue {self.queue_id},"
+            f" offset {self.queue_offset}: {self.reason}; `aerobee store verify` on that broker tells how far"
+            " the damage goes, seek past the offset to read on"
+        )
