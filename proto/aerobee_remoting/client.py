@@ -1,0 +1,189 @@
+"""The dialling side: one connection an address, made when it is needed and again when it was lost."""
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from aerobee_proto.codes import RequestCode, ResponseCode
+from aerobee_proto.frames import CODEC_JSON, CODEC_MSGPACK, CODEC_ROCKETMQ, Command
+from aerobee_proto.headers import RequestHeader
+from aerobee_remoting.connection import Connection, ConnectionLimits
+from aerobee_remoting.errors import ConnectFailed, RemotingError
+from aerobee_remoting.handlers import HandlerTable
+
+__all__ = ["RemotingClient", "RemotingClientConfig", "split_addr"]
+
+log = structlog.get_logger()
+
+SWEEP_S: Final = 1.0
+CODECS: Final = {"json": CODEC_JSON, "rocketmq": CODEC_ROCKETMQ}
+
+
+@dataclass(slots=True, frozen=True)
+class RemotingClientConfig:
+    """How a client dials. `codec` is "auto" (msgpack where the server shows that it knows it), "json" or
+    "rocketmq"."""
+
+    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
+    connect_timeout_s: float = 3.0
+    codec: str = "auto"
+    tls: ssl.SSLContext | None = None
+    tls_server_name: str | None = None
+
+
+def split_addr(addr: str) -> tuple[str, int]:
+    """Host and port of `host:port` or `[v6]:port`. ValueError with what was wrong otherwise."""
+    host, colon, port = addr.strip().rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"{addr!r} is not an address: host:port is wanted, for example 127.0.0.1:9876")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+class RemotingClient:
+    """Requests to any address. Requests of the servers go to `handlers`."""
+
+    def __init__(
+        self,
+        handlers: HandlerTable | None = None,
+        config: RemotingClientConfig | None = None,
+        *,
+        on_connect: Callable[[str, Connection], None] | None = None,
+        on_disconnect: Callable[[str, Connection], None] | None = None,
+    ) -> None:
+        self._handlers = handlers
+        self._config = config or RemotingClientConfig()
+        if self._config.codec not in ("auto", *CODECS):
+            raise ValueError(f"codec {self._config.codec!r} is not one of auto, json, rocketmq")
+        self._on_connect = on_connect
+        self._on_disconnect = on_disconnect
+        self._connections: dict[str, Connection] = {}
+        self._dialling: dict[str, asyncio.Task[Connection]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    async def request(
+        self,
+        addr: str,
+        code: int,
+        header: RequestHeader | dict[str, str] | None = None,
+        body: bytes = b"",
+        timeout: float = 3.0,  # noqa: ASYNC109  # the wire's own time-out
+    ) -> Command:
+        """Send a request to `addr` and wait for the answer, whatever its code.
+
+        ConnectFailed: nothing was sent. ConnectionLost, RequestTimeout: the outcome is not known.
+        """
+        connection = self._connections.get(addr)
+        if connection is None or connection.is_closed:
+            connection = await self.connect(addr)
+        return await connection.send_request(code, header, body, timeout)
+
+    async def oneway(
+        self,
+        addr: str,
+        code: int,
+        header: RequestHeader | dict[str, str] | None = None,
+        body: bytes = b"",
+    ) -> None:
+        """Send a request that gets no answer. ConnectFailed or ConnectionLost when it cannot be sent."""
+        (await self.connect(addr)).send_oneway(code, header, body)
+
+    def connected(self, addr: str) -> Connection | None:
+        """The live connection to `addr`, if there is one."""
+        connection = self._connections.get(addr)
+        return None if connection is None or connection.is_closed else connection
+
+    async def connect(self, addr: str) -> Connection:
+        """The connection to `addr`; concurrent callers share one dial. ConnectFailed when there is none."""
+        connection = self.connected(addr)
+        if connection is not None:
+            return connection
+        if self._closed:
+            raise ConnectFailed(addr, "this client is closed")
+        dial = self._dialling.get(addr)
+        if dial is None:
+            dial = asyncio.get_running_loop().create_task(self._dial(addr), name=f"connect {addr}")
+            self._dialling[addr] = dial
+            dial.add_done_callback(lambda _: self._dialling.pop(addr, None))
+        return await asyncio.shield(dial)
+
+    async def _dial(self, addr: str) -> Connection:
+        loop = asyncio.get_running_loop()
+        try:
+            host, port = split_addr(addr)
+            tls = self._config.tls
+            async with asyncio.timeout(self._config.connect_timeout_s):
+                _, connection = await loop.create_connection(
+                    lambda: Connection(
+                        self._handlers,
+                        limits=self._config.limits,
+                        on_close=lambda lost: self._lost(addr, lost),
+                    ),
+                    host,
+                    port,
+                    ssl=tls,
+                    server_hostname=(self._config.tls_server_name or host) if tls else None,
+                )
+        except TimeoutError:
+            raise ConnectFailed(addr, f"no connection within {self._config.connect_timeout_s:g} s") from None
+        except (OSError, ValueError) as failed:
+            raise ConnectFailed(addr, str(failed)) from failed
+        if self._closed:
+            connection.abort("this client is closed")
+            raise ConnectFailed(addr, "this client is closed")
+        connection.codec = CODECS.get(self._config.codec, CODEC_JSON)
+        self._connections[addr] = connection
+        if self._sweeper is None:
+            self._sweeper = loop.call_later(SWEEP_S, self._sweep)
+        if self._config.codec == "auto":
+            self._spawn(self._learn_codec(addr, connection))
+        if self._on_connect is not None:
+            self._on_connect(addr, connection)
+        return connection
+
+    async def _learn_codec(self, addr: str, connection: Connection) -> None:
+        """Ask once a connection. Until the answer is here, and wherever it is "not supported", JSON is used."""
+        try:
+            answer = await connection.request(RequestCode.GET_CODECS)
+        except RemotingError as failed:
+            log.debug("remoting.codecs_unknown", addr=addr, reason=str(failed))
+            return
+        if answer.code == ResponseCode.SUCCESS and "2" in answer.ext.get("codecs", "").split(","):
+            connection.codec = CODEC_MSGPACK
+
+    def _lost(self, addr: str, connection: Connection) -> None:
+        if self._connections.get(addr) is connection:
+            del self._connections[addr]
+            if self._on_disconnect is not None:
+                self._on_disconnect(addr, connection)
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        for connection in list(self._connections.values()):
+            connection.sweep(loop.time())
+        self._sweeper = loop.call_later(SWEEP_S, self._sweep) if self._connections else None
+
+    def _spawn(self, work: "asyncio._CoroutineLike[None]") -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Close every connection and wait until they are gone."""
+        self._closed = True
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        dialling = list(self._dialling.values())
+        for task in (*dialling, *self._tasks):
+            task.cancel()
+        await asyncio.gather(*dialling, *self._tasks, return_exceptions=True)
+        connections = list(self._connections.values())
+        for connection in connections:
+            connection.close("this client is closed")
+        if connections:
+            await asyncio.wait([c.closed for c in connections], timeout=3.0)

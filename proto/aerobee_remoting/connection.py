@@ -1,0 +1,480 @@
+"""One connection: frames in, frames out, whoever opened it.
+
+Touches  one transport of the event loop.
+
+The same class serves broker, nameserver and client: requests of the peer go to the handler table, responses to
+the futures that wait for them. One read is one batch: all whole frames are cut, handled in order, and what they
+answer leaves in one write.
+
+Bounds, all in `ConnectionLimits`
+- A peer that does not read: reading from it stops while more than `write_high` bytes wait to be sent, and the
+  connection is closed when they do not shrink for `write_stalled_s`.
+- A peer that pipelines without end: reading stops while `in_flight_max` of its requests have no answer yet.
+- A frame that does not arrive whole within `frame_s`, or silence in both directions for `idle_s`: closed.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import structlog
+
+from aerobee_proto.codes import VERSION, ResponseCode
+from aerobee_proto.errors import FrameError, RequestError
+from aerobee_proto.frames import (
+    CODEC_JSON,
+    FLAG_ONEWAY,
+    FLAG_RESPONSE,
+    Command,
+    Frame,
+    FrameDecoder,
+    decode_command,
+    encode_command,
+)
+from aerobee_proto.headers import RequestHeader, ext_of
+from aerobee_proto.requests import request_code_key
+from aerobee_remoting.errors import ConnectionLost, RequestTimeout, TooManyRequests
+from aerobee_remoting.handlers import BatchItem, Entry, HandlerTable, Request, Response
+
+__all__ = ["Connection", "ConnectionLimits", "format_addr"]
+
+log = structlog.get_logger()
+
+TIMEOUT_SCAN_S: Final = 0.05  # how late a request's time-out may be noticed
+NO_HANDLERS: Final = HandlerTable()
+
+
+@dataclass(slots=True, frozen=True)
+class ConnectionLimits:
+    """Bounds of one connection."""
+
+    frame_size_max: int = 16_777_216  # bytes
+    in_flight_max: int = 4096  # requests of the peer without an answer, before reading stops
+    waiting_max: int = 65_536  # our own requests without an answer
+    write_high: int = 1_048_576  # bytes waiting to be sent, before reading stops
+    write_low: int = 262_144
+    write_stalled_s: float = 30.0
+    frame_s: float = 60.0
+    idle_s: float = 120.0
+
+
+def format_addr(address: Any) -> str:
+    """`host:port` of a socket address, the host of IPv6 in brackets as it must be written to be dialled."""
+    if isinstance(address, tuple) and len(address) >= 2:
+        host = str(address[0])
+        return f"[{host}]:{address[1]}" if ":" in host else f"{host}:{address[1]}"
+    return str(address) or "unknown"
+
+
+class Connection(asyncio.Protocol):
+    """See the module. Not to be made by hand: `RemotingServer` and `RemotingClient` make them."""
+
+    def __init__(
+        self,
+        handlers: HandlerTable | None = None,
+        *,
+        limits: ConnectionLimits | None = None,
+        on_open: "Callable[[Connection], None] | None" = None,
+        on_close: "Callable[[Connection], None] | None" = None,
+    ) -> None:
+        # Fixed for life.
+        self._handlers = handlers or NO_HANDLERS
+        self._limits = limits or ConnectionLimits()
+        self._on_open = on_open
+        self._on_close = on_close
+        self._loop = asyncio.get_running_loop()
+        self._decoder = FrameDecoder(self._limits.frame_size_max)
+        self.transport: asyncio.Transport = None  # type: ignore[assignment]  # set by connection_made
+        self.peer = "unknown"  # host:port
+        self.peer_host = ""  # host alone
+        self.local_host = ""
+        self.closed: asyncio.Future[None] = self._loop.create_future()  # done when the connection is gone
+        self.attrs: dict[str, Any] = {}  # what the rooms above remember about this peer
+        # Learned from the peer's frames.
+        self.version = VERSION
+        self.language = "OTHER"
+        self.codec = CODEC_JSON  # codec for our own requests
+        # Our requests that wait for an answer: opaque -> (future, deadline, code, timeout).
+        self._waiting: dict[int, tuple[asyncio.Future[Command], float, int, float]] = {}
+        self._next_opaque = 0
+        self._scan: asyncio.TimerHandle | None = None
+        # What leaves with the next write.
+        self._out: list[bytes] = []
+        self._in_read = False
+        self._write_scheduled = False
+        # Reading stops while either reason holds.
+        self.in_flight = 0
+        self._write_blocked = False
+        self._reading_paused = False
+        self._close_reason = "closed by the peer"
+        # Swept by the owner (`sweep`); seconds of the loop's clock.
+        self.last_active = self._loop.time()
+        self._frame_since: float | None = None
+        self._blocked_since: float | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # --- transport callbacks ----------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is one by shape, not by class
+        self.transport.set_write_buffer_limits(high=self._limits.write_high, low=self._limits.write_low)
+        peer = transport.get_extra_info("peername")
+        self.peer = format_addr(peer)
+        self.peer_host = str(peer[0]) if isinstance(peer, tuple) else ""
+        local = transport.get_extra_info("sockname")
+        self.local_host = str(local[0]) if isinstance(local, tuple) else ""
+        if self._on_open is not None:
+            self._on_open(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if exc is not None:
+            self._close_reason = str(exc) or type(exc).__name__
+        waiting, self._waiting = self._waiting, {}
+        for future, _, _, _ in waiting.values():
+            if not future.done():
+                future.set_exception(ConnectionLost(self.peer, self._close_reason))
+        if self._scan is not None:
+            self._scan.cancel()
+        for task in self._tasks:
+            task.cancel()
+        if not self.closed.done():
+            self.closed.set_result(None)
+        if self._on_close is not None:
+            self._on_close(self)
+
+    def pause_writing(self) -> None:
+        self._write_blocked = True
+        self._blocked_since = self._loop.time()
+        self._gate_reading()
+
+    def resume_writing(self) -> None:
+        self._write_blocked = False
+        self._blocked_since = None
+        self._gate_reading()
+
+    def _gate_reading(self) -> None:
+        stop = self._write_blocked or self.in_flight >= self._limits.in_flight_max
+        if stop is self._reading_paused or self.transport.is_closing():
+            return
+        self._reading_paused = stop
+        if stop:
+            self.transport.pause_reading()
+        else:
+            self.transport.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        decoder = self._decoder
+        if decoder.error is not None:
+            return
+        self._in_read = True
+        try:
+            frames = decoder.feed(data)
+            self._handle(frames)
+            if decoder.error is not None:
+                self._break(decoder.error)
+        finally:
+            self._in_read = False
+            if self._out:
+                self._write_out()
+        self.last_active = self._loop.time()
+        if not decoder.pending_size:
+            self._frame_since = None
+        elif frames or self._frame_since is None:
+            self._frame_since = self.last_active
+
+    # --- what the peer sends ----------------------------------------------------------------------------------
+
+    def _handle(self, frames: list[Frame]) -> None:
+        """Handle frames in order; consecutive requests of one batch handler go to it together."""
+        by_key = self._handlers.by_key
+        run: list[BatchItem] = []
+        run_entry: Entry | None = None
+        for frame in frames:
+            codec, header, body = frame
+            entry = by_key[codec].get(request_code_key(codec, header)) if codec < 3 else None
+            try:
+                if entry is None:
+                    command = decode_command(frame)
+                    if command.flag & FLAG_RESPONSE:
+                        self._on_response(command)
+                        continue
+                    entry = self._handlers.by_code.get(command.code)
+                    if entry is None:
+                        self._not_supported(command)
+                        continue
+                    envelope = entry.decoder.convert(command)
+                else:
+                    envelope = entry.decoder.decode(frame)
+                    if envelope.flag & FLAG_RESPONSE:
+                        self._on_response(decode_command(frame))
+                        continue
+            except RequestError as refused:
+                self._refuse_header(frame, entry, refused)
+                continue
+            except FrameError as broken:
+                self._break(broken)
+                return
+            if len(body) > entry.body_size_max:
+                self._refuse_header(frame, entry, _body_too_large(entry, len(body)))
+                continue
+            if entry.batch is not None:
+                if entry is not run_entry and run:
+                    self._run_batch(run_entry, run)
+                    run = []
+                run_entry = entry
+                run.append((envelope, body, codec))
+                continue
+            if run:
+                self._run_batch(run_entry, run)
+                run = []
+            entry.requests += 1
+            self._run(entry, Request(self, envelope, frame))
+        if run:
+            self._run_batch(run_entry, run)
+
+    def _run_batch(self, entry: Entry | None, run: list[BatchItem]) -> None:
+        assert entry is not None
+        assert entry.batch is not None
+        entry.requests += len(run)
+        envelope = run[-1][0]
+        self.version = envelope.version
+        try:
+            entry.batch(self, run)
+        except Exception as failed:
+            log.exception("remoting.handler_failed", peer=self.peer, code=entry.code)
+            for item, _, codec in run:
+                if not item.flag & FLAG_ONEWAY:
+                    self.respond(codec, item.opaque, _failure(failed))
+
+    def _run(self, entry: Entry, request: Request) -> None:
+        if entry.is_async:
+            self._start_task(self._run_async(entry, request))
+            return
+        try:
+            response = entry.handler(request)
+        except RequestError as refused:
+            entry.refused += 1
+            response = Response(refused.code, refused.remark)
+        except Exception as failed:
+            log.exception("remoting.handler_failed", peer=self.peer, code=entry.code)
+            response = _failure(failed)
+        if response is not None and not request.oneway:
+            self.respond(request.codec, request.opaque, response)
+
+    async def _run_async(self, entry: Entry, request: Request) -> None:
+        self.hold(1)
+        try:
+            response = await entry.handler(request)
+        except RequestError as refused:
+            entry.refused += 1
+            response = Response(refused.code, refused.remark)
+        except asyncio.CancelledError:
+            raise
+        except Exception as failed:
+            log.exception("remoting.handler_failed", peer=self.peer, code=entry.code)
+            response = _failure(failed)
+        finally:
+            self.hold(-1)
+        if response is not None and not request.oneway:
+            self.respond(request.codec, request.opaque, response)
+
+    def _start_task(self, work: Any) -> None:
+        task = self._loop.create_task(work, name=f"request from {self.peer}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def hold(self, count: int) -> None:
+        """Count requests of this peer that wait for their answer; reading stops at the bound."""
+        self.in_flight += count
+        if (self.in_flight >= self._limits.in_flight_max) is not self._reading_paused:
+            self._gate_reading()
+
+    def _on_response(self, command: Command) -> None:
+        waiting = self._waiting.pop(command.opaque, None)
+        if waiting is None:
+            log.debug("remoting.answer_unexpected", peer=self.peer, opaque=command.opaque, code=command.code)
+            return
+        if not waiting[0].done():
+            self.version = command.version
+            waiting[0].set_result(command)
+
+    def _not_supported(self, command: Command) -> None:
+        if command.code == 0 or command.is_oneway:
+            return  # an empty header asks for nothing; official servers are silent too
+        remark = f" request type {command.code} not supported"
+        self.respond(command.codec, command.opaque, Response(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark))
+
+    def _refuse_header(self, frame: Frame, entry: Entry | None, refused: RequestError) -> None:
+        command = decode_command(frame)
+        if command.flag & FLAG_RESPONSE:
+            self._on_response(command)
+            return
+        if entry is not None:
+            entry.requests += 1
+            entry.refused += 1
+        if not command.is_oneway:
+            self.respond(command.codec, command.opaque, Response(refused.code, refused.remark))
+
+    def _break(self, broken: FrameError) -> None:
+        log.warning("remoting.frame_refused", peer=self.peer, reason=str(broken))
+        self._decoder.error = self._decoder.error or broken
+        self.close(f"frame refused: {broken}")
+
+    # --- what we send -----------------------------------------------------------------------------------------
+
+    def write(self, data: bytes) -> None:
+        """Send whole frames. Within one turn of the loop everything leaves in one write, in order."""
+        self._out.append(data)
+        if not self._in_read and not self._write_scheduled:
+            self._write_scheduled = True
+            self._loop.call_soon(self._write_scheduled_now)
+
+    def write_now(self, data: bytes) -> None:
+        """As `write`, without waiting for the end of the turn."""
+        self._out.append(data)
+        if not self._in_read:
+            self._write_out()
+
+    def _write_scheduled_now(self) -> None:
+        self._write_scheduled = False
+        if self._out:
+            self._write_out()
+
+    def _write_out(self) -> None:
+        out, self._out = self._out, []
+        if self.transport.is_closing():
+            return
+        self.transport.write(out[0] if len(out) == 1 else b"".join(out))
+        self.last_active = self._loop.time()
+
+    def respond(self, codec: int, opaque: int, response: Response) -> None:
+        """Answer the request `opaque` in the codec that it used."""
+        self.write(
+            encode_command(
+                Command(
+                    response.code,
+                    opaque=opaque,
+                    flag=FLAG_RESPONSE,
+                    remark=response.remark,
+                    ext_fields=response.ext,
+                    body=response.body,
+                    codec=codec,
+                )
+            )
+        )
+
+    def send_request(
+        self,
+        code: int,
+        header: RequestHeader | dict[str, str] | None = None,
+        body: bytes = b"",
+        timeout_s: float = 3.0,
+    ) -> asyncio.Future[Command]:
+        """Send one request; the future gives the answer, whatever its code.
+
+        The future fails with RequestTimeout or ConnectionLost. ConnectionLost or TooManyRequests is raised at
+        once when nothing can be sent.
+        """
+        if self.closed.done() or self.transport.is_closing():
+            raise ConnectionLost(self.peer, self._close_reason)
+        if len(self._waiting) >= self._limits.waiting_max:
+            raise TooManyRequests(self.peer, self._limits.waiting_max)
+        opaque = self._take_opaque()
+        future: asyncio.Future[Command] = self._loop.create_future()
+        self._waiting[opaque] = (future, self._loop.time() + timeout_s, int(code), timeout_s)
+        if self._scan is None:
+            self._scan = self._loop.call_later(TIMEOUT_SCAN_S, self._expire)
+        self.write(self._encode(code, opaque, 0, header, body))
+        return future
+
+    async def request(
+        self,
+        code: int,
+        header: RequestHeader | dict[str, str] | None = None,
+        body: bytes = b"",
+        timeout: float = 3.0,  # noqa: ASYNC109  # the wire's own time-out, noticed by one scan for all
+    ) -> Command:
+        """`send_request` and wait for the answer."""
+        return await self.send_request(code, header, body, timeout)
+
+    def send_oneway(
+        self, code: int, header: RequestHeader | dict[str, str] | None = None, body: bytes = b""
+    ) -> None:
+        """Send a request that gets no answer. ConnectionLost when the connection is gone."""
+        if self.closed.done() or self.transport.is_closing():
+            raise ConnectionLost(self.peer, self._close_reason)
+        self.write(self._encode(code, self._take_opaque(), FLAG_ONEWAY, header, body))
+
+    def _take_opaque(self) -> int:
+        opaque = self._next_opaque
+        self._next_opaque = (opaque + 1) & 0x7FFFFFFF
+        return opaque
+
+    def _encode(
+        self, code: int, opaque: int, flag: int, header: RequestHeader | dict[str, str] | None, body: bytes
+    ) -> bytes:
+        ext = header if isinstance(header, dict) or header is None else ext_of(header)
+        codec = self.codec if -0x8000 <= code < 0x8000 or self.codec != 1 else CODEC_JSON
+        return encode_command(
+            Command(int(code), opaque=opaque, flag=flag, ext_fields=ext, body=body, codec=codec)
+        )
+
+    def _expire(self) -> None:
+        """Fail the requests whose time is over; armed only while some wait."""
+        self._scan = None
+        now = self._loop.time()
+        for opaque in [o for o, (_, deadline, _, _) in self._waiting.items() if deadline <= now]:
+            future, _, code, timeout_s = self._waiting.pop(opaque)
+            if not future.done():
+                future.set_exception(RequestTimeout(self.peer, code, timeout_s))
+        if self._waiting:
+            self._scan = self._loop.call_later(TIMEOUT_SCAN_S, self._expire)
+
+    # --- the end ----------------------------------------------------------------------------------------------
+
+    @property
+    def is_closed(self) -> bool:
+        return self.closed.done() or self.transport.is_closing()
+
+    def sweep(self, now: float) -> str | None:
+        """Close the connection if one of its time bounds is over; the reason, or None."""
+        limits = self._limits
+        reason = None
+        if self._frame_since is not None and now - self._frame_since > limits.frame_s:
+            reason = f"a frame did not arrive whole within {limits.frame_s:g} s"
+        elif self._blocked_since is not None and now - self._blocked_since > limits.write_stalled_s:
+            reason = f"the peer did not read for {limits.write_stalled_s:g} s"
+        elif not self.in_flight and now - self.last_active > limits.idle_s:
+            reason = f"silent for {limits.idle_s:g} s"
+        if reason is not None:
+            if self._blocked_since is not None:
+                self.abort(reason)
+            else:
+                self.close(reason)
+        return reason
+
+    def close(self, reason: str = "closed here") -> None:
+        """Send what is waiting, then close."""
+        if self.transport is not None and not self.transport.is_closing():
+            self._close_reason = reason
+            if self._out:
+                self._write_out()
+            self.transport.close()
+
+    def abort(self, reason: str = "aborted here") -> None:
+        """Close at once; what waits to be sent is dropped."""
+        if self.transport is not None:
+            self._close_reason = reason
+            self.transport.abort()
+
+
+def _failure(failed: Exception) -> Response:
+    return Response(ResponseCode.SYSTEM_ERROR, f"{type(failed).__name__}: {failed}")
+
+
+def _body_too_large(entry: Entry, size: int) -> RequestError:
+    return RequestError(
+        ResponseCode.MESSAGE_ILLEGAL,
+        f"body of request {entry.code} has {size} bytes, at most {entry.body_size_max} are allowed",
+    )

@@ -1,0 +1,224 @@
+"""The listening side: accepts connections, bounds them, sweeps the silent ones.
+
+TLS is told from plain by the first byte of a connection, as the official servers do: a TLS handshake starts
+with 0x16, a frame with the high byte of a length below 16 MiB, so 0x00 or 0x01.
+"""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+import structlog
+
+from aerobee_proto.codes import RequestCode
+from aerobee_remoting.connection import Connection, ConnectionLimits, format_addr
+from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
+
+__all__ = ["RemotingServer", "ServerConfig", "TlsMode"]
+
+log = structlog.get_logger()
+
+SWEEP_S: Final = 1.0
+FIRST_BYTE_S: Final = 120.0  # a connection that never says anything
+TLS_HANDSHAKE_BYTE: Final = 0x16
+SOCKET_BACKLOG: Final = 1024
+
+
+class TlsMode(Enum):
+    DISABLED = "disabled"
+    PERMISSIVE = "permissive"
+    ENFORCING = "enforcing"
+
+
+@dataclass(slots=True, frozen=True)
+class ServerConfig:
+    """How a server listens. `tls` is needed for every mode but DISABLED."""
+
+    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
+    connections_max: int = 10_000
+    tls_mode: TlsMode = TlsMode.DISABLED
+    tls: ssl.SSLContext | None = None
+
+
+def answer_codecs(_: Request) -> Response:
+    """GET_CODECS: the header codecs that this server knows; official servers do not know the question."""
+    return Response(ext={"codecs": "0,1,2"})
+
+
+class RemotingServer:
+    """Serves a handler table on one or more addresses."""
+
+    def __init__(
+        self,
+        handlers: HandlerTable,
+        *,
+        config: ServerConfig | None = None,
+        on_connect: Callable[[Connection], None] | None = None,
+        on_disconnect: Callable[[Connection], None] | None = None,
+    ) -> None:
+        self._config = config or ServerConfig()
+        if self._config.tls_mode is not TlsMode.DISABLED and self._config.tls is None:
+            raise ValueError(f"TLS mode {self._config.tls_mode.value} needs a certificate")
+        self.handlers = handlers
+        if RequestCode.GET_CODECS not in handlers.by_code:
+            handlers.register(RequestCode.GET_CODECS, answer_codecs, permission=Permission.ANYONE)
+        self._on_connect = on_connect
+        self._on_disconnect = on_disconnect
+        self.connections: set[Connection] = set()
+        self.refused_connections = 0
+        self._servers: list[asyncio.Server] = []
+        self._listeners: list[socket.socket] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._closing = False
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen on `host:port` (0 picks a free port) and return the port. May be called for several addresses.
+
+        OSError when the address cannot be taken; its text names the address.
+        """
+        loop = asyncio.get_running_loop()
+        listener = _listen(host, port)
+        if self._config.tls_mode is TlsMode.DISABLED:
+            server = await loop.create_server(self._new_connection, sock=listener, backlog=SOCKET_BACKLOG)
+            self._servers.append(server)
+        else:
+            listener.listen(SOCKET_BACKLOG)
+            self._listeners.append(listener)
+            self._spawn(self._accept(listener), f"accept on {host}:{port}")
+        if self._sweeper is None:
+            self._sweeper = loop.call_later(SWEEP_S, self._sweep)
+        bound: int = listener.getsockname()[1]
+        return bound
+
+    async def close(self) -> None:
+        """Stop listening, close every connection and wait until they are gone."""
+        self._closing = True
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for server in self._servers:
+            server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for listener in self._listeners:
+            listener.close()
+        connections = list(self.connections)
+        for connection in connections:
+            connection.close("the server is stopping")
+        if connections:
+            _, stuck = await asyncio.wait([c.closed for c in connections], timeout=3.0)
+            for connection in connections:
+                if connection.closed in stuck:
+                    connection.abort("the server is stopping")
+        for server in self._servers:
+            await server.wait_closed()
+
+    def _new_connection(self) -> Connection:
+        return Connection(
+            self.handlers, limits=self._config.limits, on_open=self._opened, on_close=self._closed
+        )
+
+    def _opened(self, connection: Connection) -> None:
+        if self._closing or len(self.connections) >= self._config.connections_max:
+            self.refused_connections += 1
+            log.warning(
+                "remoting.connection_refused",
+                peer=connection.peer,
+                connections_max=self._config.connections_max,
+            )
+            connection.abort("too many connections")
+            return
+        self.connections.add(connection)
+        log.debug("remoting.connected", peer=connection.peer)
+        if self._on_connect is not None:
+            self._on_connect(connection)
+
+    def _closed(self, connection: Connection) -> None:
+        if connection not in self.connections:
+            return
+        self.connections.discard(connection)
+        log.debug("remoting.disconnected", peer=connection.peer)
+        if self._on_disconnect is not None:
+            self._on_disconnect(connection)
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for connection in list(self.connections):
+            reason = connection.sweep(now)
+            if reason is not None:
+                log.info("remoting.connection_dropped", peer=connection.peer, reason=reason)
+        self._sweeper = loop.call_later(SWEEP_S, self._sweep)
+
+    # --- TLS or plain, by the first byte ------------------------------------------------------------------------
+
+    def _spawn(self, work: "asyncio._CoroutineLike[None]", name: str) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, address = await loop.sock_accept(listener)
+            except OSError as failed:  # descriptors used up: wait for one to come free
+                log.warning("remoting.accept_failed", reason=str(failed))
+                await asyncio.sleep(0.1)
+                continue
+            self._spawn(self._welcome(accepted, format_addr(address)), f"first byte of {address}")
+
+    async def _welcome(self, accepted: socket.socket, peer: str) -> None:
+        """Decide by the first byte, which stays in the socket, and hand the socket over."""
+        loop = asyncio.get_running_loop()
+        accepted.setblocking(False)
+        try:
+            first = await asyncio.wait_for(_peek(loop, accepted), FIRST_BYTE_S)
+            is_tls = first == TLS_HANDSHAKE_BYTE
+            if first is None or (not is_tls and self._config.tls_mode is TlsMode.ENFORCING):
+                log.info("remoting.plain_refused" if first is not None else "remoting.hung_up", peer=peer)
+                accepted.close()
+                return
+            await loop.connect_accepted_socket(
+                self._new_connection, accepted, ssl=self._config.tls if is_tls else None
+            )
+        except (OSError, TimeoutError) as failed:
+            log.info("remoting.handshake_failed", peer=peer, reason=str(failed) or type(failed).__name__)
+            accepted.close()
+        except asyncio.CancelledError:
+            accepted.close()
+            raise
+
+
+async def _peek(loop: asyncio.AbstractEventLoop, accepted: socket.socket) -> int | None:
+    """The first byte of a socket, left in it; None when the peer hung up instead."""
+    readable = asyncio.Event()
+    loop.add_reader(accepted.fileno(), readable.set)
+    try:
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                data = accepted.recv(1, socket.MSG_PEEK)
+                return data[0] if data else None
+            await readable.wait()
+            readable.clear()
+    finally:
+        loop.remove_reader(accepted.fileno())
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setblocking(False)
+        listener.bind((host, port))
+    except OSError as failed:
+        listener.close()
+        raise OSError(failed.errno, f"cannot listen on {host}:{port}: {failed.strerror}") from failed
+    return listener
