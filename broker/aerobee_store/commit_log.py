@@ -1,0 +1,185 @@
+"""Commit log: all messages of all topics, one after the other, in files of one size.
+
+Touches  the commit-log folder and nothing else. No sockets, no asyncio, no clock.
+Record   drawn in aerobee_proto.records. A record never spans files: when the next one does not fit with 8
+         bytes to spare, a blank record (size i32, magic 0xCBD43194) fills the file and the next file starts.
+
+Invariants
+- flushed_offset <= end_offset; both lie in the last file or at its end, and only grow while running.
+- The record at physical offset p carries p in its header.
+- Bytes from end_offset to the end of its file are zero.
+
+Threads: one thread appends and reads. `flush()` may run in another one; they share `end_offset` (written by
+the appender once per write, after the bytes), the `files` tuple (replaced, never changed) and
+`flushed_offset` (written by the flusher alone after recovery). `prepare_next()` may run in a third; it hands
+the new file over under a lock, for which `roll()` waits as long as the allocation takes at most.
+"""
+
+import struct
+import threading
+from pathlib import Path
+
+from aerobee_store import failpoints
+from aerobee_store.errors import CorruptStore
+from aerobee_store.io import DataFile, StoreIo
+from aerobee_store.mapped_files import MappedFile, MappedFileQueue, file_name
+
+__all__ = ["BLANK_SIZE_MIN", "CommitLog"]
+
+BLANK_MAGIC = 0xCBD43194
+# A record fits only if this much stays free behind it for the blank record that closes the file.
+BLANK_SIZE_MIN = 8
+
+_BLANK = struct.Struct(">iI")
+_SIZE = struct.Struct(">i")
+
+
+class CommitLog:
+    """The row of commit-log files with its write position and durable position."""
+
+    def __init__(self, folder: Path, file_size: int, io: StoreIo, *, writable: bool = True) -> None:
+        # Fixed for life.
+        self.folder = folder
+        self.file_size = file_size
+        self.mapped = MappedFileQueue(folder, file_size, io, writable=writable)
+        self._io = io
+        # Moved by the appender (and recovery) only.
+        self.end_offset = 0
+        self._last: MappedFile | None = None
+        # Moved by flush() (and recovery) only.
+        self.flushed_offset = 0
+        # (offset, file) made ahead by prepare_next(), taken by roll(); both under the lock.
+        self._prepared: tuple[int, DataFile] | None = None
+        self._preparing = threading.Lock()
+
+    # --- start and end ---------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Open the files; where the log ends is for recovery to find (`set_end`)."""
+        self.mapped.load()
+
+    def set_end(self, offset: int) -> None:
+        """Recovery's result: the log ends at `offset`. Everything behind it is removed and zeroed, durable."""
+        self.mapped.truncate(offset)
+        self.end_offset = self.flushed_offset = offset
+        self._last = self.mapped.find(offset)
+
+    def close(self) -> None:
+        """Close the files and remove the one made ahead and not used."""
+        with self._preparing:
+            self._discard_prepared()
+        self._last = None
+        self.mapped.close()
+
+    @property
+    def min_offset(self) -> int:
+        """Offset of the first byte that is still kept."""
+        return self.mapped.min_offset if self.mapped.files else self.end_offset
+
+    # --- writing ---------------------------------------------------------------------------------------
+
+    def room(self) -> int:
+        """Bytes left in the current file, 0 when there is none or it is full."""
+        return self._last.end - self.end_offset if self._last is not None else 0
+
+    def write(self, data: bytes) -> None:
+        """Append whole records; the caller has made sure that they fit in `room()`."""
+        last = self._last
+        assert last is not None
+        last.data.write(self.end_offset - last.offset, data)
+        self.end_offset += len(data)
+
+    def roll(self) -> None:
+        """Go on in a new file; the current one is closed with a blank record.
+
+        StoreFull leaves everything as it was.
+        """
+        last = self._last
+        start = last.end if last is not None else self.end_offset
+        with self._preparing:
+            file = self._take_prepared(start) or self.mapped.create(start)
+        if last is not None and self.end_offset < last.end:
+            left = last.end - self.end_offset
+            last.data.write(self.end_offset - last.offset, _BLANK.pack(left, BLANK_MAGIC))
+        self._last = file
+        self.end_offset = start
+        failpoints.hit("commit_log.rolled")
+
+    def _take_prepared(self, offset: int) -> MappedFile | None:
+        if self._prepared is None:
+            return None
+        if self._prepared[0] != offset:
+            self._discard_prepared()
+            return None
+        data = self._prepared[1]
+        self._prepared = None
+        return self.mapped.adopt(data, offset)
+
+    def _discard_prepared(self) -> None:
+        if self._prepared is not None:
+            data = self._prepared[1]
+            self._prepared = None
+            data.close()
+            self._io.unlink(data.path)
+
+    def prepare_next(self) -> bool:
+        """Create the file after the current one ahead of its use; True if one was made.
+
+        For a worker thread: allocating may take long. StoreFull when there is no room.
+        """
+        with self._preparing:
+            last = self._last
+            if last is None or self._prepared is not None or self.mapped.find(last.end) is not None:
+                return False
+            self._prepared = (last.end, self.mapped.prepare(last.end))
+            return True
+
+    # --- durability ------------------------------------------------------------------------------------
+
+    def flush(self) -> int:
+        """Make everything appended before the call durable and return that offset.
+
+        OSError: the disk refused; nothing may be assumed about what is on it, so it is final.
+        """
+        end = self.end_offset
+        begin = self.flushed_offset
+        failpoints.hit("commit_log.before_sync")
+        for file in self.mapped.files:
+            if file.end > begin and file.offset < end:
+                file.data.sync()
+        failpoints.hit("commit_log.after_sync")
+        self.flushed_offset = end
+        return end
+
+    # --- reading ---------------------------------------------------------------------------------------
+
+    def read(self, physical_offset: int, size: int) -> memoryview | None:
+        """`size` bytes from `physical_offset`; None if they are not all in the log, in one file.
+
+        The slice stays readable as long as it is held, also after cleaning.
+        """
+        if size <= 0 or physical_offset + size > self.end_offset:
+            return None
+        file = self.mapped.find(physical_offset)
+        if file is None or physical_offset + size > file.end:
+            return None
+        at = physical_offset - file.offset
+        return file.view[at : at + size]
+
+    def record_at(self, physical_offset: int) -> memoryview | None:
+        """The record that starts at `physical_offset`, by its own length; None if that makes no sense."""
+        head = self.read(physical_offset, 4)
+        if head is None:
+            return None
+        return self.read(physical_offset, _SIZE.unpack(head)[0])
+
+    def check(self) -> None:
+        """Invariants as code; CorruptStore at the first that is broken."""
+        assert self.flushed_offset <= self.end_offset
+        last = self._last
+        if last is None:
+            return
+        tail = self.end_offset - last.offset
+        if any(last.view[tail:].tobytes()):
+            path = self.folder / file_name(last.offset)
+            raise CorruptStore(path, self.end_offset, "bytes behind the end of the log are not zero")

@@ -1,0 +1,110 @@
+"""Reading a region of the commit log record by record, trusting nothing.
+
+Touches  buffers it is given. Layout of a record: aerobee_proto.records.
+
+What is checked, in this order: lengths before anything is read, magic, the stored physical offset against
+the place, the parts' lengths against the whole, the body's CRC, the whole-record checksum where there is one.
+A record that passes is one that an append put at this very place.
+"""
+
+from typing import NamedTuple
+
+from aerobee_proto.checksum import check_property_crc, check_record_checksum
+from aerobee_proto.errors import RecordError
+from aerobee_proto.records import MAGIC_V1, MAGIC_V2, RecordHeader, scan_header
+
+__all__ = ["BLANK", "Blank", "RecordFault", "ScannedRecord", "find_record", "scan_record"]
+
+_MAGIC_BYTES = (MAGIC_V1.to_bytes(4, "big"), MAGIC_V2.to_bytes(4, "big"))
+_CHECKSUM_NAME = b"__CRC32C\x01"
+
+
+class ScannedRecord(NamedTuple):
+    """What recovery and dispatch need of one good record. Times in ms since the epoch."""
+
+    physical_offset: int
+    size: int
+    topic: str
+    queue_id: int
+    queue_offset: int
+    sys_flag: int
+    store_timestamp: int
+    properties: bytes
+
+
+class RecordFault(NamedTuple):
+    """Why the bytes at a place are not a record."""
+
+    reason: str
+
+
+class Blank:
+    """The record that closes a file."""
+
+
+BLANK = Blank()
+
+
+def scan_record(
+    view: memoryview, position: int, physical_offset: int, *, property_crc: bool = False
+) -> ScannedRecord | RecordFault | Blank:
+    """The record at `position` of a file's `view`, whose physical offset must be `physical_offset`.
+
+    With `property_crc` a `__CRC32#` property must be there and match, as official brokers demand when they
+    verify it; without, one that is there is not looked at, as official brokers copy it stale.
+    """
+    try:
+        header = scan_header(view, position)
+    except RecordError as error:
+        return RecordFault(str(error))
+    if header.is_blank:
+        room = len(view) - position
+        return BLANK if header.size == room else RecordFault(f"blank of {header.size} where {room} are left")
+    if header.physical_offset != physical_offset:
+        return RecordFault(f"stored physical offset is {header.physical_offset}")
+    if header.store_timestamp <= 0 or header.queue_id < 0 or header.queue_offset < 0:
+        return RecordFault("store time, queue id or queue offset is out of range")
+    properties = header.properties
+    fault = _checksum_fault(header, properties, property_crc)
+    if fault is not None:
+        return RecordFault(fault)
+    return ScannedRecord(
+        physical_offset,
+        header.size,
+        header.topic,
+        header.queue_id,
+        header.queue_offset,
+        header.sys_flag,
+        header.store_timestamp,
+        properties,
+    )
+
+
+def _checksum_fault(header: RecordHeader, properties: bytes, property_crc: bool) -> str | None:
+    if not header.body_is_intact():
+        return "body CRC does not match"
+    if property_crc and not check_property_crc(header.record):
+        return "property CRC is missing or does not match"
+    if _CHECKSUM_NAME in properties and check_record_checksum(header.record) == "bad":
+        return "whole-record checksum does not match"
+    return None
+
+
+def find_record(view: memoryview, begin: int, end: int, file_offset: int) -> int | None:
+    """Position of the first whole, proven record of a file whose magic lies in [begin, end) of `view`.
+
+    `file_offset` is the physical offset of the view's first byte.
+    """
+    window = bytes(view[begin:end])
+    found = _next_magic(window, 0)
+    while found is not None:
+        position = begin + found - 4
+        if position >= 0 and isinstance(scan_record(view, position, file_offset + position), ScannedRecord):
+            return position
+        found = _next_magic(window, found + 1)
+    return None
+
+
+def _next_magic(window: bytes, start: int) -> int | None:
+    places = [p for magic in _MAGIC_BYTES if (p := window.find(magic, start)) >= 0]
+    return min(places, default=None)
