@@ -164,9 +164,9 @@ class Connection(asyncio.Protocol):
             self.transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
-        decoder = self._decoder
-        if decoder.error is not None:
+        if self.transport.is_closing():
             return
+        decoder = self._decoder
         self._in_read = True
         try:
             frames = decoder.feed(data)
@@ -456,7 +456,7 @@ class Connection(asyncio.Protocol):
 
     def close(self, reason: str = "closed here") -> None:
         """Send what is waiting, then close."""
-        if self.transport is not None and not self.transport.is_closing():
+        if not self.transport.is_closing():
             self._close_reason = reason
             if self._out:
                 self._write_out()
@@ -464,9 +464,8 @@ class Connection(asyncio.Protocol):
 
     def abort(self, reason: str = "aborted here") -> None:
         """Close at once; what waits to be sent is dropped."""
-        if self.transport is not None:
-            self._close_reason = reason
-            self.transport.abort()
+        self._close_reason = reason
+        self.transport.abort()
 
 
 def _failure(failed: Exception) -> Response:
