@@ -14,6 +14,7 @@ NAME_CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345678
 TOPICS = st.text(NAME_CHARACTERS, min_size=1, max_size=127)
 RETRY_TOPICS = st.text(NAME_CHARACTERS, min_size=1, max_size=248).map("%RETRY%".__add__)
 
+TEXT_CHARACTERS = st.characters(exclude_categories=["Cs"])
 # Text that survives UTF-8, without the two property separators.
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x01\x02"), max_size=30)
 PROPERTY_TEXT = st.text(
@@ -25,6 +26,31 @@ IPV4_HOSTS = st.tuples(st.ip_addresses(v=4).map(str), st.integers(0, 65535))
 IPV6_HOSTS = st.tuples(st.ip_addresses(v=6).map(str), st.integers(0, 65535))
 HOSTS = st.one_of(IPV4_HOSTS, IPV6_HOSTS)
 BODIES = st.binary(max_size=300)
+
+
+@st.composite
+def record_fields(draw: st.DrawFn) -> dict[str, Any]:
+    """Keyword arguments for records.encode_record, without its checksum switches."""
+    properties = draw(PROPERTIES)
+    properties.update(
+        draw(st.fixed_dictionaries({}, optional={"KEYS": PROPERTY_TEXT, "TAGS": PROPERTY_TEXT}))
+    )
+    return {
+        "topic": draw(st.one_of(TOPICS, RETRY_TOPICS)),
+        "queue_id": draw(COUNTS),
+        "queue_offset": draw(OFFSETS),
+        "physical_offset": draw(OFFSETS),
+        "born_timestamp": draw(I64),
+        "born_host": draw(HOSTS),
+        "store_timestamp": draw(I64),
+        "store_host": draw(HOSTS),
+        "body": draw(BODIES),
+        "properties": "".join(f"{name}\x01{value}\x02" for name, value in properties.items()),
+        "flag": draw(I32),
+        "sys_flag": draw(st.integers(0, 0x7FF)),
+        "reconsume_times": draw(I32),
+        "prepared_transaction_offset": draw(OFFSETS),
+    }
 
 
 def json_values(max_leaves: int = 20) -> st.SearchStrategy[Any]:
@@ -45,6 +71,3 @@ def json_values(max_leaves: int = 20) -> st.SearchStrategy[Any]:
         ),
         max_leaves=max_leaves,
     )
-
-
-TEXT_CHARACTERS = st.characters(exclude_categories=["Cs"])
