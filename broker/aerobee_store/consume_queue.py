@@ -1,0 +1,543 @@
+"""Consume queue: one fixed-size entry per message of a queue, in logical order.
+
+Touches  <root>/consumequeue/<topic>/<queue_id>/ and nothing else. No sockets, no asyncio, no clock.
+Entry    physical_offset i64 | size i32 | tag_hash i64, big-endian (20 bytes).
+Blank    (0, 0x7FFFFFFF, 0): fills the first file of a queue below its first entry; never data.
+
+Invariants
+- Entry i lies at byte i * ENTRY_SIZE of the row of files; its logical offset is i.
+- Records of a queue do not overlap: an entry's physical offset is not below the end of the one before it.
+- min_offset <= max_offset; everything from max_offset to the end of the last file is zero.
+- Every file holds at least one entry that is data: a file is created together with its first entry.
+- Nothing here that the commit log cannot rebuild: recovery cuts the tail and it is dispatched again.
+
+Threads: one thread calls everything except flush(), which may run in another while entries are put.
+"""
+
+import struct
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aerobee_store.errors import CorruptStore, StoreError
+from aerobee_store.io import StoreIo
+from aerobee_store.mapped_files import MappedFile, MappedFileQueue
+
+__all__ = [
+    "BLANK_ENTRY",
+    "ENTRY",
+    "ENTRY_DTYPE",
+    "ENTRY_SIZE",
+    "ConsumeQueue",
+    "ConsumeQueueEntry",
+    "QueueOutOfOrder",
+    "QueueRecovery",
+]
+
+ENTRY: Final = struct.Struct(">qiq")  # physical_offset, size, tag_hash
+ENTRY_SIZE: Final = ENTRY.size
+ENTRY_DTYPE: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tag_hash", ">i8")])
+BLANK_SIZE: Final = 0x7FFFFFFF
+BLANK_ENTRY: Final = ENTRY.pack(0, BLANK_SIZE, 0)
+
+# Files whose every entry is looked at when nothing says how far the queue is known to be durable.
+_FILES_SCANNED_MAX: Final = 3
+# Entries looked at by one numpy step of a scan: a short tail is found without paging in the whole file.
+_SCAN_STEP: Final = 8192
+_NOTHING: Final = memoryview(b"")
+
+_Entries = NDArray[np.void]
+
+
+class ConsumeQueueEntry(NamedTuple):
+    """Where a message lies: byte offset and length in the commit log, and the hash of its tag."""
+
+    physical_offset: int
+    size: int
+    tag_hash: int
+
+
+Verify = Callable[[ConsumeQueueEntry, int], bool]
+
+
+class QueueOutOfOrder(StoreError):
+    """Entries were offered at another place than the queue's end; nothing was written.
+
+    A larger `offered` is a gap: the queue has to be rebuilt from the log. A smaller one is an overlap:
+    the entries are there already. `expected` and `offered` are logical offsets, or physical ones when
+    `what` says so.
+    """
+
+    def __init__(self, topic: str, queue_id: int, expected: int, offered: int, what: str) -> None:
+        super().__init__(topic, queue_id, expected, offered, what)
+        self.topic = topic
+        self.queue_id = queue_id
+        self.expected = expected
+        self.offered = offered
+        self.what = what
+
+    def __str__(self) -> str:
+        kind = "gap" if self.offered > self.expected else "overlap"
+        return (
+            f"{kind} in queue {self.queue_id} of {self.topic}: {self.what} {self.offered} offered, "
+            f"{self.expected} expected; nothing was written"
+        )
+
+
+@dataclass(slots=True, frozen=True)
+class QueueRecovery:
+    """What recover() found: the range that is left, and how many entries behind it were given up.
+
+    `cut_entries` counts up to the first entry that is all zero. `gaps` are missing files as half-open
+    ranges of logical offsets; they were left as they are.
+    """
+
+    min_offset: int
+    max_offset: int
+    cut_entries: int
+    gaps: tuple[tuple[int, int], ...]
+
+
+class ConsumeQueue:
+    """The entries of one queue of one topic."""
+
+    __slots__ = (
+        "_file_entries",
+        "_files",
+        "_first_data",
+        "_flushed_offset",
+        "_writable",
+        "last_physical_end",
+        "max_offset",
+        "min_offset",
+        "queue_id",
+        "topic",
+    )
+
+    def __init__(
+        self, topic: str, queue_id: int, folder: Path, file_size: int, io: StoreIo, *, writable: bool = True
+    ) -> None:
+        """`file_size` in bytes, a multiple of ENTRY_SIZE. Touches no file before load() or put_entries().
+
+        Opened with `writable` false, recover() and the cuts leave the files as they are and only end the
+        queue where they would.
+        """
+        assert file_size > 0
+        assert file_size % ENTRY_SIZE == 0
+        # Fixed for life.
+        self.topic = topic
+        self.queue_id = queue_id
+        self._files = MappedFileQueue(folder, file_size, io, writable=writable)
+        self._file_entries = file_size // ENTRY_SIZE
+        self._writable = writable
+        # Logical offsets. min_offset is moved by correct_min_offset() and by what cuts or cleans;
+        # _first_data is the first entry in the files that is not a blank.
+        self.min_offset = 0
+        self.max_offset = 0
+        self._first_data = 0
+        # One past the last byte of the newest record; -1 without one.
+        self.last_physical_end = -1
+        # Moved by flush() only, and back by a cut.
+        self._flushed_offset = 0
+
+    # --- loading and recovery --------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Open the files. Until recover() has run, the queue claims every entry the files have room for.
+
+        Raises CorruptStore for a foreign name or a file of a wrong length.
+        """
+        self._files.load()
+        self.max_offset = self._files.end_offset // ENTRY_SIZE
+        self._first_data = self._find_first_data()
+        self.min_offset = self._first_data
+
+    def recover(
+        self, verify: Verify | None = None, *, log_min: int = 0, proven_offset: int = 0
+    ) -> QueueRecovery:
+        """Find the end of the valid entries, drop what is behind it, and zero it on disk.
+
+        `verify(entry, logical_offset)` compares an entry with its record; it is not asked about records
+        below the physical offset `log_min`, which are gone. Entries of records below `proven_offset` are
+        known to be durable: only the last of them is verified, and of the files before it the first and
+        last entry. Without that knowledge (0) the last three files are looked at whole.
+        """
+        end = self._valid_end(_Check(verify, log_min, proven_offset))
+        cut_entries = self._count_until_zero(end)
+        self._cut(end)
+        self._flushed_offset = 0
+        return QueueRecovery(self.min_offset, self.max_offset, cut_entries, self.gaps)
+
+    @property
+    def gaps(self) -> tuple[tuple[int, int], ...]:
+        """Half-open ranges of logical offsets whose files are missing."""
+        return tuple((a // ENTRY_SIZE, b // ENTRY_SIZE) for a, b in self._files.gaps)
+
+    @property
+    def file_spans(self) -> list[range]:
+        """Per file, oldest first, the logical offsets of its entries that are written, blanks included."""
+        ends = [min(f.end // ENTRY_SIZE, self.max_offset) for f in self._files.files]
+        return [range(f.offset // ENTRY_SIZE, end) for f, end in zip(self._files.files, ends, strict=True)]
+
+    def _find_first_data(self) -> int:
+        """First logical offset of the first file that is not a blank; the file's end when all are."""
+        if not self._files.files:
+            return 0
+        file = self._files.files[0]
+        for start, entries in _steps(file, 0):
+            blank = (entries["physical_offset"] == 0) & (entries["size"] == BLANK_SIZE)
+            blank &= entries["tag_hash"] == 0
+            count = _leading_true(blank)
+            if count < len(entries):
+                return file.offset // ENTRY_SIZE + start + count
+        return file.end // ENTRY_SIZE
+
+    def _valid_end(self, check: "_Check") -> int:
+        """One past the last valid entry, as a logical offset."""
+        files = self._files.files
+        scan_from = self._scan_from(check)
+        previous_end = 0
+        end = self._first_data
+        for file in files:
+            base = file.offset // ENTRY_SIZE
+            start = max(self._first_data - base, 0)
+            if start >= self._file_entries:
+                continue
+            deep_from = min(max(scan_from - base, start), self._file_entries)
+            good = check.good_entries(file, base, start, deep_from, previous_end)
+            end = base + good
+            if good < self._file_entries:
+                break
+            last = ENTRY.unpack_from(file.view, (good - 1) * ENTRY_SIZE)
+            previous_end = last[0] + last[1]
+        return end
+
+    def _scan_from(self, check: "_Check") -> int:
+        """Logical offset from which every entry is looked at."""
+        files = self._files.files
+        if not files:
+            return 0
+        if check.proven_offset <= 0:
+            return files[-_FILES_SCANNED_MAX:][0].offset // ENTRY_SIZE
+        proven = check.proven_offset
+        return max(self._first_not(lambda e: e.size > 0 and e.physical_offset + e.size <= proven) - 1, 0)
+
+    def _first_not(self, holds: Callable[[ConsumeQueueEntry], bool]) -> int:
+        """First logical offset of data for which `holds` is false; it must be true up to there only.
+
+        Bisects over all files: the file first, then the entry in it. max_offset when it always holds.
+        """
+        spans = [range(max(s.start, self._first_data), s.stop) for s in self.file_spans]
+        spans = [span for span in spans if span]
+        index = bisect_left(spans, True, key=lambda span: not holds(self._entry_at(span.start)))
+        if index == 0:
+            return spans[0].start if spans else self.max_offset
+        span = spans[index - 1]
+        found = bisect_left(span, True, key=lambda offset: not holds(self._entry_at(offset)))
+        if found < len(span):
+            return span[found]
+        return spans[index].start if index < len(spans) else self.max_offset
+
+    def _count_until_zero(self, offset: int) -> int:
+        """Entries from `offset` on, within its file, until one that is all zero."""
+        file = self._files.find(offset * ENTRY_SIZE)
+        if file is None:
+            return 0
+        count = 0
+        for _, entries in _steps(file, offset - file.offset // ENTRY_SIZE):
+            filled = (entries["physical_offset"] != 0) | (entries["size"] != 0) | (entries["tag_hash"] != 0)
+            count += _leading_true(filled)
+            if count % _SCAN_STEP:
+                break
+        return count
+
+    # --- cutting ---------------------------------------------------------------------------------------
+
+    def cut_at_physical(self, physical_offset: int) -> int:
+        """Drop the entries of all records that do not end at or below `physical_offset`; how many went.
+
+        What is cut is zero on disk when this returns. OSError is final for the store.
+        """
+        if self.last_physical_end <= physical_offset:
+            return 0
+        end = self._first_not(lambda e: e.physical_offset + e.size <= physical_offset)
+        dropped = self.max_offset - end
+        self._cut(end)
+        return dropped
+
+    def cut_at(self, offset: int) -> None:
+        """Drop every entry from the logical `offset` on; zero on disk when this returns."""
+        if offset < self.max_offset:
+            self._cut(max(offset, self._first_data))
+
+    def _cut(self, end: int) -> None:
+        """Make `end` the max_offset; files without data go. Without any data the queue starts again at 0."""
+        files = self._files
+        if end <= self._first_data:
+            if self._writable:
+                files.destroy()
+            self._start_again()
+            return
+        if self._writable:
+            files.truncate(end * ENTRY_SIZE)
+            while files.files[-1].offset >= end * ENTRY_SIZE:
+                files.drop_last()
+        # A cut that begins in a gap ends the queue at the file before it.
+        self.max_offset = min(
+            end, max(f.end for f in files.files if f.offset < end * ENTRY_SIZE) // ENTRY_SIZE
+        )
+        self.min_offset = min(self.min_offset, self.max_offset)
+        self._flushed_offset = min(self._flushed_offset, self.max_offset)
+        newest = self._entry_at(self.max_offset - 1)
+        self.last_physical_end = newest.physical_offset + newest.size
+
+    def _start_again(self) -> None:
+        self.min_offset = self.max_offset = self._first_data = self._flushed_offset = 0
+        self.last_physical_end = -1
+
+    # --- writing ---------------------------------------------------------------------------------------
+
+    def put_entries(self, first_offset: int, entries: bytes) -> None:
+        """Append n packed entries (n * ENTRY_SIZE bytes) whose first has the logical offset `first_offset`.
+
+        An empty queue may start anywhere; otherwise `first_offset` must be max_offset and the first
+        record must not begin before the end of the newest one, else QueueOutOfOrder and nothing is
+        written. StoreFull when a new file finds no room; nothing is written then either.
+        """
+        assert entries
+        assert len(entries) % ENTRY_SIZE == 0
+        files = self._files
+        if not files.files:
+            self._put_first(first_offset, entries)
+        elif first_offset != self.max_offset:
+            raise self._out_of_order(self.max_offset, first_offset, "logical offset")
+        else:
+            physical_offset = ENTRY.unpack_from(entries)[0]
+            if physical_offset < self.last_physical_end:
+                raise self._out_of_order(self.last_physical_end, physical_offset, "physical offset")
+            self._write(first_offset * ENTRY_SIZE, entries)
+        self.max_offset = first_offset + len(entries) // ENTRY_SIZE
+        physical_offset, size, _ = ENTRY.unpack_from(entries, len(entries) - ENTRY_SIZE)
+        self.last_physical_end = physical_offset + size
+
+    def _out_of_order(self, expected: int, offered: int, what: str) -> QueueOutOfOrder:
+        return QueueOutOfOrder(self.topic, self.queue_id, expected, offered, what)
+
+    def _put_first(self, first_offset: int, entries: bytes) -> None:
+        """Begin the queue at `first_offset`; entries of the same file before it become blanks."""
+        blanks = first_offset % self._file_entries
+        self._write((first_offset - blanks) * ENTRY_SIZE, BLANK_ENTRY * blanks + entries)
+        self._first_data = self.min_offset = self._flushed_offset = first_offset
+
+    def _write(self, position: int, data: bytes) -> None:
+        """Write at the end of the row, where byte `position` is; one write a file, files created first."""
+        files = self._files
+        end = position + len(data)
+        last = files.files[-1] if files.files else None
+        if last is not None and end <= last.end:
+            last.data.write(position - last.offset, data)
+            return
+        self._make_room(last.end if last is not None else position, end)
+        rest = memoryview(data)
+        for file in files.files:
+            if file.end <= position or not rest:
+                continue
+            piece = rest[: file.end - position]
+            file.data.write(position - file.offset, piece)
+            position += len(piece)
+            rest = rest[len(piece) :]
+
+    def _make_room(self, room_end: int, end: int) -> None:
+        """Create the files from byte `room_end` to `end`; all of them or none."""
+        files = self._files
+        count = len(files.files)
+        try:
+            while room_end < end:
+                room_end = files.create(room_end).end
+        except (StoreError, OSError):
+            while len(files.files) > count:
+                files.drop_last()
+            raise
+
+    def flush(self) -> None:
+        """Make every entry put before this call durable. OSError is final for the store."""
+        target = self.max_offset
+        flushed = self._flushed_offset * ENTRY_SIZE
+        if flushed >= target * ENTRY_SIZE:
+            return
+        for file in self._files.files:
+            if file.end > flushed:
+                file.data.sync()
+        self._flushed_offset = target
+
+    # --- reading ---------------------------------------------------------------------------------------
+
+    def read(self, offset: int, max_entries: int) -> memoryview:
+        """Packed entries from the logical `offset` on: at most `max_entries`, and none beyond its file.
+
+        The view is read-only and stays valid; it is empty outside the data of the queue.
+        """
+        end = min(offset + max_entries, self.max_offset)
+        if not self._first_data <= offset < end:
+            return _NOTHING
+        file = self._files.find(offset * ENTRY_SIZE)
+        if file is None:
+            return _NOTHING
+        return file.view[offset * ENTRY_SIZE - file.offset : min(end * ENTRY_SIZE, file.end) - file.offset]
+
+    def entry(self, offset: int) -> ConsumeQueueEntry | None:
+        """The entry at the logical `offset`; None where the queue has no data."""
+        if not self._first_data <= offset < self.max_offset:
+            return None
+        file = self._files.find(offset * ENTRY_SIZE)
+        if file is None:
+            return None
+        return ConsumeQueueEntry._make(ENTRY.unpack_from(file.view, offset * ENTRY_SIZE - file.offset))
+
+    def _entry_at(self, offset: int) -> ConsumeQueueEntry:
+        found = self.entry(offset)
+        assert found is not None
+        return found
+
+    # --- the lower end ---------------------------------------------------------------------------------
+
+    def correct_min_offset(self, log_min: int) -> None:
+        """Move min_offset to the first entry whose record begins at or above `log_min`, in whatever file.
+
+        When all records are gone, min_offset is max_offset: the queue's numbers go on.
+        """
+        self.min_offset = self._first_not(lambda entry: entry.physical_offset < log_min)
+
+    def clean_before(self, log_min: int) -> int:
+        """Delete the oldest files whose every record lies below `log_min`, never the last; how many."""
+        removed = 0
+        while len(self._files.files) > 1:
+            first = self._files.files[0]
+            newest = ENTRY.unpack_from(first.view, first.end - first.offset - ENTRY_SIZE)
+            if newest[0] >= log_min:
+                break
+            self._files.drop_first()
+            self._first_data = self._files.min_offset // ENTRY_SIZE
+            removed += 1
+        self.correct_min_offset(log_min)
+        return removed
+
+    def destroy(self) -> None:
+        """Delete all files and the folder; the queue is empty afterwards and may be used again."""
+        self._files.destroy()
+        self._start_again()
+
+    def close(self) -> None:
+        """Close the files; views handed out stay readable. Nothing is flushed."""
+        self._files.close()
+
+    # --- invariants ------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Walk every entry and the space behind the last; raise CorruptStore at the first broken invariant."""
+        if not self._files.files:
+            self._require(self.max_offset == 0, None, "entries without files")
+            return
+        self._require(not self._files.gaps, None, f"files are missing: {self.gaps}")
+        self._require(self._first_data <= self.min_offset <= self.max_offset, None, "offsets out of order")
+        self._require(self._first_data == self._find_first_data(), None, "first entry is not where it was")
+        previous_end = 0
+        for file, span in zip(self._files.files, self.file_spans, strict=True):
+            previous_end = self._check_file(file, span, previous_end)
+        self._require(previous_end == self.last_physical_end, None, "the newest record ends elsewhere")
+
+    def _check_file(self, file: MappedFile, span: range, previous_end: int) -> int:
+        base = span.start
+        start = max(self._first_data - base, 0)
+        self._require(start < len(span), file, "file without entries")
+        check = _Check(None, 0, 0)
+        good = check.good_entries(file, base, start, start, previous_end)
+        self._require(good >= len(span), file, f"broken entry {base + good}", good * ENTRY_SIZE)
+        tail = file.view[len(span) * ENTRY_SIZE :]
+        self._require(not any(tail), file, "bytes behind the last entry are not zero", len(span) * ENTRY_SIZE)
+        last = self._entry_at(span[-1])
+        return last.physical_offset + last.size
+
+    def _require(
+        self, holds: bool, file: MappedFile | None, reason: str, position: int | None = None
+    ) -> None:
+        if not holds:
+            path = self._files.folder if file is None else file.data.path
+            raise CorruptStore(path, position, reason, "cut the queue and dispatch it again from the log")
+
+
+@dataclass(slots=True, frozen=True)
+class _Check:
+    """How recovery judges the entries of a file."""
+
+    verify: Verify | None
+    log_min: int
+    proven_offset: int
+
+    def good_entries(self, file: MappedFile, base: int, start: int, deep_from: int, previous_end: int) -> int:
+        """One past the last valid entry of `file`, counted in the file; all arguments but the last are too.
+
+        Entries below `start` are blanks, those from `deep_from` on are all looked at; of the others the
+        first and last. `previous_end` is where the record before `start` ends.
+        """
+        if deep_from > start:
+            last_end = previous_end
+            for index in sorted({start, deep_from - 1}):
+                entry = ConsumeQueueEntry._make(ENTRY.unpack_from(file.view, index * ENTRY_SIZE))
+                if not self._edge_holds(entry, base + index, last_end):
+                    return self._good_run(file, base, start, previous_end)
+                last_end = entry.physical_offset + entry.size
+            previous_end = last_end
+        return self._good_run(file, base, deep_from, previous_end)
+
+    def _edge_holds(self, entry: ConsumeQueueEntry, offset: int, previous_end: int) -> bool:
+        sound = entry.physical_offset >= previous_end and 0 < entry.size < BLANK_SIZE
+        return sound and self._verified(entry, offset)
+
+    def _verified(self, entry: ConsumeQueueEntry, offset: int) -> bool:
+        return self.verify is None or entry.physical_offset < self.log_min or self.verify(entry, offset)
+
+    def _good_run(self, file: MappedFile, base: int, start: int, previous_end: int) -> int:
+        """One past the last of the valid entries that follow each other from `start`."""
+        for first, entries in _steps(file, start):
+            good = self._sound(entries, previous_end)
+            if self.verify is not None:
+                good = self._first_unverified(entries[:good], base + first)
+            if good < len(entries):
+                return first + good
+            previous_end = int(entries["physical_offset"][-1]) + int(entries["size"][-1])
+        return (file.end - file.offset) // ENTRY_SIZE
+
+    def _sound(self, entries: _Entries, previous_end: int) -> int:
+        """Leading entries that may be true judged by themselves: sized, and each behind the one before."""
+        begins = entries["physical_offset"].astype(np.int64)
+        sizes = entries["size"].astype(np.int64)
+        bounds = np.empty_like(begins)
+        bounds[0] = previous_end
+        np.add(begins[:-1], sizes[:-1], out=bounds[1:])
+        return _leading_true((sizes > 0) & (sizes < BLANK_SIZE) & (begins >= bounds))
+
+    def _first_unverified(self, entries: _Entries, base: int) -> int:
+        """Leading entries that agree with their records."""
+        for index, fields in enumerate(entries.tolist()):
+            if not self._verified(ConsumeQueueEntry._make(fields), base + index):
+                return index
+        return len(entries)
+
+
+def _steps(file: MappedFile, start: int) -> Iterator[tuple[int, _Entries]]:
+    """The entries of `file` from number `start` in the file on, in arrays of at most _SCAN_STEP."""
+    count = (file.end - file.offset) // ENTRY_SIZE
+    for first in range(start, count, _SCAN_STEP):
+        stop = min(first + _SCAN_STEP, count)
+        yield first, np.frombuffer(file.view[first * ENTRY_SIZE : stop * ENTRY_SIZE], ENTRY_DTYPE)
+
+
+def _leading_true(flags: NDArray[Any]) -> int:
+    """Number of true values before the first false one."""
+    return len(flags) if flags.all() else int(np.argmin(flags))

@@ -1,0 +1,142 @@
+"""All consume queues of a store: topic -> queue_id -> ConsumeQueue.
+
+Touches  <root>/consumequeue/<topic>/<queue_id>/, through the queues. No sockets, no asyncio, no clock.
+
+Invariants
+- A queue is in the table from its first use; it has files from its first entry on.
+- Folders that are not queues (a queue folder whose name is no number) are left alone.
+
+Threads: one thread changes the table. flush() may run in another; it works on the queues that were there
+when it began.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from aerobee_store.consume_queue import ConsumeQueue
+from aerobee_store.errors import StoreError
+from aerobee_store.io import StoreIo
+
+__all__ = ["QueueTable"]
+
+
+class QueueTable:
+    """Finds, makes and removes queues, and does to all of them what the store does to all of them."""
+
+    def __init__(self, folder: Path, file_size: int, io: StoreIo, *, writable: bool = True) -> None:
+        """`folder` is <root>/consumequeue; `file_size` in bytes, a multiple of the entry's 20."""
+        # Fixed for life.
+        self.folder = folder
+        self._file_size = file_size
+        self._io = io
+        self._writable = writable
+        # Changed by load(), get_or_create() and delete_topic().
+        self._topics: dict[str, dict[int, ConsumeQueue]] = {}
+
+    def load(self) -> None:
+        """Open every queue found in the folder; recover() of each is the caller's next step.
+
+        Raises CorruptStore for a foreign name or a file of a wrong length inside a queue's folder.
+        """
+        for topic in self._io.list_names(self.folder):
+            if not topic.is_dir:
+                continue
+            for name in self._io.list_names(self.folder / topic.name):
+                if name.is_dir and _is_queue_id(name.name):
+                    queue = self._new_queue(topic.name, int(name.name))
+                    queue.load()
+                    self._topics.setdefault(topic.name, {})[queue.queue_id] = queue
+
+    def _new_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
+        folder = self.folder / topic / str(queue_id)
+        return ConsumeQueue(topic, queue_id, folder, self._file_size, self._io, writable=self._writable)
+
+    def get(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """The queue, if it was loaded or used before."""
+        queues = self._topics.get(topic)
+        return None if queues is None else queues.get(queue_id)
+
+    def get_or_create(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """The queue, made in memory if it is new. StoreError when `topic` cannot be a folder's name."""
+        queue = self.get(topic, queue_id)
+        if queue is None:
+            _check_place(topic, queue_id)
+            queue = self._new_queue(topic, queue_id)
+            self._topics.setdefault(topic, {})[queue_id] = queue
+        return queue
+
+    @property
+    def topics(self) -> list[str]:
+        """Topics that have a queue, sorted."""
+        return sorted(self._topics)
+
+    def queue_ids(self, topic: str) -> list[int]:
+        """Ids of the topic's queues, sorted; empty for an unknown topic."""
+        return sorted(self._topics.get(topic, ()))
+
+    def __iter__(self) -> Iterator[ConsumeQueue]:
+        """Every queue there is now, by topic and id; the table may change meanwhile."""
+        for topic in self.topics:
+            queues = self._topics.get(topic, {})
+            yield from [queues[queue_id] for queue_id in sorted(queues)]
+
+    def __len__(self) -> int:
+        return sum(map(len, self._topics.values()))
+
+    @property
+    def last_physical_end(self) -> int:
+        """The largest end of a record that any queue knows; -1 without one."""
+        return max((queue.last_physical_end for queue in self), default=-1)
+
+    def delete_topic(self, topic: str) -> int:
+        """Delete the files and folders of all queues of `topic`; how many queues there were."""
+        queues = self._topics.pop(topic, {})
+        for queue in queues.values():
+            queue.destroy()
+        if queues:
+            self._io.remove_folder(self.folder / topic)
+        return len(queues)
+
+    def cut_at_physical(self, physical_offset: int) -> int:
+        """Drop, in every queue, the entries of records that do not end at or below it; how many went."""
+        return sum(queue.cut_at_physical(physical_offset) for queue in self)
+
+    def correct_min_offsets(self, log_min: int) -> None:
+        """Tell every queue where the log begins now."""
+        for queue in self:
+            queue.correct_min_offset(log_min)
+
+    def clean_before(self, log_min: int) -> int:
+        """Delete old queue files whose records are all below `log_min`; how many files went."""
+        return sum(queue.clean_before(log_min) for queue in self)
+
+    def destroy(self) -> None:
+        """Delete all queues: the log they point into is gone."""
+        for topic in self.topics:
+            self.delete_topic(topic)
+
+    def flush(self) -> None:
+        """Make every entry put before this call durable. OSError is final for the store."""
+        for queue in self:
+            queue.flush()
+
+    def close(self) -> None:
+        """Close all files; views handed out stay readable. Nothing is flushed."""
+        for queue in self:
+            queue.close()
+
+    def check(self) -> None:
+        """Check every queue; CorruptStore at the first broken invariant."""
+        for queue in self:
+            queue.check()
+
+
+def _is_queue_id(name: str) -> bool:
+    """True for the decimal names that a queue's folder can have."""
+    return name.isascii() and name.isdecimal() and str(int(name)) == name
+
+
+def _check_place(topic: str, queue_id: int) -> None:
+    """Names come from records too, and a damaged one must not lead out of the store's folder."""
+    if topic in ("", ".", "..") or "/" in topic or "\0" in topic or queue_id < 0:
+        raise StoreError(f"topic {topic!r}, queue {queue_id}: cannot be a folder; the record is refused")
