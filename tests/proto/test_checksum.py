@@ -20,7 +20,7 @@ from aerobee_proto.properties import decode_properties
 from aerobee_proto.records import decode_record, encode_record
 from proto.strategies import record_fields
 
-PLAIN = {
+PLAIN: dict[str, Any] = {
     "topic": "T1",
     "queue_id": 0,
     "queue_offset": 7,

@@ -30,7 +30,7 @@ from aerobee_proto.records import (
 from proto.strategies import record_fields
 from proto.tables import GOLDEN, golden_table, unbase64
 
-HELLO = {
+HELLO: dict[str, Any] = {
     "topic": "TopicTest",
     "queue_id": 3,
     "queue_offset": 5,

@@ -1,0 +1,180 @@
+"""Names of topics and groups: what they may hold, which are special.
+
+Touches  nothing.
+Topic    1..127 characters, each a percent sign, vertical bar, ASCII letter, digit, underscore or hyphen; topics that
+         brokers make of group names (`%RETRY%group`, `%DLQ%group`) may have up to 255.
+Group    the same characters, 1..255.
+
+Invariants
+- A name that passes has no separator, dot or blank: it is safe as the name of a folder, and one byte a character.
+"""
+
+import re
+from typing import Final
+
+from aerobee_proto.codes import ResponseCode
+from aerobee_proto.errors import RequestError
+from aerobee_proto.properties import PROPERTIES_SIZE_MAX
+
+__all__ = [
+    "DLQ_PREFIX",
+    "GROUP_LENGTH_MAX",
+    "INTERNAL_TOPIC_LENGTH_MAX",
+    "NOT_SENDABLE_TOPICS",
+    "REPLY_TOPIC_SUFFIX",
+    "RETRY_PREFIX",
+    "SYSTEM_TOPICS",
+    "SYSTEM_TOPIC_PREFIX",
+    "TOPIC_LENGTH_MAX",
+    "check_group",
+    "check_properties",
+    "check_topic",
+    "dlq_topic",
+    "is_dlq_topic",
+    "is_internal_topic",
+    "is_retry_topic",
+    "is_system_topic",
+    "reply_topic",
+    "retry_topic",
+]
+
+TOPIC_LENGTH_MAX: Final = 127
+INTERNAL_TOPIC_LENGTH_MAX: Final = 255
+GROUP_LENGTH_MAX: Final = 255
+
+RETRY_PREFIX: Final = "%RETRY%"
+DLQ_PREFIX: Final = "%DLQ%"
+REPLY_TOPIC_SUFFIX: Final = "_REPLY_TOPIC"
+SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
+
+AUTO_CREATE_TOPIC: Final = "TBW102"
+SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+BENCHMARK_TOPIC: Final = "BenchmarkTest"
+HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+OP_HALF_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+CHECK_MAX_TIME_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
+TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
+SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
+OFFSET_MOVED_TOPIC: Final = "OFFSET_MOVED_EVENT"
+CHECKPOINT_TOPIC: Final = "CHECKPOINT_TOPIC"
+TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
+
+SYSTEM_TOPICS: Final = frozenset(
+    {
+        AUTO_CREATE_TOPIC,
+        SCHEDULE_TOPIC,
+        BENCHMARK_TOPIC,
+        HALF_TOPIC,
+        OP_HALF_TOPIC,
+        CHECK_MAX_TIME_TOPIC,
+        TRACE_TOPIC,
+        SELF_TEST_TOPIC,
+        OFFSET_MOVED_TOPIC,
+        CHECKPOINT_TOPIC,
+    }
+)
+NOT_SENDABLE_TOPICS: Final = frozenset(
+    {
+        SCHEDULE_TOPIC,
+        HALF_TOPIC,
+        OP_HALF_TOPIC,
+        CHECK_MAX_TIME_TOPIC,
+        SELF_TEST_TOPIC,
+        OFFSET_MOVED_TOPIC,
+    }
+)
+
+_ALLOWED: Final = re.compile(r"[%|A-Za-z0-9_-]*")
+_ALLOWED_IN_WORDS: Final = "ASCII letters, digits, '%', '|', '_' and '-'"
+# How much of a peer's name an error text repeats.
+_SHOWN_LENGTH_MAX: Final = 64
+
+
+def check_topic(topic: str, *, internal: bool = False) -> None:
+    """Raise RequestError (INVALID_PARAMETER) unless `topic` is a legal topic name.
+
+    `internal` is for names that a broker itself makes of a group: retry and dead-letter topics may then have up
+    to 255 characters. A name from a peer is checked without it.
+    """
+    long = internal and (topic.startswith((RETRY_PREFIX, DLQ_PREFIX)))
+    _check_name("topic", topic, INTERNAL_TOPIC_LENGTH_MAX if long else TOPIC_LENGTH_MAX)
+
+
+def check_group(group: str) -> None:
+    """Raise RequestError (INVALID_PARAMETER) unless `group` is a legal group name."""
+    _check_name("group", group, GROUP_LENGTH_MAX)
+
+
+def check_properties(properties: bytes, reserved: int = 0) -> None:
+    """Raise RequestError (MESSAGE_ILLEGAL) when raw property bytes are too many for a record.
+
+    `reserved` is the number of bytes that the broker itself will add.
+    """
+    limit = PROPERTIES_SIZE_MAX - reserved
+    if len(properties) > limit:
+        raise RequestError(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"the message's properties have {len(properties)} bytes, at most {limit} are allowed"
+            f" ({PROPERTIES_SIZE_MAX} less {reserved} that the broker adds)",
+        )
+
+
+def is_system_topic(topic: str, *, cluster_name: str = "", broker_name: str = "") -> bool:
+    """Whether a topic belongs to the system: fixed names, the system prefix, and those of cluster and broker."""
+    if topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX):
+        return True
+    if cluster_name and topic in (cluster_name, reply_topic(cluster_name)):
+        return True
+    return bool(broker_name) and topic == broker_name
+
+
+def is_retry_topic(topic: str) -> bool:
+    """Whether a topic holds messages that a group will see again."""
+    return topic.startswith(RETRY_PREFIX)
+
+
+def is_dlq_topic(topic: str) -> bool:
+    """Whether a topic holds messages that a group gave up."""
+    return topic.startswith(DLQ_PREFIX)
+
+
+def is_internal_topic(topic: str) -> bool:
+    """Whether a topic was made of a group name."""
+    return topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
+
+
+def retry_topic(group: str) -> str:
+    """The topic of a group's retries."""
+    return RETRY_PREFIX + group
+
+
+def dlq_topic(group: str) -> str:
+    """The topic of the messages that a group gave up."""
+    return DLQ_PREFIX + group
+
+
+def reply_topic(cluster_name: str) -> str:
+    """The topic that replies of a cluster are stored in."""
+    return cluster_name + REPLY_TOPIC_SUFFIX
+
+
+def _check_name(kind: str, name: str, length_max: int) -> None:
+    if not name:
+        raise RequestError(ResponseCode.INVALID_PARAMETER, f"the {kind} name is empty")
+    if len(name) > length_max:
+        raise RequestError(
+            ResponseCode.INVALID_PARAMETER,
+            f"the {kind} name {_shown(name)} has {len(name)} characters, at most {length_max} are allowed",
+        )
+    legal = _ALLOWED.match(name)
+    assert legal is not None, "the pattern matches the empty text"
+    if legal.end() != len(name):
+        raise RequestError(
+            ResponseCode.INVALID_PARAMETER,
+            f"the {kind} name {_shown(name)} has {name[legal.end()]!r} at character {legal.end() + 1};"
+            f" allowed are {_ALLOWED_IN_WORDS}",
+        )
+
+
+def _shown(name: str) -> str:
+    return repr(name) if len(name) <= _SHOWN_LENGTH_MAX else f"{name[:_SHOWN_LENGTH_MAX]!r}..."
