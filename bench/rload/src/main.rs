@@ -1,0 +1,152 @@
+// Neutral load generator for the RocketMQ remoting protocol: pre-built frames, pipelined windows, blocking sockets.
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+fn frame(header: &str, body: &[u8]) -> Vec<u8> {
+    let h = header.as_bytes();
+    let mut v = Vec::with_capacity(8 + h.len() + body.len());
+    v.extend(((4 + h.len() + body.len()) as u32).to_be_bytes());
+    v.extend((h.len() as u32).to_be_bytes());
+    v.extend(h);
+    v.extend(body);
+    v
+}
+struct Conn { s: TcpStream, buf: Vec<u8>, at: usize }
+impl Conn {
+    fn new(addr: &str) -> Conn { let s = TcpStream::connect(addr).unwrap(); s.set_nodelay(true).unwrap(); s.set_read_timeout(Some(Duration::from_secs(30))).unwrap(); Conn { s, buf: Vec::new(), at: 0 } }
+    // next response: (header json, body)
+    fn next(&mut self) -> (String, Vec<u8>, u8) {
+        loop {
+            let have = self.buf.len() - self.at;
+            if have >= 4 {
+                let n = u32::from_be_bytes(self.buf[self.at..self.at + 4].try_into().unwrap()) as usize;
+                if have >= 4 + n {
+                    let p = self.at + 4;
+                    let hw = u32::from_be_bytes(self.buf[p..p + 4].try_into().unwrap());
+                    let hl = (hw & 0xffffff) as usize;
+                    let h = String::from_utf8_lossy(&self.buf[p + 4..p + 4 + hl]).to_string();
+                    let b = self.buf[p + 4 + hl..p + n].to_vec();
+                    self.at += 4 + n;
+                    return (h, b, (hw >> 24) as u8);
+                }
+            }
+            if self.at > 0 { self.buf.drain(..self.at); self.at = 0; }
+            let l = self.buf.len();
+            self.buf.resize(l + 262144, 0);
+            let r = self.s.read(&mut self.buf[l..]).expect("read");
+            if r == 0 { panic!("closed by peer"); }
+            self.buf.truncate(l + r);
+        }
+    }
+}
+fn num(h: &str, key: &str) -> Option<i64> {
+    let k = format!("\"{}\":", key);
+    let i = h.find(&k)? + k.len();
+    let t = &h[i..];
+    let t = t.trim_start_matches('"');
+    let e = t.find(|c: char| !(c.is_ascii_digit() || c == '-')).unwrap_or(t.len());
+    t[..e].parse().ok()
+}
+fn pct(v: &mut Vec<u64>, p: f64) -> u64 { if v.is_empty() { return 0; } v.sort_unstable(); v[((v.len() - 1) as f64 * p) as usize] }
+fn main() {
+    let mut a: HashMap<String, String> = HashMap::new();
+    let args: Vec<String> = std::env::args().collect();
+    let cmd = args[1].clone();
+    let mut i = 2; while i + 1 < args.len() { a.insert(args[i].trim_start_matches('-').to_string(), args[i + 1].clone()); i += 2; }
+    let g = |k: &str, d: &str| a.get(k).cloned().unwrap_or(d.to_string());
+    let addr = g("addr", "127.0.0.1:10911");
+    let conns: usize = g("conns", "1").parse().unwrap();
+    let window: usize = g("window", "64").parse().unwrap();
+    let size: usize = g("size", "128").parse().unwrap();
+    let secs: f64 = g("secs", "5").parse().unwrap();
+    let topic = g("topic", "Bench");
+    let keys = g("keys", "0") == "1";
+    let queues: usize = g("queues", "4").parse().unwrap();
+    let broker = g("broker", "broker-a");
+    let nkeys: u64 = g("nkeys", "100000").parse().unwrap(); // query asks for keys k0-0 .. k0-(nkeys-1)
+    let t0 = Instant::now();
+    let mut th = Vec::new();
+    for c in 0..conns {
+        let (addr, topic, cmd, broker) = (addr.clone(), topic.clone(), cmd.clone(), broker.clone());
+        th.push(std::thread::spawn(move || {
+            let mut k = Conn::new(&addr);
+            let end = Instant::now() + Duration::from_secs_f64(secs);
+            let (mut done, mut err, mut bytes, mut sent, mut msgs) = (0u64, 0u64, 0u64, 0u64, 0u64);
+            let mut lat: Vec<u64> = Vec::new();
+            let mut errs: HashMap<i64, u64> = HashMap::new();
+            if cmd == "send" {
+                let body = vec![b'x'; size];
+                let mut starts: HashMap<i64, Instant> = HashMap::new();
+                let mut out: Vec<u8> = Vec::new();
+                loop {
+                    let inflight = sent - done;
+                    let open = Instant::now() < end;
+                    if open && (inflight as usize) < window {
+                        out.clear();
+                        while ((sent - done) as usize) < window {
+                            let q = (sent as usize + c) % queues;
+                            let op = sent as i64;
+                            let kp = if keys { format!("KEYS\\u0001k{}-{}\\u0002", c, sent) } else { String::new() };
+                            let h = format!("{{\"code\":310,\"extFields\":{{\"a\":\"bench\",\"b\":\"{}\",\"c\":\"TBW102\",\"d\":\"4\",\"e\":\"{}\",\"f\":\"0\",\"g\":\"1763700000000\",\"h\":\"0\",\"i\":\"{}UNIQ_KEY\\u00017F000001{:08X}{:016X}\\u0002WAIT\\u0001true\\u0002TAGS\\u0001TagA\",\"j\":\"0\",\"k\":\"false\",\"m\":\"false\",\"n\":\"{}\"}},\"flag\":0,\"language\":\"JAVA\",\"opaque\":{},\"serializeTypeCurrentRPC\":\"JSON\",\"version\":475}}", topic, q, kp, c, sent, broker, op);
+                            out.extend(frame(&h, &body));
+                            starts.insert(op, Instant::now());
+                            sent += 1;
+                        }
+                        k.s.write_all(&out).unwrap();
+                    }
+                    if sent == done { if !open { break; } else { continue; } }
+                    let (h, _, _) = k.next();
+                    let op = num(&h, "opaque").unwrap_or(-1);
+                    if let Some(s) = starts.remove(&op) { lat.push(s.elapsed().as_micros() as u64); }
+                    let code = num(&h, "code").unwrap_or(-1);
+                    if code != 0 { err += 1; *errs.entry(code).or_insert(0) += 1; if err == 1 { eprintln!("first error: {}", h); } } else { msgs += 1; }
+                    bytes += size as u64;
+                    done += 1;
+                }
+            } else if cmd == "pull" {
+                let mut off = vec![0i64; queues];
+                let max: usize = 32;
+                let mut idle = 0;
+                let mut q = c % queues;
+                while Instant::now() < end && idle < queues * 3 {
+                    let h = format!("{{\"code\":11,\"extFields\":{{\"consumerGroup\":\"benchc\",\"topic\":\"{}\",\"queueId\":\"{}\",\"queueOffset\":\"{}\",\"maxMsgNums\":\"{}\",\"sysFlag\":\"4\",\"commitOffset\":\"0\",\"suspendTimeoutMillis\":\"0\",\"subscription\":\"*\",\"subVersion\":\"0\",\"expressionType\":\"TAG\",\"bname\":\"{}\"}},\"flag\":0,\"language\":\"JAVA\",\"opaque\":{},\"serializeTypeCurrentRPC\":\"JSON\",\"version\":475}}", topic, q, off[q], max, broker, done);
+                    let s = Instant::now();
+                    k.s.write_all(&frame(&h, b"")).unwrap();
+                    let (h, b, _) = k.next();
+                    lat.push(s.elapsed().as_micros() as u64);
+                    let code = num(&h, "code").unwrap_or(-1);
+                    if done == 0 { eprintln!("first pull: {}", h); }
+                    if code == 0 { idle = 0; let mut p = 0; while p + 4 <= b.len() { let n = u32::from_be_bytes(b[p..p + 4].try_into().unwrap()) as usize; msgs += 1; p += n; } bytes += b.len() as u64; }
+                    else { idle += 1; *errs.entry(code).or_insert(0) += 1; }
+                    off[q] = num(&h, "nextBeginOffset").unwrap_or(off[q]);
+                    done += 1;
+                    if code != 0 { q = (q + 1) % queues; }
+                }
+            } else if cmd == "query" {
+                let n: u64 = nkeys;
+                let mut x: u64 = 88172645463325252 + c as u64;
+                while Instant::now() < end {
+                    x ^= x << 13; x ^= x >> 7; x ^= x << 17;
+                    let h = format!("{{\"code\":12,\"extFields\":{{\"topic\":\"{}\",\"key\":\"k0-{}\",\"maxNum\":\"32\",\"beginTimestamp\":\"0\",\"endTimestamp\":\"9223372036854775807\"}},\"flag\":0,\"language\":\"JAVA\",\"opaque\":{},\"serializeTypeCurrentRPC\":\"JSON\",\"version\":475}}", topic, x % n, done);
+                    let s = Instant::now();
+                    k.s.write_all(&frame(&h, b"")).unwrap();
+                    let (h, b, _) = k.next();
+                    lat.push(s.elapsed().as_micros() as u64);
+                    if done == 0 { eprintln!("first query: {} body {}", h, b.len()); }
+                    let code = num(&h, "code").unwrap_or(-1);
+                    if code == 0 { msgs += 1 } else { err += 1; *errs.entry(code).or_insert(0) += 1; }
+                    done += 1;
+                }
+            }
+            (done, err, bytes, msgs, lat, errs)
+        }));
+    }
+    let (mut done, mut err, mut bytes, mut msgs) = (0, 0, 0, 0);
+    let mut lat = Vec::new();
+    let mut errs: HashMap<i64, u64> = HashMap::new();
+    for t in th { let r = t.join().unwrap(); done += r.0; err += r.1; bytes += r.2; msgs += r.3; lat.extend(r.4); for (k, v) in r.5 { *errs.entry(k).or_insert(0) += v; } }
+    let el = t0.elapsed().as_secs_f64();
+    println!("{} conns={} window={} size={} keys={}: {:.0} req/s {:.0} msg/s {:.1} MB/s err={} {:?} p50={}us p99={}us p99.9={}us", cmd, conns, window, size, keys, done as f64 / el, msgs as f64 / el, bytes as f64 / el / 1e6, err, errs, pct(&mut lat, 0.5), pct(&mut lat, 0.99), pct(&mut lat, 0.999));
+}

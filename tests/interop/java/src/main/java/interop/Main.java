@@ -1,0 +1,70 @@
+package interop;
+
+import com.alibaba.fastjson.JSON;
+import com.alibaba.fastjson.serializer.SerializerFeature;
+import java.util.HashMap;
+import java.util.Map;
+
+/**
+ * Official RocketMQ classes as judges: one sub-command a run, one {@code RESULT {json}} line at its end.
+ *
+ * <p>{@code READY} is printed by commands that wait for others (consumers), once they are assigned queues.
+ */
+public final class Main {
+    private Main() {
+    }
+
+    public static void main(String[] words) {
+        try {
+            Map<String, Object> result = run(words[0], new Arguments(words));
+            System.out.println("RESULT " + JSON.toJSONString(result,
+                SerializerFeature.MapSortField, SerializerFeature.WriteNonStringKeyAsString));
+        } catch (Throwable e) {
+            e.printStackTrace();
+            System.err.flush();
+            Runtime.getRuntime().halt(1);
+        }
+        System.out.flush();
+        Runtime.getRuntime().halt(0); // official clients leave threads behind that would keep the JVM
+    }
+
+    private static Map<String, Object> run(String command, Arguments arguments) throws Exception {
+        return switch (command) {
+            case "send" -> Send.run(arguments);
+            case "push" -> Receive.push(arguments);
+            case "lite" -> Receive.lite(arguments);
+            case "admin" -> Admin.run(arguments);
+            case "store-read" -> StoreReader.run(arguments);
+            case "bench-produce" -> Bench.produce(arguments);
+            case "bench-consume" -> Bench.consume(arguments);
+            default -> throw new IllegalArgumentException("unknown sub-command " + command);
+        };
+    }
+
+    /** {@code --name value} pairs after the sub-command. */
+    static final class Arguments {
+        private final Map<String, String> values = new HashMap<>();
+
+        Arguments(String[] words) {
+            for (int i = 1; i + 1 < words.length; i += 2) {
+                values.put(words[i].substring(2), words[i + 1]);
+            }
+        }
+
+        String text(String name) {
+            String value = values.get(name);
+            if (value == null) {
+                throw new IllegalArgumentException("--" + name + " is missing");
+            }
+            return value;
+        }
+
+        String text(String name, String otherwise) {
+            return values.getOrDefault(name, otherwise);
+        }
+
+        int number(String name, int otherwise) {
+            return Integer.parseInt(values.getOrDefault(name, Integer.toString(otherwise)));
+        }
+    }
+}

@@ -1,0 +1,69 @@
+package interop;
+
+import java.util.Map;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.TimeUnit;
+import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
+import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
+import org.apache.rocketmq.common.message.MessageExt;
+
+/** DefaultMQPushConsumer and DefaultLitePullConsumer with a filter: --expect N distinct messages, then report. */
+final class Receive {
+    private Receive() {
+    }
+
+    static Map<String, Object> push(Main.Arguments arguments) throws Exception {
+        Traffic.Ledger ledger = new Traffic.Ledger();
+        int expect = arguments.number("expect", 1);
+        CountDownLatch all = new CountDownLatch(1);
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(arguments.text("group"));
+        consumer.setNamesrvAddr(arguments.text("namesrv"));
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        consumer.setConsumeMessageBatchMaxSize(32);
+        consumer.subscribe(arguments.text("topic"), arguments.text("filter", "*"));
+        consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+            messages.forEach(ledger::add);
+            if (ledger.distinct() >= expect) {
+                all.countDown();
+            }
+            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+        });
+        consumer.start();
+        while (consumer.getDefaultMQPushConsumerImpl().getRebalanceImpl().getProcessQueueTable().isEmpty()) {
+            consumer.getDefaultMQPushConsumerImpl().doRebalance();
+            TimeUnit.MILLISECONDS.sleep(20);
+        }
+        System.out.println("READY");
+        boolean complete = all.await(arguments.number("seconds", 60), TimeUnit.SECONDS);
+        consumer.shutdown();
+        Map<String, Object> report = ledger.report();
+        report.put("complete", complete);
+        return report;
+    }
+
+    static Map<String, Object> lite(Main.Arguments arguments) throws Exception {
+        Traffic.Ledger ledger = new Traffic.Ledger();
+        int expect = arguments.number("expect", 1);
+        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(arguments.text("group"));
+        consumer.setNamesrvAddr(arguments.text("namesrv"));
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        consumer.subscribe(arguments.text("topic"), arguments.text("filter", "*"));
+        consumer.setAutoCommit(false);
+        consumer.start();
+        System.out.println("READY");
+        long end = System.nanoTime() + TimeUnit.SECONDS.toNanos(arguments.number("seconds", 60));
+        while (ledger.distinct() < expect && System.nanoTime() < end) {
+            for (MessageExt message : consumer.poll(500)) {
+                ledger.add(message);
+            }
+        }
+        consumer.commit();
+        consumer.shutdown();
+        Map<String, Object> report = ledger.report();
+        report.put("complete", ledger.distinct() >= expect);
+        return report;
+    }
+}

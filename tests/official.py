@@ -1,0 +1,292 @@
+"""The official RocketMQ programs: nameserver, broker, mqadmin and our small Java judges, from Maven.
+
+Touches  tests/interop/java/target (git-ignored; built once and rebuilt when pom.xml or a source changes),
+         subprocesses, and the folders that callers pass in.
+
+Invariants
+- One Maven run a machine and source state; concurrent callers wait for it at a lock file.
+- Servers listen on ports of 20000-32000 and advertise 127.0.0.1; logs and stores stay in the caller's folder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import json
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from programs import Program, ProgramError, free_port
+
+__all__ = [
+    "JAVA_PROJECT",
+    "Server",
+    "call",
+    "classpath",
+    "is_registered",
+    "judge",
+    "missing",
+    "mqadmin",
+    "start_broker",
+    "start_judge",
+    "start_nameserver",
+]
+
+JAVA_PROJECT = Path(__file__).resolve().parent / "interop" / "java"
+UPDATE_BROKER_CONFIG, GET_ROUTE = 25, 105  # request codes
+BUILD_TIMEOUT_S = 900.0
+START_TIMEOUT_S = 60.0
+JUDGE_TIMEOUT_S = 120.0
+
+# What the official start script adds for Java 9 and later, plus what unmapping files on 17 needs.
+JAVA_OPENS = [
+    "--add-opens=java.base/java.nio=ALL-UNNAMED",
+    "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
+    "--add-opens=java.base/jdk.internal.ref=ALL-UNNAMED",
+]
+QUIET = f"-Drmq.logback.configurationFile={JAVA_PROJECT / 'quiet-logback.xml'}"
+SMALL_HEAP = ["-Xms512m", "-Xmx1g", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+
+
+class Server(Program):
+    """A running server program and the address at which clients reach it."""
+
+    def __init__(
+        self, name: str, command: list[str], address: str, *, env: dict[str, str] | None = None
+    ) -> None:
+        super().__init__(name, command, env=env)
+        self.address = address
+
+
+def missing() -> str | None:
+    """Why the official programs cannot run here, or None when they can."""
+    for tool, what in (("java", "a Java 17 runtime"), ("javac", "a Java 17 JDK"), ("mvn", "Maven")):
+        if shutil.which(tool) is None:
+            return f"`{tool}` is not on PATH ({what} is needed for the official RocketMQ programs)"
+    return None
+
+
+@functools.cache
+def classpath() -> str:
+    """The class path with the official jars and our judges, built by Maven when needed.
+
+    Raises ProgramError with Maven's output when the build fails.
+    """
+    target = JAVA_PROJECT / "target"
+    target.mkdir(exist_ok=True)
+    stamp, jars = target / "built.sha256", target / "classpath.txt"
+    with (target / "build.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        digest = _source_digest()
+        built = stamp.exists() and stamp.read_text() == digest
+        if not (built and all(Path(jar).exists() for jar in jars.read_text().split(os.pathsep))):
+            _build(jars)
+            stamp.write_text(digest)
+    return os.pathsep.join([str(target / "classes"), jars.read_text()])
+
+
+def start_nameserver(folder: Path, *, port: int | None = None, heap: list[str] | None = None) -> Server:
+    """Start the official nameserver and wait until it serves; `folder` takes its logs and config."""
+    port = port or free_port()
+    home = folder / f"namesrv-{port}"
+    home.mkdir(parents=True, exist_ok=True)
+    config = home / "namesrv.properties"
+    config.write_text(_properties({"listenPort": port, "kvConfigPath": home / "kvConfig.json"}))
+    return _start(
+        "official nameserver",
+        ["org.apache.rocketmq.namesrv.NamesrvStartup", "-c", str(config)],
+        home,
+        f"127.0.0.1:{port}",
+        heap or ["-Xms128m", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"],
+        r"boot success",
+    )
+
+
+def start_broker(
+    folder: Path,
+    nameservers: str,
+    *,
+    name: str = "broker-a",
+    port: int | None = None,
+    config: Mapping[str, object] | None = None,
+    heap: list[str] | None = None,
+) -> Server:
+    """Start the official broker, registered at `nameservers` ("host:port;host:port"), and wait until it serves.
+
+    The store is `folder`/store. `config` adds to or overrides broker.conf; `heap` are the JVM's own options.
+    """
+    port = port or free_port(-2, 1)  # its second listener is at port - 2, replication at port + 1
+    home = folder / f"broker-{port}"
+    home.mkdir(parents=True, exist_ok=True)
+    settings: dict[str, object] = {
+        "brokerClusterName": "DefaultCluster",
+        "brokerName": name,
+        "brokerId": 0,
+        "brokerIP1": "127.0.0.1",
+        "listenPort": port,
+        "haListenPort": port + 1,
+        "namesrvAddr": nameservers,
+        "storePathRootDir": folder / "store",
+        "storePathCommitLog": folder / "store" / "commitlog",
+        "mappedFileSizeCommitLog": 64 << 20,
+        "diskMaxUsedSpaceRatio": 99,
+        **(config or {}),
+    }
+    path = home / "broker.conf"
+    path.write_text(_properties(settings))
+    server = _start(
+        "official broker",
+        ["org.apache.rocketmq.broker.BrokerStartup", "-c", str(path)],
+        home,
+        f"127.0.0.1:{port}",
+        heap or SMALL_HEAP,
+        r"boot success",
+    )
+    try:
+        _register(server, str(settings["brokerName"]), nameservers.split(";"))
+    except BaseException:
+        server.kill()
+        raise
+    return server
+
+
+def mqadmin(nameserver: str, command: str, *args: str, timeout_s: float = JUDGE_TIMEOUT_S) -> str:
+    """Run one official mqadmin command and return what it printed; ProgramError when it exits non-zero."""
+    line = _java(
+        [
+            QUIET,
+            "-Xmx256m",
+            "-XX:TieredStopAtLevel=1",
+            "-XX:+UseSerialGC",
+            f"-Drocketmq.namesrv.addr={nameserver}",
+        ],
+        ["org.apache.rocketmq.tools.command.MQAdminStartup", command, *args],
+    )
+    env = {**os.environ, "NAMESRV_ADDR": nameserver}
+    done = subprocess.run(line, capture_output=True, text=True, timeout=timeout_s, env=env, check=False)
+    if done.returncode:
+        raise ProgramError(f"mqadmin {command} exited {done.returncode}:\n{done.stdout}{done.stderr}")
+    return done.stdout + done.stderr
+
+
+def start_judge(
+    command: str, *, codec: str = "JSON", jvm: list[str] | None = None, **args: object
+) -> Program:
+    """Start our Java main class (`interop.Main`) with one sub-command and `--name value` arguments.
+
+    `codec` is the header codec that official clients use: JSON or ROCKETMQ.
+    """
+    options = [*(jvm or ["-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"])]
+    options += [QUIET, f"-Drocketmq.serialize.type={codec}", "-Drocketmq.client.logLevel=ERROR"]
+    words = [word for key, value in args.items() for word in (f"--{key}", str(value))]
+    return Program(f"java {command}", _java(options, ["interop.Main", command, *words]))
+
+
+def judge(
+    command: str,
+    *,
+    codec: str = "JSON",
+    timeout_s: float = JUDGE_TIMEOUT_S,
+    jvm: list[str] | None = None,
+    **args: object,
+) -> dict[str, Any]:
+    """Run a Java sub-command to its end and return the one JSON object that it prints as `RESULT {...}`."""
+    with start_judge(command, codec=codec, jvm=jvm, **args) as program:
+        return result_of(program, timeout_s)
+
+
+def result_of(program: Program, timeout_s: float = JUDGE_TIMEOUT_S) -> dict[str, Any]:
+    """The JSON object of a judge's `RESULT` line; ProgramError when it ends without one."""
+    line = program.wait_line(r"^RESULT ", timeout_s)
+    found: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
+    return found
+
+
+def call(
+    address: str,
+    code: int,
+    fields: Mapping[str, str] | None = None,
+    body: bytes = b"",
+    timeout_s: float = 5.0,
+) -> tuple[dict[str, Any], bytes]:
+    """One request in the JSON header codec by plain sockets: (response header, body). Uses none of our code."""
+    host, port = address.rsplit(":", 1)
+    head = {
+        "code": code,
+        "flag": 0,
+        "language": "JAVA",
+        "opaque": 1,
+        "version": 475,
+        "extFields": fields or {},
+    }
+    header = json.dumps({**head, "serializeTypeCurrentRPC": "JSON"}).encode()
+    with socket.create_connection((host, int(port)), timeout_s) as peer:
+        peer.settimeout(timeout_s)
+        peer.sendall(struct.pack(">II", 4 + len(header) + len(body), len(header)) + header + body)
+        with peer.makefile("rb") as stream:
+            total, marked = struct.unpack(">II", stream.read(8))
+            answer: dict[str, Any] = json.loads(stream.read(marked & 0xFFFFFF))
+            return answer, stream.read(total - 4 - (marked & 0xFFFFFF))
+
+
+def is_registered(nameserver: str, broker_name: str) -> bool:
+    """Whether the nameserver's cluster information knows the broker and its default topic's route."""
+    answer, body = call(nameserver, GET_ROUTE, {"topic": "TBW102"})
+    return answer["code"] == 0 and f'"brokerName":"{broker_name}"'.encode() in body.replace(b" ", b"")
+
+
+def _source_digest() -> str:
+    digest = hashlib.sha256()
+    for path in [JAVA_PROJECT / "pom.xml", *sorted((JAVA_PROJECT / "src").rglob("*.java"))]:
+        digest.update(path.relative_to(JAVA_PROJECT).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _build(jars: Path) -> None:
+    command = ["mvn", "-q", "-B", "compile", "dependency:build-classpath", f"-Dmdep.outputFile={jars}"]
+    done = subprocess.run(
+        command, cwd=JAVA_PROJECT, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False
+    )
+    if done.returncode:
+        raise ProgramError(f"{' '.join(command)} failed in {JAVA_PROJECT}:\n{done.stdout}{done.stderr}")
+
+
+def _java(options: list[str], words: list[str]) -> list[str]:
+    return ["java", *options, *JAVA_OPENS, "-cp", classpath(), *words]
+
+
+def _start(name: str, words: list[str], home: Path, address: str, heap: list[str], ready: str) -> Server:
+    options = [*heap, f"-Duser.home={home}", f"-Drocketmq.home.dir={home}"]
+    server = Server(name, _java(options, words), address, env={"ROCKETMQ_HOME": str(home)})
+    try:
+        server.wait_line(ready, START_TIMEOUT_S)
+    except ProgramError:
+        server.kill()
+        raise
+    return server
+
+
+def _register(server: Server, name: str, nameservers: list[str]) -> None:
+    """Have the broker register now: by itself it may do so only ten seconds after its start.
+
+    Writing brokerPermission makes it register everything at once, unless it has not yet connected to the
+    nameserver; then it is asked again.
+    """
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not all(is_registered(nameserver, name) for nameserver in nameservers):
+        if time.monotonic() > deadline:
+            raise ProgramError(f"{name} did not register at {nameservers}:\n{server.output}")
+        time.sleep(0.1)
+        call(server.address, UPDATE_BROKER_CONFIG, body=b"brokerPermission=6\n")
+
+
+def _properties(settings: Mapping[str, object]) -> str:
+    return "".join(f"{key}={value}\n" for key, value in settings.items())

@@ -1,0 +1,72 @@
+"""Our own nameserver and broker as subprocesses, started by the `aerobee` command as users start them.
+
+Touches  subprocesses, and the folders that callers pass in.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from programs import Program, ProgramError, free_port
+
+__all__ = ["OurServer", "command", "start_broker", "start_nameserver"]
+
+START_TIMEOUT_S = 30.0
+
+
+class OurServer(Program):
+    """A running server program of ours, the address at which clients reach it, and how long it took to be ready."""
+
+    def __init__(self, name: str, words: list[str], address: str, ready: str) -> None:
+        super().__init__(name, [*command(), *words], env={"PYTHONUNBUFFERED": "1"})
+        self.address = address
+        try:
+            self.wait_line(ready, START_TIMEOUT_S)
+        except ProgramError:
+            self.kill()
+            raise
+
+
+def command() -> list[str]:
+    """The words that run `aerobee` of the environment that runs this."""
+    script = Path(sys.executable).parent / "aerobee"
+    if not script.exists():
+        raise ProgramError(
+            f"{script} does not exist: install the project into this environment (./dev setup)"
+        )
+    return [str(script)]
+
+
+def start_nameserver(*, port: int | None = None) -> OurServer:
+    """Start our nameserver on 127.0.0.1 and wait until it serves."""
+    address = f"127.0.0.1:{port or free_port()}"
+    return OurServer("our nameserver", ["nameserver", "--listen", address], address, r"nameserver\.ready")
+
+
+def start_broker(
+    folder: Path,
+    nameservers: str,
+    *,
+    name: str = "broker-a",
+    port: int | None = None,
+    config: Mapping[str, object] | None = None,
+) -> OurServer:
+    """Start our broker, registered at `nameservers` ("host:port;host:port"), and wait until it serves.
+
+    The store is `folder`/store. `config` adds to or overrides settings, by RocketMQ's names.
+    """
+    port = port or free_port(-2, 1)
+    settings: dict[str, object] = {
+        "brokerClusterName": "DefaultCluster",
+        "brokerName": name,
+        "brokerIP1": "127.0.0.1",
+        "listenPort": port,
+        "namesrvAddr": nameservers,
+        "storePathRootDir": folder / "store",
+        "mappedFileSizeCommitLog": 64 << 20,
+        **(config or {}),
+    }
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    return OurServer("our broker", ["broker", *words], f"127.0.0.1:{port}", r"broker\.ready")
