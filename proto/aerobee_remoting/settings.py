@@ -21,7 +21,7 @@ import difflib
 import json
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -39,8 +39,11 @@ __all__ = [
     "SettingsModel",
     "SettingsProblem",
     "apply_changes",
+    "canonical_keys",
     "dump_settings",
     "load_settings",
+    "read_properties",
+    "used_values",
 ]
 
 SHOWN_VALUE_CHARS_MAX: Final = 80
@@ -187,6 +190,30 @@ def dump_settings(instance: BaseModel) -> dict[str, str]:
         alias: "***" if keys.is_secret(alias) and values[alias] else _as_text(values[alias])
         for alias in sorted(values)
     }
+
+
+def canonical_keys(model: type[BaseModel], changes: Mapping[str, str]) -> dict[str, str]:
+    """The same changes under the model's outside names; keys that are not known stay as written."""
+    keys = _Keys(model)
+    return {
+        keys.alias_of[keys.field_of[key]] if key in keys.field_of else key: value
+        for key, value in changes.items()
+    }
+
+
+def used_values(instance: BaseModel, names: Iterable[str]) -> dict[str, object]:
+    """Outside name to the value in use, for these outside names; secrets are given as they are."""
+    keys = _Keys(type(instance))
+    values = {name: getattr(instance, keys.field_of[name]) for name in names}
+    return {
+        name: value.get_secret_value() if isinstance(value, SecretStr) else value
+        for name, value in values.items()
+    }
+
+
+def read_properties(text: str) -> dict[str, str]:
+    """Keys and values of properties text, the last of a repeated key; ValueError when an escape is broken."""
+    return {key: value.strip() for key, value in javaproperties.loads(text).items()}
 
 
 def _choose(keys: _Keys, layers: list[_Given]) -> tuple[dict[str, _Given], list[SettingsProblem]]:

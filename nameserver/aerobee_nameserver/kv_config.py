@@ -1,0 +1,161 @@
+"""KV config: namespace -> key -> value, small settings that admin tools keep at the nameserver.
+
+Touches  one JSON file, its `.bak` (the state before the last change) and its `.tmp`.
+Bytes    {"configTable":{"<namespace>":{"<key>":"<value>"}}}, as the official nameserver keeps it.
+
+Invariants
+- The table in memory is what the file holds: a change is planned, written and synced, then adopted.
+- Files are replaced as a whole by renames; a crash leaves the new file, or the old one, or its backup.
+- A namespace stays when its last key goes, as in the official nameserver.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from aerobee_proto.codes import ResponseCode
+from aerobee_proto.errors import AerobeeError, RequestError
+
+__all__ = ["ORDER_TOPIC_CONFIG", "KvConfig", "KvConfigDamaged", "Table"]
+
+ORDER_TOPIC_CONFIG: Final = "ORDER_TOPIC_CONFIG"  # namespace of ordered topics: topic -> "broker:count;…"
+TEXT_CHARS_MAX: Final = 65_536  # of a namespace, key or value
+
+log = structlog.get_logger()
+
+Table = dict[str, dict[str, str]]
+
+
+class _FileBody(msgspec.Struct, rename="camel"):
+    config_table: Table
+
+
+class KvConfigDamaged(AerobeeError):
+    """Neither the file nor its backup can be read."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(
+            f"KV config {path} is damaged ({reason}) and so is its backup; repair it or move it away"
+        )
+        self.path = path
+        self.reason = reason
+
+
+class KvConfig:
+    """The table and its file. `path` None keeps it in memory only.
+
+    Changes are made in three steps, so that the caller may write off the event loop, one change at a time:
+    `table = kv.planned_put(…)`, `kv.write(table)`, `kv.adopt(table)`.
+    """
+
+    def __init__(self, path: Path | None, *, entries_max: int = 100_000) -> None:
+        # Fixed for life.
+        self._path = path
+        self._entries_max = entries_max
+        # Replaced by adopt() and load() only.
+        self._table: Table = {}
+
+    # --- reading ----------------------------------------------------------------------------------------------
+
+    def get(self, namespace: str, key: str) -> str | None:
+        return self._table.get(namespace, {}).get(key)
+
+    def namespace(self, namespace: str) -> Mapping[str, str] | None:
+        """Keys and values of a namespace; None when it never existed."""
+        return self._table.get(namespace)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._table.values()))
+
+    # --- changing ---------------------------------------------------------------------------------------------
+
+    def planned_put(self, namespace: str, key: str, value: str) -> Table:
+        """The table with this entry in it. RequestError when it would be too large."""
+        _check_text(namespace=namespace, key=key, value=value)
+        if self.get(namespace, key) is None and len(self) >= self._entries_max:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"KV config holds {len(self)} entries, maxKvEntries is {self._entries_max}",
+            )
+        return self._table | {namespace: self._table.get(namespace, {}) | {key: value}}
+
+    def planned_delete(self, namespace: str, key: str) -> Table | None:
+        """The table without this entry; None when there is nothing to do."""
+        if self.get(namespace, key) is None:
+            return None
+        rest = {name: value for name, value in self._table[namespace].items() if name != key}
+        return self._table | {namespace: rest}
+
+    def write(self, table: Table) -> None:
+        """Put `table` on disk: blocks until it is synced. After OSError the old state can still be loaded."""
+        if self._path is None:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self._path.with_name(self._path.name + ".tmp")
+        with temporary.open("wb") as file:
+            file.write(msgspec.json.encode(_FileBody(table)))
+            file.flush()
+            os.fsync(file.fileno())
+        if self._path.exists():
+            self._path.replace(_backup_of(self._path))
+        temporary.replace(self._path)
+        _sync_folder(self._path.parent)
+
+    def adopt(self, table: Table) -> None:
+        """`table` is on disk: use it."""
+        self._table = table
+
+    def load(self) -> None:
+        """Read the file, or its backup when the file is damaged. No file is an empty table.
+
+        Raises KvConfigDamaged when something is there and nothing of it can be read.
+        """
+        if self._path is None:
+            return
+        backup = _backup_of(self._path)
+        try:
+            self._table = _read(self._path)
+        except FileNotFoundError:
+            self._table = _read(backup) if backup.exists() else {}
+        except (msgspec.MsgspecError, UnicodeDecodeError) as damage:
+            self._table = self._load_backup(backup, str(damage))
+
+    def _load_backup(self, backup: Path, reason: str) -> Table:
+        assert self._path is not None
+        try:
+            table = _read(backup)
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            raise KvConfigDamaged(self._path, reason) from None
+        log.warning("nameserver.kv_backup_used", path=str(self._path), reason=reason)
+        return table
+
+
+def _check_text(**texts: str) -> None:
+    for name, text in texts.items():
+        if not text:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, f"{name} of a KV config entry is empty")
+        if len(text) > TEXT_CHARS_MAX:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"{name} of a KV config entry has {len(text)} characters, {TEXT_CHARS_MAX} are allowed",
+            )
+
+
+def _read(path: Path) -> Table:
+    return msgspec.json.decode(path.read_bytes(), type=_FileBody).config_table
+
+
+def _backup_of(path: Path) -> Path:
+    return path.with_name(path.name + ".bak")
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,119 @@
+"""The KV config and its file."""
+
+import json
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from aerobee_nameserver.kv_config import TEXT_CHARS_MAX, KvConfig, KvConfigDamaged
+from aerobee_proto.errors import RequestError
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "namesrv" / "kvConfig.json"
+
+
+def put(kv: KvConfig, namespace: str, key: str, value: str) -> None:
+    table = kv.planned_put(namespace, key, value)
+    kv.write(table)
+    kv.adopt(table)
+
+
+def opened(path: Path | None) -> KvConfig:
+    kv = KvConfig(path)
+    kv.load()
+    return kv
+
+
+def test_no_file_is_an_empty_table(path: Path) -> None:
+    assert len(opened(path)) == 0
+
+
+def test_a_restart_finds_every_entry(path: Path) -> None:
+    kv = opened(path)
+    put(kv, "ORDER_TOPIC_CONFIG", "T1", "b-a:4;b-b:4")
+    put(kv, "NS", "schlüssel", "wert 🐝")
+    again = opened(path)
+    assert again.get("ORDER_TOPIC_CONFIG", "T1") == "b-a:4;b-b:4"
+    assert again.get("NS", "schlüssel") == "wert 🐝"
+
+
+def test_the_file_has_the_official_shape(path: Path) -> None:
+    put(opened(path), "NS", "k", "v")
+    assert json.loads(path.read_bytes()) == {"configTable": {"NS": {"k": "v"}}}
+
+
+def test_the_official_servers_file_is_read(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_text('{\n\t"configTable":{\n\t\t"NS":{\n\t\t\t"k":"v"\n\t\t}\n\t}\n}')
+    assert opened(path).get("NS", "k") == "v"
+
+
+def test_a_plan_changes_nothing_before_it_is_adopted(path: Path) -> None:
+    kv = opened(path)
+    kv.write(kv.planned_put("NS", "k", "v"))
+    assert kv.get("NS", "k") is None
+    assert opened(path).get("NS", "k") == "v"
+
+
+def test_a_namespace_outlives_its_last_key(path: Path) -> None:
+    kv = opened(path)
+    put(kv, "NS", "k", "v")
+    table = kv.planned_delete("NS", "k")
+    assert table is not None
+    kv.adopt(table)
+    assert kv.namespace("NS") == {}
+    assert kv.namespace("OTHER") is None
+
+
+def test_deleting_what_is_not_there_plans_nothing(path: Path) -> None:
+    assert opened(path).planned_delete("NS", "k") is None
+
+
+def test_a_damaged_file_falls_back_to_the_state_before_and_says_so(path: Path) -> None:
+    kv = opened(path)
+    put(kv, "NS", "k", "old")
+    put(kv, "NS", "k", "new")
+    path.write_bytes(b'{"configTable":{"NS"')
+    with capture_logs() as events:
+        assert opened(path).get("NS", "k") == "old"
+    assert [event["event"] for event in events] == ["nameserver.kv_backup_used"]
+
+
+def test_a_crash_between_the_two_renames_loses_nothing_that_was_acknowledged(path: Path) -> None:
+    put(opened(path), "NS", "k", "old")
+    path.rename(path.with_name(path.name + ".bak"))
+    assert opened(path).get("NS", "k") == "old"
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff\xfe", b"[]", b'{"configTable":{"NS":{"k":5}}}'])
+def test_damage_of_file_and_backup_is_an_error_that_names_the_file(path: Path, damage: bytes) -> None:
+    path.parent.mkdir()
+    path.write_bytes(damage)
+    with pytest.raises(KvConfigDamaged, match="repair it or move it away") as caught:
+        opened(path)
+    assert caught.value.path == path
+
+
+def test_the_number_of_entries_is_bounded() -> None:
+    kv = KvConfig(None, entries_max=1)
+    kv.adopt(kv.planned_put("NS", "k", "v"))
+    with pytest.raises(RequestError, match="maxKvEntries is 1"):
+        kv.planned_put("NS", "k2", "v")
+    assert kv.planned_put("NS", "k", "other") == {"NS": {"k": "other"}}
+
+
+@pytest.mark.parametrize(
+    ("namespace", "key", "value"),
+    [("", "k", "v"), ("n", "", "v"), ("n", "k", ""), ("n", "k", "v" * (TEXT_CHARS_MAX + 1))],
+)
+def test_empty_and_huge_texts_are_refused(namespace: str, key: str, value: str) -> None:
+    with pytest.raises(RequestError):
+        KvConfig(None).planned_put(namespace, key, value)
+
+
+def test_without_a_path_nothing_is_written(tmp_path: Path) -> None:
+    put(opened(None), "NS", "k", "v")
+    assert list(tmp_path.iterdir()) == []
