@@ -320,8 +320,7 @@ def _decode_entries(header: bytes, position: int, size: int) -> dict[str, str]:
         while position < end:
             key, position = _take(header, position, _I16)
             value, position = _take(header, position, _I32)
-            if key and value:  # an empty text reads back as null on the official side, and null is absent
-                fields[_utf8(key)] = _utf8(value)
+            fields[_utf8(key)] = _utf8(value)
     except struct_error as broken:
         raise FrameError("ROCKETMQ header field is cut short") from broken
     return fields
