@@ -1,0 +1,782 @@
+"""The JSON bodies of requests and answers, as typed values.
+
+Touches  nothing.
+Fields   snake_case here, RocketMQ's names on the wire. to_bytes() writes fastjson's form (javajson.dumps),
+         to_standard() strictly valid JSON; from_bytes() reads both, ignores unknown members, takes null as absent.
+Numbers  Java's int and long: what does not fit is FormatError. Timestamps are milliseconds since the epoch.
+
+Invariants
+- T.from_bytes(value.to_bytes()) == value for every body.
+- Any bytes raise FormatError or give a value with every field of its declared type.
+"""
+
+import zlib
+from collections.abc import Mapping
+from functools import cache
+from struct import Struct as Packing
+from typing import Annotated, Any, Final, Self, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from aerobee_proto import javajson
+from aerobee_proto.errors import FormatError
+from aerobee_proto.javahash import java_hash
+from aerobee_proto.javajson import MessageQueue
+
+__all__ = [
+    "AllConsumerOffsets",
+    "AllDelayOffsets",
+    "AllGroups",
+    "BrokerConsumeStats",
+    "BrokerData",
+    "BrokerMemberGroup",
+    "BrokerMembers",
+    "BrokerStatsData",
+    "BrokerStatsItem",
+    "CheckClientConfigBody",
+    "ClientConnection",
+    "ClusterInfo",
+    "ConsumeMessageDirectlyResult",
+    "ConsumeQueueData",
+    "ConsumeStats",
+    "ConsumeStatus",
+    "ConsumeTimeSpan",
+    "ConsumeTimeSpanBody",
+    "ConsumerConnection",
+    "ConsumerData",
+    "ConsumerIdList",
+    "ConsumerRunningInfo",
+    "ConsumerStatusBody",
+    "CorrectionOffsets",
+    "DataVersion",
+    "GroupConfigList",
+    "GroupForbidden",
+    "GroupList",
+    "HeartbeatData",
+    "JsonBody",
+    "KVTable",
+    "LockBatchBody",
+    "LockedQueues",
+    "MessageQueue",
+    "OffsetWrapper",
+    "PopProcessQueueInfo",
+    "ProcessQueueInfo",
+    "ProducerConnection",
+    "ProducerData",
+    "ProducerInfo",
+    "ProducerTableInfo",
+    "QueryConsumeQueueBody",
+    "QueueData",
+    "RegisterBrokerBody",
+    "ResetOffsetBody",
+    "SubscriptionBody",
+    "SubscriptionData",
+    "SubscriptionGroupConfig",
+    "TopicConfig",
+    "TopicConfigAndMapping",
+    "TopicConfigList",
+    "TopicConfigWrapper",
+    "TopicList",
+    "TopicOffset",
+    "TopicRouteData",
+    "TopicStatsTable",
+    "UnlockBatchBody",
+    "convert",
+]
+
+Int = Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
+Long = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+
+T = TypeVar("T")
+
+TAG: Final = "TAG"
+SQL92: Final = "SQL92"
+SUBSCRIBE_ALL: Final = "*"
+_REGISTER_SIZE_MAX: Final = 64 * 1024 * 1024  # bytes after inflating a registration
+_LENGTH: Final = Packing(">i")
+
+
+def convert(value: Any, target: type[T]) -> T:
+    """A decoded JSON value as `target`: numbers may stand as text, null counts as absent. FormatError otherwise."""
+    try:
+        return msgspec.convert(_prepared(value), target, strict=False, str_keys=True)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise FormatError(f"not a {_name_of(target)}: {error}") from error
+
+
+def _name_of(target: Any) -> str:
+    return getattr(target, "__name__", str(target))
+
+
+def _prepared(value: Any) -> Any:
+    """`value` without null members, and with message queues for keys that hold one as text."""
+    if isinstance(value, Mapping):
+        return {_prepared_key(key): _prepared(member) for key, member in value.items() if member is not None}
+    if isinstance(value, list):
+        return [_prepared(member) for member in value]
+    return value
+
+
+def _prepared_key(key: Any) -> Any:
+    return javajson.message_queue_of(key) if isinstance(key, str) and key.startswith("{") else key
+
+
+@cache
+def _decoder_of(cls: type[T]) -> msgspec.json.Decoder[T]:
+    return msgspec.json.Decoder(cls, strict=False)
+
+
+class JsonBody(Struct, rename="camel", kw_only=True):
+    """Base of all JSON bodies."""
+
+    @classmethod
+    def from_bytes(cls, data: bytes | bytearray | memoryview) -> Self:
+        """Read a body; FormatError when it is broken, too large or of another form."""
+        decoder: msgspec.json.Decoder[Self] = _decoder_of(cls)
+        try:
+            if len(data) <= javajson.SIZE_MAX:
+                return decoder.decode(data)
+        except (msgspec.DecodeError, RecursionError):
+            pass  # raw keys, nulls, text keys that hold queues, or broken: the tolerant way tells
+        return convert(javajson.loads(data), cls)
+
+    def to_bytes(self) -> bytes:
+        """The body as fastjson writes it."""
+        return javajson.dumps(self)
+
+    def to_standard(self) -> bytes:
+        """The body as strictly valid JSON, in ASCII."""
+        return javajson.dumps_standard(self)
+
+
+# --- common value objects -----------------------------------------------------------------------------------
+
+
+class DataVersion(JsonBody):
+    """Version of a table that brokers replicate; equal only if all three are equal."""
+
+    counter: Long = 0
+    state_version: Long = 0
+    timestamp: Long = 0
+
+    def next(self, now_ms: int) -> "DataVersion":
+        """The version after one more change, made at `now_ms`."""
+        return DataVersion(counter=self.counter + 1, state_version=self.state_version, timestamp=now_ms)
+
+
+class TopicConfig(JsonBody):
+    """A topic on one broker."""
+
+    topic_name: str = ""
+    read_queue_nums: Int = 16
+    write_queue_nums: Int = 16
+    perm: Int = 6
+    topic_filter_type: str = "SINGLE_TAG"
+    topic_sys_flag: Int = 0
+    order: bool = False
+    attributes: dict[str, str] = field(default_factory=dict)
+
+
+class QueueData(JsonBody):
+    """How many queues of a topic one broker has."""
+
+    broker_name: str = ""
+    perm: Int = 0
+    read_queue_nums: Int = 0
+    topic_sys_flag: Int = 0
+    write_queue_nums: Int = 0
+
+
+class BrokerData(JsonBody):
+    """Addresses of one broker name: broker id (0 is the master) to `host:port`."""
+
+    broker_addrs: dict[Long, str] = field(default_factory=dict)
+    broker_name: str = ""
+    cluster: str | None = None
+    enable_acting_master: bool = False
+    zone_name: str | None = None
+
+
+class TopicRouteData(JsonBody):
+    """Where a topic lives (105). to_bytes for clients older than 4.9.4 and Go, to_standard for the others."""
+
+    broker_datas: list[BrokerData] = field(default_factory=list)
+    filter_server_table: dict[str, list[str]] = field(default_factory=dict)
+    order_topic_conf: str | None = None
+    queue_datas: list[QueueData] = field(default_factory=list)
+    topic_queue_mapping_by_broker: dict[str, Any] | None = None
+
+
+class ClusterInfo(JsonBody):
+    """All brokers (106)."""
+
+    broker_addr_table: dict[str, BrokerData] = field(default_factory=dict)
+    cluster_addr_table: dict[str, list[str]] = field(default_factory=dict)
+
+
+class BrokerMembers(JsonBody):
+    """Members of one broker name."""
+
+    broker_addrs: dict[Long, str] = field(default_factory=dict)
+    broker_name: str = ""
+    cluster: str | None = None
+
+
+class BrokerMemberGroup(JsonBody):
+    """Answer to 901."""
+
+    broker_member_group: BrokerMembers | None = None
+
+
+class KVTable(JsonBody):
+    """A table of texts: runtime information (28), key-value configuration (219)."""
+
+    table: dict[str, str] = field(default_factory=dict)
+
+
+class TopicList(JsonBody):
+    """Topic names (206, 224, 304, 305, 311-313, 343)."""
+
+    broker_addr: str | None = None
+    topic_list: list[str] = field(default_factory=list)
+
+
+class GroupList(JsonBody):
+    """Group names (300)."""
+
+    group_list: list[str] = field(default_factory=list)
+
+
+# --- subscriptions, heartbeats, connections ------------------------------------------------------------------
+
+
+class SubscriptionData(JsonBody):
+    """What a group wants of one topic. The sets are empty for `*` and for SQL92; sub_version is a timestamp."""
+
+    class_filter_mode: bool = False
+    code_set: set[Int] = field(default_factory=set)
+    expression_type: str = TAG
+    sub_string: str = SUBSCRIBE_ALL
+    sub_version: Long = 0
+    tags_set: set[str] = field(default_factory=set)
+    topic: str = ""
+
+    @classmethod
+    def of_tags(cls, topic: str, expression: str | None, sub_version: int = 0) -> Self:
+        """A subscription by tags: `*`, empty or None for all, else tags separated by `||`.
+
+        Raises FormatError when the expression holds separators only.
+        """
+        if not expression or expression == SUBSCRIBE_ALL:
+            return cls(topic=topic, sub_version=sub_version)
+        if not any(expression.split("||")):
+            raise FormatError(f"tag expression {expression[:64]!r} names no tag")
+        tags = {tag for piece in expression.split("||") if (tag := _java_trim(piece))}
+        return cls(
+            topic=topic,
+            sub_string=expression,
+            sub_version=sub_version,
+            tags_set=tags,
+            code_set={java_hash(tag) for tag in tags},
+        )
+
+
+def _java_trim(text: str) -> str:
+    """`text` without leading and trailing characters up to U+0020, as Java's trim."""
+    return text.strip("".join(map(chr, range(33))))
+
+
+class ConsumerData(JsonBody):
+    """One consumer group of a client."""
+
+    consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
+    consume_type: str = "CONSUME_PASSIVELY"
+    group_name: str = ""
+    message_model: str = "CLUSTERING"
+    subscription_data_set: list[SubscriptionData] = field(default_factory=list)
+    unit_mode: bool = False
+
+
+class ProducerData(JsonBody):
+    """One producer group of a client."""
+
+    group_name: str = ""
+
+
+class HeartbeatData(JsonBody):
+    """What a client tells every broker regularly (34)."""
+
+    client_id: str = field(default="", name="clientID")
+    consumer_data_set: list[ConsumerData] = field(default_factory=list)
+    heartbeat_fingerprint: Int = 0
+    producer_data_set: list[ProducerData] = field(default_factory=list)
+    without_sub: bool = False
+
+
+class ClientConnection(JsonBody):
+    """One connected client."""
+
+    client_addr: str = ""
+    client_id: str = ""
+    language: str = "JAVA"
+    version: Int = 0
+
+
+class ConsumerConnection(JsonBody):
+    """Who consumes in a group, and what (203)."""
+
+    connection_set: list[ClientConnection] = field(default_factory=list)
+    consume_from_where: str | None = None
+    consume_type: str | None = None
+    message_model: str | None = None
+    subscription_table: dict[str, SubscriptionData] = field(default_factory=dict)
+
+
+class ProducerConnection(JsonBody):
+    """Who produces in a group (204)."""
+
+    connection_set: list[ClientConnection] = field(default_factory=list)
+
+
+class ProducerInfo(JsonBody):
+    """One connected producer."""
+
+    client_id: str = ""
+    language: str = "JAVA"
+    last_update_timestamp: Long = 0
+    remote_ip: str = field(default="", name="remoteIP")
+    version: Int = 0
+
+
+class ProducerTableInfo(JsonBody):
+    """All producers by group (328)."""
+
+    data: dict[str, list[ProducerInfo]] = field(default_factory=dict)
+
+
+class ConsumerIdList(JsonBody):
+    """Client ids of a group (38)."""
+
+    consumer_id_list: list[str] = field(default_factory=list)
+
+
+class CheckClientConfigBody(JsonBody):
+    """A subscription to be checked before it is used (46)."""
+
+    client_id: str = ""
+    group: str = ""
+    namespace: str | None = None
+    subscription_data: SubscriptionData | None = None
+
+
+class SubscriptionBody(JsonBody):
+    """One subscription of a group (345)."""
+
+    group: str = ""
+    subscription_data: SubscriptionData | None = None
+    topic: str = ""
+
+
+def _default_retry_policy() -> dict[str, Any]:
+    return {"type": "CUSTOMIZED"}
+
+
+class SubscriptionGroupConfig(JsonBody):
+    """A consumer group on one broker."""
+
+    attributes: dict[str, str] = field(default_factory=dict)
+    broker_id: Long = 0
+    consume_broadcast_enable: bool = True
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    consume_message_orderly: bool = False
+    consume_timeout_minute: Int = 15
+    group_name: str = ""
+    group_retry_policy: dict[str, Any] = field(default_factory=_default_retry_policy)
+    group_sys_flag: Int = 0
+    notify_consumer_ids_changed_enable: bool = True
+    retry_max_times: Int = 16
+    retry_queue_nums: Int = 1
+    subscription_data_set: list[dict[str, Any]] | None = None
+    which_broker_when_consume_slowly: Long = 1
+
+
+class GroupConfigList(JsonBody):
+    """Several groups at once (225)."""
+
+    group_config_list: list[SubscriptionGroupConfig] = field(default_factory=list)
+
+
+class AllGroups(JsonBody):
+    """All groups of a broker (201)."""
+
+    data_version: DataVersion = field(default_factory=DataVersion)
+    forbidden_table: dict[str, dict[str, Int]] = field(default_factory=dict)
+    subscription_group_table: dict[str, SubscriptionGroupConfig] = field(default_factory=dict)
+
+
+class GroupForbidden(JsonBody):
+    """Whether a group may read a topic (353)."""
+
+    group: str = ""
+    readable: bool = True
+    topic: str = ""
+
+
+# --- topics and registration ---------------------------------------------------------------------------------
+
+
+class TopicConfigList(JsonBody):
+    """Several topics at once (18)."""
+
+    topic_config_list: list[TopicConfig] = field(default_factory=list)
+
+
+class TopicConfigAndMapping(TopicConfig):
+    """One topic with its static mapping, if any (351)."""
+
+    mapping_detail: dict[str, Any] | None = None
+
+
+class TopicConfigWrapper(JsonBody):
+    """All topics of a broker (21; inside 103)."""
+
+    data_version: DataVersion = field(default_factory=DataVersion)
+    mapping_data_version: DataVersion = field(default_factory=DataVersion)
+    topic_config_table: dict[str, TopicConfig] = field(default_factory=dict)
+    topic_queue_mapping_detail_map: dict[str, Any] = field(default_factory=dict)
+    topic_queue_mapping_info_map: dict[str, Any] = field(default_factory=dict)
+
+
+class RegisterBrokerBody(JsonBody):
+    """What a broker tells the nameserver (103): plain JSON, or the compressed form below.
+
+    Compressed: a zlib stream of: i32 length and JSON of data_version | i32 topic count | per topic i32 length and
+    text `name read write perm filterType {attributes}` | i32 length and JSON array of filter servers | from
+    version 413 on: i32 count of static mappings | per mapping i32 length and JSON.
+    """
+
+    filter_server_list: list[str] = field(default_factory=list)
+    topic_config_serialize_wrapper: TopicConfigWrapper = field(default_factory=TopicConfigWrapper)
+
+    @classmethod
+    def from_wrapper_bytes(cls, data: bytes) -> Self:
+        """The body of brokers older than version 37: the topics alone."""
+        return cls(topic_config_serialize_wrapper=TopicConfigWrapper.from_bytes(data))
+
+    @classmethod
+    def from_compressed(cls, data: bytes, *, with_mapping: bool) -> Self:
+        """Read the compressed form; FormatError when broken, or larger than 64 MiB once inflated."""
+        reader = _PieceReader(_inflate(data))
+        version = DataVersion.from_bytes(reader.piece())
+        topics: dict[str, TopicConfig] = {}
+        for _ in range(reader.count("topics")):
+            topic = _topic_from_text(reader.piece().decode("utf-8", "replace"))
+            topics[topic.topic_name] = topic
+        servers = convert(javajson.loads(reader.piece() or b"[]"), list[str])
+        infos: dict[str, Any] = {}
+        if with_mapping and not reader.is_done:
+            for _ in range(reader.count("mappings")):
+                info = convert(javajson.loads(reader.piece()), dict[str, Any])
+                infos[str(info.get("topic", ""))] = info
+        wrapper = TopicConfigWrapper(
+            data_version=version, topic_config_table=topics, topic_queue_mapping_info_map=infos
+        )
+        return cls(filter_server_list=servers, topic_config_serialize_wrapper=wrapper)
+
+    def to_compressed(self, *, with_mapping: bool) -> bytes:
+        """The compressed form. It does not carry topic_sys_flag and order of a topic."""
+        wrapper = self.topic_config_serialize_wrapper
+        topics = [_topic_to_text(topic).encode() for topic in wrapper.topic_config_table.values()]
+        pieces = [_piece(wrapper.data_version.to_bytes()), _LENGTH.pack(len(topics)), *map(_piece, topics)]
+        pieces.append(_piece(javajson.dumps(self.filter_server_list)))
+        if with_mapping:
+            infos = list(wrapper.topic_queue_mapping_info_map.values())
+            pieces.append(_LENGTH.pack(len(infos)))
+            pieces += [_piece(javajson.dumps(info)) for info in infos]
+        return zlib.compress(b"".join(pieces))
+
+
+def _piece(raw: bytes) -> bytes:
+    return _LENGTH.pack(len(raw)) + raw
+
+
+def _inflate(data: bytes) -> bytes:
+    inflater = zlib.decompressobj()
+    try:
+        raw = inflater.decompress(data, _REGISTER_SIZE_MAX)
+    except zlib.error as error:
+        raise FormatError(f"the compressed registration is broken: {error}") from error
+    if inflater.unconsumed_tail:
+        raise FormatError(f"the registration is larger than {_REGISTER_SIZE_MAX} bytes once inflated")
+    return raw
+
+
+class _PieceReader:
+    """Reads the length-prefixed pieces of an inflated registration."""
+
+    def __init__(self, raw: bytes) -> None:
+        self._raw = raw
+        self._at = 0
+
+    @property
+    def is_done(self) -> bool:
+        return self._at == len(self._raw)
+
+    def _number(self) -> int:
+        if len(self._raw) - self._at < 4:
+            raise FormatError(f"the registration ends at byte {len(self._raw)} where a length should be")
+        (value,) = _LENGTH.unpack_from(self._raw, self._at)
+        self._at += 4
+        return int(value)
+
+    def piece(self) -> bytes:
+        length = self._number()
+        if not 0 <= length <= len(self._raw) - self._at:
+            raise FormatError(f"a piece of the registration claims {length} bytes at {self._at}")
+        piece = self._raw[self._at : self._at + length]
+        self._at += length
+        return piece
+
+    def count(self, what: str) -> int:
+        # Each counted piece takes at least its length field.
+        count = self._number()
+        if not 0 <= count <= (len(self._raw) - self._at) // 4:
+            raise FormatError(f"the registration claims {count} {what}")
+        return count
+
+
+def _topic_from_text(text: str) -> TopicConfig:
+    parts = text.split(" ", 5)
+    if len(parts) < 5:
+        raise FormatError(f"topic {text[:64]!r} has {len(parts)} of its 5 parts")
+    fields: dict[str, Any] = {
+        "topicName": parts[0],
+        "readQueueNums": parts[1],
+        "writeQueueNums": parts[2],
+        "perm": parts[3],
+        "topicFilterType": parts[4],
+    }
+    if len(parts) == 6 and parts[5].strip():
+        fields["attributes"] = javajson.loads(parts[5].encode())
+    return convert(fields, TopicConfig)
+
+
+def _topic_to_text(topic: TopicConfig) -> str:
+    numbers = f"{topic.read_queue_nums} {topic.write_queue_nums} {topic.perm}"
+    attributes = javajson.dumps(topic.attributes).decode()
+    return f"{topic.topic_name} {numbers} {topic.topic_filter_type} {attributes}"
+
+
+# --- offsets, statistics, locks -------------------------------------------------------------------------------
+
+
+class TopicOffset(JsonBody):
+    """State of one queue: offsets are logical, max_offset is the next one to be written."""
+
+    last_update_timestamp: Long = 0
+    max_offset: Long = 0
+    min_offset: Long = 0
+
+
+class TopicStatsTable(JsonBody):
+    """State of every queue of a topic (202)."""
+
+    offset_table: dict[MessageQueue, TopicOffset] = field(default_factory=dict)
+    topic_put_tps: float = 0.0
+
+
+class OffsetWrapper(JsonBody):
+    """How far a group is in one queue."""
+
+    broker_offset: Long = 0
+    consumer_offset: Long = 0
+    last_timestamp: Long = 0
+    pull_offset: Long = 0
+
+
+class ConsumeStats(JsonBody):
+    """How far a group is everywhere (208)."""
+
+    consume_tps: float = 0.0
+    offset_table: dict[MessageQueue, OffsetWrapper] = field(default_factory=dict)
+
+
+class BrokerConsumeStats(JsonBody):
+    """How far every group of a broker is (317)."""
+
+    broker_addr: str | None = None
+    consume_stats_list: list[dict[str, list[ConsumeStats]]] = field(default_factory=list)
+    total_diff: Long = 0
+    total_inflight_diff: Long = 0
+
+
+class ResetOffsetBody(JsonBody):
+    """Logical offset by queue (220 request, 222 answer)."""
+
+    offset_table: dict[MessageQueue, Long] = field(default_factory=dict)
+
+
+class ConsumerStatusBody(JsonBody):
+    """Logical offset by queue (221), and that by client id (223)."""
+
+    consumer_table: dict[str, dict[MessageQueue, Long]] | None = None
+    message_queue_table: dict[MessageQueue, Long] = field(default_factory=dict)
+
+
+class CorrectionOffsets(JsonBody):
+    """Logical offset by queue id (308)."""
+
+    correction_offsets: dict[Int, Long] = field(default_factory=dict)
+
+
+class AllConsumerOffsets(JsonBody):
+    """All consumer offsets of a broker (43): `topic@group` -> queue id -> logical offset."""
+
+    data_version: DataVersion = field(default_factory=DataVersion)
+    group_topic_map: dict[str, Any] = field(default_factory=dict)
+    offset_table: dict[str, dict[Int, Long]] = field(default_factory=dict)
+
+
+class AllDelayOffsets(JsonBody):
+    """How far each delay level is (45): level -> logical offset."""
+
+    data_version: DataVersion = field(default_factory=DataVersion)
+    offset_table: dict[Int, Long] = field(default_factory=dict)
+
+
+class ConsumeTimeSpan(JsonBody):
+    """Store times at the ends of one queue and at the consumer's place; delay_time in milliseconds."""
+
+    consume_time_stamp: Long = 0
+    delay_time: Long = 0
+    max_time_stamp: Long = 0
+    message_queue: MessageQueue | None = None
+    min_time_stamp: Long = 0
+
+
+class ConsumeTimeSpanBody(JsonBody):
+    """Answer to 303."""
+
+    consume_time_span_set: list[ConsumeTimeSpan] = field(default_factory=list)
+
+
+class LockBatchBody(JsonBody):
+    """Queues that a client wants for itself (41)."""
+
+    client_id: str = ""
+    consumer_group: str = ""
+    mq_set: list[MessageQueue] = field(default_factory=list)
+    only_this_broker: bool = False
+
+
+class UnlockBatchBody(LockBatchBody):
+    """Queues that a client gives back (42)."""
+
+
+class LockedQueues(JsonBody):
+    """Queues that the client holds now (answer to 41)."""
+
+    locked: list[MessageQueue] = field(default_factory=list, name="lockOKMQSet")
+
+
+class ConsumeQueueData(JsonBody):
+    """One entry of a consume queue; physic_offset and physic_size in bytes, tags_code the stored hash."""
+
+    bit_map: str | None = None
+    eval: bool = False
+    extend_data_json: str | None = None
+    msg: str | None = None
+    physic_offset: Long = 0
+    physic_size: Int = 0
+    tags_code: Long = 0
+
+
+class QueryConsumeQueueBody(JsonBody):
+    """Entries of a consume queue (321); the indexes are logical offsets."""
+
+    filter_data: str | None = None
+    max_queue_index: Long = 0
+    min_queue_index: Long = 0
+    queue_data: list[ConsumeQueueData] = field(default_factory=list)
+    subscription_data: SubscriptionData | None = None
+
+
+class BrokerStatsItem(JsonBody):
+    """One statistic over one span of time."""
+
+    avgpt: float = 0.0
+    sum: Long = 0
+    tps: float = 0.0
+
+
+class BrokerStatsData(JsonBody):
+    """One statistic over a day, an hour, a minute (315)."""
+
+    stats_day: BrokerStatsItem = field(default_factory=BrokerStatsItem)
+    stats_hour: BrokerStatsItem = field(default_factory=BrokerStatsItem)
+    stats_minute: BrokerStatsItem = field(default_factory=BrokerStatsItem)
+
+
+# --- what a consumer tells of itself --------------------------------------------------------------------------
+
+
+class ProcessQueueInfo(JsonBody):
+    """The local state of one assigned queue; times in ms since the epoch, `droped` is the wire's spelling."""
+
+    cached_msg_count: Int = 0
+    cached_msg_max_offset: Long = 0
+    cached_msg_min_offset: Long = 0
+    cached_msg_size_in_mi_b: Int = field(default=0, name="cachedMsgSizeInMiB")
+    commit_offset: Long = 0
+    droped: bool = False
+    last_consume_timestamp: Long = 0
+    last_lock_timestamp: Long = 0
+    last_pull_timestamp: Long = 0
+    locked: bool = False
+    transaction_msg_count: Int = 0
+    transaction_msg_max_offset: Long = 0
+    transaction_msg_min_offset: Long = 0
+    try_unlock_times: Long = 0
+
+
+class PopProcessQueueInfo(JsonBody):
+    """The local state of one queue read by POP."""
+
+    droped: bool = False
+    last_pop_timestamp: Long = 0
+    wait_ack_count: Int = 0
+
+
+class ConsumeStatus(JsonBody):
+    """Rates of one topic: messages per second, mean times in milliseconds."""
+
+    consume_failed_msgs: Long = 0
+    consume_failed_tps: float = field(default=0.0, name="consumeFailedTPS")
+    consume_ok_tps: float = field(default=0.0, name="consumeOKTPS")
+    consume_rt: float = field(default=0.0, name="consumeRT")
+    pull_rt: float = field(default=0.0, name="pullRT")
+    pull_tps: float = field(default=0.0, name="pullTPS")
+
+
+class ConsumerRunningInfo(JsonBody):
+    """What a consumer tells of itself (307)."""
+
+    jstack: str | None = None
+    mq_pop_table: dict[MessageQueue, PopProcessQueueInfo] = field(default_factory=dict)
+    mq_table: dict[MessageQueue, ProcessQueueInfo] = field(default_factory=dict)
+    properties: dict[str, str] = field(default_factory=dict)
+    status_table: dict[str, ConsumeStatus] = field(default_factory=dict)
+    subscription_set: list[SubscriptionData] = field(default_factory=list)
+    user_consumer_info: dict[str, str] = field(default_factory=dict)
+
+
+class ConsumeMessageDirectlyResult(JsonBody):
+    """How a consumer took one message that it was handed for a trial (309)."""
+
+    auto_commit: bool = True
+    consume_result: str | None = None
+    order: bool = False
+    remark: str | None = None
+    spent_time_mills: Long = 0
