@@ -1,0 +1,420 @@
+"""What a nameserver answers: one method a request code, and the table that says who may ask what.
+
+Touches  the route table, the KV config and, through them, one file each; no sockets of its own. A handler reads a
+typed request and returns a response; whatever takes the disk runs in a worker thread, one change at a time.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import structlog
+
+from aerobee_nameserver.config import NameserverConfig
+from aerobee_nameserver.kv_config import ORDER_TOPIC_CONFIG, KvConfig, Table
+from aerobee_nameserver.registration import checked_queues, checked_topic, read_registration
+from aerobee_nameserver.route_table import MemberChange, Registered, Registration, RouteLimits, RouteTable
+from aerobee_proto.bodies import (
+    BrokerMemberGroup,
+    BrokerMembers,
+    DataVersion,
+    KVTable,
+    TopicList,
+    TopicRouteData,
+)
+from aerobee_proto.codes import VERSION_STRICT_ROUTE_JSON, RequestCode, ResponseCode
+from aerobee_proto.errors import FormatError, RequestError
+from aerobee_proto.headers import (
+    BrokerIdentityHeader,
+    BrokerNameHeader,
+    ClusterHeader,
+    DeleteTopicInNameserverHeader,
+    KvConfigHeader,
+    KvKeyHeader,
+    KvNamespaceHeader,
+    RegisterBrokerHeader,
+    RequestHeader,
+    TopicHeader,
+)
+from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
+from aerobee_remoting.settings import (
+    SettingsError,
+    apply_changes,
+    canonical_keys,
+    dump_settings,
+    read_properties,
+    used_values,
+)
+from aerobee_remoting.settings_edit import store_changes
+
+__all__ = ["Handlers"]
+
+SMALL_BODY_SIZE_MAX: Final = 1 << 20  # bytes; only registrations are larger
+DISABLED: Final = "disable"
+
+log = structlog.get_logger()
+
+
+class RouteQueryHeader(RequestHeader, kw_only=True):
+    """GET_ROUTEINFO_BY_TOPIC; a missing topic is answered as an unknown one."""
+
+    topic: str | None = None
+    accept_standard_json_only: bool = False
+
+
+class Handlers:
+    """The answers of one nameserver. `announce` is told when the smallest id of a broker name has changed."""
+
+    def __init__(
+        self,
+        config: NameserverConfig,
+        *,
+        routes: RouteTable,
+        kv: KvConfig,
+        now_ms: Callable[[], int],
+        announce: Callable[[MemberChange], None],
+    ) -> None:
+        # Fixed for life.
+        self._routes = routes
+        self._kv = kv
+        self._now_ms = now_ms
+        self._announce = announce
+        self._started_ms = now_ms()
+        self._disk = asyncio.Lock()  # one change of a file at a time
+        # Replaced by an admin request.
+        self.config = config
+        self._follow(config)
+
+    def table(self) -> HandlerTable:
+        """Every request code that a nameserver serves."""
+        table = HandlerTable()
+        code = RequestCode
+
+        def serve(
+            number: RequestCode,
+            handler: Callable[[Request], Any],
+            permission: Permission,
+            header: type[RequestHeader] | None = None,
+            **more: Any,
+        ) -> None:
+            more.setdefault("body_size_max", SMALL_BODY_SIZE_MAX)
+            table.register(number, handler, permission=permission, header=header, **more)
+
+        cluster, admin, ask = Permission.CLUSTER, Permission.ADMIN, Permission.INSPECT
+        identity = BrokerIdentityHeader
+        whole_frame = 16 << 20
+        serve(code.REGISTER_BROKER, self.register, cluster, RegisterBrokerHeader, body_size_max=whole_frame)
+        serve(code.UNREGISTER_BROKER, self.unregister, cluster, identity)
+        serve(code.BROKER_HEARTBEAT, self.heartbeat, cluster, identity)
+        serve(code.QUERY_DATA_VERSION, self.query_data_version, cluster, identity)
+        serve(code.GET_BROKER_MEMBER_GROUP, self.member_group, cluster, identity)
+        serve(code.GET_ROUTEINFO_BY_TOPIC, self.route, Permission.ANYONE, RouteQueryHeader)
+        serve(code.GET_BROKER_CLUSTER_INFO, self.cluster_info, Permission.ANYONE)
+        serve(code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, self.all_topics, ask)
+        serve(code.GET_TOPICS_BY_CLUSTER, self.topics_by_cluster, ask, ClusterHeader)
+        serve(code.GET_SYSTEM_TOPIC_LIST_FROM_NS, self.system_topics, ask)
+        serve(code.GET_UNIT_TOPIC_LIST, self.unit_topics, ask)
+        serve(code.GET_HAS_UNIT_SUB_TOPIC_LIST, self.unit_sub_topics, ask)
+        serve(code.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST, self.unit_sub_ununit_topics, ask)
+        serve(code.WIPE_WRITE_PERM_OF_BROKER, self.wipe_write_perm, admin, BrokerNameHeader)
+        serve(code.ADD_WRITE_PERM_OF_BROKER, self.add_write_perm, admin, BrokerNameHeader)
+        serve(code.DELETE_TOPIC_IN_NAMESRV, self.delete_topic, admin, DeleteTopicInNameserverHeader)
+        serve(code.REGISTER_TOPIC_IN_NAMESRV, self.register_topic, cluster, TopicHeader)
+        serve(code.PUT_KV_CONFIG, self.put_kv, admin, KvConfigHeader)
+        serve(code.GET_KV_CONFIG, self.get_kv, ask, KvKeyHeader)
+        serve(code.DELETE_KV_CONFIG, self.delete_kv, admin, KvKeyHeader)
+        serve(code.GET_KVLIST_BY_NAMESPACE, self.list_kv, ask, KvNamespaceHeader)
+        serve(code.UPDATE_NAMESRV_CONFIG, self.update_config, admin)
+        serve(code.GET_NAMESRV_CONFIG, self.get_config, admin)
+        return table
+
+    # --- brokers ----------------------------------------------------------------------------------------------
+
+    def register(self, request: Request) -> Response:
+        header: RegisterBrokerHeader = request.header
+        try:
+            new = read_registration(header, request.body, request.version)
+            done = self._routes.register(new, now_ms=self._now_ms(), connection=request.connection)
+        except RequestError as refused:
+            log.warning(
+                "nameserver.registration_refused",
+                peer=request.connection.peer,
+                broker_name=header.broker_name,
+                broker_addr=header.broker_addr,
+                reason=refused.remark,
+            )
+            raise
+        _log_registration(new, done, request.connection.peer)
+        if done.change is not None and self.config.notify_min_broker_id_changed:
+            self._announce(done.change)
+        ext = {}
+        if done.master_addr is not None:
+            ext = {"haServerAddr": done.master_ha_addr or "", "masterAddr": done.master_addr}
+        return Response(ext=ext, body=self._order_topics())
+
+    def _order_topics(self) -> bytes:
+        """The KV table of ordered topics, which brokers mark as such; empty when there never was one."""
+        table = self._kv.namespace(ORDER_TOPIC_CONFIG)
+        if table is None or not self.config.return_order_topic_config_to_broker:
+            return b""
+        return KVTable(table=dict(table)).to_bytes()
+
+    def unregister(self, request: Request) -> Response:
+        cluster, broker_addr = _identity(request.header)
+        removal = self._routes.unregister(cluster, broker_addr)
+        if removal is not None:
+            log.info(
+                "nameserver.broker_unregistered",
+                cluster=cluster,
+                broker_name=removal.broker_name,
+                broker_id=removal.broker_id,
+                broker_addr=broker_addr,
+                topics_removed=removal.topics_removed,
+                reason="asked",
+            )
+            if removal.change is not None and self.config.notify_min_broker_id_changed:
+                self._announce(removal.change)
+        return Response()
+
+    def heartbeat(self, request: Request) -> Response:
+        cluster, broker_addr = _identity(request.header)
+        self._routes.heartbeat(cluster, broker_addr, self._now_ms())
+        return Response()
+
+    def query_data_version(self, request: Request) -> Response:
+        cluster, broker_addr = _identity(request.header)
+        version = _decoded(DataVersion.from_bytes, request, "DataVersion")
+        changed, stored = self._routes.query_data_version(cluster, broker_addr, version, self._now_ms())
+        return Response(
+            ext={"changed": "true" if changed else "false"}, body=stored.to_bytes() if stored else b""
+        )
+
+    def member_group(self, request: Request) -> Response:
+        header: BrokerIdentityHeader = request.header
+        members = BrokerMembers(
+            broker_addrs=self._routes.member_group(header.broker_name),
+            broker_name=header.broker_name,
+            cluster=header.cluster_name or "",
+        )
+        return Response(body=BrokerMemberGroup(broker_member_group=members).to_bytes())
+
+    # --- routes and lists -------------------------------------------------------------------------------------
+
+    def route(self, request: Request) -> Response:
+        header: RouteQueryHeader = request.header
+        config = self.config
+        waited_ms = self._now_ms() - self._started_ms
+        if config.need_wait_for_service and waited_ms < config.wait_seconds_for_service * 1000:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, "name server not ready")
+        route = self._routes.route(header.topic) if header.topic else None
+        if route is None:
+            raise RequestError(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"No topic route info in name server for the topic: {header.topic or 'null'}",
+            )
+        if config.order_message_enable and header.topic:
+            route.order_topic_conf = self._kv.get(ORDER_TOPIC_CONFIG, header.topic)
+        strict = header.accept_standard_json_only or request.version >= VERSION_STRICT_ROUTE_JSON
+        return Response(body=route.to_standard() if strict else route.to_bytes())
+
+    def cluster_info(self, _: Request) -> Response:
+        return Response(body=self._routes.cluster_info().to_bytes())
+
+    def all_topics(self, _: Request) -> Response:
+        _refuse_unless(self.config.enable_all_topic_list)
+        return _topic_list(self._routes.topics())
+
+    def topics_by_cluster(self, request: Request) -> Response:
+        _refuse_unless(self.config.enable_topic_list)
+        return _topic_list(self._routes.topics_of_cluster(request.header.cluster))
+
+    def system_topics(self, _: Request) -> Response:
+        names, broker_addr = self._routes.system_topics()
+        return _topic_list(names, broker_addr)
+
+    def unit_topics(self, _: Request) -> Response:
+        _refuse_unless(self.config.enable_topic_list)
+        return _topic_list(self._routes.topics_by_flag(unit=True))
+
+    def unit_sub_topics(self, _: Request) -> Response:
+        _refuse_unless(self.config.enable_topic_list)
+        return _topic_list(self._routes.topics_by_flag(unit_subscription=True))
+
+    def unit_sub_ununit_topics(self, _: Request) -> Response:
+        _refuse_unless(self.config.enable_topic_list)
+        return _topic_list(self._routes.topics_by_flag(unit=False, unit_subscription=True))
+
+    # --- changes that admins make -----------------------------------------------------------------------------
+
+    def wipe_write_perm(self, request: Request) -> Response:
+        return Response(ext={"wipeTopicCount": str(self._set_writable(request, writable=False))})
+
+    def add_write_perm(self, request: Request) -> Response:
+        return Response(ext={"addTopicCount": str(self._set_writable(request, writable=True))})
+
+    def _set_writable(self, request: Request, *, writable: bool) -> int:
+        name = request.header.broker_name
+        count = self._routes.set_writable(name, writable)
+        event = "nameserver.write_perm_added" if writable else "nameserver.write_perm_wiped"
+        log.info(event, broker_name=name, topics=count, peer=request.connection.peer)
+        return count
+
+    def delete_topic(self, request: Request) -> Response:
+        header: DeleteTopicInNameserverHeader = request.header
+        brokers = self._routes.delete_topic(header.topic, header.cluster_name)
+        log.info(
+            "nameserver.topic_deleted", topic=header.topic, brokers=brokers, peer=request.connection.peer
+        )
+        return Response()
+
+    def register_topic(self, request: Request) -> Response:
+        topic = checked_topic(request.header.topic)
+        if not request.body:
+            return Response()
+        route = _decoded(TopicRouteData.from_bytes, request, "TopicRouteData")
+        queues = {data.broker_name: checked_queues(topic, data) for data in route.queue_datas}
+        if self._routes.register_topic(topic, queues):
+            log.info("nameserver.topic_registered", topic=topic, brokers=sorted(queues))
+        elif queues:
+            log.warning("nameserver.topic_refused", topic=topic, brokers=sorted(queues))
+        return Response()
+
+    async def put_kv(self, request: Request) -> Response:
+        header: KvConfigHeader = request.header
+        async with self._disk:
+            table = self._kv.planned_put(header.namespace, header.key, header.value)
+            await self._store_kv(table)
+        log.info(
+            "nameserver.kv_put", namespace=header.namespace, key=header.key, peer=request.connection.peer
+        )
+        return Response()
+
+    async def delete_kv(self, request: Request) -> Response:
+        header: KvKeyHeader = request.header
+        async with self._disk:
+            table = self._kv.planned_delete(header.namespace, header.key)
+            if table is None:
+                return Response()
+            await self._store_kv(table)
+        log.info(
+            "nameserver.kv_deleted", namespace=header.namespace, key=header.key, peer=request.connection.peer
+        )
+        return Response()
+
+    async def _store_kv(self, table: Table) -> None:
+        try:
+            await asyncio.to_thread(self._kv.write, table)
+        except OSError as failed:
+            log.exception("nameserver.kv_write_failed")
+            raise RequestError(ResponseCode.SYSTEM_ERROR, f"KV config cannot be stored: {failed}") from failed
+        self._kv.adopt(table)
+
+    def get_kv(self, request: Request) -> Response:
+        header: KvKeyHeader = request.header
+        value = self._kv.get(header.namespace, header.key)
+        if value is None:
+            raise RequestError(
+                ResponseCode.QUERY_NOT_FOUND,
+                f"No config item, Namespace: {header.namespace} Key: {header.key}",
+            )
+        return Response(ext={"value": value})
+
+    def list_kv(self, request: Request) -> Response:
+        namespace = request.header.namespace
+        table = self._kv.namespace(namespace)
+        if table is None:
+            raise RequestError(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace}")
+        return Response(body=KVTable(table=dict(table)).to_bytes())
+
+    def get_config(self, _: Request) -> Response:
+        lines = [f"{key}={value}\n" for key, value in dump_settings(self.config).items()]
+        return Response(body="".join(lines).encode())
+
+    async def update_config(self, request: Request) -> Response:
+        changes = canonical_keys(NameserverConfig, _read_changes(request.body))
+        forbidden = sorted(self.config.forbidden_keys & changes.keys())
+        if forbidden:
+            raise RequestError(
+                ResponseCode.NO_PERMISSION, f"Can not update config in black list: {', '.join(forbidden)}"
+            )
+        async with self._disk:
+            try:
+                config = apply_changes(self.config, changes, origin="admin request")
+                if config.config_store_path is not None:
+                    used = used_values(config, changes)
+                    await asyncio.to_thread(store_changes, config.config_store_path, used)
+            except SettingsError as wrong:
+                raise RequestError(ResponseCode.INVALID_PARAMETER, str(wrong)) from wrong
+            except OSError as failed:
+                raise RequestError(
+                    ResponseCode.SYSTEM_ERROR, f"settings cannot be stored: {failed}"
+                ) from failed
+            self._follow(config)
+        log.info(
+            "nameserver.config_changed",
+            keys=sorted(changes),
+            stored_in=str(config.config_store_path) if config.config_store_path else None,
+            peer=request.connection.peer,
+        )
+        return Response()
+
+    def _follow(self, config: NameserverConfig) -> None:
+        self.config = config
+        self._routes.limits = RouteLimits(topics_max=config.max_topics, brokers_max=config.max_brokers)
+        self._routes.support_acting_master = config.support_acting_master
+        self._routes.drop_unlisted_topics = config.delete_topic_with_broker_registration
+
+
+def _log_registration(new: Registration, done: Registered, peer: str) -> None:
+    facts = {
+        "cluster": new.cluster,
+        "broker_name": new.broker_name,
+        "broker_id": new.broker_id,
+        "broker_addr": new.broker_addr,
+        "peer": peer,
+    }
+    if not done.accepted:
+        log.warning("nameserver.registration_outdated", **facts)
+        return
+    if done.replaced_addr is not None:
+        log.warning("nameserver.broker_replaced", replaced_addr=done.replaced_addr, **facts)
+    if done.first:
+        log.info("nameserver.broker_registered", topics=len(new.topics), **facts)
+    elif done.topics_changed:
+        log.info("nameserver.topics_changed", topics=done.topics_changed, **facts)
+
+
+def _identity(header: BrokerIdentityHeader) -> tuple[str, str]:
+    """Cluster and address of a broker that speaks of itself. RequestError when one is missing."""
+    if not header.cluster_name or not header.broker_addr:
+        missing = "brokerAddr" if header.cluster_name else "clusterName"
+        raise RequestError(ResponseCode.SYSTEM_ERROR, f"header field {missing} is required")
+    return header.cluster_name, header.broker_addr
+
+
+def _decoded(decode: Callable[[bytes], Any], request: Request, what: str) -> Any:
+    try:
+        return decode(request.body)
+    except FormatError as broken:
+        raise RequestError(ResponseCode.SYSTEM_ERROR, f"the body is not a {what}: {broken}") from broken
+
+
+def _read_changes(body: bytes) -> Mapping[str, str]:
+    try:
+        changes = read_properties(body.decode())
+    except ValueError as broken:
+        raise RequestError(
+            ResponseCode.SYSTEM_ERROR, f"the body is not properties text: {broken}"
+        ) from broken
+    if not changes:
+        raise RequestError(ResponseCode.INVALID_PARAMETER, "the body names no setting; send key=value lines")
+    return changes
+
+
+def _refuse_unless(enabled: bool) -> None:
+    if not enabled:
+        raise RequestError(ResponseCode.SYSTEM_ERROR, DISABLED)
+
+
+def _topic_list(topics: list[str], broker_addr: str | None = None) -> Response:
+    return Response(body=TopicList(topic_list=topics, broker_addr=broker_addr).to_bytes())

@@ -1,0 +1,107 @@
+"""The nameserver as a program: settings, logs, signals.
+
+    python -m aerobee_nameserver [--listen HOST:PORT] [-c FILE] [--set key=value ...]
+
+Touches  the process: event loop, signals, log configuration, systemd's notification socket.
+
+Exit codes  0 orderly stop, 1 could not start or failed, 2 wrong settings or arguments.
+"""
+
+import argparse
+import asyncio
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import structlog
+import uvloop
+
+from aerobee_nameserver.config import NameserverConfig, load_config
+from aerobee_nameserver.server import NameServer
+from aerobee_proto.errors import AerobeeError
+from aerobee_remoting.logs import configure_logging
+from aerobee_remoting.settings import SettingsError
+from aerobee_remoting.systemd import ServiceNotifier
+
+__all__ = ["main", "run"]
+
+log = structlog.get_logger()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Read the command line, then run until a signal. Returns the exit code."""
+    parsed = _parser().parse_args(arguments)
+    try:
+        config = load_config(parsed.config, _overrides(parsed.set, parsed.listen))
+    except (SettingsError, ValueError) as wrong:
+        print(f"aerobee nameserver: {wrong}", file=sys.stderr)
+        return 2
+    return run(config)
+
+
+def run(config: NameserverConfig) -> int:
+    """Serve until SIGTERM or SIGINT. Returns the exit code."""
+    json = {"auto": "auto", "console": False, "json": True}[config.log_format]
+    configure_logging(config.log_level, "auto" if json == "auto" else bool(json))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(serve(config, ServiceNotifier.of_process()))
+
+
+async def serve(config: NameserverConfig, notifier: ServiceNotifier) -> int:
+    """Start, tell systemd, wait for a signal, stop. Returns the exit code."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    server = NameServer(config)
+    try:
+        await server.start()
+    except (AerobeeError, OSError) as failed:
+        log.error("nameserver.start_failed", reason=str(failed))  # noqa: TRY400  # the text says it all
+        await server.close()
+        return 1
+    notifier.ready(f"listening on {server.address}")
+    watchdog = asyncio.create_task(_stay_alive(notifier), name="watchdog")
+    try:
+        await stop.wait()
+    finally:
+        notifier.stopping("stopping")
+        watchdog.cancel()
+        await asyncio.gather(watchdog, return_exceptions=True)
+        await server.close()
+    return 0
+
+
+async def _stay_alive(notifier: ServiceNotifier) -> None:
+    """Signs of life for systemd's watchdog; ends at once when nobody watches."""
+    interval_s = notifier.watchdog_interval_s
+    while interval_s is not None:
+        notifier.alive()
+        await asyncio.sleep(interval_s)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="aerobee nameserver", description="Run a nameserver.")
+    parser.add_argument("--listen", metavar="HOST:PORT", help="address to listen on (0.0.0.0:9876)")
+    parser.add_argument("-c", "--config", type=Path, metavar="FILE", help="properties or TOML file")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="a setting under RocketMQ's name"
+    )
+    return parser
+
+
+def _overrides(pairs: Sequence[str], listen: str | None) -> dict[str, str]:
+    """`--set` pairs and `--listen` as settings. ValueError names what is not of the form."""
+    overrides: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise ValueError(f"--set {pair}: write key=value")
+        overrides[key] = value
+    if listen is not None:
+        host, colon, port = listen.rpartition(":")
+        if not colon or not host:
+            raise ValueError(f"--listen {listen}: write HOST:PORT, for instance 127.0.0.1:9876")
+        overrides |= {"bindAddress": host.strip("[]"), "listenPort": port}
+    return overrides

@@ -1,0 +1,178 @@
+"""The nameserver's shell: sockets, the scan for silent brokers, an orderly stop.
+
+Touches  the event loop, one listening address, the KV config file at its start.
+
+    server = NameServer(config)
+    port = await server.start()
+    ...
+    await server.close()
+
+It runs inside a program of its own (`main.run`) or beside a broker in one process.
+
+Invariants
+- A broker whose connection is gone is unregistered in the same turn of the loop.
+- After `close()` no task of the nameserver is left.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from aerobee_nameserver.config import NameserverConfig
+from aerobee_nameserver.handlers import Handlers
+from aerobee_nameserver.kv_config import KvConfig
+from aerobee_nameserver.route_table import MemberChange, Removal, RouteTable
+from aerobee_proto.codes import RequestCode
+from aerobee_remoting.client import RemotingClient
+from aerobee_remoting.connection import Connection, ConnectionLimits
+from aerobee_remoting.errors import RemotingError
+from aerobee_remoting.server import RemotingServer, ServerConfig
+
+__all__ = ["NameServer"]
+
+ANNOUNCEMENTS_MAX: Final = 1_000  # told at once; a storm beyond it is dropped, brokers ask by themselves too
+
+log = structlog.get_logger()
+
+
+def _epoch_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class NameServer:
+    """One nameserver. `now_ms` is the wall clock unless a test brings its own."""
+
+    def __init__(
+        self,
+        config: NameserverConfig | None = None,
+        *,
+        keep_kv: bool = True,
+        now_ms: Callable[[], int] = _epoch_ms,
+    ) -> None:
+        config = config or NameserverConfig()
+        # Fixed for life. `keep_kv` False: the KV config lives in memory only.
+        self._now_ms = now_ms
+        self._kv = KvConfig(config.kv_config_path if keep_kv else None, entries_max=config.max_kv_entries)
+        self.routes = RouteTable()
+        self._handlers = Handlers(
+            config, routes=self.routes, kv=self._kv, now_ms=now_ms, announce=self._announce
+        )
+        self._server = RemotingServer(
+            self._handlers.table(), config=_server_config(config), on_disconnect=self._on_disconnect
+        )
+        self._client = RemotingClient()
+        # Moved by start() and close() only.
+        self._scanner: asyncio.Task[None] | None = None
+        self._closing = False
+        self.port = 0
+        # Announcements under way.
+        self._announcements: set[asyncio.Task[None]] = set()
+
+    @property
+    def config(self) -> NameserverConfig:
+        """The settings in use; an admin request may replace them."""
+        return self._handlers.config
+
+    @property
+    def address(self) -> str:
+        """host:port as it listens; valid after start()."""
+        return f"{self.config.bind_address}:{self.port}"
+
+    async def start(self) -> int:
+        """Load the KV config, listen, and return the port.
+
+        Raises KvConfigDamaged, or OSError when the address cannot be taken.
+        """
+        await asyncio.to_thread(self._kv.load)
+        self.port = await self._server.start(self.config.bind_address, self.config.listen_port)
+        self._scanner = asyncio.create_task(self._scan(), name="nameserver scan")
+        log.info("nameserver.ready", address=self.address)
+        return self.port
+
+    async def close(self) -> None:
+        """Stop listening, close every connection, end every task. A second call does nothing."""
+        if self._closing:
+            return
+        self._closing = True
+        tasks = [*self._announcements, *([self._scanner] if self._scanner else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._server.close()
+        await self._client.close()
+        log.info("nameserver.stopped", address=self.address)
+
+    def expire_silent(self) -> None:
+        """Remove the brokers that have been silent for too long; the scan calls this."""
+        for removal in self.routes.expire(self._now_ms()):
+            _log_removal("nameserver.broker_expired", removal, "silent")
+            self._follow_up(removal)
+            connection = removal.connection
+            if isinstance(connection, Connection) and not self.routes.has_connection(connection):
+                connection.close("its broker has been silent for too long")
+
+    async def _scan(self) -> None:
+        while True:
+            await asyncio.sleep(self.config.scan_not_active_broker_interval / 1000)
+            try:
+                self.expire_silent()
+            except Exception:
+                log.exception("nameserver.scan_failed")
+
+    def _on_disconnect(self, connection: Connection) -> None:
+        if self._closing:
+            return
+        for removal in self.routes.connection_lost(connection):
+            _log_removal("nameserver.broker_unregistered", removal, "connection lost")
+            self._follow_up(removal)
+
+    def _follow_up(self, removal: Removal) -> None:
+        if removal.change is not None and self.config.notify_min_broker_id_changed:
+            self._announce(removal.change)
+
+    def _announce(self, change: MemberChange) -> None:
+        """Tell the members of a broker name which of them has the smallest id now."""
+        header = {
+            "minBrokerId": str(change.min_broker_id),
+            "brokerName": change.broker_name,
+            "minBrokerAddr": change.min_broker_addr,
+        }
+        if change.offline_broker_addr is not None:
+            header["offlineBrokerAddr"] = change.offline_broker_addr
+        elif change.ha_server_addr:
+            header["haBrokerAddr"] = change.ha_server_addr
+        for addr in change.notified_addrs:
+            if len(self._announcements) >= ANNOUNCEMENTS_MAX:
+                log.warning("nameserver.announcement_dropped", broker_addr=addr)
+                continue
+            task = asyncio.create_task(self._tell(addr, header), name=f"announcement to {addr}")
+            self._announcements.add(task)
+            task.add_done_callback(self._announcements.discard)
+
+    async def _tell(self, addr: str, header: dict[str, str]) -> None:
+        try:
+            await self._client.oneway(addr, RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE, header)
+        except RemotingError as failed:
+            log.warning("nameserver.announcement_failed", broker_addr=addr, reason=str(failed))
+
+
+def _server_config(config: NameserverConfig) -> ServerConfig:
+    return ServerConfig(
+        limits=ConnectionLimits(idle_s=float(config.server_channel_max_idle_time_seconds)),
+        connections_max=config.max_connections,
+    )
+
+
+def _log_removal(event: str, removal: Removal, reason: str) -> None:
+    log.warning(
+        event,
+        cluster=removal.cluster,
+        broker_name=removal.broker_name,
+        broker_id=removal.broker_id,
+        broker_addr=removal.broker_addr,
+        topics_removed=removal.topics_removed,
+        reason=reason,
+    )

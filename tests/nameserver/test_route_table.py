@@ -1,0 +1,506 @@
+"""The route table, rule by rule."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from aerobee_nameserver.route_table import (
+    Registered,
+    Registration,
+    Removal,
+    RouteLimits,
+    RouteTable,
+    TopicQueues,
+)
+from aerobee_proto.bodies import DataVersion
+from aerobee_proto.codes import Perm, ResponseCode
+from aerobee_proto.errors import RequestError
+
+T1 = {"T1": TopicQueues(4, 4, Perm.READ_WRITE)}
+TWO = T1 | {"T2": TopicQueues(8, 8, Perm.READ_WRITE)}
+
+
+def version(counter: int = 1, state: int = 0) -> DataVersion:
+    return DataVersion(counter=counter, state_version=state, timestamp=1_700_000_000_000)
+
+
+def registration(**changes: Any) -> Registration:
+    facts: dict[str, Any] = {
+        "cluster": "c1",
+        "broker_name": "b-a",
+        "broker_id": 0,
+        "broker_addr": "10.0.0.7:10911",
+        "ha_server_addr": "10.0.0.7:10912",
+        "data_version": version(),
+        "topics": TWO,
+        "acting_master": False,
+    }
+    return Registration(**facts | changes)
+
+
+def slave(number: int = 1, **changes: Any) -> Registration:
+    host = f"10.0.1.{number}"
+    facts = {"broker_id": number, "broker_addr": f"{host}:10911", "ha_server_addr": f"{host}:10912"}
+    return registration(**facts | changes)
+
+
+class Table:
+    """A table whose invariants are walked after every step."""
+
+    def __init__(self, **options: Any) -> None:
+        self.routes = RouteTable(**options)
+
+    def register(self, new: Registration, *, now_ms: int = 0, connection: str = "") -> Registered:
+        done = self.routes.register(new, now_ms=now_ms, connection=connection or new.broker_addr)
+        self.routes.check()
+        return done
+
+    def refused(self, new: Registration) -> RequestError:
+        before = self.picture()
+        with pytest.raises(RequestError) as caught:
+            self.register(new)
+        assert self.picture() == before
+        self.routes.check()
+        return caught.value
+
+    def unregister(self, new: Registration) -> Removal | None:
+        removal = self.routes.unregister(new.cluster, new.broker_addr)
+        self.routes.check()
+        return removal
+
+    def addrs(self, topic: str = "T1", broker_name: str = "b-a") -> dict[int, str] | None:
+        route = self.routes.route(topic)
+        if route is None:
+            return None
+        (data,) = [data for data in route.broker_datas if data.broker_name == broker_name]
+        return dict(data.broker_addrs)
+
+    def perm(self, topic: str = "T1", broker_name: str = "b-a") -> int:
+        route = self.routes.route(topic)
+        assert route is not None
+        (data,) = [data for data in route.queue_datas if data.broker_name == broker_name]
+        return data.perm
+
+    def picture(self) -> tuple[Any, ...]:
+        topics = self.routes.topics()
+        routes = [route.to_bytes() for topic in topics if (route := self.routes.route(topic))]
+        return topics, routes, self.routes.cluster_info().to_bytes(), self.routes.statistics()
+
+
+@pytest.fixture
+def table() -> Table:
+    return Table()
+
+
+# --- registration, step by step ---------------------------------------------------------------------------------
+
+
+def test_a_new_broker_is_first_and_its_topics_get_routes(table: Table) -> None:
+    done = table.register(registration())
+    assert done == Registered(first=True, topics_changed=2)
+    assert table.routes.topics() == ["T1", "T2"]
+    assert table.addrs() == {0: "10.0.0.7:10911"}
+    assert table.routes.cluster_info().cluster_addr_table == {"c1": ["b-a"]}
+
+
+def test_an_address_under_another_id_moves(table: Table) -> None:
+    table.register(registration())
+    table.register(slave(1))
+    table.unregister(registration())
+    table.register(slave(1, broker_id=0))
+    assert table.addrs() == {0: "10.0.1.1:10911"}
+
+
+def test_a_slave_that_becomes_master_is_a_smaller_id(table: Table) -> None:
+    table.register(slave(1))
+    done = table.register(slave(1, broker_id=0))
+    assert done.change is not None
+    assert done.change.min_broker_id == 0
+
+
+def test_an_address_under_another_name_moves_and_leaves_no_ghost(table: Table) -> None:
+    table.register(registration())
+    table.register(registration(broker_name="b-b", topics={"X": T1["T1"], "Y": T1["T1"]}))
+    assert table.routes.topics() == ["X", "Y"]
+    assert list(table.routes.cluster_info().broker_addr_table) == ["b-b"]
+
+
+def test_an_older_state_is_refused_without_an_error_and_forgotten(table: Table) -> None:
+    table.register(registration(data_version=version(state=5)))
+    other = registration(broker_addr="10.0.0.9:10911", data_version=version(state=4))
+    assert table.register(other) == Registered(accepted=False)
+    assert table.addrs() == {0: "10.0.0.7:10911"}
+
+
+def test_an_older_state_loses_the_place_it_had(table: Table) -> None:
+    table.register(registration(data_version=version(state=5)))
+    table.register(slave(1))
+    done = table.register(slave(1, broker_id=0, data_version=version(state=4)))
+    assert not done.accepted
+    assert table.addrs() == {0: "10.0.0.7:10911"}
+
+
+@pytest.mark.parametrize("state", [5, 6])
+def test_the_same_or_a_newer_state_takes_the_place(table: Table, state: int) -> None:
+    table.register(registration(data_version=version(state=5)))
+    done = table.register(registration(broker_addr="10.0.0.9:10911", data_version=version(state=state)))
+    assert done.replaced_addr == "10.0.0.7:10911"
+    assert table.addrs() == {0: "10.0.0.9:10911"}
+    assert not table.routes.heartbeat("c1", "10.0.0.7:10911", 1)
+
+
+def test_an_unknown_broker_with_one_topic_is_refused(table: Table) -> None:
+    refused = table.refused(registration(topics=T1))
+    assert refused.code == ResponseCode.SYSTEM_ERROR
+    assert "register broker failed" in refused.remark
+
+
+def test_an_unknown_broker_without_topics_is_taken(table: Table) -> None:
+    assert table.register(registration(topics={})).first
+    assert table.routes.topics() == []
+
+
+def test_a_known_broker_may_send_the_one_topic_that_changed(table: Table) -> None:
+    table.register(registration())
+    table.register(registration(topics={"T3": T1["T1"]}, data_version=version(2)))
+    assert table.routes.topics() == ["T1", "T2", "T3"]
+
+
+def test_topics_change_only_with_the_data_version(table: Table) -> None:
+    table.register(registration())
+    wider = {"T1": TopicQueues(16, 16, Perm.READ_WRITE), "T2": TWO["T2"]}
+    table.register(registration(topics=wider))
+    route = table.routes.route("T1")
+    assert route is not None
+    assert route.queue_datas[0].write_queue_nums == 4
+    assert table.register(registration(topics=wider, data_version=version(2))).topics_changed == 1
+    route = table.routes.route("T1")
+    assert route is not None
+    assert route.queue_datas[0].write_queue_nums == 16
+
+
+def test_a_missing_topic_comes_back_under_the_same_version(table: Table) -> None:
+    table.register(registration())
+    table.routes.delete_topic("T1")
+    table.register(registration())
+    assert table.routes.topics() == ["T1", "T2"]
+
+
+def test_a_slaves_topics_do_not_count_while_the_master_lives(table: Table) -> None:
+    table.register(registration())
+    table.register(slave(1, topics=TWO | {"T3": T1["T1"]}))
+    assert table.routes.topics() == ["T1", "T2"]
+
+
+def test_the_smallest_slave_speaks_when_there_is_no_master(table: Table) -> None:
+    table.register(slave(1))
+    table.register(slave(2, topics=TWO | {"T3": T1["T1"]}))
+    assert table.routes.topics() == ["T1", "T2"]
+    assert table.perm() == Perm.READ_WRITE
+
+
+def test_a_slave_of_an_old_version_never_speaks(table: Table) -> None:
+    table.register(slave(1, acting_master=None))
+    assert table.routes.topics() == []
+
+
+def test_an_acting_master_is_read_only(table: Table) -> None:
+    table.register(slave(1, acting_master=True))
+    assert table.perm() == Perm.READ
+
+
+def test_a_slave_learns_its_master(table: Table) -> None:
+    assert table.register(slave(1)).master_addr is None
+    table.register(registration())
+    done = table.register(slave(1))
+    assert (done.master_addr, done.master_ha_addr) == ("10.0.0.7:10911", "10.0.0.7:10912")
+
+
+def test_a_smaller_id_is_announced_to_the_others(table: Table) -> None:
+    table.register(slave(2))
+    table.register(slave(1))
+    done = table.register(registration())
+    assert done.change is not None
+    assert (done.change.min_broker_id, done.change.min_broker_addr) == (0, "10.0.0.7:10911")
+    assert done.change.offline_broker_addr is None
+    assert done.change.notified_addrs == ("10.0.1.1:10911", "10.0.1.2:10911")
+    assert table.register(registration()).change is None
+    assert table.register(slave(3)).change is None
+
+
+def test_unlisted_topics_go_only_when_the_setting_says_so() -> None:
+    for drop, topics in ((False, ["T1", "T2", "T3"]), (True, ["T2", "T3"])):
+        table = Table(drop_unlisted_topics=drop)
+        table.register(registration())
+        listed = {"T2": TWO["T2"], "T3": T1["T1"]}
+        table.register(registration(topics=listed, data_version=version(2)))
+        assert table.routes.topics() == topics
+
+
+def test_a_name_of_another_cluster_is_refused_and_told_where_it_lives(table: Table) -> None:
+    table.register(registration())
+    refused = table.refused(registration(cluster="c2", broker_addr="10.0.0.9:10911"))
+    assert refused.code == ResponseCode.INVALID_PARAMETER
+    assert "belongs to cluster c1 (10.0.0.7:10911)" in refused.remark
+
+
+def test_the_number_of_brokers_is_bounded() -> None:
+    table = Table(limits=RouteLimits(brokers_max=1))
+    table.register(registration())
+    assert "maxBrokers is 1" in table.refused(slave(1)).remark
+    table.register(registration())
+
+
+def test_the_number_of_topics_is_bounded() -> None:
+    table = Table(limits=RouteLimits(topics_max=2))
+    table.register(registration())
+    more = registration(topics={"T3": T1["T1"]}, data_version=version(2))
+    assert "there would be 3 topics, maxTopics is 2" in table.refused(more).remark
+    table.register(registration(data_version=version(2)))
+
+
+# --- life and death ---------------------------------------------------------------------------------------------
+
+
+def test_silence_longer_than_the_time_out_removes_a_broker(table: Table) -> None:
+    table.register(registration(timeout_ms=1_000), now_ms=5_000)
+    assert table.routes.expire(6_000) == []
+    (removal,) = table.routes.expire(6_001)
+    assert (removal.broker_addr, removal.connection, removal.topics_removed) == (
+        "10.0.0.7:10911",
+        "10.0.0.7:10911",
+        2,
+    )
+    table.routes.check()
+    assert table.routes.topics() == []
+
+
+SIGNS_OF_LIFE: dict[str, Callable[[RouteTable], object]] = {
+    "registration": lambda routes: routes.register(registration(), now_ms=100_000, connection="x"),
+    "heartbeat": lambda routes: routes.heartbeat("c1", "10.0.0.7:10911", 100_000),
+    "version query": lambda routes: routes.query_data_version("c1", "10.0.0.7:10911", version(9), 100_000),
+}
+
+
+@pytest.mark.parametrize("sign", SIGNS_OF_LIFE.values(), ids=SIGNS_OF_LIFE)
+def test_every_sign_of_life_counts(table: Table, sign: Callable[[RouteTable], object]) -> None:
+    table.register(registration(), now_ms=0)
+    sign(table.routes)
+    assert table.routes.expire(220_000) == []
+    assert len(table.routes.expire(220_001)) == 1
+
+
+def test_a_lost_connection_removes_its_brokers_at_once(table: Table) -> None:
+    table.register(registration(), connection="one")
+    table.register(slave(1), connection="one")
+    table.register(slave(2), connection="two")
+    removed = table.routes.connection_lost("one")
+    table.routes.check()
+    assert [removal.broker_id for removal in removed] == [0, 1]
+    assert table.addrs() == {2: "10.0.1.2:10911"}
+    assert not table.routes.has_connection("one")
+
+
+def test_a_broker_that_came_again_on_a_new_connection_survives_the_old_ones_end(table: Table) -> None:
+    table.register(registration(), connection="old")
+    table.register(registration(), connection="new")
+    assert table.routes.connection_lost("old") == []
+    assert table.addrs() == {0: "10.0.0.7:10911"}
+
+
+def test_goodbye_of_an_unknown_broker_changes_nothing(table: Table) -> None:
+    table.register(registration())
+    assert table.unregister(slave(1)) is None
+    assert table.addrs() == {0: "10.0.0.7:10911"}
+
+
+def test_a_topic_stays_while_another_broker_serves_it(table: Table) -> None:
+    table.register(registration())
+    table.register(registration(broker_name="b-b", broker_addr="10.0.0.8:10911"))
+    removal = table.unregister(registration())
+    assert removal is not None
+    assert removal.topics_removed == 0
+    route = table.routes.route("T1")
+    assert route is not None
+    assert [data.broker_name for data in route.queue_datas] == ["b-b"]
+    assert [data.broker_name for data in route.broker_datas] == ["b-b"]
+
+
+def test_the_topics_stay_while_a_slave_lives(table: Table) -> None:
+    table.register(registration())
+    table.register(slave(1))
+    removal = table.unregister(registration())
+    assert removal is not None
+    assert removal.change is not None
+    assert (removal.change.min_broker_id, removal.change.offline_broker_addr) == (1, "10.0.0.7:10911")
+    assert removal.change.notified_addrs == ("10.0.1.1:10911",)
+    assert table.addrs() == {1: "10.0.1.1:10911"}
+    assert table.perm() == Perm.READ_WRITE
+
+
+@pytest.mark.parametrize(
+    ("support", "shown"),
+    [
+        (False, {1: "10.0.1.1:10911", 2: "10.0.1.2:10911"}),
+        (True, {0: "10.0.1.1:10911", 2: "10.0.1.2:10911"}),
+    ],
+)
+def test_without_its_master_a_group_is_read_only_and_may_show_a_slave_as_master(
+    support: bool, shown: dict[int, str]
+) -> None:
+    table = Table(support_acting_master=support)
+    table.register(registration(acting_master=True))
+    table.register(slave(1, acting_master=True))
+    table.register(slave(2, acting_master=True))
+    assert table.perm() == Perm.READ_WRITE
+    table.unregister(registration())
+    assert table.perm() == Perm.READ
+    assert table.addrs() == shown
+    assert table.routes.member_group("b-a") == {1: "10.0.1.1:10911", 2: "10.0.1.2:10911"}
+
+
+def test_the_topic_by_which_brokers_find_their_group_never_shows_an_acting_master() -> None:
+    table = Table(support_acting_master=True)
+    topic = "rmq_sys_SYNC_BROKER_MEMBER_b-a"
+    table.register(slave(1, acting_master=True, topics=TWO | {topic: T1["T1"]}))
+    assert table.addrs("T1") == {0: "10.0.1.1:10911"}
+    assert table.addrs(topic) == {1: "10.0.1.1:10911"}
+
+
+def test_the_returning_master_is_writable_again(table: Table) -> None:
+    table.register(registration(acting_master=True))
+    table.register(slave(1, acting_master=True))
+    table.unregister(registration(acting_master=True))
+    table.register(registration(acting_master=True))
+    assert table.perm() == Perm.READ_WRITE
+
+
+# --- answers and changes by admins ------------------------------------------------------------------------------
+
+
+def test_version_query_tells_a_change_and_the_stored_version(table: Table) -> None:
+    table.register(registration())
+    assert table.routes.query_data_version("c1", "10.0.0.7:10911", version(), 0) == (False, version())
+    assert table.routes.query_data_version("c1", "10.0.0.7:10911", version(2), 0) == (True, version())
+    assert table.routes.query_data_version("c1", "10.0.0.9:1", version(), 0) == (True, None)
+
+
+def test_write_permission_is_taken_until_the_version_changes(table: Table) -> None:
+    table.register(registration())
+    assert table.routes.set_writable("b-a", False) == 2
+    assert table.perm() == Perm.READ
+    table.register(registration())
+    assert table.perm() == Perm.READ
+    table.register(registration(data_version=version(2)))
+    assert table.perm() == Perm.READ_WRITE
+
+
+def test_write_permission_is_given_to_every_topic(table: Table) -> None:
+    table.register(registration(topics={"T1": TopicQueues(1, 1, 0), "T2": TopicQueues(1, 1, Perm.READ)}))
+    assert table.routes.set_writable("b-a", True) == 2
+    assert [table.perm(topic) for topic in ("T1", "T2")] == [Perm.READ_WRITE, Perm.READ_WRITE]
+    assert table.routes.set_writable("unknown", True) == 0
+
+
+def test_a_topic_is_deleted_everywhere_or_in_one_cluster(table: Table) -> None:
+    table.register(registration())
+    table.register(registration(cluster="c2", broker_name="b-b", broker_addr="10.0.0.8:10911"))
+    assert table.routes.delete_topic("T1", "c1") == 1
+    table.routes.check()
+    assert table.routes.topics_of_cluster("c1") == ["T2"]
+    assert table.routes.topics_of_cluster("c2") == ["T1", "T2"]
+    assert table.routes.delete_topic("T2") == 2
+    assert table.routes.delete_topic("T2") == 0
+    assert table.routes.delete_topic("T1", "unknown") == 0
+    table.routes.check()
+    assert table.routes.topics() == ["T1"]
+
+
+def test_a_topic_is_registered_only_on_brokers_that_are_known(table: Table) -> None:
+    table.register(registration())
+    assert table.routes.register_topic("N", {"b-a": T1["T1"]})
+    assert not table.routes.register_topic("M", {"b-a": T1["T1"], "b-x": T1["T1"]})
+    assert not table.routes.register_topic("M", {})
+    table.routes.check()
+    assert table.routes.topics() == ["N", "T1", "T2"]
+
+
+def test_lists_by_flag(table: Table) -> None:
+    flags = {"none": 0, "unit": 1, "sub": 2, "both": 3}
+    table.register(registration(topics={name: TopicQueues(1, 1, 6, flag) for name, flag in flags.items()}))
+    assert table.routes.topics_by_flag(unit=True) == ["both", "unit"]
+    assert table.routes.topics_by_flag(unit_subscription=True) == ["both", "sub"]
+    assert table.routes.topics_by_flag(unit=False, unit_subscription=True) == ["sub"]
+
+
+def test_system_topics_are_the_names_of_clusters_and_brokers(table: Table) -> None:
+    assert table.routes.system_topics() == ([], None)
+    table.register(registration())
+    table.register(registration(cluster="c2", broker_name="b-b", broker_addr="10.0.0.8:10911"))
+    assert table.routes.system_topics() == (["c1", "b-a", "c2", "b-b"], "10.0.0.7:10911")
+
+
+def test_filter_servers_of_old_brokers_are_passed_on(table: Table) -> None:
+    table.register(registration(filter_servers=("10.0.0.7:30000",)))
+    route = table.routes.route("T1")
+    assert route is not None
+    assert route.filter_server_table == {"10.0.0.7:10911": ["10.0.0.7:30000"]}
+
+
+def test_an_unknown_topic_has_no_route(table: Table) -> None:
+    assert table.routes.route("T1") is None
+    assert table.routes.member_group("b-a") == {}
+
+
+# --- any sequence -----------------------------------------------------------------------------------------------
+
+NAMES = st.sampled_from(["b-a", "b-b"])
+ADDRS = st.sampled_from([f"10.0.0.{n}:10911" for n in range(4)])
+CLUSTERS = st.sampled_from(["c1", "c2"])
+CONNECTIONS = st.sampled_from(["one", "two", "three"])
+QUEUES = st.builds(TopicQueues, st.just(1), st.just(1), st.sampled_from([2, 4, 6]))
+REGISTRATIONS = st.builds(
+    registration,
+    cluster=CLUSTERS,
+    broker_name=NAMES,
+    broker_id=st.integers(0, 2),
+    broker_addr=ADDRS,
+    data_version=st.builds(version, st.integers(0, 2), st.integers(0, 2)),
+    topics=st.dictionaries(st.sampled_from(["T1", "T2", "T3"]), QUEUES),
+    acting_master=st.sampled_from([None, False, True]),
+    timeout_ms=st.integers(1, 5),
+)
+STEPS = st.one_of(
+    st.tuples(st.just("register"), REGISTRATIONS, CONNECTIONS),
+    st.tuples(st.just("unregister"), CLUSTERS, ADDRS),
+    st.tuples(st.just("connection_lost"), CONNECTIONS),
+    st.tuples(st.just("expire")),
+    st.tuples(st.just("delete_topic"), st.sampled_from(["T1", "T2"]), st.sampled_from([None, "c1"])),
+    st.tuples(st.just("set_writable"), NAMES, st.booleans()),
+)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(STEPS, max_size=30), st.booleans(), st.booleans())
+def test_no_sequence_breaks_an_invariant(steps: list[Any], support: bool, drop: bool) -> None:
+    limits = RouteLimits(topics_max=2, brokers_max=3)
+    table = Table(limits=limits, support_acting_master=support, drop_unlisted_topics=drop)
+    for now_ms, (name, *arguments) in enumerate(steps):
+        before = table.picture()
+        try:
+            if name == "register":
+                new, connection = arguments
+                table.routes.register(new, now_ms=now_ms, connection=connection)
+            elif name == "expire":
+                table.routes.expire(now_ms)
+            else:
+                getattr(table.routes, name)(*arguments)
+        except RequestError:
+            assert table.picture() == before
+        table.routes.check()
+        counts = table.routes.statistics()
+        assert counts["topics"] <= limits.topics_max
+        assert counts["brokers"] <= limits.brokers_max
