@@ -18,6 +18,7 @@ import mmap
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -58,11 +59,14 @@ class DataFile(Protocol):
     def zero(self, position: int, length: int) -> None:
         """Make `length` bytes from `position` zero; bytes that are zero already are not touched."""
 
+    def data_extents(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
+        """Stretches of [begin, end) that may hold something; the rest reads as zero."""
+
     def sync(self) -> None:
         """Return when every earlier write is durable. OSError is final for the whole store."""
 
     def close(self) -> None:
-        """Let go of the file. Slices of `view` that are still held stay readable."""
+        """Let go of the file, after a sync that is under way. Slices of `view` that are still held stay readable."""
 
 
 class LockHandle(Protocol):
@@ -117,12 +121,14 @@ class StoreIo(Protocol):
 
 
 class _DiskFile:
-    __slots__ = ("_fd", "_map", "path", "size", "view")
+    __slots__ = ("_closing", "_fd", "_map", "path", "size", "view")
 
     def __init__(self, path: Path, fd: int, size: int, *, writable: bool) -> None:
         self.path = path
         self.size = size
         self._fd = fd
+        # A sync in another thread and a close must not meet: the descriptor's number is used again.
+        self._closing = threading.Lock()
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
         # The map needs no descriptor of its own; each would count against the process limit.
         if sys.version_info >= (3, 13):
@@ -138,15 +144,14 @@ class _DiskFile:
     def zero(self, position: int, length: int) -> None:
         end = position + length
         assert 0 <= position <= end <= self.size
-        for begin, stop in self._data_extents(position, end):
+        for begin, stop in self.data_extents(position, end):
             for at in range(begin, stop, _ZERO_CHUNK):
                 count = min(_ZERO_CHUNK, stop - at)
                 blank = bytes(count)
                 if self.view[at : at + count] != blank:
                     self._map[at : at + count] = blank
 
-    def _data_extents(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
-        """Parts of the range that the file system knows to hold data; the rest reads as zero."""
+    def data_extents(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
         at = begin
         while at < end:
             try:
@@ -162,7 +167,9 @@ class _DiskFile:
             at = stop
 
     def sync(self) -> None:
-        os.fdatasync(self._fd)
+        with self._closing:
+            if self._fd >= 0:
+                os.fdatasync(self._fd)
 
     def close(self) -> None:
         if self._fd < 0:
@@ -171,8 +178,9 @@ class _DiskFile:
         with contextlib.suppress(BufferError):
             self.view.release()
             self._map.close()
-        os.close(self._fd)
-        self._fd = -1
+        with self._closing:
+            os.close(self._fd)
+            self._fd = -1
 
 
 class _DiskLock:

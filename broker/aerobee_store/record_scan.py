@@ -90,8 +90,8 @@ def _checksum_fault(header: RecordHeader, properties: bytes, property_crc: bool)
     return None
 
 
-def find_record(view: memoryview, begin: int, end: int, file_offset: int) -> int | None:
-    """Position of the first whole, proven record of a file whose magic lies in [begin, end) of `view`.
+def find_record(view: memoryview, begin: int, end: int, file_offset: int, *, least: int = 0) -> int | None:
+    """Position, at or behind `least`, of the first proven record whose magic lies in [begin, end) of `view`.
 
     `file_offset` is the physical offset of the view's first byte.
     """
@@ -99,7 +99,9 @@ def find_record(view: memoryview, begin: int, end: int, file_offset: int) -> int
     found = _next_magic(window, 0)
     while found is not None:
         position = begin + found - 4
-        if position >= 0 and isinstance(scan_record(view, position, file_offset + position), ScannedRecord):
+        if position >= least and isinstance(
+            scan_record(view, position, file_offset + position), ScannedRecord
+        ):
             return position
         found = _next_magic(window, found + 1)
     return None

@@ -1,0 +1,73 @@
+"""The store's invariants as code, over all its parts.
+
+Touches  log, queues and index, reading.
+"""
+
+from aerobee_store.commit_log import CommitLog
+from aerobee_store.config import StoreConfig
+from aerobee_store.consume_queue import ENTRY
+from aerobee_store.delay import entry_tag
+from aerobee_store.errors import CorruptStore
+from aerobee_store.index import IndexService
+from aerobee_store.queue_table import QueueTable
+from aerobee_store.record_scan import ScannedRecord
+from aerobee_store.recovery import LogWalker, RecoveryReport
+
+__all__ = ["check_store"]
+
+_TRANSACTION = 0xC
+_PREPARED, _ROLLBACK = 0x4, 0xC
+
+
+def check_store(
+    log: CommitLog, queues: QueueTable, index: IndexService, config: StoreConfig, confirmed_offset: int
+) -> None:
+    """Raise CorruptStore at the first thing that does not hold.
+
+    Every record from the first to the last byte is proven; every message below `confirmed_offset` is in its
+    queue at its number, and every queue entry whose record is still kept belongs to such a message.
+    """
+    log.check()
+    queues.check()
+    index.check()
+    report = RecoveryReport()
+    walker = LogWalker(log, report, property_crc=config.verify_property_crc)
+    seen: dict[tuple[str, int], int] = {}
+    for record in walker.walk(log.min_offset):
+        if record.physical_offset >= confirmed_offset or not _is_queued(record):
+            continue
+        _check_entry(queues, record, config)
+        key = (record.topic, record.queue_id)
+        seen[key] = seen.get(key, 0) + 1
+    if report.damage:
+        found = report.damage[0]
+        raise CorruptStore(found.path, found.begin, found.reason)
+    if walker.end != log.end_offset:
+        raise CorruptStore(log.folder, walker.end, f"the log should reach to {log.end_offset}")
+    _check_counts(queues, seen)
+
+
+def _is_queued(record: ScannedRecord) -> bool:
+    return record.sys_flag & _TRANSACTION not in (_PREPARED, _ROLLBACK)
+
+
+def _check_entry(queues: QueueTable, record: ScannedRecord, config: StoreConfig) -> None:
+    queue = queues.get(record.topic, record.queue_id)
+    tag = entry_tag(record.topic, record.properties, record.store_timestamp, config.delay_levels_ms)
+    wanted = ENTRY.pack(record.physical_offset, record.size, tag)
+    found = queue.read(record.queue_offset, 1) if queue is not None else b""
+    if found != wanted:
+        place = config.consume_queue_path / record.topic / str(record.queue_id)
+        reason = f"entry {record.queue_offset} does not lead to its record"
+        raise CorruptStore(place, record.physical_offset, reason)
+
+
+def _check_counts(queues: QueueTable, seen: dict[tuple[str, int], int]) -> None:
+    for queue in queues:
+        readable = queue.max_offset - queue.min_offset
+        if readable != seen.get((queue.topic, queue.queue_id), 0):
+            raise CorruptStore(
+                queues.folder / queue.topic / str(queue.queue_id),
+                None,
+                f"{readable} entries for {seen.get((queue.topic, queue.queue_id), 0)} messages",
+            )

@@ -1,0 +1,114 @@
+"""From appended batches to what readers see: queue entries and index keys, without reading the log again.
+
+Touches  queues and index it is given.
+
+Invariants
+- confirmed_offset is the end of the last batch whose queue entries are written; readers see nothing beyond.
+- Entries of a queue are written in order, one write a queue and call.
+- Keys wait in `index_backlog` in log order until build_index() or a query takes them.
+"""
+
+from collections import deque
+from itertools import islice
+
+from aerobee_store.appender import PendingBatch, QueueTail
+from aerobee_store.errors import StoreFull
+from aerobee_store.index import IndexService, KeyedRecord
+from aerobee_store.messages import Arrival
+
+__all__ = ["INDEX_BACKLOG_MAX", "Dispatcher"]
+
+# Records waiting for the index beyond which confirm() indexes them itself.
+INDEX_BACKLOG_MAX = 200_000
+# (first logical offset, packed entries, tag hashes)
+_Work = tuple[int, list[bytes], list[int]]
+
+
+class Dispatcher:
+    """Turns pending batches into queue entries, and keys into index entries."""
+
+    def __init__(self, pending: deque[PendingBatch], index: IndexService | None) -> None:
+        self._pending = pending
+        self._index = index
+        # Moved by confirm().
+        self.confirmed_offset = 0
+        self.confirmed_timestamp = 0
+        # Entries that found no room on the disk; tried again before anything else.
+        self._stuck: dict[QueueTail, _Work] = {}
+        self._index_backlog: deque[KeyedRecord] = deque()
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether queue entries wait for room on the disk."""
+        return bool(self._stuck)
+
+    def confirm(self, offset: int) -> list[Arrival]:
+        """Write the queue entries of every batch that ends at or below `offset`; what arrived.
+
+        Entries for which the disk has no room are kept and tried again by the next call.
+        """
+        pending = self._pending
+        work = self._stuck
+        if work:
+            self._stuck = {}
+        while pending and pending[0].end_offset <= offset:
+            batch = pending.popleft()
+            for tail, first, entries, tags in batch.touched:
+                known = work.get(tail)
+                if known is None:
+                    work[tail] = (first, entries, tags)
+                else:
+                    known[1].extend(entries)
+                    known[2].extend(tags)
+            self._index_backlog.extend(batch.index_items)
+            self.confirmed_offset = batch.end_offset
+            self.confirmed_timestamp = batch.store_timestamp
+        if not work:
+            return []
+        arrivals = self._write(work)
+        if len(self._index_backlog) > INDEX_BACKLOG_MAX:
+            self.build_index(INDEX_BACKLOG_MAX)
+        return arrivals
+
+    def _write(self, work: dict[QueueTail, _Work]) -> list[Arrival]:
+        arrivals: list[Arrival] = []
+        stuck: dict[QueueTail, _Work] = {}
+        for tail, (first, entries, tags) in work.items():
+            if tail.deleted:
+                continue
+            queue = tail.consume_queue
+            try:
+                queue.put_entries(first, b"".join(entries))
+            except StoreFull:
+                stuck[tail] = (first, entries, tags)
+            else:
+                arrivals.append((queue.topic, queue.queue_id, queue.max_offset, tags))
+        self._stuck = stuck
+        return arrivals
+
+    # --- index -----------------------------------------------------------------------------------------
+
+    @property
+    def index_backlog(self) -> int:
+        """Records whose keys are not in the index yet."""
+        return len(self._index_backlog)
+
+    @property
+    def indexed_offset(self) -> int:
+        """All keys of records below this physical offset are in the index."""
+        return self._index_backlog[0][3] if self._index_backlog else self.confirmed_offset
+
+    def build_index(self, limit: int) -> int:
+        """Index the keys of at most `limit` records; how many keys. StoreFull keeps them waiting."""
+        backlog = self._index_backlog
+        if not backlog or self._index is None:
+            return 0
+        count = min(limit, len(backlog))
+        batch = list(backlog) if count == len(backlog) else list(islice(backlog, count))
+        keys = self._index.put_many(batch)
+        if count == len(backlog):
+            backlog.clear()
+        else:
+            for _ in range(count):
+                backlog.popleft()
+        return keys

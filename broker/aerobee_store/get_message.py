@@ -1,0 +1,221 @@
+"""The read path: from (topic, queue, offset) to records as they lie in the log.
+
+Touches  queue files and the commit log, reading. No clock.
+
+What always holds
+- A record is served only if its entry agrees with it: magic, size and the stored physical offset.
+- Records that lie next to each other in the log leave as one slice; slices stay readable while held.
+- A call never crosses the end of a queue file and never scans more than `scan_size_max` bytes of entries.
+"""
+
+import struct
+from enum import IntEnum
+
+import numpy as np
+
+from aerobee_proto.records import MAGIC_V1, MAGIC_V2
+from aerobee_store.commit_log import CommitLog
+from aerobee_store.config import StoreConfig
+from aerobee_store.consume_queue import ENTRY, ENTRY_DTYPE, ENTRY_SIZE, ConsumeQueue
+from aerobee_store.queue_table import QueueTable
+
+__all__ = ["GetResult", "GetStatus", "MessageReader"]
+
+# size, magic and physical offset of a record
+_IDENTITY = struct.Struct(">iI20xq")
+_REQUEST_SIZE_MIN = 100
+_REQUEST_SIZE_MAX = 134_217_728
+# Entries for which a vectorised look for the first match pays off (about 8 us of set-up).
+_VECTOR_MIN = 64
+
+
+class GetStatus(IntEnum):
+    """How a read ended. OFFSET_RESET is only ever set by the broker."""
+
+    FOUND = 0
+    NO_MATCHED_MESSAGE = 1
+    MESSAGE_WAS_REMOVING = 2
+    OFFSET_FOUND_NULL = 3
+    OFFSET_OVERFLOW_BADLY = 4
+    OFFSET_OVERFLOW_ONE = 5
+    OFFSET_TOO_SMALL = 6
+    NO_MATCHED_LOGIC_QUEUE = 7
+    NO_MESSAGE_IN_QUEUE = 8
+    OFFSET_RESET = 9
+
+
+class GetResult:
+    """Answer to a read: `count` records of `size` bytes in `body`, and where to go on.
+
+    `next_offset`, `min_offset` and `max_offset` are logical offsets. `suggest_slave`: the records lie so far
+    behind the log's end that reading them would push newer ones out of memory.
+    """
+
+    __slots__ = (
+        "body",
+        "count",
+        "max_offset",
+        "min_offset",
+        "next_offset",
+        "size",
+        "status",
+        "suggest_slave",
+    )
+
+    def __init__(
+        self,
+        status: GetStatus,
+        next_offset: int,
+        min_offset: int,
+        max_offset: int,
+        body: list[memoryview] | None = None,
+        count: int = 0,
+        size: int = 0,
+        suggest_slave: bool = False,
+    ) -> None:
+        self.status = status
+        self.next_offset = next_offset
+        self.min_offset = min_offset
+        self.max_offset = max_offset
+        self.body: list[memoryview] = [] if body is None else body
+        self.count = count
+        self.size = size
+        self.suggest_slave = suggest_slave
+
+
+class MessageReader:
+    """Answers reads from the queues and the log."""
+
+    def __init__(self, log: CommitLog, queues: QueueTable, config: StoreConfig) -> None:
+        self._log = log
+        self._queues = queues
+        self._config = config
+        self._file_entries = config.consume_queue_file_size // ENTRY_SIZE
+        self._distance = config.in_memory_distance
+
+    def get(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int,
+        max_bytes: int,
+        tag_filter: frozenset[int] | None,
+    ) -> GetResult:
+        """Records from the logical `offset` on.
+
+        `tag_filter` holds the signed 32-bit hashes of the tags that are wanted, None: all.
+        """
+        if queue_id < 0:
+            return GetResult(GetStatus.NO_MATCHED_LOGIC_QUEUE, 0, 0, 0)
+        queue = self._queues.get(topic, queue_id)
+        if queue is None or queue.max_offset == 0:
+            return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
+        low, high = queue.min_offset, queue.max_offset
+        if offset < low:
+            return GetResult(GetStatus.OFFSET_TOO_SMALL, low, low, high)
+        if offset == high:
+            return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
+        if offset > high:
+            return GetResult(GetStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
+        scan_count = max(-(-self._config.scan_size_max // ENTRY_SIZE), max_count)
+        entries = queue.read(offset, scan_count)
+        if not entries:
+            following = (offset // self._file_entries + 1) * self._file_entries
+            return GetResult(GetStatus.OFFSET_FOUND_NULL, following, low, high)
+        size_max = min(max(max_bytes, _REQUEST_SIZE_MIN), _REQUEST_SIZE_MAX)
+        return self._collect(queue, entries, offset, max_count, size_max, tag_filter)
+
+    def _collect(
+        self,
+        queue: ConsumeQueue,
+        entries: memoryview,
+        offset: int,
+        max_count: int,
+        size_max: int,
+        tag_filter: frozenset[int] | None,
+    ) -> GetResult:
+        # One loop with everything in locals: 11 us for 32 adjacent records (bench/micro_store.py).
+        config = self._config
+        log = self._log
+        end = log.end_offset
+        log_min = log.min_offset
+        memory_floor = end - self._distance
+        identity = _IDENTITY.unpack_from
+        status = GetStatus.NO_MATCHED_MESSAGE
+        body: list[memoryview] = []
+        count = size_sum = 0
+        physical_offset = 0
+        next_offset = offset
+        if tag_filter is not None and len(entries) >= _VECTOR_MIN * ENTRY_SIZE:
+            skipped = _leading_mismatches(entries, tag_filter)
+            next_offset += skipped
+            entries = entries[skipped * ENTRY_SIZE :]
+            physical_offset = -1
+        view: memoryview = entries
+        file_start = file_end = 0
+        run_start = run_end = 0
+        for physical_offset, size, tag in ENTRY.iter_unpack(entries):
+            if count:
+                total = size_sum + size
+                if count >= max_count or total > size_max:
+                    break
+                if physical_offset >= memory_floor:
+                    if total > config.memory_transfer_size_max or count >= config.memory_transfer_count_max:
+                        break
+                elif total > config.disk_transfer_size_max or count >= config.disk_transfer_count_max:
+                    break
+            next_offset += 1
+            if tag_filter is not None and not (tag in tag_filter or _signed32(tag) in tag_filter):
+                if not count:
+                    status = GetStatus.NO_MATCHED_MESSAGE
+                continue
+            if not file_start <= physical_offset < file_end:
+                file = log.mapped.find(physical_offset) if physical_offset >= log_min else None
+                if file is None:
+                    if not count:
+                        status = GetStatus.MESSAGE_WAS_REMOVING
+                    continue
+                if run_end > run_start:
+                    body.append(view[run_start:run_end])
+                view, file_start, file_end = file.view, file.offset, file.end
+                run_start = run_end = 0
+            at = physical_offset - file_start
+            if at + size > file_end - file_start or physical_offset + size > end or size < _IDENTITY.size:
+                found_size, magic, stored_offset = 0, 0, -1
+            else:
+                found_size, magic, stored_offset = identity(view, at)
+            if (
+                stored_offset != physical_offset
+                or found_size != size
+                or (magic != MAGIC_V1 and magic != MAGIC_V2)
+            ):
+                if not count:
+                    status = GetStatus.MESSAGE_WAS_REMOVING
+                continue
+            if at == run_end and count:
+                run_end += size
+            else:
+                if run_end > run_start:
+                    body.append(view[run_start:run_end])
+                run_start, run_end = at, at + size
+            count += 1
+            size_sum += size
+        if count:
+            status = GetStatus.FOUND
+            body.append(view[run_start:run_end])
+        suggest_slave = physical_offset >= 0 and end - physical_offset > self._distance
+        return GetResult(
+            status, next_offset, queue.min_offset, queue.max_offset, body, count, size_sum, suggest_slave
+        )
+
+
+def _signed32(value: int) -> int:
+    return ((value & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000
+
+
+def _leading_mismatches(entries: memoryview, tag_filter: frozenset[int]) -> int:
+    """How many entries at the beginning have none of the wanted hashes."""
+    tags = np.frombuffer(entries, ENTRY_DTYPE)["tag_hash"].astype(np.int32)
+    matches = np.isin(tags, np.fromiter(tag_filter, np.int64, len(tag_filter)).astype(np.int32))
+    return int(matches.argmax()) if matches.any() else len(matches)

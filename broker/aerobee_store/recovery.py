@@ -1,0 +1,599 @@
+"""Bringing log, queues and index back to one truth after any kind of stop.
+
+Touches  everything in the store folder but config/; runs once, inside the store's lock, before any reader.
+
+The log is the truth. It is walked from a place below which log, queues and index are known to be on disk
+(the watermark of the checkpoint; without one, as in a folder that an official broker wrote, the whole log
+when it is small, else a file chosen by the checkpoint's times) and every record on the way is proven.
+
+- A bad place with proven records behind it is damage: it is copied to quarantine/, named in the report and
+  stepped over; what follows stays. A bad place with nothing proven behind it is the torn end: it is cut and
+  zeroed, durable, so that it cannot come back behind later writes.
+- An end of the log below what was known to be on disk is loss: recovery refuses, unless the operator accepts
+  it by name.
+- Each queue is compared, entry by entry, with the records on the way. From the first entry that does not
+  agree on, the queue is cut and dispatched again; a queue that misses records from before the walk makes the
+  walk start one file earlier.
+- The index keeps what its own recovery proves, and is given all records behind that.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from aerobee_proto.errors import RecordError
+from aerobee_proto.javahash import index_key_hash
+from aerobee_proto.properties import find_property
+from aerobee_proto.records import RecordHeader, scan_header
+from aerobee_store.checkpoint import Checkpoint
+from aerobee_store.commit_log import CommitLog
+from aerobee_store.config import StoreConfig
+from aerobee_store.consume_queue import ENTRY, ENTRY_SIZE, ConsumeQueue, ConsumeQueueEntry
+from aerobee_store.delay import entry_tag
+from aerobee_store.errors import CorruptStore
+from aerobee_store.index import IndexedRecord, IndexService, KeyedRecord, key_texts
+from aerobee_store.io import StoreIo
+from aerobee_store.mapped_files import MappedFile
+from aerobee_store.queue_table import QueueTable
+from aerobee_store.record_scan import BLANK, RecordFault, ScannedRecord, find_record, scan_record
+
+__all__ = ["Damage", "RecoveryReport", "recover"]
+
+_TRANSACTION = 0xC
+_PREPARED, _ROLLBACK = 0x4, 0xC
+# Packed entries kept per queue before they are written, and records offered to the index at once.
+_QUEUE_BATCH = 1024
+_INDEX_BATCH = 4096
+_COMPARE_WINDOW = 4096
+_SEARCH_STEP = 4 << 20
+ACCEPT_LOSS = "restore the missing bytes from a copy, or start once with accept_loss to go on without them"
+
+
+@dataclass(slots=True, frozen=True)
+class Damage:
+    """A stretch [begin, end) of the log without a proven record, with proven ones behind it."""
+
+    begin: int
+    end: int
+    path: Path
+    reason: str
+
+
+@dataclass(slots=True)
+class RecoveryReport:
+    """What recovery found and did; offsets are physical ones, counts are in what their name says."""
+
+    aborted: bool = False
+    start_offset: int = 0
+    min_offset: int = 0
+    end_offset: int = 0
+    walked_records: int = 0
+    dispatched_records: int = 0
+    cut_entries: int = 0
+    torn_bytes: int = 0
+    duplicate_records: int = 0
+    renumbered_records: int = 0
+    hole_entries: int = 0
+    indexed_keys: int = 0
+    removed_index_files: tuple[str, ...] = ()
+    last_store_timestamp: int = 0
+    shifted_queues: list[tuple[str, int, int]] = field(default_factory=list)
+    damage: list[Damage] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+
+
+class _StartEarlier(Exception):
+    """A queue misses records from before the walk."""
+
+
+@dataclass(slots=True, frozen=True)
+class Parts:
+    """What recovery works on: everything loaded, nothing recovered."""
+
+    log: CommitLog
+    queues: QueueTable
+    index: IndexService
+    checkpoint: Checkpoint
+    config: StoreConfig
+    io: StoreIo
+    now_ms: int
+
+
+def recover(parts: Parts, *, aborted: bool) -> RecoveryReport:
+    """Make log, queues and index agree; everything that is left is durable on return.
+
+    Raises CorruptStore, with nothing changed but queue and index files that the log can rebuild, when
+    records are missing that were known to be on disk and the config does not accept the loss.
+    """
+    return _Recovery(parts, aborted).run()
+
+
+class _Recovery:
+    def __init__(self, parts: Parts, aborted: bool) -> None:
+        self._parts = parts
+        self._log = parts.log
+        self._config = parts.config
+        self._report = RecoveryReport(aborted=aborted)
+        self._watermark = parts.checkpoint.watermark
+
+    def run(self) -> RecoveryReport:
+        report = self._report
+        if not self._log.mapped.files:
+            self._recover_empty()
+            return report
+        start = self._start()
+        while True:
+            try:
+                end = self._recover_from(start)
+                break
+            except _StartEarlier:
+                start = self._one_file_earlier(start)
+        self._check_loss(end)
+        self._quarantine()
+        self._log.set_end(end)
+        report.start_offset, report.end_offset = start, end
+        report.min_offset = self._log.min_offset
+        report.cut_entries += self._parts.queues.cut_at_physical(end)
+        self._parts.queues.correct_min_offsets(self._log.min_offset)
+        self._recover_index(start, end)
+        self._make_durable()
+        return report
+
+    # --- an empty log ----------------------------------------------------------------------------------
+
+    def _recover_empty(self) -> None:
+        """Without a log nothing in queues and index points anywhere: both start again."""
+        if self._watermark is not None and self._watermark.log_end > 0:
+            self._lose(0, f"the whole log up to {self._watermark.log_end} is gone")
+        self._log.set_end(0)
+        self._parts.queues.destroy()
+        self._parts.index.destroy()
+
+    def _lose(self, offset: int, reason: str) -> None:
+        if not self._config.accept_loss:
+            raise CorruptStore(self._log.folder, offset, reason, ACCEPT_LOSS)
+        self._report.lost.append(reason)
+
+    # --- where to start --------------------------------------------------------------------------------
+
+    def _start(self) -> int:
+        mapped = self._log.mapped
+        mark = self._watermark
+        if mark is not None and mark.log_end <= mapped.end_offset:
+            return max(min(mark), mapped.min_offset)
+        if mapped.end_offset - mapped.min_offset <= self._config.full_walk_size_max:
+            return mapped.min_offset
+        if not self._report.aborted:
+            file = mapped.find(max(self._parts.queues.last_physical_end, 0))
+            return file.offset if file is not None else mapped.min_offset
+        return self._start_by_time()
+
+    def _start_by_time(self) -> int:
+        """The newest file that begins with a record that was on disk at the checkpoint, else the oldest."""
+        limit = self._parts.checkpoint.stamps.start_timestamp
+        for file in reversed(self._log.mapped.files):
+            first = scan_record(file.view, 0, file.offset)
+            if isinstance(first, ScannedRecord) and first.store_timestamp <= limit:
+                return file.offset
+        return self._log.mapped.min_offset
+
+    def _one_file_earlier(self, start: int) -> int:
+        earlier = [f.offset for f in self._log.mapped.files if f.offset < start]
+        assert earlier, "asked for an earlier start at the beginning of the log"
+        return earlier[-1]
+
+    # --- the walk --------------------------------------------------------------------------------------
+
+    def _recover_from(self, start: int) -> int:
+        """Prove the log from `start`, bring the queues to its state; where the log ends."""
+        report = self._report
+        report.damage = []
+        report.walked_records = report.dispatched_records = report.duplicate_records = 0
+        report.renumbered_records = report.hole_entries = 0
+        walker = LogWalker(self._log, report, property_crc=self._config.verify_property_crc)
+        first = self._log.mapped.min_offset
+        repair = _QueueRepair(self._parts, report, start, may_start_earlier=start > first)
+        repair.prepare()
+        for record in walker.walk(start):
+            report.walked_records += 1
+            report.last_store_timestamp = max(report.last_store_timestamp, record.store_timestamp)
+            repair.see(record)
+        repair.finish(walker.end)
+        return walker.end
+
+    def _check_loss(self, end: int) -> None:
+        mark = self._watermark
+        if mark is not None and end < mark.log_end:
+            self._lose(end, f"the log ends here, but it was on disk up to {mark.log_end}")
+
+    def _quarantine(self) -> None:
+        """Keep a copy of what could not be read, for whoever wants to look at it."""
+        for damage in self._report.damage:
+            piece = self._log.mapped.find(damage.begin)
+            if piece is None:
+                continue
+            path = self._config.root / "quarantine" / f"{damage.begin:020d}-{damage.end:020d}"
+            if self._parts.io.read_bytes(path) is None:
+                begin = damage.begin - piece.offset
+                content = bytes(piece.view[begin : damage.end - piece.offset])
+                self._parts.io.replace_bytes(path, content, keep_previous=False)
+
+    # --- index -----------------------------------------------------------------------------------------
+
+    def _recover_index(self, start: int, end: int) -> None:
+        if not self._config.index_enabled:
+            return
+        index = self._parts.index
+        mark = self._watermark
+        proven = mark.index_end if mark is not None and mark.log_end <= end else 0
+        found = index.recover(
+            end, log_min=self._log.min_offset, proven_offset=proven, probe=record_probe(self._log)
+        )
+        self._report.removed_index_files = found.removed_files
+        begin = found.end_offset
+        if begin < self._log.min_offset:
+            small = end - self._log.min_offset <= self._config.full_walk_size_max
+            begin = self._log.min_offset if small else start
+        self._index_from(max(begin, proven if found.cut_entries == 0 else 0))
+
+    def _index_from(self, begin: int) -> None:
+        """Offer every record from `begin` on; what is indexed already is passed over."""
+        batch: list[KeyedRecord] = []
+        for record in LogWalker(self._log, RecoveryReport(), property_crc=False).walk(begin):
+            keyed = keyed_record(record)
+            if keyed is not None:
+                batch.append(keyed)
+            if len(batch) >= _INDEX_BATCH:
+                self._report.indexed_keys += self._parts.index.put_many(batch)
+                batch = []
+        self._report.indexed_keys += self._parts.index.put_many(batch)
+
+    def _make_durable(self) -> None:
+        """What was found in the page cache may never have reached the disk."""
+        start = self._report.start_offset
+        for file in self._log.mapped.files:
+            if file.end > start:
+                file.data.sync()
+        self._parts.queues.flush()
+        self._parts.index.flush()
+
+
+class LogWalker:
+    """Goes through the log record by record, over damage, to its end."""
+
+    def __init__(self, log: CommitLog, report: RecoveryReport, *, property_crc: bool) -> None:
+        self._log = log
+        self._report = report
+        self._property_crc = property_crc
+        # One past the last proven record, once walk() is through.
+        self.end = 0
+
+    def walk(self, start: int) -> Iterator[ScannedRecord]:
+        """Every proven record from `start`, which must be where a record begins."""
+        files = self._log.mapped
+        file = files.find(start)
+        position = start - file.offset if file is not None else 0
+        self.end = start
+        while file is not None:
+            found = scan_record(file.view, position, file.offset + position, property_crc=self._property_crc)
+            if isinstance(found, ScannedRecord):
+                position += found.size
+                self.end = file.offset + position
+                yield found
+                continue
+            following = files.next_file(file)
+            if found is BLANK and (following is None or following.offset == file.end):
+                file, position = following, 0
+                if file is not None:
+                    self.end = file.offset
+                continue
+            reason = found.reason if isinstance(found, RecordFault) else "the next file is missing"
+            file, position = self._step_over(file, position, reason)
+
+    def _step_over(self, file: MappedFile, position: int, reason: str) -> tuple[MappedFile | None, int]:
+        """The next proven record behind a bad place; without one the log ends before it."""
+        begin = file.offset + position
+        for other in self._log.mapped.files:
+            if other.end <= begin:
+                continue
+            first = position + 1 if other is file else 0
+            found = self._first_record(other, first)
+            if found is not None:
+                self._note_damage(begin, other.offset + found, reason)
+                return other, found
+        return None, 0
+
+    def _first_record(self, file: MappedFile, first: int) -> int | None:
+        """Position of the first proven record at or behind `first`."""
+        for begin, end in file.data.data_extents(first, len(file.view)):
+            for at in range(begin, end, _SEARCH_STEP):
+                # A magic may begin in the step before, and lies 4 bytes into its record.
+                stop = min(at + _SEARCH_STEP, end)
+                found = find_record(file.view, max(at - 3, first), stop, file.offset, least=first)
+                if found is not None:
+                    return found
+        return None
+
+    def _note_damage(self, begin: int, end: int, reason: str) -> None:
+        """One entry for each file that the bad stretch touches, so that each can be named and copied."""
+        at = begin
+        for file in self._log.mapped.files:
+            if file.end <= at or file.offset >= end:
+                continue
+            if file.offset > at:
+                path = self._log.folder / f"{at:020d}"
+                self._report.damage.append(Damage(at, file.offset, path, "file is missing"))
+                at = file.offset
+            stop = min(file.end, end)
+            if stop > at:
+                self._report.damage.append(Damage(at, stop, file.data.path, reason))
+            at = stop
+
+
+# --- queues ------------------------------------------------------------------------------------------------
+
+
+class _Cursor:
+    """Where the comparison of one queue with the log stands."""
+
+    __slots__ = ("next_offset", "pending", "pending_first", "queue", "shift", "view", "view_first", "writing")
+
+    def __init__(self, queue: ConsumeQueue, next_offset: int) -> None:
+        self.queue = queue
+        # Entries before it agree with the log.
+        self.next_offset = next_offset
+        # index - queue offset of the record, in a queue that arrived shifted; else 0.
+        self.shift = 0
+        # True from the first disagreement on: the queue was cut at next_offset and is written again.
+        self.writing = next_offset >= queue.max_offset
+        self.pending: list[bytes] = []
+        self.pending_first = next_offset
+        # Packed entries from view_first on, for comparing.
+        self.view: memoryview = memoryview(b"")
+        self.view_first = next_offset
+
+    def present(self) -> memoryview:
+        """The packed entry at next_offset, empty if there is none."""
+        at = (self.next_offset - self.view_first) * ENTRY_SIZE
+        if not 0 <= at < len(self.view):
+            self.view = self.queue.read(self.next_offset, _COMPARE_WINDOW)
+            self.view_first = self.next_offset
+            at = 0
+        return self.view[at : at + ENTRY_SIZE]
+
+
+class _QueueRepair:
+    """Compares the queues with the records of a walk, and rewrites what does not agree."""
+
+    def __init__(self, parts: Parts, report: RecoveryReport, start: int, *, may_start_earlier: bool) -> None:
+        self._queues = parts.queues
+        self._log = parts.log
+        self._report = report
+        self._start = start
+        self._may_start_earlier = may_start_earlier
+        self._levels = parts.config.delay_levels_ms
+        self._cursors: dict[tuple[str, int], _Cursor] = {}
+
+    def prepare(self) -> None:
+        """Find the end of every queue and the entry from which the walk will judge it."""
+        for queue in self._queues:
+            recovery = queue.recover(
+                self._verify(queue), log_min=self._log.mapped.min_offset, proven_offset=self._start
+            )
+            self._report.cut_entries += recovery.cut_entries
+            if recovery.gaps:
+                self._report.cut_entries += queue.max_offset - recovery.gaps[0][0]
+                queue.cut_at(recovery.gaps[0][0])
+            self._cursors[queue.topic, queue.queue_id] = self._cursor(queue)
+
+    def _verify(self, queue: ConsumeQueue) -> Callable[[ConsumeQueueEntry, int], bool]:
+        """Entries of records that the walk will see are the walk's business; others must hold now."""
+
+        def verify(entry: ConsumeQueueEntry, _offset: int) -> bool:
+            if entry.physical_offset >= self._start:
+                return True
+            return _agrees(self._log, queue, entry)
+
+        return verify
+
+    def _cursor(self, queue: ConsumeQueue) -> _Cursor:
+        low, high = (queue.file_spans[0].start, queue.max_offset) if queue.file_spans else (0, 0)
+        low = max(low, queue.min_offset)
+        while low < high:
+            middle = (low + high) // 2
+            entry = queue.entry(middle)
+            if entry is not None and entry.physical_offset < self._start:
+                low = middle + 1
+            else:
+                high = middle
+        cursor = _Cursor(queue, low)
+        cursor.shift = self._shift(queue, low)
+        if cursor.shift:
+            self._report.shifted_queues.append((queue.topic, queue.queue_id, cursor.shift))
+        return cursor
+
+    def _shift(self, queue: ConsumeQueue, offset: int) -> int:
+        """By how much the queue's numbers differ from its records', if two neighbours say the same."""
+        found = {self._shift_at(queue, at) for at in (offset - 1, offset - 2)}
+        found |= {self._shift_at(queue, at) for at in (queue.max_offset - 1, queue.max_offset - 2)}
+        found.discard(None)
+        return found.pop() or 0 if len(found) == 1 else 0
+
+    def _shift_at(self, queue: ConsumeQueue, offset: int) -> int | None:
+        entry = queue.entry(offset)
+        if entry is None or not _agrees(self._log, queue, entry):
+            return None
+        record = _header_at(self._log, entry.physical_offset)
+        return offset - record.queue_offset if record is not None else None
+
+    # --- during the walk -------------------------------------------------------------------------------
+
+    def see(self, record: ScannedRecord) -> None:
+        """The next record of the log."""
+        if record.sys_flag & _TRANSACTION in (_PREPARED, _ROLLBACK):
+            return
+        key = (record.topic, record.queue_id)
+        cursor = self._cursors.get(key)
+        if cursor is None:
+            queue = self._queues.get_or_create(record.topic, record.queue_id)
+            cursor = self._cursors[key] = _Cursor(queue, 0)
+        tag = entry_tag(record.topic, record.properties, record.store_timestamp, self._levels)
+        packed = ENTRY.pack(record.physical_offset, record.size, tag)
+        if not cursor.writing:
+            self._skip_damaged(cursor, record.physical_offset)
+            if cursor.present() == packed:
+                cursor.next_offset += 1
+                return
+            self._disagree(cursor, record)
+        self._write(cursor, record, packed)
+
+    def _skip_damaged(self, cursor: _Cursor, physical_offset: int) -> None:
+        """Entries of records that were damaged keep their numbers; readers pass over them."""
+        while self._report.damage:
+            present = cursor.present()
+            if len(present) == 0:
+                return
+            at = ENTRY.unpack(present)[0]
+            if at >= physical_offset or not self._is_damaged(at):
+                return
+            cursor.next_offset += 1
+
+    def _is_damaged(self, physical_offset: int) -> bool:
+        return any(d.begin <= physical_offset < d.end for d in self._report.damage)
+
+    def _disagree(self, cursor: _Cursor, record: ScannedRecord) -> None:
+        """From here on the queue is written again."""
+        queue = cursor.queue
+        if record.queue_offset + cursor.shift < cursor.next_offset and self._is_first_lost(cursor, record):
+            # The front of the queue is missing while its records are there.
+            cursor.next_offset = 0
+        self._report.cut_entries += max(queue.max_offset - cursor.next_offset, 0)
+        queue.cut_at(cursor.next_offset)
+        cursor.next_offset = cursor.pending_first = queue.max_offset
+        cursor.writing = True
+
+    def _is_first_lost(self, cursor: _Cursor, record: ScannedRecord) -> bool:
+        spans = cursor.queue.file_spans
+        return (
+            not self._may_start_earlier
+            and bool(spans)
+            and cursor.next_offset <= max(cursor.queue.min_offset, spans[0].start)
+            and record.queue_offset + cursor.shift < cursor.queue.min_offset
+        )
+
+    def _write(self, cursor: _Cursor, record: ScannedRecord, packed: bytes) -> None:
+        wanted = record.queue_offset + cursor.shift
+        if wanted != cursor.next_offset:
+            empty = cursor.queue.max_offset == 0 and not cursor.pending
+            if empty and (wanted == 0 or not self._may_start_earlier):
+                cursor.next_offset = cursor.pending_first = wanted
+            elif wanted < cursor.next_offset:
+                self._report.duplicate_records += 1
+                return
+            elif self._may_start_earlier:
+                raise _StartEarlier
+            else:
+                self._fill_hole(cursor, record, wanted)
+        cursor.pending.append(packed)
+        cursor.next_offset += 1
+        self._report.dispatched_records += 1
+        if len(cursor.pending) >= _QUEUE_BATCH:
+            self._flush(cursor)
+
+    def _fill_hole(self, cursor: _Cursor, record: ScannedRecord, wanted: int) -> None:
+        """Numbers of damaged records stay taken, by entries that point into the damage.
+
+        Without damage that explains the hole it is the record's number that is wrong: it gets the next.
+        """
+        low = ENTRY.unpack(cursor.pending[-1])[0] + 1 if cursor.pending else cursor.queue.last_physical_end
+        places = self._damaged_places(low, record.physical_offset, wanted - cursor.next_offset)
+        if places is None:
+            self._report.renumbered_records += 1
+            return
+        cursor.pending.extend(ENTRY.pack(place, 1, 0) for place in places)
+        self._report.hole_entries += len(places)
+        cursor.next_offset = wanted
+
+    def _damaged_places(self, low: int, high: int, count: int) -> range | None:
+        """`count` physical offsets in one damaged stretch between two records."""
+        for damage in self._report.damage:
+            begin = max(damage.begin, low)
+            if damage.end <= high and damage.end - begin >= count:
+                return range(begin, begin + count)
+        return None
+
+    def _flush(self, cursor: _Cursor) -> None:
+        if cursor.pending:
+            cursor.queue.put_entries(cursor.pending_first, b"".join(cursor.pending))
+            cursor.pending_first += len(cursor.pending)
+            cursor.pending = []
+
+    def finish(self, end: int) -> None:
+        """The walk is over: entries that no record stands behind go."""
+        for cursor in self._cursors.values():
+            self._flush(cursor)
+            if cursor.writing:
+                continue
+            self._skip_damaged(cursor, end)
+            dropped = cursor.queue.max_offset - cursor.next_offset
+            if dropped > 0:
+                self._report.cut_entries += dropped
+                cursor.queue.cut_at(cursor.next_offset)
+
+
+# --- records as queues and index see them --------------------------------------------------------------------
+
+
+def _header_at(log: CommitLog, physical_offset: int) -> RecordHeader | None:
+    file = log.mapped.find(physical_offset)
+    if file is None:
+        return None
+    try:
+        header = scan_header(file.view, physical_offset - file.offset)
+    except RecordError:
+        return None
+    return None if header.is_blank or header.physical_offset != physical_offset else header
+
+
+def _agrees(log: CommitLog, queue: ConsumeQueue, entry: ConsumeQueueEntry) -> bool:
+    """Whether the record that the entry points at is there and belongs to the queue."""
+    header = _header_at(log, entry.physical_offset)
+    return (
+        header is not None
+        and header.size == entry.size
+        and header.topic == queue.topic
+        and header.queue_id == queue.queue_id
+    )
+
+
+def keyed_record(record: ScannedRecord) -> KeyedRecord | None:
+    """The record as the index takes it; None if it is not indexed."""
+    if record.sys_flag & _TRANSACTION == _ROLLBACK:
+        return None
+    keys = _text(record.properties, b"KEYS")
+    unique_key = _text(record.properties, b"UNIQ_KEY")
+    if not keys and not unique_key:
+        return None
+    return record.topic, keys, unique_key, record.physical_offset, record.store_timestamp
+
+
+def _text(properties: bytes, name: bytes) -> str | None:
+    value = find_property(properties, name)
+    return None if value is None else value.decode("utf-8", "replace")
+
+
+def record_probe(log: CommitLog) -> Callable[[int], IndexedRecord | None]:
+    """What the index asks to prove its entries."""
+
+    def probe(physical_offset: int) -> IndexedRecord | None:
+        file = log.mapped.find(physical_offset)
+        if file is None:
+            return None
+        record = scan_record(file.view, physical_offset - file.offset, physical_offset)
+        if not isinstance(record, ScannedRecord):
+            return None
+        keyed = keyed_record(record)
+        texts = key_texts(keyed[0], keyed[1], keyed[2]) if keyed is not None else []
+        return IndexedRecord(record.store_timestamp, frozenset(map(index_key_hash, texts)))
+
+    return probe

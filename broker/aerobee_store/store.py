@@ -1,0 +1,481 @@
+"""The message store: the one class that the broker talks to.
+
+Touches  one store folder, through StoreIo; the clock is passed in. No sockets, no asyncio.
+
+A message's way: append() gives it its offsets and writes it to the log; flush_disk() makes it durable;
+confirm() writes its queue entry, from when on readers see it; build_index() makes it findable by key.
+
+Invariants
+- flushed_offset <= end_offset and confirmed_offset <= end_offset. In sync mode the caller confirms nothing
+  beyond flushed_offset, so that nobody reads what a power failure could take back.
+- After a failed sync nothing is written any more and `abort` stays: what is on disk is known again only
+  after the next start has looked.
+
+Threads: everything is called by one thread, but flush_disk(), flush_queues(), write_checkpoint() and
+preallocate(), which one worker thread at a time may call beside it. What they share with the rest: the log's
+end (one tuple, replaced per append), flushed positions (written by the worker alone), and the rows of files
+(tuples, replaced). close() is called when no worker is inside.
+"""
+
+import os
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import structlog
+
+from aerobee_proto.records import RECORD_SIZE_MIN
+from aerobee_store.appender import Appender
+from aerobee_store.check import check_store
+from aerobee_store.checkpoint import Checkpoint, Stamps, Watermark
+from aerobee_store.commit_log import CommitLog
+from aerobee_store.config import StoreConfig
+from aerobee_store.dispatcher import Dispatcher
+from aerobee_store.errors import StoreError, StoreFull, StoreNotWriteable, StorePoisoned
+from aerobee_store.get_message import GetResult, MessageReader
+from aerobee_store.index import IndexService
+from aerobee_store.io import StoreIo
+from aerobee_store.lock import StoreGuard
+from aerobee_store.messages import Appended, Arrival, NewMessage
+from aerobee_store.offset_by_time import offset_by_time
+from aerobee_store.query import QueryResult, query_messages
+from aerobee_store.queue_table import QueueTable
+from aerobee_store.record_scan import ScannedRecord, scan_record
+from aerobee_store.recovery import Parts, RecoveryReport, recover
+
+__all__ = ["MessageStore"]
+
+log = structlog.get_logger()
+
+# While the disk is full, how often a send may try again whether there is room.
+_FULL_RETRY_MS = 1000
+# physical offset, sys flag; then store time, behind a born host of 8 or 20 bytes
+_PLACE_AND_FLAG = struct.Struct(">28xqi")
+_STORE_TIME_AT = (56, 68)
+_TIME = struct.Struct(">q")
+_BORN_V6 = 0x10
+
+
+class MessageStore:
+    """One open store folder."""
+
+    def __init__(self, config: StoreConfig, *, io: StoreIo, clock: Callable[[], int]) -> None:
+        """`clock` gives the time in ms since the epoch. Nothing is touched before open()."""
+        self._config = config
+        self._io = io
+        self._clock = clock
+        self._guard = StoreGuard(config.root, io)
+        self._checkpoint = Checkpoint(config.root / "checkpoint", io)
+        self._log = CommitLog(config.commit_log_path, config.commit_log_file_size, io)
+        self._queues = QueueTable(config.consume_queue_path, config.consume_queue_file_size, io)
+        self._index = IndexService(
+            config.index_path, io, clock, slot_count=config.index_slots, entry_limit=config.index_entries
+        )
+        self._appender = Appender(self._log, self._queues, config)
+        self._dispatcher = Dispatcher(self._appender.pending, self._index if config.index_enabled else None)
+        self._reader = MessageReader(self._log, self._queues, config)
+        self.is_open = False
+        # Why nothing can be written any more; set by whichever thread met the failure, never cleared.
+        self._poison: str | None = None
+        # When room may be looked for again after the disk was full, ms since the epoch; 0: it is not full.
+        self._full_until = 0
+        # (end_offset, newest store time) as one value, for the flusher.
+        self._tail = (0, 0)
+        # Written by the worker thread only, after open().
+        self._stamps = Stamps()
+        self._queue_end = 0
+        self._index_end = 0
+
+    # --- start and end ---------------------------------------------------------------------------------
+
+    def open(self) -> RecoveryReport:
+        """Take the lock, load and recover the store; what recovery found.
+
+        Raises StoreLocked when another process has it, CorruptStore when an operator must decide (the
+        text names the file and the way out), StoreFull when there is no room to go on. Nothing stays
+        locked or open then.
+        """
+        if self.is_open:
+            raise StoreError("the store is open already")
+        self._guard.enter()
+        try:
+            report = self._load_and_recover()
+        except BaseException:
+            self._release()
+            raise
+        self.is_open = True
+        self._log_recovery(report)
+        return report
+
+    def _load_and_recover(self) -> RecoveryReport:
+        aborted = self._guard.was_aborted
+        self._guard.announce_changes(os.getpid())
+        try:
+            self._log.load()
+            self._queues.load()
+            self._checkpoint.load()
+            if self._config.index_enabled:
+                self._index.load()
+        except (StoreError, OSError):
+            if not aborted:
+                self._guard.all_changes_durable()
+            raise
+        parts = Parts(
+            self._log, self._queues, self._index, self._checkpoint, self._config, self._io, self._clock()
+        )
+        report = recover(parts, aborted=aborted)
+        self._begin(report)
+        return report
+
+    def _begin(self, report: RecoveryReport) -> None:
+        end = report.end_offset
+        self._tail = (end, report.last_store_timestamp)
+        self._dispatcher.confirmed_offset = end
+        self._dispatcher.confirmed_timestamp = report.last_store_timestamp
+        self._queue_end = self._index_end = end
+        old = self._checkpoint.stamps
+        newest = report.last_store_timestamp
+        self._stamps = Stamps(
+            max(old.log_timestamp, newest) if report.aborted else old.log_timestamp,
+            max(old.queue_timestamp, newest) if report.aborted else old.queue_timestamp,
+            self._index.full_timestamp or old.index_timestamp,
+            old.master_flushed_offset,
+            old.confirm_offset,
+        )
+        self.write_checkpoint()
+
+    def _log_recovery(self, report: RecoveryReport) -> None:
+        for name in self._index.foreign_names:
+            log.warning("store.foreign_file_found", path=str(self._config.index_path / name))
+        for damage in report.damage:
+            log.error(
+                "store.damage_found",
+                path=str(damage.path),
+                physical_offset=damage.begin,
+                end_offset=damage.end,
+                reason=damage.reason,
+            )
+        for text in report.lost:
+            log.error("store.loss_accepted", reason=text)
+        facts: dict[str, Any] = asdict(report)
+        for name in ("damage", "lost", "shifted_queues", "removed_index_files"):
+            facts[name] = len(facts[name])
+        log.info("store.recovered", **facts)
+
+    def close(self) -> None:
+        """Make everything durable and readable, remove the mark of an unfinished run, give the lock back.
+
+        After a failed sync nothing is written and the mark stays. Calling it again does nothing.
+        """
+        if not self.is_open:
+            return
+        self.is_open = False
+        try:
+            if self._poison is None:
+                self._settle()
+        finally:
+            self._release()
+        log.info("store.closed", end_offset=self._tail[0], poisoned=self._poison is not None)
+
+    def _settle(self) -> None:
+        try:
+            self.flush_disk()
+            self.confirm(self._log.flushed_offset)
+            self._dispatcher.build_index(self._dispatcher.index_backlog)
+            self.flush_queues()
+            self.write_checkpoint()
+        except StoreFull as error:
+            # The log has every message; the next start builds what found no room here.
+            log.warning("store.closed_with_backlog", reason=str(error))
+            return
+        if not self._dispatcher.is_stuck and not self._appender.pending:
+            self._guard.all_changes_durable()
+
+    def _release(self) -> None:
+        self._checkpoint.close()
+        self._index.close()
+        self._queues.close()
+        self._log.close()
+        self._guard.leave()
+
+    # --- writing ---------------------------------------------------------------------------------------
+
+    @property
+    def not_writeable_reason(self) -> str | None:
+        """Why append() would refuse now, None if it would not."""
+        if not self.is_open:
+            return "it is not open"
+        if self._poison is not None:
+            return self._poison
+        return "the disk is full" if self._full_until else None
+
+    def append(self, messages: Sequence[NewMessage]) -> list[Appended]:
+        """Store messages in order; one answer each, refusals included.
+
+        All are stored with one store time, by one write a file. Raises StoreNotWriteable (closed, or a
+        sync failed: StorePoisoned) and StoreFull, with nothing stored.
+        """
+        return self._append(self._appender.append, messages)
+
+    def append_group(self, messages: Sequence[NewMessage]) -> list[Appended]:
+        """As append(), but all or none, in one file: a client's batch."""
+        return self._append(self._appender.append_group, messages)
+
+    def _append(
+        self, write: Callable[[Sequence[NewMessage], int], list[Appended]], messages: Sequence[NewMessage]
+    ) -> list[Appended]:
+        if not self.is_open or self._poison is not None or self._full_until:
+            self._check_writeable()
+        now_ms = self._clock()
+        try:
+            answers = write(messages, now_ms)
+        except StoreFull as error:
+            self._full_until = now_ms + _FULL_RETRY_MS
+            log.warning("store.disk_full_met", path=str(error.path), wanted_bytes=error.wanted)
+            raise
+        finally:
+            self._tail = (self._log.end_offset, now_ms)
+        return answers
+
+    def _check_writeable(self) -> None:
+        if not self.is_open:
+            raise StoreNotWriteable("it is not open")
+        if self._poison is not None:
+            raise StorePoisoned(self._poison)
+        if self._dispatcher.is_stuck or self._clock() < self._full_until:
+            raise StoreFull(self._config.root, self._config.commit_log_file_size)
+        self._full_until = 0
+
+    @property
+    def end_offset(self) -> int:
+        """Physical offset one past the last byte appended."""
+        return self._log.end_offset
+
+    @property
+    def flushed_offset(self) -> int:
+        """Physical offset below which the log is on disk."""
+        return self._log.flushed_offset
+
+    @property
+    def confirmed_offset(self) -> int:
+        """Physical offset below which readers see messages."""
+        return self._dispatcher.confirmed_offset
+
+    @property
+    def min_physical_offset(self) -> int:
+        """Physical offset of the first byte that is kept."""
+        return self._log.min_offset
+
+    def confirm(self, offset: int) -> list[Arrival]:
+        """Let readers see every batch that ends at or below `offset`; what arrived, per queue.
+
+        Batches are confirmed whole. Entries that find no room on the disk are tried again by the next
+        call; until then sends are refused.
+        """
+        arrivals = self._dispatcher.confirm(offset)
+        if self._dispatcher.is_stuck and not self._full_until:
+            self._full_until = self._clock() + _FULL_RETRY_MS
+            log.warning("store.disk_full_met", path=str(self._config.consume_queue_path))
+        return arrivals
+
+    # --- durability ------------------------------------------------------------------------------------
+
+    def flush_disk(self) -> int:
+        """Make all that was appended before the call durable; the new flushed_offset.
+
+        For the flusher thread. OSError is final: the store takes nothing any more and the caller must
+        answer the waiting senders with an error. StorePoisoned when that happened before.
+        """
+        if self._poison is not None:
+            raise StorePoisoned(self._poison)
+        _, newest = self._tail
+        try:
+            flushed = self._log.flush()
+        except OSError as error:
+            self._fail("commit log", error)
+            raise
+        self._stamps = self._stamps._replace(log_timestamp=max(newest, self._stamps.log_timestamp))
+        return flushed
+
+    def flush_queues(self) -> None:
+        """Make queues and index durable, as far as they are written. Errors as flush_disk()."""
+        if self._poison is not None:
+            raise StorePoisoned(self._poison)
+        confirmed, stamp = self._dispatcher.confirmed_offset, self._dispatcher.confirmed_timestamp
+        indexed = self._dispatcher.indexed_offset if self._config.index_enabled else confirmed
+        settled = not self._dispatcher.is_stuck
+        try:
+            self._queues.flush()
+            if self._config.index_enabled:
+                self._index.flush()
+        except OSError as error:
+            self._fail("queues or index", error)
+            raise
+        if settled:
+            self._queue_end = confirmed
+            self._index_end = min(indexed, confirmed)
+            self._stamps = self._stamps._replace(
+                queue_timestamp=max(stamp, self._stamps.queue_timestamp),
+                index_timestamp=max(self._index.full_timestamp, self._stamps.index_timestamp),
+            )
+
+    def write_checkpoint(self) -> None:
+        """Write how far everything is on disk. Errors as flush_disk()."""
+        if self._poison is not None:
+            raise StorePoisoned(self._poison)
+        flushed = self._log.flushed_offset
+        queue_end = min(self._queue_end, flushed)
+        watermark = Watermark(flushed, queue_end, min(self._index_end, queue_end))
+        try:
+            self._checkpoint.write(self._stamps, watermark)
+        except OSError as error:
+            self._fail("checkpoint", error)
+            raise
+
+    def _fail(self, what: str, error: OSError) -> None:
+        self._poison = f"the disk refused to sync the {what} ({error}); restart the broker after a look at it"
+        log.error("store.sync_failed", what=what, reason=str(error), flushed_offset=self._log.flushed_offset)
+
+    def preallocate(self) -> bool:
+        """Create the next log file ahead of its use; True if one was made. For a worker thread."""
+        if not self.is_open or self._poison is not None:
+            return False
+        try:
+            return self._log.prepare_next()
+        except StoreFull:
+            return False
+
+    # --- index -----------------------------------------------------------------------------------------
+
+    @property
+    def index_backlog(self) -> int:
+        """Messages whose keys are not indexed yet."""
+        return self._dispatcher.index_backlog
+
+    def build_index(self, limit: int) -> int:
+        """Index the keys of at most `limit` waiting messages; how many keys. StoreFull keeps them waiting."""
+        return self._dispatcher.build_index(limit)
+
+    def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> QueryResult:
+        """Messages of `topic` that carry `key` (a KEYS word or the unique key) and were stored in
+        [begin, end] (ms), oldest first."""
+        self._dispatcher.build_index(self._dispatcher.index_backlog)
+        return query_messages(
+            self._index, self._log, topic, key, min(max_num, self._config.query_count_max), begin, end
+        )
+
+    # --- reading ---------------------------------------------------------------------------------------
+
+    def get_message(
+        self,
+        group: str,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int,
+        max_bytes: int,
+        tag_filter: frozenset[int] | None,
+    ) -> GetResult:
+        """Records of a queue from the logical `offset` on, as stored; see MessageReader.get()."""
+        return self._reader.get(topic, queue_id, offset, max_count, max_bytes, tag_filter)
+
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        """First readable logical offset; 0 for an unknown queue."""
+        queue = self._queues.get(topic, queue_id)
+        return queue.min_offset if queue is not None else 0
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        """One past the last readable logical offset; 0 for an unknown queue."""
+        queue = self._queues.get(topic, queue_id)
+        return queue.max_offset if queue is not None else 0
+
+    def next_offset(self, topic: str, queue_id: int) -> int:
+        """The logical offset that the next message of the queue will get."""
+        queue = self._queues.get(topic, queue_id)
+        return self._appender.next_offset(queue) if queue is not None else 0
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp: int, upper: bool) -> int:
+        """Logical offset of the first message stored at or after `timestamp` (ms); with `upper` of the last
+        one stored at or before it. Within [min_offset, max_offset]; 0 for an unknown queue."""
+        queue = self._queues.get(topic, queue_id)
+        if queue is None:
+            return 0
+        return offset_by_time(queue, timestamp, upper, self._store_time_at, log_min=self._log.min_offset)
+
+    def earliest_time(self, topic: str, queue_id: int) -> int:
+        """Store time (ms) of the queue's first readable message, -1 without one."""
+        return self.store_time(topic, queue_id, self.min_offset(topic, queue_id))
+
+    def store_time(self, topic: str, queue_id: int, offset: int) -> int:
+        """Store time (ms) of the message at a logical offset, -1 without one."""
+        queue = self._queues.get(topic, queue_id)
+        entry = queue.entry(offset) if queue is not None else None
+        return self._store_time_at(entry.physical_offset, entry.size) if entry is not None else -1
+
+    def _store_time_at(self, physical_offset: int, size: int) -> int:
+        """Only what a search by time needs, read where it lies: it asks for many records."""
+        record = self._log.read(physical_offset, size) if physical_offset >= self._log.min_offset else None
+        if record is None or size < RECORD_SIZE_MIN:
+            return -1
+        found_offset, sys_flag = _PLACE_AND_FLAG.unpack_from(record)
+        if found_offset != physical_offset:
+            return -1
+        time: int = _TIME.unpack_from(record, _STORE_TIME_AT[bool(sys_flag & _BORN_V6)])[0]
+        return time
+
+    def _scan(self, physical_offset: int) -> ScannedRecord | None:
+        if not self._log.min_offset <= physical_offset < self._log.end_offset:
+            return None
+        file = self._log.mapped.find(physical_offset)
+        if file is None:
+            return None
+        record = scan_record(file.view, physical_offset - file.offset, physical_offset)
+        return record if isinstance(record, ScannedRecord) else None
+
+    def message_at(self, physical_offset: int) -> bytes | None:
+        """The record that begins at `physical_offset`; None if none does or readers may not see it yet."""
+        if physical_offset >= self.confirmed_offset:
+            return None
+        record = self._scan(physical_offset)
+        if record is None:
+            return None
+        data = self._log.read(physical_offset, record.size)
+        return bytes(data) if data is not None else None
+
+    # --- topics and state ------------------------------------------------------------------------------
+
+    def queue_ids(self, topic: str) -> list[int]:
+        """Ids of the topic's queues that hold or held messages, sorted."""
+        found = ((i, self._queues.get(topic, i)) for i in self._queues.queue_ids(topic))
+        return [i for i, q in found if q is not None and self._appender.next_offset(q) > 0]
+
+    def topics(self) -> list[str]:
+        """Topics that have a queue, sorted."""
+        return self._queues.topics
+
+    def delete_topic(self, topic: str) -> int:
+        """Delete the topic's queues; how many there were. Its records stay in the log until cleaned."""
+        self._appender.forget_topic(topic)
+        return self._queues.delete_topic(topic)
+
+    def statistics(self) -> dict[str, int]:
+        """Offsets in bytes of the log, and counts, for status lines."""
+        return {
+            "min_physical_offset": self._log.min_offset,
+            "end_offset": self._log.end_offset,
+            "flushed_offset": self._log.flushed_offset,
+            "confirmed_offset": self.confirmed_offset,
+            "dispatch_behind_bytes": self._log.end_offset - self.confirmed_offset,
+            "index_backlog": self._dispatcher.index_backlog,
+            "commit_log_files": len(self._log.mapped.files),
+            "queues": len(self._queues),
+            "index_files": len(self._index.files),
+        }
+
+    def check(self) -> None:
+        """Walk everything and compare it with everything; CorruptStore at the first broken invariant.
+
+        Slow: for tests and for operators.
+        """
+        check_store(self._log, self._queues, self._index, self._config, self.confirmed_offset)
