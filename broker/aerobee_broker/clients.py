@@ -1,0 +1,58 @@
+"""What producers and consumers have in common as members of groups: a client id on a connection.
+
+A member is known by its client id. A client that reconnects before the loss of its old connection was noticed
+takes its place; the loss of the old connection then removes nothing.
+"""
+
+from collections.abc import Iterable
+
+from aerobee_proto.bodies import ClientConnection
+from aerobee_remoting.connection import Connection
+
+__all__ = ["Member", "MemberCount", "connection_body"]
+
+
+class Member:
+    """One client in one group."""
+
+    __slots__ = ("client_id", "connection", "fingerprint", "language", "last_seen_ms", "topics", "version")
+
+    def __init__(
+        self, client_id: str, connection: Connection, language: str, version: int, now_ms: int
+    ) -> None:
+        self.client_id = client_id
+        self.connection = connection
+        self.language = language
+        self.version = version
+        self.last_seen_ms = now_ms
+        self.fingerprint = 0  # of the last full heartbeat; 0: the client does not use them
+        self.topics: dict[
+            str, tuple[str, str]
+        ] = {}  # what this member itself subscribes to: type, expression
+
+
+class MemberCount:
+    """How many memberships there are, against their bound."""
+
+    __slots__ = ("limit", "value")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.value = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self.value >= self.limit
+
+
+def connection_body(members: Iterable[Member]) -> list[ClientConnection]:
+    """Members as the admin answers list them, sorted by client id."""
+    return [
+        ClientConnection(
+            client_addr=member.connection.peer,
+            client_id=member.client_id,
+            language=member.language,
+            version=member.version,
+        )
+        for member in sorted(members, key=lambda member: member.client_id)
+    ]

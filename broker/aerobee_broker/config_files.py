@@ -1,0 +1,184 @@
+"""The tables that outlive the process: `config/topics.json`, `subscriptionGroup.json`, `consumerOffset.json`.
+
+Touches  <root>/config through the store's `JsonFile`; writes happen in one thread of their own.
+
+Files are standard JSON (integer keys quoted, which RocketMQ reads as well as its own unquoted ones), sorted and
+indented. What RocketMQ wrote is read with its unquoted keys.
+
+Invariants
+- At most one write at a time, in the order of the changes; changes that pile up meanwhile share the next one.
+- A table is written when it changed, never otherwise; `save` returns when what was changed before is on disk.
+- A write that fails is reported and tried again; the file still holds the content before.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import msgspec
+import structlog
+
+from aerobee_proto import javajson
+from aerobee_proto.errors import FormatError
+from aerobee_store.io import StoreIo
+from aerobee_store.json_files import JsonFile
+
+__all__ = ["ConfigFiles", "PersistentTable", "decode_config", "encode_config"]
+
+log = structlog.get_logger()
+
+RETRY_S: Final = 5.0
+INDENT: Final = 2
+
+
+class PersistentTable(Protocol):
+    """A table that can be written and read back."""
+
+    file_name: str
+    revision: int  # grows with each change that must reach the file
+    on_dirty: Callable[[], None]  # set by ConfigFiles, called after such a change
+
+    def to_json(self) -> dict[str, Any]:
+        """The file's content."""
+
+    def parse(self, content: Mapping[str, Any]) -> Any:
+        """A file's content as the table keeps it. FormatError when it is of another form."""
+
+    def take(self, parsed: Any) -> None:
+        """Put parsed content in place of the table's own."""
+
+
+def encode_config(content: Mapping[str, Any]) -> bytes:
+    """Content of a config file: standard JSON, sorted, indented."""
+    return msgspec.json.format(msgspec.json.encode(content, order="sorted"), indent=INDENT) + b"\n"
+
+
+def decode_config(raw: bytes) -> dict[str, Any]:
+    """Content of a config file, ours or RocketMQ's. ValueError when it is neither."""
+    try:
+        content = msgspec.json.decode(raw)
+    except msgspec.DecodeError:
+        try:
+            content = javajson.loads(raw)
+        except FormatError as error:
+            raise ValueError(str(error)) from error
+    if not isinstance(content, dict):
+        raise ValueError("the file does not hold a JSON object")  # noqa: TRY004  # bad content, not a bad call
+    return content
+
+
+class _Entry:
+    """A table and its file."""
+
+    __slots__ = ("lock", "prompt", "reader", "saved_revision", "table", "writer")
+
+    def __init__(self, table: PersistentTable, folder: Path, io: StoreIo, *, prompt: bool) -> None:
+        path = folder / table.file_name
+        self.table = table
+        self.prompt = prompt
+        self.reader = JsonFile(path, io, lambda raw: _parse(table, raw))
+        self.writer = JsonFile(path, io, decode_config)
+        self.lock = asyncio.Lock()
+        self.saved_revision = table.revision
+
+    @property
+    def is_dirty(self) -> bool:
+        return self.table.revision != self.saved_revision
+
+
+def _parse(table: PersistentTable, raw: bytes) -> Any:
+    try:
+        return table.parse(decode_config(raw))
+    except FormatError as error:
+        raise ValueError(str(error)) from error
+
+
+class ConfigFiles:
+    """Loads the tables, writes them. `prompt` tables are written on change, the others every `interval_s`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        io: StoreIo,
+        *,
+        prompt: Sequence[PersistentTable],
+        periodic: Sequence[PersistentTable],
+        interval_s: Callable[[], float],
+    ) -> None:
+        self._entries = [_Entry(table, folder, io, prompt=True) for table in prompt]
+        self._entries += [_Entry(table, folder, io, prompt=False) for table in periodic]
+        self._interval_s = interval_s
+        self._changed = asyncio.Event()
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="config-files")
+        for entry in self._entries:
+            if entry.prompt:
+                entry.table.on_dirty = self._changed.set
+
+    def load(self) -> None:
+        """Fill the tables from their files; a missing one leaves its table as it is.
+
+        CorruptStore names the file when neither it nor its backup can be read.
+        """
+        for entry in self._entries:
+            parsed = entry.reader.load()
+            if parsed is not None:
+                entry.table.take(parsed)
+            if entry.reader.used_backup:
+                log.warning("broker.config_backup_used", path=str(entry.reader.path))
+            entry.saved_revision = entry.table.revision
+
+    async def save(self, *tables: PersistentTable) -> None:
+        """Return when everything that changed before this call (in these tables; none: in all) is on disk.
+
+        Raises OSError when it cannot be written.
+        """
+        for entry in self._entries:
+            if not tables or entry.table in tables:
+                await self._save(entry)
+
+    async def _save(self, entry: _Entry) -> None:
+        async with entry.lock:
+            if not entry.is_dirty:
+                return
+            revision = entry.table.revision
+            content = encode_config(entry.table.to_json())
+            await asyncio.get_running_loop().run_in_executor(self._thread, entry.writer.save, content)
+            entry.saved_revision = revision
+
+    async def run(self) -> None:
+        """Write prompt tables when they change and the others at their interval, until cancelled."""
+        await asyncio.gather(self._run_prompt(), self._run_periodic())
+
+    async def _run_prompt(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            if not await self._try_save(prompt=True):
+                await asyncio.sleep(RETRY_S)
+                self._changed.set()
+
+    async def _run_periodic(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_s())
+            await self._try_save(prompt=False)
+
+    async def _try_save(self, *, prompt: bool) -> bool:
+        done = True
+        for entry in self._entries:
+            if entry.prompt is prompt:
+                try:
+                    await self._save(entry)
+                except OSError as error:
+                    path = str(entry.writer.path)
+                    log.error("broker.config_not_saved", path=path, reason=str(error))  # noqa: TRY400
+                    done = False
+        return done
+
+    async def close(self) -> None:
+        """Write what is left and end the thread. Raises OSError when it cannot be written."""
+        try:
+            await self.save()
+        finally:
+            self._thread.shutdown(wait=True)

@@ -1,0 +1,228 @@
+"""Consumer offsets: the next logical offset that each group will read, and the file `consumerOffset.json`.
+
+Touches  nothing by itself; `config_files` writes the table every `flushConsumerOffsetInterval`.
+
+    {"dataVersion": {...}, "groupTopicMap": {"group": ["topic"]}, "offsetTable": {"topic@group": {0: 15, 1: 7}}}
+
+`groupTopicMap` is derived and ignored on reading. Keys with more than one `@` belong to others (broadcast
+offsets that a proxy keeps) and travel through untouched.
+
+Invariants
+- Offsets are never negative. There is no monotonic check: a group may go back, as in RocketMQ.
+- A pending reset wins over a stored offset until the group's next pull has learned of it.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from aerobee_proto import bodies
+from aerobee_proto.bodies import DataVersion
+from aerobee_proto.errors import FormatError
+
+__all__ = ["ConsumerOffsets", "offset_key", "starting_offset"]
+
+log = structlog.get_logger()
+
+COMMITS_PER_VERSION: Final = 500  # the version is for slaves that copy the table; it need not move each time
+OFFSET_MAX: Final = 2**63 - 1
+
+
+def offset_key(topic: str, group: str) -> str:
+    """The table's key of a group's offsets in a topic."""
+    return f"{topic}@{group}"
+
+
+def starting_offset(
+    stored: int | None, *, zero_allowed: bool, min_offset: int, first_is_recent: Callable[[], bool]
+) -> int | None:
+    """What QUERY_CONSUMER_OFFSET answers; None is QUERY_NOT_FOUND.
+
+    A group that never committed starts at 0 while the queue still begins with its first message and that one
+    is recent: then "from the last offset" means from the start. `first_is_recent` is asked only if needed.
+    """
+    if stored is not None:
+        return stored
+    if zero_allowed and min_offset <= 0 and first_is_recent():
+        return 0
+    return None
+
+
+class ConsumerOffsets:
+    """The offsets of all groups. All calls from the event loop."""
+
+    file_name = "consumerOffset.json"
+
+    def __init__(self, clock: Callable[[], int]) -> None:
+        self._clock = clock
+        self._offsets: dict[str, dict[int, int]] = {}
+        self._pulled: dict[str, dict[int, int]] = {}  # next offset after the last pull, for statistics
+        self._resets: dict[str, dict[int, int]] = {}
+        self._commits = 0
+        self.version = DataVersion(timestamp=clock())
+        self.revision = 0
+        self.on_dirty: Callable[[], None] = lambda: None  # written at intervals, not on change
+
+    # --- reading and moving -----------------------------------------------------------------------------------
+
+    def get(self, group: str, topic: str, queue_id: int) -> int | None:
+        """The committed offset, or where a pending reset sends the group; None when there is neither."""
+        key = f"{topic}@{group}"
+        if self._resets:
+            pending = self._resets.get(key)
+            if pending is not None and queue_id in pending:
+                return pending[queue_id]
+        queues = self._offsets.get(key)
+        return None if queues is None else queues.get(queue_id)
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
+        """Store an offset. False, and nothing stored: a reset of this queue is pending, or offset < 0."""
+        key = f"{topic}@{group}"
+        if offset < 0 or (self._resets and queue_id in self._resets.get(key, ())):
+            return False
+        queues = self._offsets.get(key)
+        if queues is None:
+            queues = self._offsets[key] = {}
+        if queues.get(queue_id) != offset:
+            queues[queue_id] = offset
+            self.revision += 1
+        self._commits += 1
+        if self._commits % COMMITS_PER_VERSION == 0:
+            self._next_version()
+        return True
+
+    def note_pull(self, group: str, topic: str, queue_id: int, next_offset: int) -> None:
+        """Remember how far a group has pulled; shown beside what it has committed."""
+        key = f"{topic}@{group}"
+        queues = self._pulled.get(key)
+        if queues is None:
+            queues = self._pulled[key] = {}
+        queues[queue_id] = next_offset
+
+    def pulled(self, group: str, topic: str, queue_id: int) -> int | None:
+        """The next offset after the group's last pull since start; None when there was none."""
+        queues = self._pulled.get(f"{topic}@{group}")
+        return None if queues is None else queues.get(queue_id)
+
+    def of_group(self, group: str, topic: str) -> dict[int, int]:
+        """A copy of the group's offsets in a topic, by queue."""
+        return dict(self._offsets.get(f"{topic}@{group}", ()))
+
+    # --- resets -----------------------------------------------------------------------------------------------
+
+    def assign_reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Send the group to an offset: kept until its next pull of the queue learns of it."""
+        key = f"{topic}@{group}"
+        self._resets.setdefault(key, {})[queue_id] = max(0, offset)
+        self._offsets.setdefault(key, {})[queue_id] = max(0, offset)
+        self.revision += 1
+
+    def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
+        """The pending reset of a queue, which is over with this call; None when there is none."""
+        if not self._resets:
+            return None
+        key = f"{topic}@{group}"
+        pending = self._resets.get(key)
+        if pending is None:
+            return None
+        target = pending.pop(queue_id, None)
+        if not pending:
+            del self._resets[key]
+        return target
+
+    # --- groups and topics ------------------------------------------------------------------------------------
+
+    def topics_of(self, group: str) -> list[str]:
+        """Topics in which the group has committed offsets, sorted."""
+        return sorted(topic for topic, owner in self._pairs() if owner == group)
+
+    def groups_of(self, topic: str) -> list[str]:
+        """Groups with committed offsets in the topic, sorted."""
+        return sorted(group for name, group in self._pairs() if name == topic)
+
+    def _pairs(self) -> list[tuple[str, str]]:
+        split = [key.split("@") for key in self._offsets]
+        return [(parts[0], parts[1]) for parts in split if len(parts) == 2]
+
+    def remove_group(self, group: str) -> int:
+        """Forget all offsets of a group; how many topics that were."""
+        return self._remove(lambda topic, owner: owner == group)
+
+    def remove_topic(self, topic: str) -> int:
+        """Forget all offsets in a topic; how many groups that were."""
+        return self._remove(lambda name, group: name == topic)
+
+    def _remove(self, matches: Callable[[str, str], bool]) -> int:
+        gone = []
+        for key in {*self._offsets, *self._pulled, *self._resets}:
+            parts = key.split("@")
+            if len(parts) >= 2 and matches(parts[0], parts[1]):
+                gone.append(key)
+        removed = sum(self._offsets.pop(key, None) is not None for key in gone)
+        for key in gone:
+            self._pulled.pop(key, None)
+            self._resets.pop(key, None)
+        if removed:
+            self._next_version()
+            self.revision += 1
+        return removed
+
+    def clone(self, source: str, target: str, topic: str) -> int:
+        """Give the target group the source's offsets in a topic; how many queues that were."""
+        queues = self._offsets.get(f"{topic}@{source}")
+        if not queues:
+            return 0
+        self._offsets[f"{topic}@{target}"] = dict(queues)
+        self._next_version()
+        self.revision += 1
+        return len(queues)
+
+    def _next_version(self) -> None:
+        self.version = self.version.next(self._clock())
+
+    # --- the file ---------------------------------------------------------------------------------------------
+
+    def group_topics(self) -> dict[str, list[str]]:
+        """Group -> its topics, as RocketMQ writes it beside the offsets."""
+        result: dict[str, list[str]] = {}
+        for topic, group in self._pairs():
+            result.setdefault(group, []).append(topic)
+        return {group: sorted(topics) for group, topics in result.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of `consumerOffset.json`, which is also the answer to GET_ALL_CONSUMER_OFFSET."""
+        return {
+            "dataVersion": msgspec.to_builtins(self.version),
+            "groupTopicMap": self.group_topics(),
+            "offsetTable": {key: dict(queues) for key, queues in self._offsets.items()},
+        }
+
+    def parse(self, content: Mapping[str, Any]) -> tuple[dict[str, dict[int, int]], DataVersion]:
+        """A file's content as the table keeps it. FormatError when it is not an offset table."""
+        table = content.get("offsetTable") or {}
+        if not isinstance(table, Mapping):
+            raise FormatError("offsetTable is not an object")
+        offsets = {str(key): _queues(key, value) for key, value in table.items()}
+        return offsets, bodies.convert(content.get("dataVersion") or {}, DataVersion)
+
+    def take(self, parsed: tuple[dict[str, dict[int, int]], DataVersion]) -> None:
+        """Put parsed content in place of the table's own."""
+        self._offsets, self.version = parsed
+
+
+def _queues(key: object, value: object) -> dict[int, int]:
+    """The offsets of one key; queue ids may be numbers or text."""
+    if not isinstance(value, Mapping):
+        raise FormatError(f"offsets of {key} are not an object")
+    queues: dict[int, int] = {}
+    for queue_id, offset in value.items():
+        try:
+            queues[int(queue_id)] = int(offset)
+        except (TypeError, ValueError):
+            raise FormatError(f"offsets of {key} hold {queue_id!r}: {offset!r}") from None
+    bad = [queue_id for queue_id, offset in queues.items() if queue_id < 0 or not 0 <= offset <= OFFSET_MAX]
+    for queue_id in bad:
+        log.warning("broker.offset_dropped", key=key, queue_id=queue_id, consumer_offset=queues.pop(queue_id))
+    return queues

@@ -1,0 +1,312 @@
+"""Who consumes: members of groups and what each group subscribes to, from heartbeats.
+
+Touches  nothing. Every call returns what the shell has to do: whom to notify, which connections to close.
+
+    event                                   what changes                          whom to notify
+    heartbeat, new member or topics         member added, subscriptions replaced  all members, the new one too
+    heartbeat, only a newer subscription    subscription replaced                 nobody
+    client leaves, connection lost, silent  member removed                        the members that are left
+
+Invariants
+- A group without members does not exist.
+- Nobody is notified of changes in a group that broadcasts, or that turned notifications off.
+- A group's subscriptions are those of its last full heartbeat: members that disagree take turns, and that is
+  reported as a conflict.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from aerobee_broker.clients import Member, MemberCount
+from aerobee_proto.bodies import ConsumerData, SubscriptionData
+from aerobee_proto.codes import ResponseCode
+from aerobee_proto.errors import RequestError
+from aerobee_remoting.connection import Connection
+
+__all__ = ["Changes", "ConsumerGroup", "ConsumerTable", "Subscription"]
+
+BROADCASTING: Final = "BROADCASTING"
+TAG: Final = "TAG"
+
+
+class Subscription:
+    """One topic of a group, ready for the filter."""
+
+    __slots__ = ("data", "expression_type", "tag_hashes", "version")
+
+    def __init__(self, data: SubscriptionData) -> None:
+        self.data = data
+        self.expression_type = data.expression_type or TAG
+        self.version = data.sub_version
+        # None: every message; otherwise those whose tag hashes to one of these.
+        self.tag_hashes: frozenset[int] | None = None
+        if self.expression_type == TAG and not data.class_filter_mode and data.sub_string not in ("", "*"):
+            self.tag_hashes = frozenset(data.code_set)
+
+    @property
+    def is_tag(self) -> bool:
+        return self.expression_type == TAG
+
+
+class ConsumerGroup:
+    """One group with at least one member."""
+
+    __slots__ = (
+        "conflict_reported",
+        "consume_from_where",
+        "consume_type",
+        "members",
+        "message_model",
+        "name",
+        "subscriptions",
+    )
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.consume_type = ""
+        self.message_model = ""
+        self.consume_from_where = ""
+        self.members: dict[str, Member] = {}  # by client id
+        self.subscriptions: dict[str, Subscription] = {}  # by topic
+        self.conflict_reported = False
+
+    @property
+    def is_broadcasting(self) -> bool:
+        return self.message_model == BROADCASTING
+
+
+@dataclass(slots=True)
+class Changes:
+    """What the shell has to do after a change."""
+
+    notify: list[tuple[str, Connection]] = field(default_factory=list)  # (group, member to notify)
+    close: list[Connection] = field(default_factory=list)
+    changed: bool = False  # members or topics of the group
+    known: bool = True  # False: a short heartbeat of a client whose full one is not known here
+    conflict: "Conflict | None" = None
+
+
+@dataclass(slots=True, frozen=True)
+class Conflict:
+    """Two members of a group that subscribe differently."""
+
+    group: str
+    client_id: str
+    other_client_id: str
+    topics: tuple[str, ...]  # those in which they differ
+
+
+class ConsumerTable:
+    """All consumer groups. All calls from the event loop."""
+
+    def __init__(
+        self, *, members_max: int, members_per_connection_max: int, topics_per_group_max: int
+    ) -> None:
+        self._groups: dict[str, ConsumerGroup] = {}
+        self._by_connection: dict[Connection, set[tuple[str, str]]] = {}  # (group, client id)
+        self._count = MemberCount(members_max)
+        self._per_connection_max = members_per_connection_max
+        self._topics_max = topics_per_group_max
+
+    # --- looking up -------------------------------------------------------------------------------------------
+
+    def get(self, group: str) -> ConsumerGroup | None:
+        return self._groups.get(group)
+
+    def groups(self) -> Iterable[ConsumerGroup]:
+        """All groups; not to be kept over a change."""
+        return self._groups.values()
+
+    @property
+    def member_count(self) -> int:
+        return self._count.value
+
+    def client_ids(self, group: str) -> list[str]:
+        """Members of a group, sorted; empty when nobody is online."""
+        found = self._groups.get(group)
+        return sorted(found.members) if found else []
+
+    def member(self, group: str, client_id: str) -> Member | None:
+        found = self._groups.get(group)
+        return found.members.get(client_id) if found else None
+
+    def subscription(self, group: str, topic: str) -> Subscription | None:
+        """What the group wants of a topic; None when nobody is online or the topic is not subscribed."""
+        found = self._groups.get(group)
+        return found.subscriptions.get(topic) if found else None
+
+    def has_members(self, connection: Connection) -> bool:
+        """Whether any member is reached over this connection."""
+        return connection in self._by_connection
+
+    def groups_of(self, topic: str) -> list[str]:
+        """Groups online that subscribe to the topic, sorted."""
+        return sorted(group.name for group in self._groups.values() if topic in group.subscriptions)
+
+    # --- changes ----------------------------------------------------------------------------------------------
+
+    def register(
+        self,
+        member: Member,
+        data: ConsumerData,
+        *,
+        notify: bool,
+        without_subscriptions: bool = False,
+        fingerprint: int = 0,
+    ) -> Changes:
+        """Take one group of a heartbeat. `member` is how the client is seen now.
+
+        RequestError SYSTEM_BUSY or INVALID_PARAMETER: a bound would be passed; nothing was changed.
+        """
+        self._check_bounds(member, data)
+        group = self._groups.get(data.group_name)
+        if group is None:
+            group = self._groups[data.group_name] = ConsumerGroup(data.group_name)
+        group.consume_type = data.consume_type
+        group.message_model = data.message_model
+        group.consume_from_where = data.consume_from_where
+        known = self._seat(group, member)
+        changes = Changes(changed=known is None)
+        seated = known or member
+        if without_subscriptions:
+            changes.known = known is not None and fingerprint == known.fingerprint
+        else:
+            seated.fingerprint = fingerprint
+            changes.changed |= _take_subscriptions(group, seated, data.subscription_data_set)
+            changes.conflict = _new_conflict(group, seated)
+        if changes.changed and notify and not group.is_broadcasting:
+            changes.notify = _all_members(group)
+        return changes
+
+    def unregister(self, group_name: str, client_id: str, *, notify: bool) -> Changes:
+        """Remove a client that says good-bye; no change when it was not there."""
+        group = self._groups.get(group_name)
+        member = group.members.get(client_id) if group else None
+        if group is None or member is None:
+            return Changes()
+        return self._remove(group, [member], notify=notify)
+
+    def connection_lost(self, connection: Connection, *, notifies: Callable[[str], bool]) -> Changes:
+        """Remove the members behind a connection. `notifies` says which groups want to hear of changes."""
+        changes = Changes()
+        for group_name, client_id in sorted(self._by_connection.get(connection, ())):
+            group = self._groups[group_name]
+            more = self._remove(group, [group.members[client_id]], notify=notifies(group_name))
+            changes.notify += more.notify
+            changes.changed |= more.changed
+        return changes
+
+    def expire(self, silent_since_ms: int, *, notifies: Callable[[str], bool]) -> Changes:
+        """Remove members whose last heartbeat is older, and name their connections to be closed."""
+        changes = Changes()
+        for group in list(self._groups.values()):
+            silent = [member for member in group.members.values() if member.last_seen_ms < silent_since_ms]
+            if silent:
+                more = self._remove(group, silent, notify=notifies(group.name))
+                changes.notify += more.notify
+                changes.close += [member.connection for member in silent]
+                changes.changed = True
+        return changes
+
+    def _check_bounds(self, member: Member, data: ConsumerData) -> None:
+        if len(data.subscription_data_set) > self._topics_max:
+            raise RequestError(
+                ResponseCode.INVALID_PARAMETER,
+                f"group {data.group_name} subscribes to {len(data.subscription_data_set)} topics,"
+                f" at most {self._topics_max} are allowed (maxSubscriptionsPerGroup)",
+            )
+        group = self._groups.get(data.group_name)
+        if group is not None and member.client_id in group.members:
+            return
+        if self._count.is_full:
+            raise RequestError(
+                ResponseCode.SYSTEM_BUSY,
+                f"{self._count.limit} clients are registered already (maxRegisteredClients)",
+            )
+        if len(self._by_connection.get(member.connection, ())) >= self._per_connection_max:
+            raise RequestError(
+                ResponseCode.SYSTEM_BUSY,
+                f"{self._per_connection_max} clients are registered over this connection already"
+                " (maxClientsPerConnection)",
+            )
+
+    def _seat(self, group: ConsumerGroup, member: Member) -> Member | None:
+        """Add the member, or bring the seat that its client id has up to date and return that."""
+        seat = group.members.get(member.client_id)
+        if seat is None:
+            group.members[member.client_id] = member
+            self._count.value += 1
+            self._by_connection.setdefault(member.connection, set()).add((group.name, member.client_id))
+            return None
+        if seat.connection is not member.connection:
+            self._unlink(seat.connection, group.name, seat.client_id)
+            self._by_connection.setdefault(member.connection, set()).add((group.name, member.client_id))
+            seat.connection = member.connection
+        seat.language, seat.version = member.language, member.version
+        seat.last_seen_ms = member.last_seen_ms
+        return seat
+
+    def _remove(self, group: ConsumerGroup, members: Sequence[Member], *, notify: bool) -> Changes:
+        for member in members:
+            del group.members[member.client_id]
+            self._count.value -= 1
+            self._unlink(member.connection, group.name, member.client_id)
+        if not group.members:
+            del self._groups[group.name]
+        tell = notify and not group.is_broadcasting
+        return Changes(notify=_all_members(group) if tell else [], changed=True)
+
+    def _unlink(self, connection: Connection, group_name: str, client_id: str) -> None:
+        seats = self._by_connection.get(connection)
+        if seats is not None:
+            seats.discard((group_name, client_id))
+            if not seats:
+                del self._by_connection[connection]
+
+    def check(self) -> None:
+        """Walk the table; AssertionError at the first broken invariant."""
+        seats = {
+            (group.name, member.client_id, member.connection)
+            for group in self._groups.values()
+            for member in group.members.values()
+        }
+        links = {
+            (name, client, conn) for conn, pairs in self._by_connection.items() for name, client in pairs
+        }
+        assert seats == links
+        assert len(seats) == self._count.value
+        assert all(group.members for group in self._groups.values())
+
+
+def _all_members(group: ConsumerGroup) -> list[tuple[str, Connection]]:
+    return [(group.name, member.connection) for member in group.members.values()]
+
+
+def _take_subscriptions(group: ConsumerGroup, member: Member, offered: Sequence[SubscriptionData]) -> bool:
+    """Make the group's subscriptions those of this heartbeat; whether the set of topics changed."""
+    topics = {data.topic for data in offered}
+    before = group.subscriptions.keys()
+    changed = topics != before
+    for gone in before - topics:
+        del group.subscriptions[gone]
+    for data in offered:
+        known = group.subscriptions.get(data.topic)
+        if known is None or data.sub_version > known.version:
+            group.subscriptions[data.topic] = Subscription(data)
+    member.topics = {data.topic: (data.expression_type or TAG, data.sub_string) for data in offered}
+    return changed
+
+
+def _new_conflict(group: ConsumerGroup, member: Member) -> Conflict | None:
+    """A member that subscribes otherwise than this one, once until they agree again."""
+    for other in group.members.values():
+        if other is not member and other.topics and other.topics != member.topics:
+            if group.conflict_reported:
+                return None
+            group.conflict_reported = True
+            both = member.topics.keys() | other.topics.keys()
+            differ = sorted(topic for topic in both if member.topics.get(topic) != other.topics.get(topic))
+            return Conflict(group.name, member.client_id, other.client_id, tuple(differ))
+    group.conflict_reported = False
+    return None

@@ -1,0 +1,156 @@
+"""RocketMQ's settings that have no meaning in this broker, each with the reason that the operator is told.
+
+They are the keys of a 5.3.3 broker's own list (and a few of 4.9) that `BrokerConfig` does not have. A
+`broker.conf` that was written for RocketMQ is taken with one warning for each of them.
+"""
+
+from typing import Final
+
+__all__ = ["UNSUPPORTED_KEYS"]
+
+_BY_REASON: Final = {
+    "there are no thread pools and no queues before them: one event loop serves all requests": """
+        ackMessageThreadPoolNums ackThreadPoolQueueCapacity adminBrokerThreadPoolNums
+        adminBrokerThreadPoolQueueCapacity asyncSendEnable batchDispatchRequestThreadPoolNums
+        brokerFastFailureEnable clientAsyncSemaphoreValue clientCallbackExecutorThreads
+        clientManageThreadPoolNums clientManagerThreadPoolQueueCapacity clientOnewaySemaphoreValue
+        clientWorkerThreads compactionThreadNum consumerManageThreadPoolNums
+        consumerManagerThreadPoolQueueCapacity disableCallbackExecutor disableNettyWorkerGroup
+        dispatchCqThreads enableFastChannelEventProcess endTransactionPoolQueueCapacity
+        endTransactionThreadPoolNums heartbeatThreadPoolNums heartbeatThreadPoolQueueCapacity
+        litePullMessageThreadPoolNums litePullThreadPoolQueueCapacity
+        loadBalanceProcessorThreadPoolNums loadBalanceThreadPoolQueueCapacity
+        maxAsyncPutMessageRequests processReplyMessageThreadPoolNums pullMessageThreadPoolNums
+        pullThreadPoolQueueCapacity putMessageFutureThreadPoolNums putThreadPoolQueueCapacity
+        queryMessageThreadPoolNums queryThreadPoolQueueCapacity recoverThreadPoolNums
+        replyThreadPoolQueueCapacity sendMessageThreadPoolNums sendThreadPoolQueueCapacity
+        serverAsyncSemaphoreValue serverCallbackExecutorThreads serverNettyWorkerGroupEnable
+        serverOnewaySemaphoreValue serverSelectorThreads serverWorkerThreads
+        timerGetMessageThreadNum timerPutMessageThreadNum waitTimeMillsInAckQueue
+        waitTimeMillsInAdminBrokerQueue waitTimeMillsInHeartbeatQueue waitTimeMillsInLitePullQueue
+        waitTimeMillsInPullQueue waitTimeMillsInSendQueue waitTimeMillsInTransactionQueue
+    """,
+    "there is no such pool or buffer here: the log is a mapped file, flushed as a whole": """
+        clientPooledByteBufAllocatorEnable clientSocketRcvBufSize clientSocketSndBufSize
+        commitCommitLogLeastPages commitCommitLogThoroughInterval commitIntervalCommitLog
+        commitLogForceSwapMapInterval commitLogSwapMapInterval commitLogSwapMapReserveFileNum
+        dataReadAheadEnable debugLockEnable dispatchCqCacheNum dispatchFromSenderThread
+        enableAsyncReput enableBuildConsumeQueueConcurrently fastFailIfNoBufferInStorePool
+        flushCommitLogLeastPages flushCommitLogThoroughInterval flushCommitLogTimed
+        flushConsumeQueueLeastPages flushConsumeQueueThoroughInterval
+        flushLeastPagesWhenWarmMapedFile isolateLogEnable logicQueueForceSwapMapInterval
+        logicQueueSwapMapInterval logicQueueSwapMapReserveFileNum mappedFileSwapEnable
+        maxOffsetMapSize messageIndexSafe osPageCacheBusyTimeOutMills
+        putConsumeQueueDataByFileChannel putMessageTimeout putMsgIndexHightWater
+        serverPooledByteBufAllocatorEnable serverSocketRcvBufSize serverSocketSndBufSize
+        spinLockCollisionRetreatOptimalDegree topicQueueLockNum transferMsgByHeap
+        transientStorePoolEnable transientStorePoolSize useABSLock useEpollNativeSelector
+        useReentrantLockWhenPutMessage wakeCommitWhenPutMessage wakeFlushWhenPutMessage
+        writeBufferHighWaterMark writeBufferLowWaterMark
+    """,
+    "there is no RocksDB store and no second kind of queue file": """
+        bitMapLengthConsumeQueueExt bottomMostCompressionTypeForConsumeQueueStore
+        cleanRocksDBDirtyCQIntervalMin configManagerVersion enableCalcFilterBitMap
+        enableConsumeQueueExt enableLmq enableLmqStats enableMultiDispatch enableRocksDBLog
+        mappedFileSizeConsumeQueueExt mapperFileSizeBatchConsumeQueue maxLmqConsumeQueueNum
+        memTableFlushIntervalMs realTimePersistRocksDBConfig rocksdbCQDoubleWriteEnable
+        rocksdbCompressionType rocksdbFlushWalFrequency rocksdbWalFileRollingThreshold
+        searchBcqByCacheEnable statRocksDBCQIntervalSec storeType
+    """,
+    "POP consumption is not served": """
+        appendAckAsync appendCkAsync defaultMessageRequestMode defaultPopShareQueueNum
+        enableNotifyAfterPopOrderLockRelease enableNotifyBeforePopCalculateLag enablePopBatchAck
+        enablePopBufferMerge enablePopLog enablePopMessageThreshold estimateAccumulation
+        initPopOffsetByCheckMsgInMem maxPopPollingSize popCkMaxBufferSize popCkOffsetMaxQueueSize
+        popCkStayBufferTime popCkStayBufferTimeOut popConsumerFSServiceInit
+        popConsumerKVServiceEnable popConsumerKVServiceInit popConsumerKVServiceLog
+        popFromRetryProbability popInflightMessageThreshold popLongPollingForceNotifyInterval
+        popPollingMapSize popPollingSize popResponseReturnActualRetryTopic popReviveMaxAttemptTimes
+        popReviveMaxReturnSizePerRead retrieveMessageFromPopRetryTopicV1 reviveAckWaitMs
+        reviveInterval reviveMaxSlow reviveQueueNum reviveScanTime serverLoadBalancerEnable
+        skipWhenCKRePutReachMaxTimes
+    """,
+    "the timer has no such setting": """
+        compactionScheduleInternal enableScheduleAsyncDeliver enableScheduleMessageStats
+        mappedFileSizeTimerLog scheduleAsyncDeliverMaxPendingLimit
+        scheduleAsyncDeliverMaxResendNum2Blocked timerCheckMetricsWhen timerColdDataCheckIntervalMs
+        timerCongestNumEachSlot timerEnableCheckMetrics timerEnableDisruptor
+        timerEnableRetryUntilSuccess timerFlushIntervalMs timerInterceptDelayLevel
+        timerMetricSmallThreshold timerProgressLogIntervalMs timerRollWindowSlot
+        timerSkipUnknownError timerStopDequeue timerStopEnqueue timerWarmEnable
+    """,
+    "there is no replication, no controller and no election": """
+        allAckInSyncStateSet asyncLearner brokerElectionPriority brokerHeartbeatInterval
+        brokerNotActiveTimeoutMillis checkSyncStateSetPeriod compatibleWithOldNameSrv controllerAddr
+        controllerHeartBeatTimeoutMills dLegerGroup dLegerPeers dLegerSelfId diskFallRecorded
+        duplicationEnable enableAutoInSyncReplicas enableControllerMode enableDLedgerCommitLog
+        enableDLegerCommitLog enableRemoteEscape enableSlaveActingMaster enableSplitRegistration
+        fetchControllerAddrByDnsLookup forwardTimeout haFlowControlEnable haHousekeepingInterval
+        haMaxGapNotInSync haMaxTimeSlaveNotCatchup haSendHeartbeatInterval haSlaveFallbehindMax
+        haTransferBatchSize isBrokerContainer isInBrokerContainer lockInStrictMode
+        maxHaTransferByteInSecond maxSlaveResendLength sendHeartbeatTimeoutMillis skipPreOnline
+        slaveTimeout splitRegistrationSize syncBrokerMemberGroupPeriod syncBrokerMetadataPeriod
+        syncControllerMetadataPeriod syncFromLastFile syncMasterFlushOffsetWhenStartup
+    """,
+    "compaction topics are not served": """
+        compactionCqMappedFileSize compactionMappedFileSize enableCompaction maxChecksumRange
+    """,
+    "cold reads are not throttled": """
+        cgColdReadThreshold coldCtrStrategyEnable coldDataFlowControlEnable coldDataScanEnable
+        globalColdReadThreshold usePIDColdCtrStrategy
+    """,
+    "SQL92 filters are not served": """
+        expectConsumerNumUseFilter filterDataCleanTimeSpan filterSupportRetry
+        maxErrorRateOfBloomFilter
+    """,
+    "access control is not served": """
+        aclCacheMaxNum authenticationMetadataProvider authenticationProvider authenticationStrategy
+        authenticationWhitelist authorizationMetadataProvider authorizationProvider
+        authorizationStrategy authorizationWhitelist initAuthenticationUser
+        innerClientAuthenticationCredentials migrateAuthFromV1Enabled userCacheMaxNum
+    """,
+    "nameservers are listed in namesrvAddr; there is no look-up of them elsewhere": """
+        channelNotActiveInterval clientChannelMaxIdleTimeSeconds clientCloseSocketIfTimeout
+        connectTimeoutMillis enableReconnectForGoAway fetchNameSrvAddrByDnsLookup
+        fetchNamesrvAddrByAddressServer fetchNamesrvAddrInterval isScanAvailableNameSrv
+        loadBalancePollNameServerInterval maxReconnectIntervalTimeSeconds rmqAddressServerDomain
+        rmqAddressServerSubGroup socksProxyConfig updateNameServerAddrPeriod useTLS
+    """,
+    "expired files go one at a time, without such a setting": """
+        autoDeleteUnusedStats cleanSwapedMapInterval correctLogicMinOffsetForceInterval
+        correctLogicMinOffsetSleepInterval deleteCommitLogFilesInterval
+        deleteConsumeQueueFilesInterval deleteFileBatchMax destroyMapedFileIntervalForcibly
+        logicalDiskSpaceCleanForciblyThreshold maxBatchDeleteFilesNum redeleteHangedFileInterval
+    """,
+    "recovery decides this from what it finds on disk": """
+        checkCRCOnRecover maxRecoveryCommitlogFiles recheckReputOffsetFromCq recoverConcurrently
+    """,
+    "statistics are always kept, in a form without this setting": """
+        accountStatsEnable accountStatsPrintZeroValues commercialBaseCount commercialSizePerMsg
+        enableDetailStat maxStatsIdleTimeInMinutes metricGrpcExporterIntervalInMills
+        metricGrpcExporterTimeOutInMills metricLoggingExporterIntervalInMills
+        metricsGrpcExporterHeader metricsGrpcExporterTarget metricsInDelta metricsLabel
+        metricsOtelCardinalityLimit printChannelGroups printChannelGroupsMinNum sampleCountThreshold
+        sampleSteps transactionMetricFlushInterval
+    """,
+    "this broker has nothing that it could change": """
+        accessMessageInMemoryHotRatio allowRecallWhenBrokerNotWriteable autoMessageVersionOnTopicLen
+        broadcastOffsetExpireMaxSecond broadcastOffsetExpireSecond brokerConfigPath
+        cleanOfflineBrokerInterval configBlackList consumerFallbehindThreshold
+        consumerOffsetUpdateVersionStep delayOffsetUpdateVersionStep
+        disableConsumeIfConsumerReadSlowly disappearTimeAfterStart enableBatchPush
+        enableBroadcastOffsetStore enableCleanExpiredOffset enableCreateSysGroup
+        enableMixedMessageType enableNetWorkFlowControl enableRegisterProducer enableRetryTopicV2
+        enableShutdownGracefully enableSingleTopicRegister enableSkipLongAwaitingAck
+        flushConsumerOffsetHistoryInterval highSpeedMode maxConsumeQueueScan maxTopicLength
+        messageStorePlugIn pullBatchMaxMessageCount readUnCommitted realTimeNotifyConsumerChange
+        rejectPullConsumerEnable replicasPerDiskPartition rocketmqHome
+        startAcceptSendRequestTimeStamp subscriptionExpiredTimeout transactionOpBatchInterval
+        transactionOpMsgMaxSize travelCqFileNumWhenGetMessage useStaticSubscription
+        warmMapedFileEnable
+    """,
+}
+
+UNSUPPORTED_KEYS: Final[dict[str, str]] = {
+    key: reason for reason, keys in _BY_REASON.items() for key in keys.split()
+}

@@ -1,0 +1,96 @@
+"""The parts of a broker that its handlers share; made by the assembly, handed to every handler."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aerobee_broker.config import BrokerConfig, LiveConfig
+from aerobee_broker.config_files import ConfigFiles
+from aerobee_broker.consumer_offsets import ConsumerOffsets
+from aerobee_broker.consumers import ConsumerTable
+from aerobee_broker.groups import SubscriptionGroups
+from aerobee_broker.identity import BrokerIdentity
+from aerobee_broker.producers import ProducerTable
+from aerobee_broker.queue_locks import QueueLocks
+from aerobee_broker.registration import NameserverRegistrar
+from aerobee_broker.stats import BrokerStats
+from aerobee_broker.topics import TopicTable
+from aerobee_store.io import StoreIo
+from aerobee_store.store import MessageStore
+
+__all__ = ["Services", "make_services"]
+
+
+@dataclass(slots=True)
+class Services:
+    """Everything that handlers work with."""
+
+    live: LiveConfig
+    identity: BrokerIdentity
+    store: MessageStore
+    topics: TopicTable
+    groups: SubscriptionGroups
+    offsets: ConsumerOffsets
+    files: ConfigFiles
+    consumers: ConsumerTable
+    producers: ProducerTable
+    locks: QueueLocks
+    registrar: NameserverRegistrar
+    stats: BrokerStats
+    clock: Callable[[], int]  # epoch ms
+    # Set by the assembly: messages were appended without a send request; see that they are flushed and read.
+    appended: Callable[[], None] = lambda: None
+
+    @property
+    def config(self) -> BrokerConfig:
+        """The settings in use now; do not keep them over an await."""
+        return self.live.value
+
+    def notifies(self, group: str) -> bool:
+        """Whether members of the group are told when it changes."""
+        found = self.groups.get(group)
+        wanted = found is None or found.notify_consumer_ids_changed_enable
+        return wanted and self.live.value.notify_consumer_ids_changed_enable
+
+
+def make_services(
+    live: LiveConfig,
+    *,
+    identity: BrokerIdentity,
+    store: MessageStore,
+    io: StoreIo,
+    clock: Callable[[], int],
+    registrar: NameserverRegistrar | None = None,
+) -> Services:
+    """Make the tables with empty content and join them; `files.load()` fills them."""
+    config = live.value
+    topics = TopicTable(live, clock)
+    groups = SubscriptionGroups(live, clock)
+    offsets = ConsumerOffsets(clock)
+    return Services(
+        live=live,
+        identity=identity,
+        store=store,
+        topics=topics,
+        groups=groups,
+        offsets=offsets,
+        files=ConfigFiles(
+            config.store_path_root_dir / "config",
+            io,
+            prompt=(topics, groups),
+            periodic=(offsets,),
+            interval_s=lambda: live.value.flush_consumer_offset_interval / 1000,
+        ),
+        consumers=ConsumerTable(
+            members_max=config.max_registered_clients,
+            members_per_connection_max=config.max_clients_per_connection,
+            topics_per_group_max=config.max_subscriptions_per_group,
+        ),
+        producers=ProducerTable(
+            members_max=config.max_registered_clients,
+            members_per_connection_max=config.max_clients_per_connection,
+        ),
+        locks=QueueLocks(),
+        registrar=registrar or NameserverRegistrar(live, topics, clock, identity),
+        stats=BrokerStats(config.broker_cluster_name, clock()),
+        clock=clock,
+    )

@@ -1,0 +1,347 @@
+"""Counters of the broker, and the rates made of them.
+
+Touches  nothing. The hot path adds once a batch; `sample` is called every 10 s and keeps what rates need.
+
+    counter of          statistics (RocketMQ's names)                key
+    topic               TOPIC_PUT_NUMS, TOPIC_PUT_SIZE               topic
+    topic and group     GROUP_GET_NUMS, GROUP_GET_SIZE               topic@group
+                        SNDBCK_PUT_NUMS                              topic@group
+    broker              BROKER_PUT_NUMS, BROKER_GET_NUMS             cluster name
+
+History: the last minute in steps of 10 s, the last hour in steps of 10 min, the last day in steps of 1 h, as the
+official broker keeps it; a rate over a span is the difference of its ends.
+
+Invariants
+- Counters only grow; they end with their topic or group.
+- Histories are bounded by their deque; the number of counters by the number of topics and groups.
+"""
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+
+__all__ = ["SAMPLE_S", "BrokerStats", "Counter", "Rate"]
+
+log = structlog.get_logger()
+
+SAMPLE_S: Final = 10
+MINUTE_SAMPLES: Final = 7
+HOUR_STEP: Final = 60  # samples
+HOUR_SAMPLES: Final = 7
+DAY_STEP: Final = 360  # samples
+DAY_SAMPLES: Final = 25
+LATENCY_BOUNDS_MS: Final = (1, 10, 50, 100, 200, 500, 1_000, 2_000, 3_000, 4_000, 5_000, 10_000)
+LATENCY_LABELS: Final = (
+    *("<=0ms", "0~10ms", "10~50ms", "50~100ms", "100~200ms", "200~500ms", "500ms~1s"),
+    *("1~2s", "2~3s", "3~4s", "4~5s", "5~10s", "10s~"),
+)
+
+
+@dataclass(slots=True, frozen=True)
+class Rate:
+    """One statistic over one span."""
+
+    total: int  # added within the span
+    per_second: float
+    per_time: float  # added per call that added
+
+
+ZERO_RATE: Final = Rate(0, 0.0, 0.0)
+
+
+class Counter:
+    """A number that grows, how often it grew, and where it stood at the samples."""
+
+    __slots__ = ("_day", "_hour", "_minute", "times", "value")
+
+    def __init__(self) -> None:
+        self.value = 0
+        self.times = 0
+        self._minute: deque[tuple[int, int, int]] = deque(maxlen=MINUTE_SAMPLES)  # (ms, value, times)
+        self._hour: deque[tuple[int, int, int]] = deque(maxlen=HOUR_SAMPLES)
+        self._day: deque[tuple[int, int, int]] = deque(maxlen=DAY_SAMPLES)
+
+    def add(self, amount: int) -> None:
+        self.value += amount
+        self.times += 1
+
+    def sample(self, number: int, now_ms: int) -> None:
+        """Note where the counter stands. `number` counts the samples of the whole broker."""
+        here = (now_ms, self.value, self.times)
+        self._minute.append(here)
+        if number % HOUR_STEP == 0 or not self._hour:
+            self._hour.append(here)
+        if number % DAY_STEP == 0 or not self._day:
+            self._day.append(here)
+
+    def last_minute(self) -> Rate:
+        return _rate(self._minute)
+
+    def last_hour(self) -> Rate:
+        return _rate(self._hour)
+
+    def last_day(self) -> Rate:
+        return _rate(self._day)
+
+    def last_seconds(self, seconds: int) -> float:
+        """Growth per second over about the last 10 s, 60 s or 600 s."""
+        if seconds > (MINUTE_SAMPLES - 1) * SAMPLE_S:
+            return self._recent_hour()
+        steps = seconds // SAMPLE_S
+        samples = list(self._minute)[-steps - 1 :]
+        return _rate(samples).per_second
+
+    def _recent_hour(self) -> float:
+        """Growth per second over the last 10 to 20 minutes."""
+        if not self._minute or not self._hour:
+            return 0.0
+        newest = self._minute[-1]
+        oldest = self._hour[-2] if len(self._hour) > 1 else self._hour[-1]
+        return _rate([oldest, newest]).per_second
+
+
+def _rate(samples: "deque[tuple[int, int, int]] | list[tuple[int, int, int]]") -> Rate:
+    if len(samples) < 2:
+        return ZERO_RATE
+    (first_ms, first, first_times), (last_ms, last, last_times) = samples[0], samples[-1]
+    total, times, took_ms = last - first, last_times - first_times, last_ms - first_ms
+    return Rate(total, total * 1000 / took_ms if took_ms > 0 else 0.0, total / times if times > 0 else 0.0)
+
+
+class TopicCounters:
+    """What came in for one topic."""
+
+    __slots__ = ("put_bytes", "put_count")
+
+    def __init__(self) -> None:
+        self.put_count = Counter()
+        self.put_bytes = Counter()
+
+
+class GroupCounters:
+    """What went out of one topic to one group."""
+
+    __slots__ = ("get_bytes", "get_count", "send_back_count")
+
+    def __init__(self) -> None:
+        self.get_count = Counter()
+        self.get_bytes = Counter()
+        self.send_back_count = Counter()
+
+
+class BrokerStats:
+    """All counters of the broker. Written by the event loop; reads from other threads see whole numbers."""
+
+    def __init__(self, cluster_name: str, now_ms: int) -> None:
+        self._cluster_name = cluster_name
+        self.started_ms = now_ms
+        self.topics: dict[str, TopicCounters] = {}
+        self.groups: dict[tuple[str, str], GroupCounters] = {}  # by (topic, group)
+        self.put_count = Counter()
+        self.put_bytes = Counter()
+        self.get_count = Counter()
+        self.get_bytes = Counter()
+        self.pulls_found = Counter()
+        self.pulls_missed = Counter()
+        # Plain numbers since start.
+        self.put_failed = 0
+        self.pulls_held = 0  # that were ever held
+        self.flush_count = 0
+        self.put_took_ms_max = 0
+        self.put_took_ms = [0] * (len(LATENCY_BOUNDS_MS) + 1)
+        self._samples = 0
+        self._day = _day_of(now_ms)
+        self._put_mornings = [0, 0]  # totals at yesterday's and today's midnight
+        self._get_mornings = [0, 0]
+        # Since the last report.
+        self._reported = (now_ms, 0, 0, 0, 0)
+        self._recent_put_ms_max = 0
+        self._recent_flush_ms_max = 0
+        self.sample(now_ms)
+
+    # --- the hot path -----------------------------------------------------------------------------------------
+
+    def put(self, topic: str, count: int, size: int) -> None:
+        """`count` messages with `size` bytes of records were stored in `topic`."""
+        counters = self.topics.get(topic)
+        if counters is None:
+            counters = self.topics[topic] = TopicCounters()
+        counters.put_count.add(count)
+        counters.put_bytes.add(size)
+        self.put_count.add(count)
+        self.put_bytes.add(size)
+
+    def got(self, topic: str, group: str, count: int, size: int) -> None:
+        """A pull of `group` was answered with `count` messages, `size` bytes of records."""
+        key = (topic, group)
+        counters = self.groups.get(key)
+        if counters is None:
+            counters = self.groups[key] = GroupCounters()
+        counters.get_count.add(count)
+        counters.get_bytes.add(size)
+        self.get_count.add(count)
+        self.get_bytes.add(size)
+        self.pulls_found.add(1)
+
+    def missed(self) -> None:
+        """A pull found nothing."""
+        self.pulls_missed.add(1)
+
+    def sent_back(self, topic: str, group: str) -> None:
+        """A consumer sent a message back."""
+        self.groups.setdefault((topic, group), GroupCounters()).send_back_count.add(1)
+
+    def put_took(self, took_ms: float, count: int = 1) -> None:
+        """`count` sends were answered `took_ms` after their arrival."""
+        self.put_took_ms[_bucket(took_ms)] += count
+        whole = int(took_ms)
+        if whole > self._recent_put_ms_max:
+            self._recent_put_ms_max = whole
+            self.put_took_ms_max = max(self.put_took_ms_max, whole)
+
+    def flushed(self, took_ms: float) -> None:
+        """The log was brought to the disk."""
+        self.flush_count += 1
+        self._recent_flush_ms_max = max(self._recent_flush_ms_max, int(took_ms))
+
+    # --- ends -------------------------------------------------------------------------------------------------
+
+    def topic_deleted(self, topic: str) -> None:
+        """Drop what belongs to a topic."""
+        self.topics.pop(topic, None)
+        for key in [key for key in self.groups if key[0] == topic]:
+            del self.groups[key]
+
+    def group_deleted(self, group: str) -> None:
+        """Drop what belongs to a group."""
+        for key in [key for key in self.groups if key[1] == group]:
+            del self.groups[key]
+
+    # --- reading ----------------------------------------------------------------------------------------------
+
+    def find(self, name: str, key: str) -> Counter | None:
+        """A statistic by RocketMQ's name and key; None when there is none."""
+        topic, _, group = key.partition("@")
+        if name in ("TOPIC_PUT_NUMS", "TOPIC_PUT_SIZE"):
+            counters = self.topics.get(key)
+            if counters is None:
+                return None
+            return counters.put_count if name == "TOPIC_PUT_NUMS" else counters.put_bytes
+        if name in ("BROKER_PUT_NUMS", "BROKER_GET_NUMS"):
+            if key != self._cluster_name:
+                return None
+            return self.put_count if name == "BROKER_PUT_NUMS" else self.get_count
+        pair = self.groups.get((topic, group))
+        if pair is None:
+            return None
+        by_name = {
+            "GROUP_GET_NUMS": pair.get_count,
+            "GROUP_GET_SIZE": pair.get_bytes,
+            "SNDBCK_PUT_NUMS": pair.send_back_count,
+        }
+        return by_name.get(name)
+
+    def consume_rate(self, topic: str, group: str) -> float:
+        """Messages per second that the group got of the topic in the last minute."""
+        pair = self.groups.get((topic, group))
+        return pair.get_count.last_minute().per_second if pair else 0.0
+
+    def put_rate(self, topic: str) -> float:
+        """Messages per second that came in for the topic in the last minute."""
+        counters = self.topics.get(topic)
+        return counters.put_count.last_minute().per_second if counters else 0.0
+
+    @property
+    def mornings(self) -> dict[str, int]:
+        """Totals at the last midnights and now, under the names that dashboards chart."""
+        return {
+            "msgPutTotalYesterdayMorning": self._put_mornings[0],
+            "msgPutTotalTodayMorning": self._put_mornings[1],
+            "msgPutTotalTodayNow": self.put_count.value,
+            "msgGetTotalYesterdayMorning": self._get_mornings[0],
+            "msgGetTotalTodayMorning": self._get_mornings[1],
+            "msgGetTotalTodayNow": self.get_count.value,
+        }
+
+    def put_distribution(self) -> str:
+        """How long sends took, in the official text form."""
+        pairs = zip(LATENCY_LABELS, self.put_took_ms, strict=True)
+        return "".join(f"[{label}]:{count} " for label, count in pairs)
+
+    def put_took_quantile_ms(self, share: float) -> float:
+        """Upper bound in ms of the fastest `share` of the sends; 0 without sends."""
+        wanted = sum(self.put_took_ms) * share
+        seen = 0
+        for bound, count in zip((*LATENCY_BOUNDS_MS, self.put_took_ms_max), self.put_took_ms, strict=True):
+            seen += count
+            if count and seen >= wanted:
+                return float(bound)
+        return 0.0
+
+    # --- sampling and reporting -------------------------------------------------------------------------------
+
+    def sample(self, now_ms: int) -> None:
+        """Note where all counters stand; to be called every `SAMPLE_S` seconds."""
+        number, self._samples = self._samples, self._samples + 1
+        for counter in self._all():
+            counter.sample(number, now_ms)
+        day = _day_of(now_ms)
+        if day != self._day:
+            self._day = day
+            self._put_mornings = [self._put_mornings[1], self.put_count.value]
+            self._get_mornings = [self._get_mornings[1], self.get_count.value]
+
+    def _all(self) -> list[Counter]:
+        counters = [self.put_count, self.put_bytes, self.get_count, self.get_bytes]
+        counters += [self.pulls_found, self.pulls_missed]
+        for topic in self.topics.values():
+            counters += (topic.put_count, topic.put_bytes)
+        for pair in self.groups.values():
+            counters += (pair.get_count, pair.get_bytes, pair.send_back_count)
+        return counters
+
+    def report(self, now_ms: int, **facts: Any) -> None:
+        """Write the `broker.stats` line: what happened since the last one, and `facts` of the caller."""
+        before = self._reported
+        here = (
+            now_ms,
+            self.put_count.value,
+            self.put_bytes.value,
+            self.get_count.value,
+            self.get_bytes.value,
+        )
+        self._reported = here
+        took_s = max(1, now_ms - before[0]) / 1000
+        put, put_bytes, got, got_bytes = (new - old for new, old in zip(here[1:], before[1:], strict=True))
+        log.info(
+            "broker.stats",
+            interval_s=round(took_s, 1),
+            put_count=put,
+            put_per_s=round(put / took_s, 1),
+            put_bytes=put_bytes,
+            put_failed=self.put_failed,
+            get_count=got,
+            get_per_s=round(got / took_s, 1),
+            get_bytes=got_bytes,
+            put_took_ms_max=self._recent_put_ms_max,
+            flush_took_ms_max=self._recent_flush_ms_max,
+            **facts,
+        )
+        self._recent_put_ms_max = 0
+        self._recent_flush_ms_max = 0
+
+
+def _bucket(took_ms: float) -> int:
+    for index, bound in enumerate(LATENCY_BOUNDS_MS):
+        if took_ms < bound:
+            return index
+    return len(LATENCY_BOUNDS_MS)
+
+
+def _day_of(now_ms: int) -> tuple[int, int]:
+    """The local day, as operators mean it when they read "today"."""
+    local = time.localtime(now_ms / 1000)
+    return local.tm_year, local.tm_yday
