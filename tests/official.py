@@ -16,32 +16,28 @@ import hashlib
 import json
 import os
 import shutil
-import socket
-import struct
 import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from programs import Program, ProgramError, free_port
+from plain_remoting import UPDATE_BROKER_CONFIG, call, has_route
+from programs import Program, ProgramError, Server, free_port
 
 __all__ = [
     "JAVA_PROJECT",
-    "Server",
-    "call",
     "classpath",
-    "is_registered",
     "judge",
     "missing",
     "mqadmin",
+    "result_of",
     "start_broker",
     "start_judge",
     "start_nameserver",
 ]
 
 JAVA_PROJECT = Path(__file__).resolve().parent / "interop" / "java"
-UPDATE_BROKER_CONFIG, GET_ROUTE = 25, 105  # request codes
 BUILD_TIMEOUT_S = 900.0
 START_TIMEOUT_S = 60.0
 JUDGE_TIMEOUT_S = 120.0
@@ -54,16 +50,6 @@ JAVA_OPENS = [
 ]
 QUIET = f"-Drmq.logback.configurationFile={JAVA_PROJECT / 'quiet-logback.xml'}"
 SMALL_HEAP = ["-Xms512m", "-Xmx1g", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
-
-
-class Server(Program):
-    """A running server program and the address at which clients reach it."""
-
-    def __init__(
-        self, name: str, command: list[str], address: str, *, env: dict[str, str] | None = None
-    ) -> None:
-        super().__init__(name, command, env=env)
-        self.address = address
 
 
 def missing() -> str | None:
@@ -210,39 +196,6 @@ def result_of(program: Program, timeout_s: float = JUDGE_TIMEOUT_S) -> dict[str,
     return found
 
 
-def call(
-    address: str,
-    code: int,
-    fields: Mapping[str, str] | None = None,
-    body: bytes = b"",
-    timeout_s: float = 5.0,
-) -> tuple[dict[str, Any], bytes]:
-    """One request in the JSON header codec by plain sockets: (response header, body). Uses none of our code."""
-    host, port = address.rsplit(":", 1)
-    head = {
-        "code": code,
-        "flag": 0,
-        "language": "JAVA",
-        "opaque": 1,
-        "version": 475,
-        "extFields": fields or {},
-    }
-    header = json.dumps({**head, "serializeTypeCurrentRPC": "JSON"}).encode()
-    with socket.create_connection((host, int(port)), timeout_s) as peer:
-        peer.settimeout(timeout_s)
-        peer.sendall(struct.pack(">II", 4 + len(header) + len(body), len(header)) + header + body)
-        with peer.makefile("rb") as stream:
-            total, marked = struct.unpack(">II", stream.read(8))
-            answer: dict[str, Any] = json.loads(stream.read(marked & 0xFFFFFF))
-            return answer, stream.read(total - 4 - (marked & 0xFFFFFF))
-
-
-def is_registered(nameserver: str, broker_name: str) -> bool:
-    """Whether the nameserver's cluster information knows the broker and its default topic's route."""
-    answer, body = call(nameserver, GET_ROUTE, {"topic": "TBW102"})
-    return answer["code"] == 0 and f'"brokerName":"{broker_name}"'.encode() in body.replace(b" ", b"")
-
-
 def _source_digest() -> str:
     digest = hashlib.sha256()
     for path in [JAVA_PROJECT / "pom.xml", *sorted((JAVA_PROJECT / "src").rglob("*.java"))]:
@@ -265,13 +218,8 @@ def _java(options: list[str], words: list[str]) -> list[str]:
 
 def _start(name: str, words: list[str], home: Path, address: str, heap: list[str], ready: str) -> Server:
     options = [*heap, f"-Duser.home={home}", f"-Drocketmq.home.dir={home}"]
-    server = Server(name, _java(options, words), address, env={"ROCKETMQ_HOME": str(home)})
-    try:
-        server.wait_line(ready, START_TIMEOUT_S)
-    except ProgramError:
-        server.kill()
-        raise
-    return server
+    env = {"ROCKETMQ_HOME": str(home)}
+    return Server(name, _java(options, words), address, ready, timeout_s=START_TIMEOUT_S, env=env)
 
 
 def _register(server: Server, name: str, nameservers: list[str]) -> None:
@@ -281,7 +229,7 @@ def _register(server: Server, name: str, nameservers: list[str]) -> None:
     nameserver; then it is asked again.
     """
     deadline = time.monotonic() + START_TIMEOUT_S
-    while not all(is_registered(nameserver, name) for nameserver in nameservers):
+    while not all(has_route(nameserver, "TBW102", name) for nameserver in nameservers):
         if time.monotonic() > deadline:
             raise ProgramError(f"{name} did not register at {nameservers}:\n{server.output}")
         time.sleep(0.1)

@@ -9,24 +9,11 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from programs import Program, ProgramError, free_port
+from programs import ProgramError, Server, free_port
 
-__all__ = ["OurServer", "command", "start_broker", "start_nameserver"]
+__all__ = ["command", "start_broker", "start_nameserver"]
 
 START_TIMEOUT_S = 30.0
-
-
-class OurServer(Program):
-    """A running server program of ours, the address at which clients reach it, and how long it took to be ready."""
-
-    def __init__(self, name: str, words: list[str], address: str, ready: str) -> None:
-        super().__init__(name, [*command(), *words], env={"PYTHONUNBUFFERED": "1"})
-        self.address = address
-        try:
-            self.wait_line(ready, START_TIMEOUT_S)
-        except ProgramError:
-            self.kill()
-            raise
 
 
 def command() -> list[str]:
@@ -39,10 +26,10 @@ def command() -> list[str]:
     return [str(script)]
 
 
-def start_nameserver(*, port: int | None = None) -> OurServer:
+def start_nameserver(*, port: int | None = None) -> Server:
     """Start our nameserver on 127.0.0.1 and wait until it serves."""
     address = f"127.0.0.1:{port or free_port()}"
-    return OurServer("our nameserver", ["nameserver", "--listen", address], address, r"nameserver\.ready")
+    return _start("our nameserver", ["nameserver", "--listen", address], address, r"nameserver\.ready")
 
 
 def start_broker(
@@ -52,7 +39,7 @@ def start_broker(
     name: str = "broker-a",
     port: int | None = None,
     config: Mapping[str, object] | None = None,
-) -> OurServer:
+) -> Server:
     """Start our broker, registered at `nameservers` ("host:port;host:port"), and wait until it serves.
 
     The store is `folder`/store. `config` adds to or overrides settings, by RocketMQ's names.
@@ -69,4 +56,8 @@ def start_broker(
         **(config or {}),
     }
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    return OurServer("our broker", ["broker", *words], f"127.0.0.1:{port}", r"broker\.ready")
+    return _start("our broker", ["broker", *words], f"127.0.0.1:{port}", r"broker\.ready")
+
+
+def _start(name: str, words: list[str], address: str, ready: str) -> Server:
+    return Server(name, [*command(), *words], address, ready, timeout_s=START_TIMEOUT_S)

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-__all__ = ["Program", "ProgramError", "free_port", "memory_kib"]
+__all__ = ["Program", "ProgramError", "Server", "free_port", "memory_kib"]
 
 OUTPUT_LINES_MAX = 2_000
 PORT_FIRST, PORT_LAST = 20_000, 32_000  # below the ephemeral range, so no outgoing connection takes one
@@ -138,6 +138,30 @@ class Program:
 
     def _tail(self) -> str:
         return "\n".join(list(self._lines)[-40:])
+
+
+class Server(Program):
+    """A server program and the address ("host:port") at which clients reach it."""
+
+    def __init__(
+        self,
+        name: str,
+        command: list[str],
+        address: str,
+        ready: str,
+        *,
+        timeout_s: float = 60.0,
+        env: dict[str, str] | None = None,
+    ) -> None:
+        """Start it and wait for the line `ready` (a regular expression); kills it and raises ProgramError else."""
+        super().__init__(name, command, env=env)
+        self.address = address
+        try:
+            self.wait_line(ready, timeout_s)
+        except BaseException:
+            self.kill()
+            raise
+        self.ready_after_s = time.monotonic() - self.started_at
 
 
 def free_port(*around: int) -> int:

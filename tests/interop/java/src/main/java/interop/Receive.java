@@ -23,6 +23,7 @@ final class Receive {
         consumer.setNamesrvAddr(arguments.text("namesrv"));
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.setConsumeMessageBatchMaxSize(32);
+        consumer.setAwaitTerminationMillisWhenShutdown(10_000); // the last offsets are kept before it ends
         consumer.subscribe(arguments.text("topic"), arguments.text("filter", "*"));
         consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
             messages.forEach(ledger::add);
