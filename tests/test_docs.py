@@ -1,0 +1,143 @@
+"""The documents say what the code does: keys and defaults, event names, bytes shown, links, example settings."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic.fields import FieldInfo
+
+from aerobee_broker.config import BrokerConfig
+from aerobee_nameserver.config import NameserverConfig
+from aerobee_proto.frames import FrameDecoder, decode_command
+from aerobee_proto.records import decode_record
+from aerobee_remoting.settings import SettingsModel, load_settings
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+SOURCE_ROOTS = ("proto", "broker", "nameserver", "client", "console")
+EVENT = re.compile(r"^(?:broker|store|nameserver|remoting|settings|client)\.[a-z][a-z0-9_]+$")
+LOGGING = re.compile(r"(?:^|\.)_?log(?:ger)?(?:_\w+|\.(?:info|warning|error|exception|critical))$")
+LINK = re.compile(r"\[[^]]*\]\(([^)#:]+)(?:#[^)]*)?\)")
+
+
+def text_of(name: str) -> str:
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+def hex_lines(text: str) -> bytes:
+    """The bytes of indented lines: groups of hex digits at their start, up to two blanks and a word."""
+    lines = [re.match(r"    ((?:[0-9a-f]{2,} {1,2})+)", line + " ") for line in text.splitlines()]
+    return bytes.fromhex("".join(line[1] for line in lines if line))
+
+
+# --- configuration.md
+
+
+def shown_default(info: FieldInfo) -> str:
+    value = info.get_default(call_default_factory=True, validated_data={})
+    text = str(value).lower() if isinstance(value, bool) else "" if value is None else str(value)
+    text = text.replace(str(Path.home()), "~")
+    return f"`{text}`" if text else ""
+
+
+def row_of(info: FieldInfo) -> str:
+    """The line of the broker's table for one key."""
+    extra = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
+    unit = str(extra.get("unit", ""))
+    hot = "yes" if extra.get("hot") else ""
+    return f"| `{info.alias}` | {shown_default(info)} | {unit} | {hot} | {info.description} |"
+
+
+@pytest.mark.parametrize("name", BrokerConfig.model_fields)
+def test_every_broker_key_is_documented(name: str) -> None:
+    row = row_of(BrokerConfig.model_fields[name])
+    assert row in text_of("configuration.md").splitlines(), f"docs/configuration.md needs this line:\n{row}"
+
+
+@pytest.mark.parametrize("name", NameserverConfig.model_fields)
+def test_every_nameserver_key_is_documented(name: str) -> None:
+    info = NameserverConfig.model_fields[name]
+    start = f"| `{info.alias}` | {shown_default(info)} |"
+    assert start in text_of("configuration.md"), f"docs/configuration.md needs a line that starts:\n{start}"
+
+
+def test_no_key_is_documented_that_is_gone() -> None:
+    known = {info.alias for model in (BrokerConfig, NameserverConfig) for info in model.model_fields.values()}
+    documented = set(re.findall(r"^\| `([A-Za-z0-9]+)` \|", text_of("configuration.md"), re.MULTILINE))
+    assert documented - known == set()
+
+
+# --- deploy/
+
+
+def settings(model: type[SettingsModel], name: str) -> SettingsModel:
+    return load_settings(model, file=ROOT / "deploy" / name, environ_prefix="NONE_", overrides={}, environ={})
+
+
+def test_the_example_settings_are_right_and_say_the_same() -> None:
+    assert settings(BrokerConfig, "broker.conf") == settings(BrokerConfig, "broker.toml")
+
+
+# --- operations.md
+
+
+def events() -> Iterator[tuple[str, Path]]:
+    """Every event name that the programs log above debug, with the file that does."""
+    for root in SOURCE_ROOTS:
+        for path in sorted((ROOT / root).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                for name in ast.walk(naming_part(node)):
+                    if isinstance(name, ast.Constant) and EVENT.match(str(name.value)):
+                        yield str(name.value), path.relative_to(ROOT)
+
+
+def naming_part(node: ast.AST) -> ast.AST:
+    """The part of a statement that names an event: a log call's first argument, what `event` is set to."""
+    match node:
+        case ast.Call(func=function, args=[first, *_]) if LOGGING.search(ast.unparse(function)):
+            return first
+        case ast.Assign(targets=[ast.Name(id="event")], value=value):
+            return value
+    return ast.Pass()
+
+
+def test_every_event_is_documented() -> None:
+    documented = set(re.findall(r"`([a-z]+\.[a-z0-9_]+)`", text_of("operations.md")))
+    missing = {name: str(path) for name, path in events() if name not in documented}
+    assert not missing, f"docs/operations.md says nothing about: {missing}"
+
+
+def test_no_event_is_documented_that_is_gone() -> None:
+    documented = set(re.findall(r"^\| `([a-z]+\.[a-z0-9_]+)` \|", text_of("operations.md"), re.MULTILINE))
+    assert documented - {name for name, _ in events()} == set()
+
+
+# --- bytes
+
+
+def test_the_record_drawn_in_the_docs_is_one() -> None:
+    drawn = text_of("data-files.md").split("## A record, byte by byte")[1]
+    record = decode_record(hex_lines(drawn))
+    assert (record.topic, record.body, record.physical_offset) == ("T1", b"hi", 1000)
+    assert record.property_map == {"TAGS": "TagA"}
+
+
+def test_the_request_drawn_in_the_docs_is_the_same_in_both_codecs() -> None:
+    drawn = text_of("wire.md").split("The same request in both official codecs")[1].split("## ")[0]
+    in_json = re.search(r"([0-9a-f]{8}) ([0-9a-f]{8}) (\{.*\})", drawn, re.DOTALL)
+    assert in_json
+    text = re.sub(r"\n +", "", in_json[3])
+    stream = bytes.fromhex(in_json[1] + in_json[2]) + text.encode() + hex_lines(drawn.replace(in_json[0], ""))
+    first, second = [decode_command(frame) for frame in FrameDecoder().feed(stream)]
+    assert (first.code, first.ext, first.opaque) == (105, {"topic": "T1"}, 7)
+    assert (second.code, second.ext, second.opaque) == (first.code, first.ext, first.opaque)
+
+
+@pytest.mark.parametrize(
+    "page", sorted(ROOT.glob("*.md")) + sorted(ROOT.glob("d*/*.md")), ids=lambda page: page.name
+)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = LINK.findall(page.read_text(encoding="utf-8"))
+    assert [target for target in targets if not (page.parent / target).exists()] == []
