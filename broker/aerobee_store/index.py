@@ -224,7 +224,7 @@ class IndexService:
         new = np.ones(len(hashes), np.bool_)
         for at in np.flatnonzero(offsets == end_offset).tolist():
             key_hash = int(hashes[at])
-            new[at] = known[key_hash] == 0
+            new[at] = known[key_hash] <= 0
             known[key_hash] -= 1
         return new
 

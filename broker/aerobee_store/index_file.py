@@ -98,7 +98,10 @@ class IndexFile:
         self._entries_at = HEADER_SIZE + slot_count * _SLOT.size
         # The header, moved by put() and cut() only.
         fields = _HEADER.unpack_from(self._view)
-        self.begin_timestamp, self.end_timestamp, self.begin_physical, self.end_physical = fields[:4]
+        self.begin_timestamp: int = fields[0]
+        self.end_timestamp: int = fields[1]
+        self.begin_physical: int = fields[2]
+        self.end_physical: int = fields[3]
         self.used_slots: int = fields[4]
         self.next_entry: int = min(max(fields[5], 1), entry_limit)
         # True while something is written that sync() has not covered.
