@@ -14,14 +14,11 @@ Invariants
 """
 
 from collections import deque
-from typing import Final, Generic, TypeVar
+from typing import Generic, TypeVar
 
-__all__ = ["ENTRY_OVERHEAD", "Batch", "Lane"]
+__all__ = ["Batch", "Lane"]
 
 Item = TypeVar("Item")
-
-# Bytes of a batch entry beside body and properties: five i32 and one i16.
-ENTRY_OVERHEAD: Final = 22
 
 
 class Batch(Generic[Item]):

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from aerobee_proto.codes import NAMESERVER_DEFAULT_PORT
-
 from aerobee.errors import InvalidMessage
+from aerobee_proto.codes import NAMESERVER_DEFAULT_PORT
 
 __all__ = ["ClientConfig", "FetchConfig", "ProducerConfig", "parse_addrs"]
 

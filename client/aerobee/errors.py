@@ -3,6 +3,7 @@
     AerobeeError
       ClientError
         NoRoute           no nameserver knows a broker for the topic
+        NoNameserver      no nameserver answered at all
         NoBroker          the route names no broker that could serve this call
         RequestTimeout    a peer did not answer in time
         BrokerUnreachable the connection could not be made, or broke
@@ -17,12 +18,13 @@ Facts are attributes; the text is made from them.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from aerobee_proto.codes import ResponseCode
 from aerobee_proto.errors import AerobeeError
 
 __all__ = [
+    "UNKNOWN_TOPIC",
     "Attempt",
     "BrokerRefused",
     "BrokerUnreachable",
@@ -33,11 +35,15 @@ __all__ = [
     "InvalidMessage",
     "NameserverAnswer",
     "NoBroker",
+    "NoNameserver",
     "NoRoute",
     "RequestTimeout",
     "SendFailed",
     "code_name",
 ]
+
+
+UNKNOWN_TOPIC: Final = "does not know the topic"
 
 
 def code_name(code: int) -> str:
@@ -108,7 +114,7 @@ class NoRoute(ClientError):
         return "\n".join(lines)
 
     def _advice(self) -> str:
-        if not any("does not know" in answer.outcome for answer in self.answers):
+        if not any(answer.outcome == UNKNOWN_TOPIC for answer in self.answers):
             return "check that a nameserver runs at one of these addresses (aerobee doctor)"
         create = f"create it (aerobee topic create {self.topic}, or client.admin.create_topic)"
         if self.creates_topics is True:
@@ -116,6 +122,21 @@ class NoRoute(ClientError):
         if self.creates_topics is False:
             return f"{create}; no broker here creates topics on the first send"
         return create
+
+
+class NoNameserver(ClientError):
+    """No nameserver answered; `answers` says how each failed."""
+
+    def __init__(self, what: str, answers: Sequence[NameserverAnswer]) -> None:
+        super().__init__(what)
+        self.what = what
+        self.answers = tuple(answers)
+
+    def __str__(self) -> str:
+        lines = [f"{self.what}: no nameserver answered"]
+        lines += [f"  nameserver {answer.addr}: {answer.outcome}" for answer in self.answers]
+        lines.append("  check that a nameserver runs at one of these addresses (aerobee doctor)")
+        return "\n".join(lines)
 
 
 class NoBroker(ClientError):

@@ -32,9 +32,7 @@ MEASUREMENT_AGE_MAX_S: Final = 30.0
 class QueueChooser(Protocol):
     """What the producer asks for a queue and tells about answers."""
 
-    def choose(
-        self, queues: Sequence[MessageQueue], avoid: Collection[str], now: float
-    ) -> MessageQueue:
+    def choose(self, queues: Sequence[MessageQueue], avoid: Collection[str], now: float) -> MessageQueue:
         """Pick one of `queues` (not empty), if possible of a broker not named in `avoid`."""
 
     def record(self, broker_name: str, took_ms: float, now: float) -> None:
@@ -81,7 +79,9 @@ class _Health:
 
     __slots__ = ("back_off_until", "latency_class", "measured_at", "reachable")
 
-    def __init__(self, latency_class: int, measured_at: float, back_off_until: float, reachable: bool) -> None:
+    def __init__(
+        self, latency_class: int, measured_at: float, back_off_until: float, reachable: bool
+    ) -> None:
         self.latency_class = latency_class
         self.measured_at = measured_at
         self.back_off_until = back_off_until

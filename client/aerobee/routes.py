@@ -88,9 +88,7 @@ def pull_addr(addrs: Mapping[int, str], suggested_id: int) -> str | None:
 
 def master_addrs(routes: Iterable[Route]) -> set[str]:
     """Every master address that the routes name."""
-    return {
-        addrs[MASTER_ID] for route in routes for addrs in route.brokers.values() if MASTER_ID in addrs
-    }
+    return {addrs[MASTER_ID] for route in routes for addrs in route.brokers.values() if MASTER_ID in addrs}
 
 
 def near_names(name: str, known: Sequence[str]) -> list[str]:

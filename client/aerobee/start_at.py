@@ -69,7 +69,9 @@ def parse_where(where: Where, now_ms: int) -> Position:
 
 def _offset(offset: int) -> AtOffset:
     if offset < 0:
-        raise InvalidMessage(f'position {offset} is negative; for "that long ago" write "-{-offset}s" or "-1h"')
+        raise InvalidMessage(
+            f'position {offset} is negative; for "that long ago" write "-{-offset}s" or "-1h"'
+        )
     return AtOffset(offset)
 
 

@@ -1,5 +1,7 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
 from aerobee.batching import Batch, Lane
-from hypothesis import given, strategies as st
 
 
 def lane(

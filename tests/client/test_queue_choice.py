@@ -1,12 +1,11 @@
 from collections import Counter
 
 import pytest
+
 from aerobee.queue_choice import BACK_OFF_S, LATENCY_LIMITS_MS, LowestLatency, QueueChooser, RoundRobin
 from aerobee.routes import MessageQueue
 
-A, B, C = (
-    [MessageQueue("T", name, queue_id) for queue_id in range(2)] for name in ("a", "b", "c")
-)
+A, B, C = ([MessageQueue("T", name, queue_id) for queue_id in range(2)] for name in ("a", "b", "c"))
 QUEUES = [*A, *B, *C]
 
 
@@ -51,7 +50,7 @@ def test_a_shrunken_route_keeps_the_rotation_inside(make: type[RoundRobin]) -> N
     assert chooser.choose(A, (), 0.0) in A
 
 
-@pytest.mark.parametrize(("limit", "back_off"), zip(LATENCY_LIMITS_MS, BACK_OFF_S, strict=True))
+@pytest.mark.parametrize(("limit", "back_off"), list(zip(LATENCY_LIMITS_MS, BACK_OFF_S, strict=True)))
 def test_back_off_follows_the_table(limit: int, back_off: float) -> None:
     chooser = LowestLatency()
     chooser.record("a", limit, 100.0)

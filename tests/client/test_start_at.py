@@ -1,6 +1,7 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
+
 from aerobee.errors import InvalidMessage
 from aerobee.start_at import AtOffset, AtTime, QueueEnd, Where, parse_where
 
@@ -34,7 +35,7 @@ def test_every_form_gives_its_position(where: Where, expected: object) -> None:
 
 @pytest.mark.parametrize("where", ["", "yesterday", "-1y", "1h", -5, True, None, 1.5, "-1h30m"])
 def test_what_means_nothing_is_refused_with_the_forms(where: Where) -> None:
-    with pytest.raises(InvalidMessage, match="offset|negative"):
+    with pytest.raises(InvalidMessage, match=r"offset|negative"):
         parse_where(where, NOW)
 
 

@@ -1,0 +1,40 @@
+"""Heartbeats: who this client is and what it does, told to every broker it works with. Pure planners."""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from aerobee_proto.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
+
+__all__ = ["RESERVED_GROUP", "heartbeat_body"]
+
+# The official clients name this producer group too; brokers know it.
+RESERVED_GROUP: Final = "CLIENT_INNER_PRODUCER"
+
+
+def heartbeat_body(
+    client_id: str,
+    producer_groups: Iterable[str],
+    consumers: Mapping[str, Mapping[str, str]],
+    sub_version: int,
+) -> bytes:
+    """Body of HEART_BEAT.
+
+    `consumers` maps group to its topics and their tag filters; `sub_version` (epoch milliseconds) orders a
+    client's subscriptions in time.
+    """
+    producers = sorted({RESERVED_GROUP, *producer_groups})
+    return HeartbeatData(
+        client_id=client_id,
+        consumer_data_set=[_consumer(group, consumers[group], sub_version) for group in sorted(consumers)],
+        producer_data_set=[ProducerData(group_name=group) for group in producers],
+    ).to_bytes()
+
+
+def _consumer(group: str, topics: Mapping[str, str], sub_version: int) -> ConsumerData:
+    return ConsumerData(
+        consume_type="CONSUME_ACTIVELY",
+        group_name=group,
+        subscription_data_set=[
+            SubscriptionData.of_tags(topic, topics[topic], sub_version) for topic in sorted(topics)
+        ],
+    )

@@ -1,0 +1,99 @@
+"""Offsets: the ends of a queue, the offset of a time, and what a group has committed. One request each."""
+
+from typing import Literal
+
+from aerobee.errors import BrokerRefused
+from aerobee.peers import Peers
+from aerobee.route_table import RouteTable
+from aerobee.routes import MessageQueue
+from aerobee.start_at import AtOffset, AtTime, Position, QueueEnd
+from aerobee_proto.codes import RequestCode, ResponseCode
+
+__all__ = ["Offsets"]
+
+
+class Offsets:
+    """Asks the master of a queue's broker. The queue's route must be known."""
+
+    def __init__(self, peers: Peers, routes: RouteTable) -> None:
+        self._peers = peers
+        self._routes = routes
+
+    async def min_offset(self, queue: MessageQueue) -> int:
+        """First readable logical offset."""
+        return await self._ask("ask the min offset of", queue, RequestCode.GET_MIN_OFFSET)
+
+    async def max_offset(self, queue: MessageQueue) -> int:
+        """One past the last readable logical offset."""
+        return await self._ask("ask the max offset of", queue, RequestCode.GET_MAX_OFFSET)
+
+    async def by_time(
+        self, queue: MessageQueue, timestamp_ms: int, boundary: Literal["lower", "upper"] = "lower"
+    ) -> int:
+        """First offset stored at or after the time; "upper": last offset stored at or before it."""
+        return await self._ask(
+            "ask the offset by time of",
+            queue,
+            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
+            {"timestamp": str(timestamp_ms), "boundaryType": boundary.upper()},
+        )
+
+    async def earliest_store_time(self, queue: MessageQueue) -> int | None:
+        """Store time of the first readable message, epoch milliseconds; None for an empty queue."""
+        answer = await self._peers.call(
+            f"ask the earliest store time of {queue}",
+            await self._addr(queue),
+            RequestCode.GET_EARLIEST_MSG_STORETIME,
+            _queue_header(queue),
+        )
+        timestamp = int(answer.ext.get("timestamp", "-1"))
+        return None if timestamp < 0 else timestamp
+
+    async def resolve(self, queue: MessageQueue, position: Position) -> int:
+        """The logical offset that a position means in this queue."""
+        match position:
+            case AtOffset(offset):
+                return offset
+            case AtTime(timestamp_ms):
+                return await self.by_time(queue, timestamp_ms)
+            case QueueEnd.EARLIEST:
+                return await self.min_offset(queue)
+            case QueueEnd.LATEST:
+                return await self.max_offset(queue)
+
+    async def committed(self, group: str, queue: MessageQueue) -> int | None:
+        """The offset a group will read next; None when it has committed none."""
+        what = f"ask the offset of group {group!r} in {queue}"
+        addr = await self._addr(queue)
+        header = {"consumerGroup": group, "setZeroIfNotFound": "false"} | _queue_header(queue)
+        answer = await self._peers.request(what, addr, RequestCode.QUERY_CONSUMER_OFFSET, header)
+        if answer.code == ResponseCode.QUERY_NOT_FOUND:
+            return None
+        if answer.code != ResponseCode.SUCCESS:
+            raise BrokerRefused(what, addr, answer.code, answer.remark)
+        return int(answer.ext["offset"])
+
+    async def commit(self, group: str, queue: MessageQueue, offset: int) -> None:
+        """Store the offset that the group will read next."""
+        await self._peers.call(
+            f"commit offset {offset} of group {group!r} in {queue}",
+            await self._addr(queue),
+            RequestCode.UPDATE_CONSUMER_OFFSET,
+            {"consumerGroup": group, "commitOffset": str(offset)} | _queue_header(queue),
+        )
+
+    async def _ask(
+        self, what: str, queue: MessageQueue, code: RequestCode, more: dict[str, str] | None = None
+    ) -> int:
+        header = _queue_header(queue) | (more or {})
+        answer = await self._peers.call(f"{what} {queue}", await self._addr(queue), code, header)
+        return int(answer.ext["offset"])
+
+    async def _addr(self, queue: MessageQueue) -> str:
+        if self._routes.cached(queue.topic) is None:
+            await self._routes.for_subscribe(queue.topic)
+        return self._routes.master_addr(queue.topic, queue.broker_name)
+
+
+def _queue_header(queue: MessageQueue) -> dict[str, str]:
+    return {"topic": queue.topic, "queueId": str(queue.queue_id), "bname": queue.broker_name}

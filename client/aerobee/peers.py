@@ -1,0 +1,142 @@
+"""Requests to nameservers and brokers, with this room's errors.
+
+Touches  the remoting client. Everything above speaks through `Peers` and sees ClientError only.
+"""
+
+from typing import Final
+
+from aerobee.errors import (
+    UNKNOWN_TOPIC,
+    BrokerRefused,
+    BrokerUnreachable,
+    NameserverAnswer,
+    NoNameserver,
+    RequestTimeout,
+)
+from aerobee_proto.codes import ResponseCode
+from aerobee_proto.frames import Command
+from aerobee_proto.headers import RequestHeader
+from aerobee_remoting.client import RemotingClient
+from aerobee_remoting.errors import RemotingError
+from aerobee_remoting.errors import RequestTimeout as RemotingTimeout
+
+__all__ = ["Header", "Nameservers", "Peers"]
+
+Header = RequestHeader | dict[str, str] | None
+SUCCESS: Final = int(ResponseCode.SUCCESS)
+
+
+class Peers:
+    """One door to every address.
+
+    `what` says in words what the caller wants ("create topic 'a'"); it opens every error text.
+    """
+
+    def __init__(self, remoting: RemotingClient, timeout_s: float) -> None:
+        self._remoting = remoting
+        self.timeout_s = timeout_s
+
+    async def request(
+        self,
+        what: str,
+        addr: str,
+        code: int,
+        header: Header = None,
+        body: bytes = b"",
+        timeout_s: float | None = None,
+    ) -> Command:
+        """The answer, whatever its code. RequestTimeout or BrokerUnreachable when there is none."""
+        limit = self.timeout_s if timeout_s is None else timeout_s
+        try:
+            return await self._remoting.request(addr, code, header, body, limit)
+        except RemotingTimeout as late:
+            raise RequestTimeout(what, addr, limit) from late
+        except RemotingError as failed:
+            raise BrokerUnreachable(what, addr, str(failed)) from failed
+
+    async def call(
+        self,
+        what: str,
+        addr: str,
+        code: int,
+        header: Header = None,
+        body: bytes = b"",
+        timeout_s: float | None = None,
+    ) -> Command:
+        """The answer of a request that must succeed; BrokerRefused for any other code."""
+        answer = await self.request(what, addr, code, header, body, timeout_s)
+        if answer.code != SUCCESS:
+            raise BrokerRefused(what, addr, answer.code, answer.remark)
+        return answer
+
+    async def oneway(self, what: str, addr: str, code: int, header: Header = None, body: bytes = b"") -> None:
+        """Send and expect no answer. BrokerUnreachable when it cannot even be sent."""
+        try:
+            await self._remoting.oneway(addr, code, header, body)
+        except RemotingError as failed:
+            raise BrokerUnreachable(what, addr, str(failed)) from failed
+
+
+class Nameservers:
+    """The nameservers of a client: one is used until it fails, then the next."""
+
+    def __init__(self, peers: Peers, addrs: tuple[str, ...], start: int = 0) -> None:
+        self._peers = peers
+        self.addrs = addrs
+        self._current = start % len(addrs)
+
+    async def ask(self, what: str, code: int, header: Header = None, body: bytes = b"") -> Command:
+        """The first answer that a nameserver gives, whatever its code. NoNameserver when none answers."""
+        answers: list[NameserverAnswer] = []
+        for addr in self._in_turn():
+            try:
+                answer = await self._peers.request(what, addr, code, header, body)
+            except (RequestTimeout, BrokerUnreachable) as failed:
+                answers.append(NameserverAnswer(addr, outcome_of(failed)))
+                continue
+            self._current = self.addrs.index(addr)
+            return answer
+        raise NoNameserver(what, answers)
+
+    async def call(self, what: str, code: int, header: Header = None, body: bytes = b"") -> Command:
+        """`ask`, where any code but success is BrokerRefused."""
+        answer = await self.ask(what, code, header, body)
+        if answer.code != SUCCESS:
+            raise BrokerRefused(what, self.addrs[self._current], answer.code, answer.remark)
+        return answer
+
+    async def ask_until(
+        self, what: str, code: int, header: Header
+    ) -> tuple[Command | None, list[NameserverAnswer]]:
+        """Ask one after the other until one answers with success; that answer, and what the others said.
+
+        A nameserver that has just started may not know yet what its neighbour knows.
+        """
+        answers: list[NameserverAnswer] = []
+        for addr in self._in_turn():
+            try:
+                answer = await self._peers.request(what, addr, code, header)
+            except (RequestTimeout, BrokerUnreachable) as failed:
+                answers.append(NameserverAnswer(addr, outcome_of(failed)))
+                continue
+            if answer.code == SUCCESS:
+                self._current = self.addrs.index(addr)
+                return answer, answers
+            answers.append(NameserverAnswer(addr, _refusal(answer)))
+        return None, answers
+
+    def _in_turn(self) -> list[str]:
+        return [*self.addrs[self._current :], *self.addrs[: self._current]]
+
+
+def outcome_of(failed: RequestTimeout | BrokerUnreachable) -> str:
+    """A failed request in a few words."""
+    if isinstance(failed, RequestTimeout):
+        return f"no answer within {failed.timeout_s:g} s"
+    return failed.reason
+
+
+def _refusal(answer: Command) -> str:
+    if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+        return UNKNOWN_TOPIC
+    return f"code {answer.code}: {answer.remark or 'no remark'}"

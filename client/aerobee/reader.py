@@ -1,0 +1,82 @@
+"""The reader: a topic read from one place to another, without a group and without commits."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import TracebackType
+from typing import Self
+
+from aerobee.errors import ClientClosed
+from aerobee.fetching import Fetcher
+from aerobee.message import Message, MessageBatch
+from aerobee.routes import MessageQueue
+
+__all__ = ["Reader"]
+
+
+class Reader:
+    """Reads messages. Made by `Client.reader()`.
+
+    `async for message in reader` or `async for batch in reader.batches()`. It opens at the first step; use it as
+    `async with` to close it before its client is closed. It ends when each queue has been read to its `end`;
+    without an `end` it goes on and waits for new messages.
+    """
+
+    def __init__(
+        self,
+        fetcher: Fetcher,
+        open_queues: Callable[[Fetcher], Awaitable[None]],
+        on_close: Callable[["Reader"], None],
+    ) -> None:
+        self._fetcher = fetcher
+        self._open_queues = open_queues
+        self._on_close = on_close
+        self._opened = False
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        await self._open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        """Single messages. Within a batch no step leaves to the event loop."""
+        await self._open()
+        async for message in self._fetcher.messages():
+            yield message
+
+    async def batches(self) -> AsyncIterator[MessageBatch]:
+        """Batches as they were pulled, each from one queue."""
+        await self._open()
+        while (batch := await self._fetcher.next_batch()) is not None:
+            yield batch
+
+    async def next_batch(self) -> MessageBatch | None:
+        """One batch; None at the end."""
+        await self._open()
+        return await self._fetcher.next_batch()
+
+    @property
+    def positions(self) -> dict[MessageQueue, int]:
+        """For each queue the logical offset after the last message handed out."""
+        return dict(self._fetcher.positions)
+
+    def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Go on with `queue` at `offset`; messages fetched ahead are dropped."""
+        self._fetcher.seek(queue, offset)
+
+    async def close(self) -> None:
+        """Stop reading."""
+        if not self._closed:
+            self._closed = True
+            self._on_close(self)
+            await self._fetcher.close()
+
+    async def _open(self) -> None:
+        if self._closed:
+            raise ClientClosed("reader")
+        if not self._opened:
+            self._opened = True
+            await self._open_queues(self._fetcher)

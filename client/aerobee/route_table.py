@@ -1,0 +1,181 @@
+"""The routes that a client knows: asked for once, kept, and asked for again from time to time.
+
+Touches  the nameservers.
+
+Invariants
+- One question per topic is on its way at a time; everybody who needs the route waits for that one.
+- A known route is only replaced by a newer answer, never dropped because nameservers are silent.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from aerobee.errors import UNKNOWN_TOPIC, ClientError, NameserverAnswer, NoBroker, NoRoute
+from aerobee.peers import Nameservers
+from aerobee.routes import (
+    MASTER_ID,
+    TEMPLATE_TOPIC,
+    Route,
+    master_addrs,
+    near_names,
+    plan_route,
+    plan_template_route,
+)
+from aerobee_proto.bodies import TopicList, TopicRouteData
+from aerobee_proto.codes import RequestCode
+
+__all__ = ["RouteTable"]
+
+log = structlog.get_logger()
+
+
+class RouteTable:
+    """Topic -> Route."""
+
+    def __init__(self, nameservers: Nameservers) -> None:
+        self._nameservers = nameservers
+        self._routes: dict[str, Route] = {}
+        self._asking: dict[str, asyncio.Task[Route]] = {}
+        # Called with each route that is new or has changed.
+        self.listeners: list[Callable[[Route], None]] = []
+
+    def cached(self, topic: str) -> Route | None:
+        """The route if it is known already."""
+        return self._routes.get(topic)
+
+    async def for_publish(self, topic: str) -> Route:
+        """A route with queues to publish to.
+
+        A topic that does not exist yet gets one made from the template topic, where a broker offers that.
+        NoRoute or NoBroker otherwise.
+        """
+        route = self._routes.get(topic)
+        if route is None or not route.publish:
+            route = await self._ask_once(topic)
+        if not route.publish:
+            raise NoBroker(topic, "queue that may be written on a broker with a master", list(route.brokers))
+        return route
+
+    async def for_subscribe(self, topic: str) -> Route:
+        """A route with queues to read from; NoRoute or NoBroker when there is none."""
+        route = self._routes.get(topic)
+        if route is None or not route.subscribe:
+            route = await self._ask_once(topic, template=False)
+        if not route.subscribe:
+            raise NoBroker(topic, "queue that may be read", list(route.brokers))
+        return route
+
+    def master_addr(self, topic: str, broker_name: str) -> str:
+        """Address of the broker's master; NoBroker when the known route has none."""
+        route = self._routes.get(topic)
+        addr = route.brokers.get(broker_name, {}).get(MASTER_ID) if route else None
+        if addr is None:
+            raise NoBroker(topic, f"master of broker {broker_name}", list(route.brokers) if route else [])
+        return addr
+
+    def masters(self) -> set[str]:
+        """Addresses of all masters known."""
+        return master_addrs(self._routes.values())
+
+    def all_addrs(self) -> set[str]:
+        """Addresses of all brokers known, slaves included."""
+        return {
+            addr
+            for route in self._routes.values()
+            for addrs in route.brokers.values()
+            for addr in addrs.values()
+        }
+
+    def broker_name_of(self, addr: str) -> str | None:
+        """Name of the broker at an address, if a known route has it."""
+        for route in self._routes.values():
+            for broker_name, addrs in route.brokers.items():
+                if addr in addrs.values():
+                    return broker_name
+        return None
+
+    async def refresh(self, topic: str) -> Route | None:
+        """Ask again; the known route stays when nobody answers better. Never raises ClientError."""
+        try:
+            return await self._ask_once(topic)
+        except ClientError as failed:
+            log.debug("client.route_not_refreshed", topic=topic, reason=str(failed))
+            return self._routes.get(topic)
+
+    async def refresh_all(self) -> None:
+        """Ask again for every known route."""
+        for topic in list(self._routes):
+            await self.refresh(topic)
+
+    async def close(self) -> None:
+        """Stop asking."""
+        asking = list(self._asking.values())
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+
+    async def _ask_once(self, topic: str, *, template: bool = True) -> Route:
+        task = self._asking.get(topic)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._ask(topic), name=f"route of {topic}")
+            self._asking[topic] = task
+            task.add_done_callback(lambda _: self._asking.pop(topic, None))
+        route = await asyncio.shield(task)
+        if route.from_template and not template:
+            raise await self._no_route(topic, [], creates_topics=True)
+        return route
+
+    async def _ask(self, topic: str) -> Route:
+        data, answers = await self._question(topic)
+        if data is not None:
+            return self._keep(plan_route(topic, data))
+        if topic in self._routes and not self._routes[topic].from_template:
+            return self._routes[topic]
+        template, _ = await self._question(TEMPLATE_TOPIC)
+        if template is not None:
+            route = plan_template_route(topic, template)
+            if route.publish:
+                return self._keep(route)
+        raise await self._no_route(topic, answers, creates_topics=self._template_offer(answers, template))
+
+    async def _question(self, topic: str) -> tuple[TopicRouteData | None, list[NameserverAnswer]]:
+        answer, answers = await self._nameservers.ask_until(
+            f"look up the route of topic {topic!r}",
+            RequestCode.GET_ROUTEINFO_BY_TOPIC,
+            {"topic": topic, "acceptStandardJsonOnly": "true"},
+        )
+        return (None if answer is None else TopicRouteData.from_bytes(answer.body)), answers
+
+    def _keep(self, route: Route) -> Route:
+        if self._routes.get(route.topic) != route:
+            self._routes[route.topic] = route
+            for listener in list(self.listeners):
+                listener(route)
+        return route
+
+    @staticmethod
+    def _template_offer(answers: list[NameserverAnswer], template: TopicRouteData | None) -> bool | None:
+        return template is not None if _somebody_answered(answers) else None
+
+    async def _no_route(
+        self, topic: str, answers: list[NameserverAnswer], *, creates_topics: bool | None
+    ) -> NoRoute:
+        if not answers:
+            answers = [NameserverAnswer(addr, UNKNOWN_TOPIC) for addr in self._nameservers.addrs]
+        near = await self._near(topic) if _somebody_answered(answers) else []
+        return NoRoute(topic, answers, near, creates_topics)
+
+    async def _near(self, topic: str) -> list[str]:
+        try:
+            answer = await self._nameservers.call(
+                "list topics", RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
+            )
+        except ClientError:
+            return []  # the question was about a route; that nobody lists topics is in its answers already
+        return near_names(topic, TopicList.from_bytes(answer.body).topic_list)
+
+
+def _somebody_answered(answers: list[NameserverAnswer]) -> bool:
+    return any(answer.outcome == UNKNOWN_TOPIC for answer in answers)
