@@ -19,6 +19,7 @@ from aerobee_store.consume_queue import (
 from aerobee_store.errors import CorruptStore, StoreFull
 from aerobee_store.io import DataFile, DiskIo
 from store.golden_cases import GoldenLog, expectation, open_queues, unpack
+from store.torn_io import RememberingFile, RememberingIo, leave_only
 
 PER_FILE = 8
 FILE_SIZE = PER_FILE * ENTRY_SIZE
@@ -105,46 +106,30 @@ def test_a_file_is_made_only_with_its_first_entry(tmp_path: Path) -> None:
     assert names(tmp_path) == [0, FILE_SIZE]
 
 
-class CountingFile:
-    """A data file that remembers its writes."""
+class SmallDiskIo(DiskIo):
+    """A disk that is full after some files."""
 
-    def __init__(self, file: DataFile, writes: list[tuple[int, int]]) -> None:
-        self._file = file
-        self._writes = writes
-        self.path, self.size, self.view = file.path, file.size, file.view
-        self.sync, self.zero, self.close = file.sync, file.zero, file.close
-        self.data_extents = file.data_extents
-
-    def write(self, position: int, data: bytes | bytearray | memoryview) -> None:
-        self._writes.append((position, len(data)))
-        self._file.write(position, data)
-
-
-class CountingIo(DiskIo):
-    """A disk that counts writes and fills up after some files."""
-
-    def __init__(self, files_left: int = 1000) -> None:
-        self.writes: list[tuple[int, int]] = []
+    def __init__(self, files_left: int) -> None:
         self.files_left = files_left
 
     def open_file(self, path: Path, size: int, *, create: bool = False, writable: bool = True) -> DataFile:
         if create and self.files_left == 0:
             raise StoreFull(path, size)
         self.files_left -= create
-        return CountingFile(super().open_file(path, size, create=create, writable=writable), self.writes)
+        return super().open_file(path, size, create=create, writable=writable)
 
 
 def test_a_batch_is_one_write(tmp_path: Path) -> None:
-    io = CountingIo()
+    io = RememberingIo()
     queue = ConsumeQueue("T", 0, tmp_path / "T" / "0", FILE_SIZE, io)
     queue.put_entries(3, packed(3, 2))
     queue.put_entries(5, packed(5, 3))
     queue.put_entries(8, packed(8, 4))
-    assert io.writes == [(0, 100), (100, 60), (0, 80)]
+    assert [(at, len(data)) for _, at, data in io.writes] == [(0, 100), (100, 60), (0, 80)]
 
 
 def test_a_full_disk_leaves_the_queue_as_it_was(tmp_path: Path) -> None:
-    io = CountingIo(files_left=2)
+    io = SmallDiskIo(files_left=2)
     queue = ConsumeQueue("T", 0, tmp_path / "T" / "0", FILE_SIZE, io)
     queue.put_entries(0, packed(0, 5))
     with pytest.raises(StoreFull):
@@ -157,7 +142,7 @@ def test_a_full_disk_leaves_the_queue_as_it_was(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_at_the_first_entry_leaves_nothing(tmp_path: Path) -> None:
-    queue = ConsumeQueue("T", 0, tmp_path / "T" / "0", FILE_SIZE, io := CountingIo(files_left=1))
+    queue = ConsumeQueue("T", 0, tmp_path / "T" / "0", FILE_SIZE, io := SmallDiskIo(files_left=1))
     with pytest.raises(StoreFull):
         queue.put_entries(4, packed(4, 2 * PER_FILE))
     assert queue.max_offset == 0
@@ -354,6 +339,46 @@ def test_a_missing_middle_file_is_named_and_the_rest_kept(tmp_path: Path) -> Non
     queue.check()
 
 
+@given(
+    first=st.integers(0, PER_FILE + 2),
+    batches=st.lists(st.integers(1, PER_FILE + 2), min_size=1, max_size=8),
+    survived=st.lists(st.booleans(), max_size=12),
+    proven=st.integers(0, 3),
+)
+def test_whatever_writes_a_power_failure_leaves_recovery_keeps_a_true_prefix(
+    tmp_path_factory: pytest.TempPathFactory,
+    first: int,
+    batches: list[int],
+    survived: list[bool],
+    proven: int,
+) -> None:
+    """Any part of the writes may be missing behind what was flushed; putting the rest again restores all."""
+    folder = tmp_path_factory.mktemp("queue")
+    io = RememberingIo()
+    queue = ConsumeQueue("TopicTest", 3, folder / "TopicTest" / "3", FILE_SIZE, io)
+    ends, writes_at = [first], [0]
+    for size in batches:
+        queue.put_entries(ends[-1], packed(ends[-1], size))
+        ends.append(queue.max_offset)
+        writes_at.append(len(io.writes))
+    queue.close()
+    durable = min(proven, len(batches))
+    flags = [True] * writes_at[durable] + survived
+    leave_only(folder, io.writes, flags)
+    watermark = ends[durable] * RECORD if durable else 0
+    queue = open_queue(folder, load=True)
+    queue.recover(refuse(), proven_offset=watermark)
+    queue.check()
+    assert offsets(queue) == list(range(first if queue.max_offset else 0, queue.max_offset))
+    assert queue.max_offset >= ends[durable] or not durable
+    start = queue.max_offset or first
+    if start < ends[-1]:
+        queue.put_entries(start, packed(start, ends[-1] - start))
+    assert offsets(queue) == list(range(first, ends[-1]))
+    queue.check()
+    queue.destroy()
+
+
 # --- cutting ---------------------------------------------------------------------------------------------
 
 
@@ -444,7 +469,7 @@ class SyncCountingIo(DiskIo):
         self.broken = False
 
     def open_file(self, path: Path, size: int, *, create: bool = False, writable: bool = True) -> DataFile:
-        file = CountingFile(super().open_file(path, size, create=create, writable=writable), [])
+        file = RememberingFile(super().open_file(path, size, create=create, writable=writable), [])
         really = file.sync
 
         def sync() -> None:

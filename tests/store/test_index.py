@@ -17,6 +17,7 @@ from aerobee_store.index import IndexedRecord, IndexService, KeyedRecord, key_te
 from aerobee_store.index_file import HEADER_SIZE, IndexFile
 from aerobee_store.io import DataFile, DiskIo
 from store.golden_cases import GoldenLog, expectation, open_index, unpack
+from store.torn_io import RememberingIo, leave_only
 
 SLOTS, LIMIT = 5, 11  # ten entries a file
 NOW_MS = 1_700_000_000_123
@@ -222,10 +223,8 @@ def test_the_official_case_of_a_foreign_file(tmp_path: Path) -> None:
 # --- a full disk and flushing ----------------------------------------------------------------------------
 
 
-class TestIo(DiskIo):
-    """A disk with room for so many files that remembers syncs."""
-
-    __test__ = False
+class SmallDiskIo(DiskIo):
+    """A disk with room for so many files."""
 
     def __init__(self, files_left: int = 1000) -> None:
         self.files_left = files_left
@@ -238,7 +237,7 @@ class TestIo(DiskIo):
 
 
 def test_after_a_full_disk_the_same_call_goes_on(tmp_path: Path) -> None:
-    io = TestIo(files_left=1)
+    io = SmallDiskIo(files_left=1)
     index = open_service(tmp_path / "a", io)
     with pytest.raises(StoreFull):
         index.put_many(records(12, 3))
@@ -365,6 +364,33 @@ def test_files_behind_a_shortened_one_go(tmp_path: Path) -> None:
     index.files[1].cut(4, None)
     found = index.recover(1700)
     assert (found.end_offset, found.kept_entries, len(found.removed_files)) == (600, 14, 2)
+
+
+@given(
+    batches=st.lists(st.integers(1, 6), min_size=1, max_size=6),
+    survived=st.lists(st.booleans(), max_size=60),
+    log_records=st.integers(0, 20),
+)
+def test_whatever_writes_a_power_failure_leaves_no_key_is_lost_or_doubled(
+    tmp_path_factory: pytest.TempPathFactory, batches: list[int], survived: list[bool], log_records: int
+) -> None:
+    """Any part of the writes may be missing, in any order, and the log may have lost its end."""
+    torn, whole = tmp_path_factory.mktemp("torn"), tmp_path_factory.mktemp("whole")
+    io = RememberingIo()
+    index, start = open_service(torn, io), 0
+    for size in batches:
+        index.put_many(records(20)[start : start + size])
+        start += size
+    index.close()
+    leave_only(torn, io.writes, survived)
+    log = records(log_records)
+    index = open_service(torn)
+    found = index.recover(100 * log_records, probe=probe_of(log))
+    index.put_many([record for record in log if record[3] >= found.end_offset])
+    index.check()
+    model = open_service(whole)
+    model.put_many(log)
+    assert [file.path.read_bytes() for file in index.files] == [f.path.read_bytes() for f in model.files]
 
 
 # --- the lower end ---------------------------------------------------------------------------------------
