@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import official
 import ours
@@ -15,7 +16,7 @@ from programs import Server
 __all__ = ["FILE_SIZES", "KINDS", "Cluster", "start_cluster"]
 
 # Small files, so that a few thousand messages fill several of each kind.
-FILE_SIZES = {
+FILE_SIZES: dict[str, Any] = {
     "mappedFileSizeCommitLog": 1 << 20,
     "mappedFileSizeConsumeQueue": 20 * 1000,
     "maxHashSlotNum": 1000,
