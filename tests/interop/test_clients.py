@@ -13,6 +13,7 @@ import pytest
 import official
 from clusters import Cluster
 from plain_remoting import consumer_offset, make_topic, max_offset
+from traffic import ByTag, add_up, by_tag
 
 pytestmark = [pytest.mark.java, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -20,9 +21,6 @@ TOPIC, QUEUES = "Traffic", 4
 MODES = "sync,async,oneway,batch"
 EACH = 2_500  # 4 modes x 2 header codecs x 2,500 = 20,000 messages
 CODECS = ["JSON", "ROCKETMQ"]
-SUM_MODULUS = 1 << 64
-
-ByTag = dict[str, tuple[int, int]]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +39,7 @@ def sent(cluster: Cluster) -> ByTag:
     for report in reports:
         assert (report["failed"], report.get("firstFailure")) == (0, None)
         assert report["distinct"] == 4 * EACH
-        total = add(total, by_tag(report))
+        total = add_up(total, by_tag(report))
     check(received, {"TagA": total["TagA"]})
     return total
 
@@ -93,20 +91,6 @@ def expected(tag: str) -> int:
     """How many of the 20,000 messages have the tag: each third of a mode's messages is TagB."""
     third = len(range(0, EACH, 3))
     return 8 * (third if tag == "TagB" else EACH - third)
-
-
-def by_tag(report: dict[str, Any]) -> ByTag:
-    return {tag: (found["count"], int(found["sum"])) for tag, found in report["byTag"].items()}
-
-
-def add(one: ByTag, other: ByTag) -> ByTag:
-    return {
-        tag: (
-            one.get(tag, (0, 0))[0] + other.get(tag, (0, 0))[0],
-            (one.get(tag, (0, 0))[1] + other.get(tag, (0, 0))[1]) % SUM_MODULUS,
-        )
-        for tag in one.keys() | other.keys()
-    }
 
 
 def check(received: dict[str, Any], sent: ByTag) -> None:
