@@ -137,7 +137,7 @@ class JsonBody(Struct, rename="camel", kw_only=True):
         try:
             if len(data) <= javajson.SIZE_MAX:
                 return decoder.decode(data)
-        except (msgspec.DecodeError, RecursionError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             pass  # raw keys, nulls, text keys that hold queues, or broken: the tolerant way tells
         return convert(javajson.loads(data), cls)
 

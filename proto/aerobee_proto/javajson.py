@@ -159,8 +159,8 @@ def _loads_any(raw: bytes) -> Any:
     if _depth_bound(raw) <= DEPTH_MAX:
         try:
             return msgspec.json.decode(raw)
-        except msgspec.DecodeError:
-            pass  # not standard JSON, or broken: the parser below tells
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            pass  # not standard JSON, not UTF-8, or broken: the parser below tells
     return _Parser(raw.decode("utf-8", "replace")).document()
 
 
@@ -217,7 +217,7 @@ _ESCAPES: Final = {
 }
 _CONSTANTS: Final = {"true": True, "false": False, "null": None, "undefined": None, "NaN": None}
 _NUMBER_SUFFIXES: Final = frozenset("LSBFD")
-_NUMBER_LENGTH_MAX: Final = 400
+_NUMBER_LENGTH_MAX: Final = 4096  # Python makes no integer of more than 4300 digits
 _SURROGATE: Final = re.compile(r"[\ud800-\udfff]")
 
 
