@@ -107,6 +107,8 @@ class ConfigFiles:
         periodic: Sequence[PersistentTable],
         interval_s: Callable[[], float],
     ) -> None:
+        self._folder = folder
+        self._io = io
         self._entries = [_Entry(table, folder, io, prompt=True) for table in prompt]
         self._entries += [_Entry(table, folder, io, prompt=False) for table in periodic]
         self._interval_s = interval_s
@@ -128,6 +130,11 @@ class ConfigFiles:
             if entry.reader.used_backup:
                 log.warning("broker.config_backup_used", path=str(entry.reader.path))
             entry.saved_revision = entry.table.revision
+
+    async def read(self, file_name: str) -> bytes | None:
+        """Another file of the config folder; None when there is none."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self._io.read_bytes, self._folder / file_name)
 
     async def save(self, *tables: PersistentTable) -> None:
         """Return when everything that changed before this call (in these tables; none: in all) is on disk.

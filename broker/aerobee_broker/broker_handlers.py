@@ -1,0 +1,177 @@
+"""The broker as a whole: settings, present state, statistics, cleaning.
+
+25 UPDATE_BROKER_CONFIG   26 GET_BROKER_CONFIG   28 GET_BROKER_RUNTIME_INFO   315 VIEW_BROKER_STATS_DATA
+306 CLEAN_EXPIRED_CONSUMEQUEUE   316 CLEAN_UNUSED_TOPIC
+"""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import javaproperties
+import structlog
+
+from aerobee_broker.config import hot_keys
+from aerobee_broker.config_edit import edit_settings
+from aerobee_broker.official_keys import UNSUPPORTED_KEYS
+from aerobee_broker.request_bodies import answer
+from aerobee_broker.runtime_info import disk_use, runtime_table
+from aerobee_broker.services import Services
+from aerobee_broker.stats import Rate
+from aerobee_proto.bodies import BrokerStatsData, BrokerStatsItem, KVTable
+from aerobee_proto.codes import RequestCode, ResponseCode
+from aerobee_proto.errors import RequestError
+from aerobee_proto.headers import ViewBrokerStatsHeader
+from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
+from aerobee_remoting.settings import SettingsError, dump_settings
+from aerobee_store.io import StoreIo
+
+__all__ = ["BrokerHandlers"]
+
+log = structlog.get_logger()
+
+SETTINGS_BODY_SIZE_MAX: Final = 256 * 1024
+
+
+class BrokerHandlers:
+    """Handlers of the codes above. `settings_file`: where hot changes are written too, if anywhere."""
+
+    def __init__(self, services: Services, *, io: StoreIo, settings_file: Path | None = None) -> None:
+        self._services = services
+        self._io = io
+        self._settings_file = settings_file
+
+    def register(self, table: HandlerTable) -> None:
+        """Add the handlers to a table."""
+        add, code = table.register, RequestCode
+        admin, inspect = Permission.ADMIN, Permission.INSPECT
+        add(
+            code.UPDATE_BROKER_CONFIG,
+            self.update_config,
+            permission=admin,
+            body_size_max=SETTINGS_BODY_SIZE_MAX,
+        )
+        add(code.GET_BROKER_CONFIG, self.config, permission=admin)
+        add(code.GET_BROKER_RUNTIME_INFO, self.runtime_info, permission=inspect)
+        add(code.VIEW_BROKER_STATS_DATA, self.statistic, permission=inspect, header=ViewBrokerStatsHeader)
+        add(code.CLEAN_UNUSED_TOPIC, self.clean_unused_topics, permission=admin)
+        add(code.CLEAN_EXPIRED_CONSUMEQUEUE, self.clean_expired_queues, permission=admin)
+
+    # --- settings ---------------------------------------------------------------------------------------------
+
+    async def update_config(self, request: Request) -> Response:
+        """Change hot keys, all or none, in the running broker and in its settings file."""
+        changes = _parse_properties(request.body)
+        if not changes:
+            return Response()
+        _refuse_cold(changes)
+        try:
+            changed = self._services.live.replace(
+                changes, origin=f"request of {request.connection.peer}", now_ms=self._services.clock()
+            )
+        except SettingsError as error:
+            raise RequestError(ResponseCode.INVALID_PARAMETER, str(error)) from error
+        if changed:
+            shown = {key: changes[key] for key in sorted(changed)}
+            log.info("broker.config_changed", peer=request.connection.peer, changes=shown)
+            self._apply(changed)
+            await self._write_settings(shown)
+        return Response()
+
+    def _apply(self, changed: set[str]) -> None:
+        """Let the parts that keep something of the settings follow."""
+        services = self._services
+        if "namesrvAddr" in changed:
+            services.registrar.apply_config()
+        if changed & {"autoCreateTopicEnable", "defaultTopicQueueNums"}:
+            services.topics.ensure_system_topics()
+            services.topics.touch()
+        if "brokerPermission" in changed:
+            services.topics.touch()
+
+    async def _write_settings(self, changes: Mapping[str, str]) -> None:
+        if self._settings_file is None:
+            return
+        try:
+            await asyncio.to_thread(self._edit_file, self._settings_file, changes)
+        except (OSError, UnicodeDecodeError) as error:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"the change is in effect until the next start; {self._settings_file} was not written: {error}",
+            ) from error
+
+    def _edit_file(self, path: Path, changes: Mapping[str, str]) -> None:
+        text = path.read_text("utf-8")
+        edited = edit_settings(text, changes, toml=path.suffix == ".toml")
+        self._io.replace_bytes(path, edited.encode())
+
+    def config(self, _: Request) -> Response:
+        """All settings as `key=value` lines."""
+        live = self._services.live
+        lines = [f"{key}={value}\n" for key, value in dump_settings(live.value).items()]
+        version = live.version.to_bytes().decode()
+        return Response(ext={"version": version}, body="".join(lines).encode())
+
+    # --- state ------------------------------------------------------------------------------------------------
+
+    async def runtime_info(self, _: Request) -> Response:
+        """The broker's present state, all values as text."""
+        disk = await asyncio.to_thread(disk_use, self._services.config.store_path_root_dir)
+        return answer(KVTable(table=runtime_table(self._services, disk)))
+
+    def statistic(self, request: Request) -> Response:
+        """One statistic over the last minute, hour and day; SYSTEM_ERROR when there is none."""
+        header: ViewBrokerStatsHeader = request.header
+        counter = self._services.stats.find(header.stats_name, header.stats_key)
+        if counter is None:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"The stats <{header.stats_name[:64]}> <{header.stats_key[:512]}> not exist",
+            )
+        return answer(
+            BrokerStatsData(
+                stats_minute=_item(counter.last_minute()),
+                stats_hour=_item(counter.last_hour()),
+                stats_day=_item(counter.last_day()),
+            )
+        )
+
+    # --- cleaning ---------------------------------------------------------------------------------------------
+
+    def clean_unused_topics(self, _: Request) -> Response:
+        """Delete the queues of topics that this broker does not have."""
+        services = self._services
+        for topic in services.store.topics():
+            if topic not in services.topics:
+                count = services.store.delete_topic(topic)
+                log.info("broker.unused_topic_cleaned", topic=topic, queue_count=count)
+        return Response()
+
+    def clean_expired_queues(self, _: Request) -> Response:
+        """Queue files go together with the log files that they point into, so there is nothing to do here."""
+        return Response()
+
+
+def _parse_properties(body: bytes) -> dict[str, str]:
+    """Key to value of a text in properties form. RequestError SYSTEM_ERROR when it is none."""
+    try:
+        pairs = javaproperties.loads(body.decode("utf-8"))
+    except (UnicodeDecodeError, javaproperties.InvalidUEscapeError) as error:
+        raise RequestError(ResponseCode.SYSTEM_ERROR, f"the settings are not readable: {error}") from error
+    return {key.strip(): value.strip() for key, value in pairs.items()}
+
+
+def _refuse_cold(changes: Mapping[str, str]) -> None:
+    """RequestError NO_PERMISSION names every key that a running broker cannot change, and why."""
+    hot = hot_keys()
+    cold = [key for key in changes if key not in hot]
+    if cold:
+        reasons = [f"{key[:80]}: {UNSUPPORTED_KEYS.get(key, 'only at start, or unknown')}" for key in cold]
+        raise RequestError(
+            ResponseCode.NO_PERMISSION, "cannot be changed while the broker runs: " + "; ".join(reasons)
+        )
+
+
+def _item(rate: Rate) -> BrokerStatsItem:
+    return BrokerStatsItem(sum=rate.total, tps=rate.per_second, avgpt=rate.per_time)

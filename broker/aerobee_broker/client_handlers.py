@@ -1,0 +1,192 @@
+"""What clients say about themselves: heartbeats, good-byes, who else is there, queue locks.
+
+34 HEART_BEAT   35 UNREGISTER_CLIENT   38 GET_CONSUMER_LIST_BY_GROUP   46 CHECK_CLIENT_CONFIG
+41 LOCK_BATCH_MQ   42 UNLOCK_BATCH_MQ
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+import structlog
+
+from aerobee_broker.clients import Member
+from aerobee_broker.housekeeping import notify_members
+from aerobee_broker.request_bodies import answer, read_body
+from aerobee_broker.services import Services
+from aerobee_proto import names
+from aerobee_proto.bodies import (
+    CheckClientConfigBody,
+    ConsumerData,
+    ConsumerIdList,
+    HeartbeatData,
+    LockBatchBody,
+    LockedQueues,
+    MessageQueue,
+    UnlockBatchBody,
+)
+from aerobee_proto.codes import RequestCode, ResponseCode
+from aerobee_proto.errors import RequestError
+from aerobee_proto.headers import ConsumerGroupHeader, UnregisterClientHeader
+from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
+
+__all__ = ["ClientHandlers"]
+
+log = structlog.get_logger()
+
+HEARTBEAT_SIZE_MAX: Final = 4 * 1024 * 1024
+LOCK_BODY_SIZE_MAX: Final = 1024 * 1024
+CLIENT_ID_CHARS_MAX: Final = 512
+
+
+class ClientHandlers:
+    """Handlers of the codes above."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    def register(self, table: HandlerTable) -> None:
+        """Add the handlers to a table."""
+        add, code = table.register, RequestCode
+        anyone, subscribe = Permission.ANYONE, Permission.SUBSCRIBE
+        add(code.HEART_BEAT, self.heartbeat, permission=anyone, body_size_max=HEARTBEAT_SIZE_MAX)
+        add(code.UNREGISTER_CLIENT, self.unregister, permission=anyone, header=UnregisterClientHeader)
+        add(code.GET_CONSUMER_LIST_BY_GROUP, self.members, permission=subscribe, header=ConsumerGroupHeader)
+        add(
+            code.CHECK_CLIENT_CONFIG,
+            self.check_subscription,
+            permission=subscribe,
+            body_size_max=LOCK_BODY_SIZE_MAX,
+        )
+        add(code.LOCK_BATCH_MQ, self.lock, permission=subscribe, body_size_max=LOCK_BODY_SIZE_MAX)
+        add(code.UNLOCK_BATCH_MQ, self.unlock, permission=subscribe, body_size_max=LOCK_BODY_SIZE_MAX)
+
+    # --- heartbeats -------------------------------------------------------------------------------------------
+
+    def heartbeat(self, request: Request) -> Response:
+        """Take a client's groups. A short one (withoutSub) of a client that is unknown asks for a full one."""
+        data = read_body(request, HeartbeatData)
+        _check_client_id(data.client_id)
+        known = [self._consumer(request, data, consumer) for consumer in data.consumer_data_set]
+        for producer in data.producer_data_set:
+            if 0 < len(producer.group_name) <= names.GROUP_LENGTH_MAX:
+                self._services.producers.register(producer.group_name, self._member(request, data.client_id))
+        uses_fingerprints = data.heartbeat_fingerprint != 0
+        changed = not all(known) if uses_fingerprints else True
+        return Response(
+            ext={"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": "true" if changed else "false"}
+        )
+
+    def _consumer(self, request: Request, data: HeartbeatData, consumer: ConsumerData) -> bool:
+        """Take one group; False when a full heartbeat is needed for it."""
+        services = self._services
+        group = services.groups.find(consumer.group_name)
+        if group is None:
+            log.warning("broker.group_refused", group=consumer.group_name[:255], client_id=data.client_id)
+            return True
+        services.topics.for_group(
+            names.retry_topic(consumer.group_name),
+            queue_count=group.retry_queue_nums,
+            unit=consumer.unit_mode,
+        )
+        changes = services.consumers.register(
+            self._member(request, data.client_id),
+            consumer,
+            notify=services.notifies(consumer.group_name),
+            without_subscriptions=data.without_sub and data.heartbeat_fingerprint != 0,
+            fingerprint=data.heartbeat_fingerprint,
+        )
+        if changes.conflict is not None:
+            log.warning(
+                "broker.subscriptions_conflict",
+                group=changes.conflict.group,
+                client_id=changes.conflict.client_id,
+                other_client_id=changes.conflict.other_client_id,
+                topics=changes.conflict.topics,
+            )
+        if changes.changed:
+            log.info(
+                "broker.group_changed",
+                group=consumer.group_name,
+                client_id=data.client_id,
+                peer=request.connection.peer,
+                notified=notify_members(changes.notify),
+            )
+        return changes.known
+
+    def _member(self, request: Request, client_id: str) -> Member:
+        return Member(
+            client_id, request.connection, request.language, request.version, self._services.clock()
+        )
+
+    def unregister(self, request: Request) -> Response:
+        """A client leaves its groups; the members that stay are told."""
+        header: UnregisterClientHeader = request.header
+        services = self._services
+        if header.producer_group:
+            services.producers.unregister(header.producer_group, header.client_id)
+        if header.consumer_group:
+            group = header.consumer_group
+            changes = services.consumers.unregister(group, header.client_id, notify=services.notifies(group))
+            if changes.changed:
+                log.info("broker.client_left", group=group, client_id=header.client_id)
+            notify_members(changes.notify)
+        return Response()
+
+    # --- looking around ---------------------------------------------------------------------------------------
+
+    def members(self, request: Request) -> Response:
+        """Client ids of a group; SYSTEM_ERROR when nobody is online."""
+        group = request.header.consumer_group
+        ids = self._services.consumers.client_ids(group)
+        if not ids:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {group[:255]}: nobody is online"
+            )
+        return answer(ConsumerIdList(consumer_id_list=ids))
+
+    def check_subscription(self, request: Request) -> Response:
+        """Whether a filter expression would be understood, before a client starts with it."""
+        subscription = read_body(request, CheckClientConfigBody).subscription_data
+        kind = subscription.expression_type if subscription is not None else "TAG"
+        if kind != "TAG":
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"this broker does not filter by {kind[:40]} (enablePropertyFilter is off); use tags",
+            )
+        return Response()
+
+    # --- queue locks ------------------------------------------------------------------------------------------
+
+    def lock(self, request: Request) -> Response:
+        """Take or renew locks for orderly consumption; the answer lists those that are held now."""
+        body = read_body(request, LockBatchBody)
+        _check_client_id(body.client_id)
+        services = self._services
+        queues = self._existing(body.mq_set)
+        held = services.locks.lock(body.consumer_group, body.client_id, queues, services.clock())
+        return answer(LockedQueues(locked=held))
+
+    def unlock(self, request: Request) -> Response:
+        """Give locks back."""
+        body = read_body(request, UnlockBatchBody)
+        self._services.locks.unlock(body.consumer_group, body.client_id, body.mq_set)
+        return Response()
+
+    def _existing(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+        """Those of the queues that this broker has; others cannot be locked here."""
+        found = []
+        for queue in queues:
+            topic = self._services.topics.get(queue.topic)
+            if topic is None or queue.broker_name != self._services.identity.broker_name:
+                continue
+            if 0 <= queue.queue_id < max(topic.read_queue_nums, topic.write_queue_nums):
+                found.append(queue)
+        return found
+
+
+def _check_client_id(client_id: str) -> None:
+    if not 0 < len(client_id) <= CLIENT_ID_CHARS_MAX:
+        raise RequestError(
+            ResponseCode.INVALID_PARAMETER,
+            f"the client id has {len(client_id)} characters; allowed: 1 to {CLIENT_ID_CHARS_MAX}",
+        )

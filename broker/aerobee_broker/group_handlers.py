@@ -1,0 +1,281 @@
+"""Consumer and producer groups: making, changing, deleting, looking at them.
+
+200 UPDATE_AND_CREATE_SUBSCRIPTIONGROUP   225 ..._LIST   207 DELETE_SUBSCRIPTIONGROUP
+201 GET_ALL_SUBSCRIPTIONGROUP_CONFIG   352 GET_SUBSCRIPTIONGROUP_CONFIG
+353 UPDATE_AND_GET_GROUP_FORBIDDEN   203 GET_CONSUMER_CONNECTION_LIST
+204 GET_PRODUCER_CONNECTION_LIST   328 GET_ALL_PRODUCER_INFO   208 GET_CONSUME_STATS
+317 GET_BROKER_CONSUME_STATS   343 QUERY_TOPICS_BY_CONSUMER   345 QUERY_SUBSCRIPTION_BY_CONSUMER
+314 CLONE_GROUP_OFFSET
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from aerobee_broker.clients import connection_body
+from aerobee_broker.request_bodies import answer, read_body
+from aerobee_broker.services import Services
+from aerobee_proto import javajson
+from aerobee_proto.bodies import (
+    BrokerConsumeStats,
+    ConsumerConnection,
+    ConsumeStats,
+    GroupConfigList,
+    GroupForbidden,
+    MessageQueue,
+    OffsetWrapper,
+    ProducerConnection,
+    ProducerInfo,
+    ProducerTableInfo,
+    SubscriptionBody,
+    SubscriptionGroupConfig,
+    TopicConfig,
+    TopicList,
+)
+from aerobee_proto.codes import RequestCode, ResponseCode
+from aerobee_proto.errors import RequestError
+from aerobee_proto.headers import (
+    BrokerConsumeStatsHeader,
+    CloneGroupOffsetHeader,
+    ConsumerGroupHeader,
+    ConsumeStatsHeader,
+    DeleteGroupHeader,
+    GroupHeader,
+    GroupTopicHeader,
+    ProducerGroupHeader,
+)
+from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
+
+__all__ = ["GroupHandlers"]
+
+LIST_BODY_SIZE_MAX: Final = 4 * 1024 * 1024
+
+
+class GroupHandlers:
+    """Handlers of the codes above."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    def register(self, table: HandlerTable) -> None:
+        """Add the handlers to a table."""
+        add, code = table.register, RequestCode
+        admin, inspect = Permission.ADMIN, Permission.INSPECT
+        size = LIST_BODY_SIZE_MAX
+        add(code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, self.update, permission=admin, body_size_max=size)
+        add(
+            code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
+            self.update_list,
+            permission=admin,
+            body_size_max=size,
+        )
+        add(code.DELETE_SUBSCRIPTIONGROUP, self.delete, permission=admin, header=DeleteGroupHeader)
+        add(code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, self.all_configs, permission=Permission.CLUSTER)
+        add(code.GET_SUBSCRIPTIONGROUP_CONFIG, self.config, permission=inspect, header=GroupHeader)
+        add(code.UPDATE_AND_GET_GROUP_FORBIDDEN, self.forbidden, permission=admin, header=GroupTopicHeader)
+        add(code.CLONE_GROUP_OFFSET, self.clone_offsets, permission=admin, header=CloneGroupOffsetHeader)
+        add(code.GET_CONSUMER_CONNECTION_LIST, self.consumers, permission=inspect, header=ConsumerGroupHeader)
+        add(code.GET_PRODUCER_CONNECTION_LIST, self.producers, permission=inspect, header=ProducerGroupHeader)
+        add(code.GET_ALL_PRODUCER_INFO, self.all_producers, permission=inspect)
+        add(code.GET_CONSUME_STATS, self.consume_stats, permission=inspect, header=ConsumeStatsHeader)
+        add(
+            code.GET_BROKER_CONSUME_STATS,
+            self.broker_consume_stats,
+            permission=inspect,
+            header=BrokerConsumeStatsHeader,
+        )
+        add(code.QUERY_TOPICS_BY_CONSUMER, self.topics_of, permission=inspect, header=GroupHeader)
+        add(
+            code.QUERY_SUBSCRIPTION_BY_CONSUMER,
+            self.subscription,
+            permission=inspect,
+            header=GroupTopicHeader,
+        )
+
+    # --- changing ---------------------------------------------------------------------------------------------
+
+    async def update(self, request: Request) -> Response:
+        """Create a group or change it."""
+        return await self._update([read_body(request, SubscriptionGroupConfig)])
+
+    async def update_list(self, request: Request) -> Response:
+        """Create or change several groups: all, or none if one is refused."""
+        return await self._update(read_body(request, GroupConfigList).group_config_list)
+
+    async def _update(self, wanted: Sequence[SubscriptionGroupConfig]) -> Response:
+        groups = self._services.groups
+        groups.update([groups.check_update(config) for config in wanted])
+        return await self._persisted()
+
+    async def delete(self, request: Request) -> Response:
+        """Delete a group, on demand with its offsets; success too when it is unknown."""
+        header: DeleteGroupHeader = request.header
+        services = self._services
+        services.groups.delete(header.group_name)
+        services.stats.group_deleted(header.group_name)
+        if header.clean_offset or header.remove_offset:
+            services.offsets.remove_group(header.group_name)
+        return await self._persisted()
+
+    async def forbidden(self, request: Request) -> Response:
+        """Forbid or allow a group to read a topic, or only tell (without `readable`)."""
+        header: GroupTopicHeader = request.header
+        groups = self._services.groups
+        if header.readable is not None:
+            groups.require(header.group)
+            self._services.topics.require(header.topic)
+            groups.set_forbidden(header.group, header.topic, forbidden=not header.readable)
+            await self._persisted()
+        readable = not groups.is_forbidden(header.group, header.topic)
+        return answer(GroupForbidden(group=header.group, topic=header.topic, readable=readable))
+
+    async def clone_offsets(self, request: Request) -> Response:
+        """Start a group where another one stands, in one topic or in all of them."""
+        header: CloneGroupOffsetHeader = request.header
+        services = self._services
+        services.groups.require(header.dest_group)
+        topics = [header.topic] if header.topic else services.offsets.topics_of(header.src_group)
+        for topic in topics:
+            services.offsets.clone(header.src_group, header.dest_group, topic)
+        return await self._persisted()
+
+    async def _persisted(self) -> Response:
+        services = self._services
+        try:
+            await services.files.save(services.groups, services.offsets)
+        except OSError as error:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR, f"the change is in effect but could not be written: {error}"
+            ) from error
+        return Response()
+
+    # --- looking ----------------------------------------------------------------------------------------------
+
+    def config(self, request: Request) -> Response:
+        """Settings of a group."""
+        return answer(self._services.groups.require(request.header.group))
+
+    def all_configs(self, _: Request) -> Response:
+        """Settings of all groups, for replicas and exports."""
+        return Response(body=javajson.dumps(self._services.groups.to_json()))
+
+    def consumers(self, request: Request) -> Response:
+        """Who is online in a group, and what it subscribes to; CONSUMER_NOT_ONLINE when nobody is."""
+        name = request.header.consumer_group
+        group = self._services.consumers.get(name)
+        if group is None:
+            raise RequestError(
+                ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{name[:255]}] not online"
+            )
+        return answer(
+            ConsumerConnection(
+                connection_set=connection_body(group.members.values()),
+                consume_from_where=group.consume_from_where,
+                consume_type=group.consume_type,
+                message_model=group.message_model,
+                subscription_table={topic: held.data for topic, held in group.subscriptions.items()},
+            )
+        )
+
+    def producers(self, request: Request) -> Response:
+        """Who is online in a producer group; SYSTEM_ERROR when nobody is."""
+        name = request.header.producer_group
+        members = self._services.producers.members(name)
+        if not members:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR, f"the producer group[{name[:255]}] not exist: nobody is online"
+            )
+        return answer(ProducerConnection(connection_set=connection_body(members)))
+
+    def all_producers(self, _: Request) -> Response:
+        """Every producer that is online, by group."""
+        data = {
+            group: [
+                ProducerInfo(
+                    client_id=member.client_id,
+                    language=member.language,
+                    version=member.version,
+                    last_update_timestamp=member.last_seen_ms,
+                    remote_ip=member.connection.peer,
+                )
+                for member in members
+            ]
+            for group, members in self._services.producers.all()
+        }
+        return answer(ProducerTableInfo(data=data))
+
+    def topics_of(self, request: Request) -> Response:
+        """Topics in which a group has offsets."""
+        return answer(TopicList(topic_list=self._services.offsets.topics_of(request.header.group)))
+
+    def subscription(self, request: Request) -> Response:
+        """What a group that is online wants of a topic."""
+        header: GroupTopicHeader = request.header
+        found = self._services.consumers.subscription(header.group, header.topic)
+        data = found.data if found else None
+        return answer(SubscriptionBody(group=header.group, topic=header.topic, subscription_data=data))
+
+    # --- how far they are -------------------------------------------------------------------------------------
+
+    def consume_stats(self, request: Request) -> Response:
+        """How far a group is in the topics asked for; without any, in all where it has offsets."""
+        header: ConsumeStatsHeader = request.header
+        group = header.consumer_group
+        if header.topic_list:
+            topics = [topic for topic in header.topic_list.split(";") if topic]
+        elif header.topic:
+            topics = [header.topic]
+        else:
+            topics = self._services.offsets.topics_of(group)
+        result = ConsumeStats()
+        for config in self._consumed(group, topics):
+            self._add_offsets(result, group, config, config.read_queue_nums, with_pulls=True)
+        return answer(result)
+
+    def broker_consume_stats(self, request: Request) -> Response:
+        """How far every group of this broker is; with isOrder only in ordered topics."""
+        services = self._services
+        only_ordered = request.header.is_order
+        body = BrokerConsumeStats(broker_addr=services.identity.broker_addr)
+        for group in services.groups.all():
+            tables = []
+            for config in self._consumed(group, services.offsets.topics_of(group)):
+                if config.order or not only_ordered:
+                    stats = ConsumeStats()
+                    self._add_offsets(stats, group, config, config.write_queue_nums, with_pulls=False)
+                    tables.append(stats)
+                    entries = stats.offset_table.values()
+                    body.total_diff += sum(entry.broker_offset - entry.consumer_offset for entry in entries)
+                    body.total_inflight_diff += sum(
+                        max(0, entry.pull_offset - entry.consumer_offset) for entry in entries
+                    )
+            body.consume_stats_list.append({group: tables})
+        return answer(body)
+
+    def _consumed(self, group: str, topics: Sequence[str]) -> list[TopicConfig]:
+        """Those of the topics that exist and that the group, while it is online, still subscribes to."""
+        services = self._services
+        online = services.consumers.get(group)
+        subscribed = online.subscriptions if online is not None and online.subscriptions else None
+        configs = [services.topics.get(topic) for topic in topics]
+        return [
+            config
+            for config in configs
+            if config is not None and (subscribed is None or config.topic_name in subscribed)
+        ]
+
+    def _add_offsets(
+        self, stats: ConsumeStats, group: str, config: TopicConfig, queue_count: int, *, with_pulls: bool
+    ) -> None:
+        services, topic = self._services, config.topic_name
+        for queue_id in range(queue_count):
+            consumed = services.offsets.get(group, topic, queue_id) or 0
+            pulled = services.offsets.pulled(group, topic, queue_id) or 0
+            last_ms = services.store.store_time(topic, queue_id, consumed - 1) if consumed else 0
+            queue = MessageQueue(topic, services.identity.broker_name, queue_id)
+            stats.offset_table[queue] = OffsetWrapper(
+                broker_offset=max(0, services.store.max_offset(topic, queue_id)),
+                consumer_offset=consumed,
+                last_timestamp=max(0, last_ms),
+                pull_offset=max(consumed, pulled) if with_pulls else 0,
+            )
+        stats.consume_tps += services.stats.consume_rate(topic, group)

@@ -1,0 +1,157 @@
+"""Where groups and queues stand.
+
+    14 QUERY_CONSUMER_OFFSET   15 UPDATE_CONSUMER_OFFSET   29 SEARCH_OFFSET_BY_TIMESTAMP
+    30 GET_MAX_OFFSET   31 GET_MIN_OFFSET   32 GET_EARLIEST_MSG_STORETIME
+    43 GET_ALL_CONSUMER_OFFSET   45 GET_ALL_DELAY_OFFSET
+
+A queue that does not exist has the offsets 0 and no earliest message (-1), as clients expect of a young topic.
+"""
+
+from aerobee_broker.config_files import decode_config
+from aerobee_broker.consumer_offsets import starting_offset
+from aerobee_broker.groups import unknown_group
+from aerobee_broker.request_bodies import answer
+from aerobee_broker.services import Services
+from aerobee_proto import bodies, javajson
+from aerobee_proto.bodies import AllDelayOffsets, TopicConfig
+from aerobee_proto.codes import RequestCode, ResponseCode
+from aerobee_proto.errors import FormatError, RequestError
+from aerobee_proto.headers import (
+    QueryConsumerOffsetHeader,
+    QueueHeader,
+    SearchOffsetHeader,
+    UpdateConsumerOffsetHeader,
+)
+from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
+from aerobee_store.get_message import GetStatus
+
+__all__ = ["OffsetHandlers"]
+
+
+class OffsetHandlers:
+    """Handlers of the codes above."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    def register(self, table: HandlerTable) -> None:
+        """Add the handlers to a table."""
+        add, code = table.register, RequestCode
+        subscribe, cluster = Permission.SUBSCRIBE, Permission.CLUSTER
+        add(code.QUERY_CONSUMER_OFFSET, self.query, permission=subscribe, header=QueryConsumerOffsetHeader)
+        add(code.UPDATE_CONSUMER_OFFSET, self.update, permission=subscribe, header=UpdateConsumerOffsetHeader)
+        add(code.SEARCH_OFFSET_BY_TIMESTAMP, self.search, permission=subscribe, header=SearchOffsetHeader)
+        add(code.GET_MAX_OFFSET, self.max_offset, permission=subscribe, header=QueueHeader)
+        add(code.GET_MIN_OFFSET, self.min_offset, permission=subscribe, header=QueueHeader)
+        add(code.GET_EARLIEST_MSG_STORETIME, self.earliest_time, permission=subscribe, header=QueueHeader)
+        add(code.GET_ALL_CONSUMER_OFFSET, self.all_consumer_offsets, permission=cluster)
+        add(code.GET_ALL_DELAY_OFFSET, self.all_delay_offsets, permission=cluster)
+
+    # --- of groups --------------------------------------------------------------------------------------------
+
+    def query(self, request: Request) -> Response:
+        """The offset that a group committed, or that it should start with; QUERY_NOT_FOUND without either."""
+        header: QueryConsumerOffsetHeader = request.header
+        services = self._services
+        group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
+        offset = starting_offset(
+            services.offsets.get(group, topic, queue_id),
+            zero_allowed=header.set_zero_if_not_found and self._has_queue(topic, queue_id),
+            min_offset=services.store.min_offset(topic, queue_id),
+            first_is_recent=lambda: self._first_is_recent(group, topic, queue_id),
+        )
+        if offset is None:
+            raise RequestError(
+                ResponseCode.QUERY_NOT_FOUND,
+                f"group {group[:255]} has no offset in queue {queue_id} of topic {topic[:255]} yet",
+            )
+        return Response(ext={"offset": str(offset)})
+
+    def _first_is_recent(self, group: str, topic: str, queue_id: int) -> bool:
+        """Whether the message at logical offset 0 is there and counts as being in memory."""
+        result = self._services.store.get_message(group, topic, queue_id, 0, 1, 1, None)
+        return result.status is GetStatus.FOUND and not result.suggest_slave
+
+    def update(self, request: Request) -> Response:
+        """Commit a group's offset; ignored while a reset is pending."""
+        header: UpdateConsumerOffsetHeader = request.header
+        services = self._services
+        group, topic, queue_id, offset = (
+            header.consumer_group,
+            header.topic,
+            header.queue_id,
+            header.commit_offset,
+        )
+        if group is None or topic is None or queue_id is None or offset is None:
+            raise RequestError(
+                ResponseCode.INVALID_PARAMETER,
+                "consumerGroup, topic, queueId and commitOffset are all needed",
+            )
+        if group not in services.groups:
+            raise unknown_group(group)
+        config = services.topics.require(topic)
+        queue_count = max(config.read_queue_nums, config.write_queue_nums)
+        if not 0 <= queue_id < queue_count:
+            raise RequestError(
+                ResponseCode.INVALID_PARAMETER,
+                f"queue {queue_id} of topic {topic} does not exist; allowed: 0 to {queue_count - 1}",
+            )
+        if offset < 0:
+            raise RequestError(ResponseCode.INVALID_PARAMETER, f"offset {offset} is negative")
+        services.offsets.commit(group, topic, queue_id, offset)
+        return Response()
+
+    # --- of queues --------------------------------------------------------------------------------------------
+
+    def search(self, request: Request) -> Response:
+        """Logical offset of the first message from a time on, or the last one up to it (UPPER)."""
+        header: SearchOffsetHeader = request.header
+        boundary = header.boundary_type.upper()
+        if boundary not in ("LOWER", "UPPER"):
+            raise RequestError(
+                ResponseCode.INVALID_PARAMETER, f"boundaryType {boundary[:40]!r} is neither LOWER nor UPPER"
+            )
+        offset = 0
+        if self._has_queue(header.topic, header.queue_id):
+            offset = self._services.store.offset_by_time(
+                header.topic, header.queue_id, header.timestamp, boundary == "UPPER"
+            )
+        return Response(ext={"offset": str(max(0, offset))})
+
+    def max_offset(self, request: Request) -> Response:
+        """One past the last logical offset of a queue."""
+        header: QueueHeader = request.header
+        return Response(ext={"offset": str(self._services.store.max_offset(header.topic, header.queue_id))})
+
+    def min_offset(self, request: Request) -> Response:
+        """First readable logical offset of a queue."""
+        header: QueueHeader = request.header
+        return Response(ext={"offset": str(self._services.store.min_offset(header.topic, header.queue_id))})
+
+    def earliest_time(self, request: Request) -> Response:
+        """Store time of a queue's first message, ms; -1 without one."""
+        header: QueueHeader = request.header
+        time_ms = self._services.store.earliest_time(header.topic, header.queue_id)
+        return Response(ext={"timestamp": str(time_ms)})
+
+    def _has_queue(self, topic: str, queue_id: int) -> bool:
+        config: TopicConfig | None = self._services.topics.get(topic)
+        return config is not None and 0 <= queue_id < max(config.read_queue_nums, config.write_queue_nums)
+
+    # --- whole tables, for replicas ---------------------------------------------------------------------------
+
+    def all_consumer_offsets(self, _: Request) -> Response:
+        """Every group's offsets."""
+        return Response(body=javajson.dumps(self._services.offsets.to_json()))
+
+    async def all_delay_offsets(self, _: Request) -> Response:
+        """How far each delay level is, from its file; SYSTEM_ERROR when there is none."""
+        raw = await self._services.files.read("delayOffset.json")
+        if raw is None:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR, "delayOffset.json does not exist: no delay level moved"
+            )
+        try:
+            return answer(bodies.convert(decode_config(raw), AllDelayOffsets))
+        except (ValueError, FormatError) as error:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, f"delayOffset.json: {error}") from error

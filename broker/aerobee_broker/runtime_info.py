@@ -1,0 +1,143 @@
+"""What a broker tells about its present state: the table that `clusterList` and dashboards read.
+
+Some keys are read by official tools without a check, so every one of them is always there; those about thread
+pools, which this broker does not have, are zero.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from aerobee_broker.services import Services
+from aerobee_proto.codes import VERSION
+from aerobee_proto.records import scan_header
+
+__all__ = ["disk_use", "runtime_table"]
+
+VERSION_TEXT: Final = "V5_3_3"
+POOLS: Final = {"send": 10_000, "pull": 100_000, "litePull": 100_000, "query": 20_000, "ack": 100_000}
+SPANS_S: Final = (10, 60, 600)
+GIB: Final = 1 << 30
+NO_TIMER: Final = {
+    "timerReadBehind": "0",
+    "timerOffsetBehind": "0",
+    "timerCongestNum": "0",
+    "timerEnqueueTps": "0.0",
+    "timerDequeueTps": "0.0",
+}
+
+
+def runtime_table(services: Services, disk: tuple[int, int]) -> dict[str, str]:
+    """All keys of GET_BROKER_RUNTIME_INFO. `disk`: (total, free) bytes of the store's file system."""
+    return {
+        **_identity(services),
+        **_puts(services),
+        **_gets(services),
+        **_store(services, disk),
+        **_pools(),
+        **NO_TIMER,
+        **{name: str(total) for name, total in services.stats.mornings.items()},
+    }
+
+
+def disk_use(path: Path) -> tuple[int, int]:
+    """(total, free) bytes of the file system of a folder, or of its nearest parent that exists."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    facts = os.statvfs(path)
+    return facts.f_blocks * facts.f_frsize, facts.f_bavail * facts.f_frsize
+
+
+def _identity(services: Services) -> dict[str, str]:
+    started_ms = services.stats.started_ms
+    return {
+        "brokerVersionDesc": VERSION_TEXT,
+        "brokerVersion": str(VERSION),
+        "brokerActive": "true",
+        "bootTimestamp": str(started_ms),
+        "runtime": _duration(services.clock() - started_ms),
+        "startAcceptSendRequestTimeStamp": "0",
+    }
+
+
+def _duration(span_ms: int) -> str:
+    seconds = max(0, span_ms) // 1000
+    days, rest = divmod(seconds, 86_400)
+    hours, rest = divmod(rest, 3_600)
+    minutes, seconds = divmod(rest, 60)
+    return f"[ {days} days, {hours} hours, {minutes} minutes, {seconds} seconds ]"
+
+
+def _rates(rate: Callable[[int], float]) -> str:
+    """Rates of the last 10 s, minute and 10 minutes, separated by blanks."""
+    return " ".join(str(float(rate(span))) for span in SPANS_S)
+
+
+def _puts(services: Services) -> dict[str, str]:
+    stats = services.stats
+    count, size = stats.put_count.value, stats.put_bytes.value
+    return {
+        "putTps": _rates(stats.put_count.last_seconds),
+        "putMessageTimesTotal": str(count),
+        "putMessageSizeTotal": str(size),
+        "putMessageAverageSize": str(size / count if count else 0.0),
+        "putMessageFailedTimes": str(stats.put_failed),
+        "putMessageEntireTimeMax": str(stats.put_took_ms_max),
+        "putMessageDistributeTime": stats.put_distribution(),
+        "putLatency99": f"{stats.put_took_quantile_ms(0.99):.2f}",
+        "putLatency999": f"{stats.put_took_quantile_ms(0.999):.2f}",
+        "pageCacheLockTimeMills": "0",
+    }
+
+
+def _gets(services: Services) -> dict[str, str]:
+    stats = services.stats
+    found, missed = stats.pulls_found, stats.pulls_missed
+    transferred = _rates(stats.get_count.last_seconds)
+    return {
+        "getTransferredTps": transferred,
+        "getTransferedTps": transferred,  # spelt so by 4.9
+        "getFoundTps": _rates(found.last_seconds),
+        "getMissTps": _rates(missed.last_seconds),
+        "getTotalTps": _rates(lambda span: found.last_seconds(span) + missed.last_seconds(span)),
+        "getMessageEntireTimeMax": "0",
+    }
+
+
+def _store(services: Services, disk: tuple[int, int]) -> dict[str, str]:
+    store, config = services.store, services.config
+    facts = store.statistics()
+    total, free = disk
+    ratio = f"{(total - free) / total if total else 0.0:.2f}"
+    folder = config.store_path_commit_log or str(config.store_path_root_dir / "commitlog")
+    return {
+        "commitLogMinOffset": str(facts["min_physical_offset"]),
+        "commitLogMaxOffset": str(facts["end_offset"]),
+        "dispatchBehindBytes": str(facts["dispatch_behind_bytes"]),
+        "dispatchMaxBuffer": "0",
+        "remainHowManyDataToFlush": f"{facts['end_offset'] - facts['flushed_offset']} B",
+        "remainTransientStoreBufferNumbs": "2147483647",
+        "earliestMessageTimeStamp": str(_earliest_ms(services)),
+        "commitLogDiskRatio": ratio,
+        f"commitLogDiskRatio_{folder}": ratio,
+        "consumeQueueDiskRatio": ratio,
+        "commitLogDirCapacity": f"Total : {total / GIB:.1f} GiB, Free : {free / GIB:.1f} GiB.",
+    }
+
+
+def _earliest_ms(services: Services) -> int:
+    """Store time of the oldest record that is kept, ms; -1 without one."""
+    oldest = services.store.message_at(services.store.min_physical_offset)
+    if oldest is None:
+        return -1
+    return int(scan_header(oldest, 0).store_timestamp)
+
+
+def _pools() -> dict[str, str]:
+    table = {"EndTransactionQueueSize": "0", "EndTransactionThreadPoolQueueCapacity": "100000"}
+    for pool, capacity in POOLS.items():
+        table[f"{pool}ThreadPoolQueueSize"] = "0"
+        table[f"{pool}ThreadPoolQueueCapacity"] = str(capacity)
+        table[f"{pool}ThreadPoolQueueHeadWaitTimeMills"] = "0"
+    return table
