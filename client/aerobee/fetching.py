@@ -18,7 +18,7 @@ Invariants
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Final
 
 import structlog
@@ -206,16 +206,19 @@ class Fetcher:
 
     async def messages(self) -> AsyncIterator[Message]:
         """Single messages, `positions` kept with each. Within a batch no step leaves to the event loop."""
-        positions = self.positions
         while (batch := await self.next_batch()) is not None:
-            queue, seeks = batch.queue, self.seeks
-            for message in batch.messages:
-                positions[queue] = message.record.queue_offset + 1
+            for message in self.walk(batch):
                 yield message
-                if seeks != self.seeks:
-                    break
-            else:
-                positions[queue] = batch.next_offset
+
+    def walk(self, batch: MessageBatch) -> Iterator[Message]:
+        """The messages of a batch that was just handed out, `positions` kept with each; a seek ends the walk."""
+        positions, queue, seeks = self.positions, batch.queue, self.seeks
+        for message in batch.messages:
+            positions[queue] = message.record.queue_offset + 1
+            yield message
+            if seeks != self.seeks:
+                return
+        positions[queue] = batch.next_offset
 
     async def close(self) -> None:
         """Stop all pulls."""

@@ -5,7 +5,7 @@ group here, so two consumers of one group must be given different queues.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from types import TracebackType
 from typing import Self
 
@@ -89,6 +89,10 @@ class PullConsumer:
     def queues(self) -> tuple[MessageQueue, ...]:
         """The queues being read."""
         return self._fetcher.queues
+
+    def walk(self, batch: MessageBatch) -> Iterator[Message]:
+        """Single messages of a batch from next_batch(), with `positions` kept as the loop over messages does."""
+        return self._fetcher.walk(batch)
 
     @property
     def positions(self) -> dict[MessageQueue, int]:

@@ -1,6 +1,6 @@
 """The reader: a topic read from one place to another, without a group and without commits."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from types import TracebackType
 from typing import Self
 
@@ -57,6 +57,10 @@ class Reader:
         """One batch; None at the end."""
         await self._open()
         return await self._fetcher.next_batch()
+
+    def walk(self, batch: MessageBatch) -> Iterator[Message]:
+        """Single messages of a batch from next_batch(), with `positions` kept as the loop over messages does."""
+        return self._fetcher.walk(batch)
 
     @property
     def positions(self) -> dict[MessageQueue, int]:

@@ -45,6 +45,11 @@ class RouteTable:
         """The route if it is known already."""
         return self._routes.get(topic)
 
+    def cached_publish(self, topic: str) -> Route | None:
+        """The route if it is known already and has queues to publish to."""
+        route = self._routes.get(topic)
+        return route if route is not None and route.publish else None
+
     async def for_publish(self, topic: str) -> Route:
         """A route with queues to publish to.
 
@@ -104,6 +109,10 @@ class RouteTable:
             log.debug("client.route_not_refreshed", topic=topic, reason=str(failed))
             return self._routes.get(topic)
 
+    def refresh_soon(self, topic: str) -> None:
+        """Ask again without anybody waiting for it."""
+        self._ask_task(topic).add_done_callback(_look_at)
+
     async def refresh_all(self) -> None:
         """Ask again for every known route."""
         for topic in list(self._routes):
@@ -116,13 +125,17 @@ class RouteTable:
             task.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
 
-    async def _ask_once(self, topic: str, *, template: bool = True) -> Route:
+    def _ask_task(self, topic: str) -> asyncio.Task[Route]:
+        """The question that is on its way, or a new one."""
         task = self._asking.get(topic)
         if task is None:
             task = asyncio.get_running_loop().create_task(self._ask(topic), name=f"route of {topic}")
             self._asking[topic] = task
             task.add_done_callback(lambda _: self._asking.pop(topic, None))
-        route = await asyncio.shield(task)
+        return task
+
+    async def _ask_once(self, topic: str, *, template: bool = True) -> Route:
+        route = await asyncio.shield(self._ask_task(topic))
         if route.from_template and not template:
             raise await self._no_route(topic, [], creates_topics=True)
         return route
@@ -175,6 +188,12 @@ class RouteTable:
         except ClientError:
             return []  # the question was about a route; that nobody lists topics is in its answers already
         return near_names(topic, TopicList.from_bytes(answer.body).topic_list)
+
+
+def _look_at(task: asyncio.Task[Route]) -> None:
+    """A failed refresh is no news: the known route stays, and the next use asks again."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _somebody_answered(answers: list[NameserverAnswer]) -> bool:

@@ -1,0 +1,196 @@
+"""Outgoing messages: arguments checked, encoded as they travel. Pure but for the ids it takes from a factory."""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from aerobee.config import ProducerConfig
+from aerobee.errors import InvalidMessage
+from aerobee.message import SendResult
+from aerobee_proto import properties as property_names
+from aerobee_proto.batch import ENTRY_OVERHEAD
+from aerobee_proto.compression import compress_body
+from aerobee_proto.errors import RequestError
+from aerobee_proto.message_ids import UniqueKeyFactory
+from aerobee_proto.names import check_group, check_topic
+
+__all__ = ["Encoder", "Outgoing", "checked_group", "checked_topic"]
+
+# What the protocol itself keeps in properties; this client writes those it needs from arguments.
+RESERVED_PROPERTIES: Final = frozenset(
+    value
+    for name, value in vars(property_names).items()
+    if name.isupper() and isinstance(value, str) and not name.endswith("SEPARATOR")
+)
+FLAG_BOUND: Final = 2**31
+DELAY_LEVELS: Final = 18
+
+
+class Outgoing:
+    """One accepted message: encoded, waiting for its result.
+
+    `size` is its share of a batch in bytes. `alone` keeps it out of batches, which can carry neither compressed
+    nor delayed messages. `deadline` is in seconds of the event loop's clock.
+    """
+
+    __slots__ = (
+        "alone",
+        "body",
+        "deadline",
+        "flag",
+        "future",
+        "message_id",
+        "properties",
+        "size",
+        "sys_flag",
+    )
+
+    def __init__(
+        self,
+        body: bytes,
+        properties: str,
+        flag: int,
+        sys_flag: int,
+        message_id: str,
+        alone: bool,
+        deadline: float,
+        future: asyncio.Future[SendResult],
+    ) -> None:
+        self.body = body
+        self.properties = properties
+        self.flag = flag
+        self.sys_flag = sys_flag
+        self.message_id = message_id
+        self.alone = alone
+        self.deadline = deadline
+        self.future = future
+        self.size = len(body) + len(properties) + ENTRY_OVERHEAD
+
+
+class Encoder:
+    """Makes outgoing messages of one producer."""
+
+    def __init__(self, config: ProducerConfig, keys: UniqueKeyFactory, body_size_max: int) -> None:
+        self._config = config
+        self._next_key = keys.next_key
+        self._body_size_max = body_size_max
+
+    def encode(
+        self,
+        topic: str,
+        body: bytes | str,
+        tags: str | None,
+        keys: str | Iterable[str] | None,
+        properties: Mapping[str, str] | None,
+        sharding_key: str | None,
+        delay_level: int,
+        flag: int,
+        deadline: float,
+        future: asyncio.Future[SendResult],
+    ) -> Outgoing:
+        """The message as it travels; InvalidMessage says what no broker would take."""
+        data = body if type(body) is bytes else _body_bytes(body)
+        if not data or len(data) > self._body_size_max:
+            raise InvalidMessage(_body_fault(topic, len(data), self._body_size_max))
+        if not -FLAG_BOUND <= flag < FLAG_BOUND:
+            raise InvalidMessage(f"flag {flag} does not fit a signed 32-bit integer")
+        message_id = self._next_key()
+        text = f"UNIQ_KEY\x01{message_id}\x02"
+        if tags or keys or properties or sharding_key or delay_level:
+            text += _property_text(tags, keys, properties, sharding_key, delay_level)
+            if len(text) > property_names.PROPERTIES_SIZE_MAX or not text.isascii():
+                _check_size(text)
+        sys_flag = 0
+        limit = self._config.compress_over
+        if limit is not None and len(data) > limit:
+            packed, packed_flag = compress_body(
+                data, self._config.compression, self._config.compression_level
+            )
+            if len(packed) < len(data):
+                data, sys_flag = packed, packed_flag
+        alone = sys_flag != 0 or delay_level != 0
+        return Outgoing(data, text, flag, sys_flag, message_id, alone, deadline, future)
+
+
+def checked_topic(topic: str) -> str:
+    """`topic`, when it is a legal name; InvalidMessage otherwise."""
+    try:
+        check_topic(topic, internal=True)
+    except RequestError as refused:
+        raise InvalidMessage(refused.remark) from refused
+    return topic
+
+
+def checked_group(group: str) -> str:
+    """`group`, when it is a legal name; InvalidMessage otherwise."""
+    try:
+        check_group(group)
+    except RequestError as refused:
+        raise InvalidMessage(refused.remark) from refused
+    return group
+
+
+def _body_bytes(body: object) -> bytes:
+    if isinstance(body, str):
+        try:
+            return body.encode()
+        except UnicodeEncodeError as broken:
+            raise InvalidMessage(f"the body is not valid Unicode: {broken}") from broken
+    if isinstance(body, bytes | bytearray | memoryview):
+        return bytes(body)
+    raise InvalidMessage(f"a body is bytes or text, not {type(body).__name__}")
+
+
+def _body_fault(topic: str, size: int, size_max: int) -> str:
+    if size == 0:
+        return f"message for topic {topic!r} has an empty body; brokers refuse those"
+    return f"message for topic {topic!r} has a body of {size} bytes; at most {size_max} may be sent"
+
+
+def _property_text(
+    tags: str | None,
+    keys: str | Iterable[str] | None,
+    properties: Mapping[str, str] | None,
+    sharding_key: str | None,
+    delay_level: int,
+) -> str:
+    """The properties of a message besides its id, checked, in property form."""
+    text = "".join([_user_entry(name, value) for name, value in properties.items()]) if properties else ""
+    if tags:
+        text += _entry("TAGS", tags)
+    if keys:
+        text += _entry("KEYS", keys if isinstance(keys, str) else " ".join(keys))
+    if sharding_key:
+        text += _entry("__SHARDINGKEY", sharding_key)
+    if delay_level:
+        if not 0 < delay_level <= DELAY_LEVELS:
+            raise InvalidMessage(f"delay_level {delay_level} is not 1..{DELAY_LEVELS}")
+        text += f"DELAY\x01{delay_level}\x02"
+    return text
+
+
+def _check_size(text: str) -> None:
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as broken:
+        raise InvalidMessage(f"tags, keys or properties are not valid Unicode: {broken}") from broken
+    if size > property_names.PROPERTIES_SIZE_MAX:
+        raise InvalidMessage(
+            f"the properties have {size} bytes; at most {property_names.PROPERTIES_SIZE_MAX} may be sent"
+        )
+
+
+def _user_entry(name: str, value: str) -> str:
+    if name in RESERVED_PROPERTIES or name.startswith(property_names.TRANSIENT_PREFIX):
+        raise InvalidMessage(f"property {name!r} belongs to the protocol; choose another name")
+    if not name or not value:
+        raise InvalidMessage(f"property {name!r} with value {value!r}: readers drop empty names and values")
+    return _entry(name, value)
+
+
+def _entry(name: str, value: str) -> str:
+    if "\x01" in value or "\x02" in value or "\x01" in name or "\x02" in name:
+        raise InvalidMessage(
+            f"property {name!r} with value {value!r} holds U+0001 or U+0002, which separate properties"
+        )
+    return f"{name}\x01{value}\x02"

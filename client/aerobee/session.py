@@ -1,0 +1,223 @@
+"""The session: what an open client is made of, and the work it does by itself.
+
+Touches  sockets through remoting, the clock.
+
+Tasks    client.routes asks for known routes every `route_poll_s`; client.heartbeat tells brokers every
+         `heartbeat_s` who is here, and at once when a group joins or a new broker comes up. Both are started by
+         start() and ended by close(), which first flushes and closes every producer and consumer.
+"""
+
+import asyncio
+import os
+import ssl
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from weakref import WeakKeyDictionary
+
+import structlog
+
+from aerobee.admin import Admin
+from aerobee.config import ClientConfig, FetchConfig
+from aerobee.errors import ClientError, InvalidMessage
+from aerobee.fetching import Fetcher
+from aerobee.heartbeat import heartbeat_body
+from aerobee.offsets import Offsets
+from aerobee.peers import Nameservers, Peers
+from aerobee.producer import Producer
+from aerobee.pull_consumer import PullConsumer
+from aerobee.query import Queries
+from aerobee.reader import Reader
+from aerobee.route_table import RouteTable
+from aerobee.routes import MessageQueue, Route
+from aerobee.start_at import AtOffset, Position
+from aerobee_proto.codes import RequestCode
+from aerobee_proto.message_ids import UniqueKeyFactory
+from aerobee_remoting.client import RemotingClient, RemotingClientConfig
+
+__all__ = ["QueueSelection", "Session", "clock_ms"]
+
+log = structlog.get_logger()
+
+QueueSelection = Sequence[int | MessageQueue] | None
+
+
+def clock_ms() -> int:
+    """Now, epoch milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+class Session:
+    """What a client is made of while it is open."""
+
+    def __init__(self, config: ClientConfig, ip: str, salt: int, client_id: str) -> None:
+        # Fixed for life.
+        self._config = config
+        self._client_id = client_id
+        tls = ssl.create_default_context() if config.tls is True else config.tls or None
+        self._remoting = RemotingClient(None, RemotingClientConfig(tls=tls))
+        self.peers = Peers(self._remoting, config.request_timeout_s)
+        self.nameservers = Nameservers(self.peers, config.nameservers, start=salt)
+        self.routes = RouteTable(self.nameservers)
+        self.offsets = Offsets(self.peers, self.routes)
+        self.queries = Queries(self.peers, self.routes, clock_ms, config.decompressed_size_max)
+        self.admin = Admin(self.peers, self.nameservers, self.offsets)
+        self.keys = UniqueKeyFactory(ip, os.getpid(), salt, clock_ms)
+        # Moved by the calls below.
+        self.readers: set[Reader] = set()
+        self._producers: set[Producer] = set()
+        self._consumers: set[PullConsumer] = set()
+        self._tasks: list[asyncio.Task[None]] = []
+        # Fetchers that also take queues that their topic gets later.
+        self._followers: WeakKeyDictionary[Fetcher, str] = WeakKeyDictionary()
+        self._beat_now = asyncio.Event()
+        self._greeted: set[str] = set()
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.routes.listeners.append(self._on_route)
+        self._tasks = [
+            loop.create_task(self._poll_routes(), name="client.routes"),
+            loop.create_task(self._beat(), name="client.heartbeat"),
+        ]
+
+    async def close(self) -> None:
+        try:
+            await asyncio.gather(*(producer.close() for producer in list(self._producers)))
+            await asyncio.gather(*(reader.close() for reader in list(self.readers)))
+            await asyncio.gather(*(consumer.close() for consumer in list(self._consumers)))
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self.routes.close()
+            await self._remoting.close()
+
+    # --- members ----------------------------------------------------------------------------------------------
+
+    def add_producer(self, producer: Producer) -> None:
+        self._producers.add(producer)
+        self._beat_now.set()
+
+    def remove_producer(self, producer: Producer) -> None:
+        self._producers.discard(producer)
+        if all(other.group != producer.group for other in self._producers):
+            self._say_goodbye({"producerGroup": producer.group})
+
+    async def add_consumer(self, consumer: PullConsumer) -> None:
+        """Brokers must know a group before it commits: the first heartbeat is waited for."""
+        await self.routes.for_subscribe(consumer.topic)
+        self._consumers.add(consumer)
+        await self.beat()
+
+    def remove_consumer(self, consumer: PullConsumer) -> None:
+        self._consumers.discard(consumer)
+        if all(other.group != consumer.group for other in self._consumers):
+            self._say_goodbye({"consumerGroup": consumer.group})
+
+    def _say_goodbye(self, group: dict[str, str]) -> None:
+        """Tell brokers that a group has left here. Those that are gone find out by themselves."""
+        header = {"clientID": self._client_id} | group
+        for addr in self._greeted:
+            connection = self._remoting.connected(addr)
+            if connection is not None:
+                connection.send_oneway(RequestCode.UNREGISTER_CLIENT, header)
+
+    # --- reading ----------------------------------------------------------------------------------------------
+
+    def fetcher(
+        self, group: str, topic: str, tags: str | Iterable[str] | None, config: FetchConfig
+    ) -> Fetcher:
+        return Fetcher(
+            group, topic, tags, config, client_config=self._config, peers=self.peers, routes=self.routes
+        )
+
+    async def open_queues(
+        self,
+        fetcher: Fetcher,
+        topic: str,
+        selection: QueueSelection,
+        start_of: Callable[[MessageQueue], Awaitable[int]],
+        end: Position | None,
+    ) -> None:
+        """Give the fetcher its queues; one that reads everything without end also gets queues added later."""
+        route = await self.routes.for_subscribe(topic)
+        chosen = _select_queues(route, selection)
+        ends: Sequence[int | None] = [None] * len(chosen)
+        if end is not None:
+            ends = await asyncio.gather(*(self._end_of(queue, end) for queue in chosen))
+        starts = await asyncio.gather(*(start_of(queue) for queue in chosen))
+        for queue, offset, stop in zip(chosen, starts, ends, strict=True):
+            fetcher.add(queue, offset, stop)
+        if selection is None and end is None:
+            self._followers[fetcher] = topic
+
+    async def _end_of(self, queue: MessageQueue, end: Position) -> int:
+        """A time or an end of the queue cannot lie beyond what is there now; an offset can."""
+        found = await self.offsets.resolve(queue, end)
+        return found if isinstance(end, AtOffset) else min(found, await self.offsets.max_offset(queue))
+
+    # --- tasks ------------------------------------------------------------------------------------------------
+
+    async def _poll_routes(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.route_poll_s)
+            await self.routes.refresh_all()
+
+    async def _beat(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(self._config.heartbeat_s):
+                    await self._beat_now.wait()
+            except TimeoutError:
+                self._greeted.clear()
+            self._beat_now.clear()
+            await self.beat()
+
+    def _on_route(self, route: Route) -> None:
+        """A route may name brokers that have not heard of us, and queues that nobody here reads yet."""
+        for fetcher, topic in list(self._followers.items()):
+            if topic == route.topic and not fetcher.closed:
+                _add_new_queues(fetcher, route)
+        if self._producers or self._consumers:
+            self._beat_now.set()
+
+    async def beat(self) -> None:
+        """One heartbeat to every broker that should get one."""
+        if not self._producers and not self._consumers:
+            return
+        consumers: dict[str, dict[str, str]] = {}
+        for consumer in self._consumers:
+            consumers.setdefault(consumer.group, {})[consumer.topic] = consumer.tags
+        body = heartbeat_body(
+            self._client_id, (producer.group for producer in self._producers), consumers, clock_ms()
+        )
+        addrs = self.routes.all_addrs() if consumers else self.routes.masters()
+        await asyncio.gather(*(self._beat_one(addr, body) for addr in addrs))
+
+    async def _beat_one(self, addr: str, body: bytes) -> None:
+        try:
+            await self.peers.call("heartbeat", addr, RequestCode.HEART_BEAT, {}, body)
+            self._greeted.add(addr)
+        except ClientError as failed:
+            log.debug("client.heartbeat_failed", addr=addr, reason=str(failed))
+
+
+def _select_queues(route: Route, selection: QueueSelection) -> list[MessageQueue]:
+    if selection is None:
+        return list(route.subscribe)
+    chosen = [queue for queue in route.subscribe if queue in selection or queue.queue_id in selection]
+    known = {*route.subscribe, *(queue.queue_id for queue in route.subscribe)}
+    missing = [str(one) for one in selection if one not in known]
+    if missing or not chosen:
+        raise InvalidMessage(
+            f"topic {route.topic!r} has no queue {', '.join(missing) or 'of an empty list'};"
+            f" it has {', '.join(str(queue) for queue in route.subscribe)}"
+        )
+    return chosen
+
+
+def _add_new_queues(fetcher: Fetcher, route: Route) -> None:
+    """A queue that appears while a topic is read is read from its beginning: nothing in it was seen."""
+    for queue in route.subscribe:
+        if queue not in fetcher.queues:
+            fetcher.add(queue, 0)

@@ -1,0 +1,304 @@
+"""The client for programs without an event loop: the same names, blocking.
+
+    from aerobee.sync import Client
+
+    with Client("127.0.0.1:9876") as mq:
+        with mq.producer() as producer:
+            producer.send("orders", b"17")
+        for message in mq.reader("orders", end="now"):
+            print(message.body)
+
+Touches  one thread a client, with an event loop of its own.
+
+Everything may be called from any thread. Arguments, results and errors are those of the asynchronous client.
+A call that is interrupted (Ctrl-C) is cancelled in the loop too. After a fork make a new client.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from aerobee import client as asynchronous
+from aerobee.config import ClientConfig
+from aerobee.errors import ClientClosed
+from aerobee.message import Message, MessageBatch, OutgoingMessage, SendResult
+from aerobee.producer import Producer as AsyncProducer
+from aerobee.pull_consumer import PullConsumer as AsyncPullConsumer
+from aerobee.reader import Reader as AsyncReader
+from aerobee.routes import MessageQueue
+from aerobee.start_at import Where
+
+__all__ = ["Admin", "Client", "Producer", "PullConsumer", "Reader"]
+
+T = TypeVar("T")
+R = TypeVar("R", AsyncReader, AsyncPullConsumer)
+
+
+class _LoopThread:
+    """An event loop in a thread; `run` hands it work and waits."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, name="aerobee.sync", daemon=True)
+        self._thread.start()
+
+    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        if not self._thread.is_alive():
+            work.close()
+            raise ClientClosed("client")
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        future = self.start(work)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # an interrupt leaves nothing behind; of a finished call nothing changes
+            raise
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Run a plain function in the loop's thread."""
+
+        async def work() -> T:
+            return function()
+
+        return self.run(work())
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
+
+
+class Client:
+    """The blocking `aerobee.Client`."""
+
+    def __init__(
+        self,
+        nameservers: str | Iterable[str] | None = None,
+        *,
+        config: ClientConfig | None = None,
+        **more: Any,
+    ) -> None:
+        self._client = asynchronous.Client(nameservers, config=config, **more)
+        self._thread: _LoopThread | None = None
+
+    @classmethod
+    def from_env(cls) -> "Client":
+        """A client with settings from environment variables."""
+        made = cls.__new__(cls)
+        made._client = asynchronous.Client.from_env()
+        made._thread = None
+        return made
+
+    def __enter__(self) -> Self:
+        thread = _LoopThread()
+        try:
+            thread.run(self._client.__aenter__())
+        except BaseException:
+            thread.stop()
+            raise
+        self._thread = thread
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Flush and close every producer, stop every reader, end the thread."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            try:
+                thread.run(self._client.close())
+            finally:
+                thread.stop()
+
+    @property
+    def admin(self) -> "Admin":
+        """Administration calls, blocking."""
+        return Admin(self._open(), self._client)
+
+    def producer(self, *args: Any, **settings: Any) -> "Producer":
+        """As `aerobee.Client.producer`; to be used as `with`."""
+        thread = self._open()
+        return Producer(thread, thread.call(lambda: self._client.producer(*args, **settings)))
+
+    def reader(self, topic: str, **settings: Any) -> "Reader":
+        """As `aerobee.Client.reader`."""
+        thread = self._open()
+        return Reader(thread, thread.call(lambda: self._client.reader(topic, **settings)))
+
+    def pull_consumer(self, group: str, topic: str, **settings: Any) -> "PullConsumer":
+        """As `aerobee.Client.pull_consumer`; to be used as `with`."""
+        thread = self._open()
+        return PullConsumer(thread, thread.call(lambda: self._client.pull_consumer(group, topic, **settings)))
+
+    def query(self, topic: str, *, key: str, **bounds: Any) -> list[Message]:
+        """As `aerobee.Client.query`."""
+        return self._open().run(self._client.query(topic, key=key, **bounds))
+
+    def query_by_id(self, message_id: str, topic: str | None = None) -> Message | None:
+        """As `aerobee.Client.query_by_id`."""
+        return self._open().run(self._client.query_by_id(message_id, topic))
+
+    def queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """As `aerobee.Client.queues`."""
+        return self._open().run(self._client.queues(topic))
+
+    def _open(self) -> _LoopThread:
+        if self._thread is None:
+            raise ClientClosed("client")
+        return self._thread
+
+
+class Admin:
+    """Every call of `aerobee.Admin`, blocking, by the same name with the same arguments."""
+
+    def __init__(self, thread: _LoopThread, client: asynchronous.Client) -> None:
+        self._thread = thread
+        self._client = client
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        call = getattr(self._client.admin, name)
+
+        def blocking(*args: Any, **options: Any) -> Any:
+            return self._thread.run(call(*args, **options))
+
+        return blocking
+
+
+class Producer:
+    """The blocking `aerobee.Producer`."""
+
+    def __init__(self, thread: _LoopThread, producer: AsyncProducer) -> None:
+        self._thread = thread
+        self._producer = producer
+        # As many messages as the producer holds may be on their way; the next caller waits.
+        self._slots = threading.BoundedSemaphore(producer.config.pending_count_max)
+
+    def __enter__(self) -> Self:
+        self._thread.run(self._producer.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def send(self, topic: str, body: bytes | str, **options: Any) -> SendResult:
+        """Send one message and wait until it is stored. Options as in `aerobee.Producer.send`."""
+        return self._thread.run(self._producer.send(topic, body, **options))
+
+    def send_nowait(self, topic: str, body: bytes | str, **options: Any) -> Future[SendResult]:
+        """Send one message; the future gives its result. Waits for room while the producer's buffer is full."""
+        self._slots.acquire()
+        try:
+            future = self._thread.start(self._producer.send(topic, body, **options))
+        except BaseException:
+            self._slots.release()
+            raise
+        future.add_done_callback(lambda _: self._slots.release())
+        return future
+
+    def send_batch(
+        self, topic: str, messages: Sequence[OutgoingMessage | bytes | str], **options: Any
+    ) -> list[SendResult]:
+        """Send messages to one queue, in order."""
+        return self._thread.run(self._producer.send_batch(topic, messages, **options))
+
+    def send_oneway(self, topic: str, body: bytes | str, **options: Any) -> str:
+        """Send one message without asking whether it arrived; returns its message_id."""
+        return self._thread.run(self._producer.send_oneway(topic, body, **options))
+
+    def queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """The queues one can send to."""
+        return self._thread.run(self._producer.queues(topic))
+
+    def flush(self) -> None:
+        """Wait until every accepted message has its result."""
+        self._thread.run(self._producer.flush())
+
+    def close(self) -> None:
+        """Flush, then accept nothing more."""
+        self._thread.run(self._producer.close())
+
+
+class _Reading(Generic[R]):
+    """What reader and consumer share: batches come over from the loop, messages are walked here."""
+
+    def __init__(self, thread: _LoopThread, reading: R) -> None:
+        self._thread = thread
+        self._reading: R = reading
+
+    def __enter__(self) -> Self:
+        self._thread.run(self._reading.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Message]:
+        """Single messages; the event loop's thread is asked once a batch."""
+        for batch in self.batches():
+            yield from self._reading.walk(batch)
+
+    def batches(self) -> Iterator[MessageBatch]:
+        """Batches, each from one queue."""
+        while (batch := self.next_batch()) is not None:
+            yield batch
+
+    def next_batch(self) -> MessageBatch | None:
+        """One batch; None at the end."""
+        return self._thread.run(self._reading.next_batch())
+
+    @property
+    def positions(self) -> dict[MessageQueue, int]:
+        """For each queue the logical offset after the last message handed out."""
+        return self._reading.positions
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._thread.run(self._reading.close())
+
+
+class Reader(_Reading[AsyncReader]):
+    """The blocking `aerobee.Reader`."""
+
+    def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Go on with `queue` at `offset`."""
+        self._thread.call(lambda: self._reading.seek(queue, offset))
+
+
+class PullConsumer(_Reading[AsyncPullConsumer]):
+    """The blocking `aerobee.PullConsumer`."""
+
+    @property
+    def queues(self) -> tuple[MessageQueue, ...]:
+        """The queues being read."""
+        return self._reading.queues
+
+    def commit(self, batch: MessageBatch | None = None) -> dict[MessageQueue, int]:
+        """Store the positions that have moved, or only the end of `batch`."""
+        return self._thread.run(self._reading.commit(batch))
+
+    def committed(self, queue: MessageQueue) -> int | None:
+        """The group's stored offset of a queue."""
+        return self._thread.run(self._reading.committed(queue))
+
+    def seek(self, where: Where, queue: MessageQueue | None = None) -> None:
+        """Go on at `where` in one queue or in all."""
+        self._thread.run(self._reading.seek(where, queue))
