@@ -119,7 +119,12 @@ def _prepared(value: Any) -> Any:
 
 
 def _prepared_key(key: Any) -> Any:
-    return javajson.message_queue_of(key) if isinstance(key, str) and key.startswith("{") else key
+    if not (isinstance(key, str) and key.startswith("{")):
+        return key
+    try:
+        return javajson.message_queue_of(key)
+    except FormatError:
+        return key  # a text after all, or msgspec says what is wrong with it
 
 
 @cache
@@ -131,15 +136,15 @@ class JsonBody(Struct, rename="camel", kw_only=True):
     """Base of all JSON bodies."""
 
     @classmethod
-    def from_bytes(cls, data: bytes | bytearray | memoryview) -> Self:
-        """Read a body; FormatError when it is broken, too large or of another form."""
+    def from_bytes(cls, data: bytes | bytearray | memoryview, size_max: int = javajson.SIZE_MAX) -> Self:
+        """Read a body; FormatError when it is broken, over `size_max` bytes or of another form."""
         decoder: msgspec.json.Decoder[Self] = _decoder_of(cls)
         try:
-            if len(data) <= javajson.SIZE_MAX:
+            if len(data) <= size_max:
                 return decoder.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             pass  # raw keys, nulls, text keys that hold queues, or broken: the tolerant way tells
-        return convert(javajson.loads(data), cls)
+        return convert(javajson.loads(data, size_max), cls)
 
     def to_bytes(self) -> bytes:
         """The body as fastjson writes it."""

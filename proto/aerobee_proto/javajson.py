@@ -10,7 +10,8 @@ Invariants
 - loads(dumps(value)) == value for values of dict, list, str, int, float, bool with str, int or MessageQueue keys,
   apart from null members and keys that only look alike.
 - Any bytes raise FormatError or give a value; nesting and size are bounded.
-- Standard JSON takes the fast path through msgspec; everything else the parser below, about 100 times slower.
+- Standard JSON takes the fast path through msgspec; everything else the parser below, at about
+  0.6 us a byte: give loads a size_max where a stranger sends it.
 """
 
 import math

@@ -377,8 +377,8 @@ def _verify_checksum(
 ) -> None:
     """Raise RecordError when the whole-record checksum says that the record is damaged.
 
-    The sound record with nothing behind its checksum is tried first, with one comparison: 0.7 us instead of
-    2 us for check_record_checksum, on every record that a consumer gets.
+    The sound record with nothing behind its checksum is tried first, with one comparison: 0.55 us instead of
+    1.25 us for check_record_checksum (timeit, 330-byte record), on every record that a consumer gets.
     """
     at = end - RECORD_CHECKSUM_SIZE
     expected = record_checksum_entry(physical_offset & _U64_MASK, crc32c(buffer[position:at]))
@@ -410,7 +410,7 @@ def iterate_records(buffer: Buffer, *, check_crc: bool = True) -> Iterator[Store
 def decode_records(body: Buffer, *, check_crc: bool = True) -> list[StoredRecord]:
     """All records of a pull, query or view answer; RecordError when any of them is broken.
 
-    About 3 us a record of 128 body bytes, 4 us with its checksums (bench: decode_records over 32 records).
+    About 3.0 us a record, 1.7 us with check_crc off (timeit, 32 records of 128 body bytes, CPython 3.11).
     """
     return list(iterate_records(bytes(body), check_crc=check_crc))  # slices of bytes are cheaper than views
 

@@ -317,6 +317,13 @@ def test_malformed_utf_8_is_replaced() -> None:
 def test_size_is_bounded() -> None:
     with pytest.raises(FormatError, match="at most"):
         TopicList.from_bytes(b" " * (javajson.SIZE_MAX + 1))
+    with pytest.raises(FormatError, match="2 bytes; at most 1 "):
+        TopicList.from_bytes(b"{}", size_max=1)
+
+
+def test_text_keys_may_open_with_a_brace() -> None:
+    """They were taken for queues as soon as another part of the body was not standard JSON."""
+    assert KVTable.from_bytes(b"{table:{'{a':'b'}}").table == {"{a": "b"}
 
 
 def test_convert_takes_decoded_json() -> None:
