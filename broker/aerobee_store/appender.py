@@ -24,7 +24,6 @@ from aerobee_proto.checksum import (
     property_crc_entry,
     remove_checksums,
 )
-from aerobee_proto.names import RETRY_PREFIX
 from aerobee_proto.records import HEAD_BY_HOSTS, HEAD_V4, MAGIC_V1, MAGIC_V2, SHORT, TOPIC_LENGTH_V1_MAX
 from aerobee_store.commit_log import BLANK_SIZE_MIN, CommitLog
 from aerobee_store.config import StoreConfig
@@ -40,7 +39,7 @@ __all__ = ["Appender", "PendingBatch", "QueueTail", "Touched"]
 # (queue, logical offset of the first entry, packed entries, their tag hashes)
 Touched = tuple["QueueTail", int, list[bytes], list[int]]
 
-_RETRY_TOPIC_SIZE_MAX = 255
+_TOPIC_SIZE_MAX = 255  # that of a folder name; which topics may be that long is decided by the broker
 _PROPERTIES_SIZE_MAX = 32767
 _RECORD_EXTRA_MAX = 65536  # a record may be this much longer than the longest body
 _BORN_V6, _STORE_V6, _HOSTS_V6 = 0x10, 0x20, 0x30
@@ -291,8 +290,7 @@ class Appender:
         if not name:
             return None
         if len(name) > TOPIC_LENGTH_V1_MAX:
-            retry = topic.startswith(RETRY_PREFIX) and self._config.long_topics_as_version_2
-            if not retry or len(name) > _RETRY_TOPIC_SIZE_MAX:
+            if len(name) > _TOPIC_SIZE_MAX or not self._config.long_topics_as_version_2:
                 return None
             magic, prefix = MAGIC_V2, SHORT.pack(len(name)) + name
         else:

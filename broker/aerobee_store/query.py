@@ -7,12 +7,13 @@ from aerobee_proto.errors import RecordError
 from aerobee_proto.properties import KEYS, UNIQ_KEY, find_property, split_keys
 from aerobee_proto.records import RecordHeader, scan_header
 from aerobee_store.commit_log import CommitLog
-from aerobee_store.index import IndexService
+from aerobee_store.index import QUERY_NUM_MAX, IndexService
 
 __all__ = ["QueryResult", "query_messages"]
 
 # Rounds to an earlier end when a round's candidates all turned out to be something else.
 _ROUNDS_MAX = 3
+_INDEX_TIME_STEP_MS = 1000
 _KEYS = KEYS.encode()
 _UNIQ_KEY = UNIQ_KEY.encode()
 
@@ -36,17 +37,21 @@ class QueryResult:
 def query_messages(
     index: IndexService, log: CommitLog, topic: str, key: str, max_num: int, begin: int, end: int
 ) -> QueryResult:
-    """Messages of `topic` with `key` among KEYS or as unique key, stored within [begin, end] (ms)."""
-    body: list[memoryview] = []
+    """The newest `max_num` messages of `topic` with `key` among KEYS or as unique key, stored within
+    [begin, end] (ms)."""
+    found: list[RecordHeader] = []
+    last = end
     for _ in range(_ROUNDS_MAX):
-        offsets = sorted(set(index.query(topic, key, max_num, begin, end)))
+        # Index times are whole seconds rounded down: ask for one more, and judge by the records.
+        offsets = sorted(set(index.query(topic, key, QUERY_NUM_MAX, begin - _INDEX_TIME_STEP_MS, last)))
         headers = [header for offset in offsets if (header := _header_at(log, offset)) is not None]
-        body = [memoryview(h.record) for h in headers if _carries(h, topic, key)]
-        if body or not headers:
+        found = [h for h in headers if begin <= h.store_timestamp <= end and _carries(h, topic, key)]
+        if found or not headers:
             break
-        end = headers[0].store_timestamp
-        if end < begin:
+        last = headers[0].store_timestamp - 1
+        if last < begin:
             break
+    body = [memoryview(header.record) for header in found[-max_num:]] if max_num > 0 else []
     return QueryResult(body, index.last_update_timestamp, max(index.end_offset, 0))
 
 

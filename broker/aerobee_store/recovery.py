@@ -29,7 +29,7 @@ from aerobee_store.checkpoint import Checkpoint
 from aerobee_store.commit_log import CommitLog
 from aerobee_store.config import StoreConfig
 from aerobee_store.consume_queue import ENTRY, ENTRY_SIZE, ConsumeQueue, ConsumeQueueEntry
-from aerobee_store.delay import entry_tag
+from aerobee_store.delay import SCHEDULE_TOPIC, entry_tag
 from aerobee_store.errors import CorruptStore
 from aerobee_store.index import IndexedRecord, IndexService, KeyedRecord, key_texts
 from aerobee_store.io import StoreIo
@@ -43,6 +43,7 @@ _TRANSACTION = 0xC
 _PREPARED, _ROLLBACK = 0x4, 0xC
 # Packed entries kept per queue before they are written, and records offered to the index at once.
 _QUEUE_BATCH = 1024
+_PLACE_SIZE = 12  # bytes of an entry that say where the record is and how long
 _INDEX_BATCH = 4096
 _COMPARE_WINDOW = 4096
 _SEARCH_STEP = 4 << 20
@@ -441,7 +442,9 @@ class _QueueRepair:
         packed = ENTRY.pack(record.physical_offset, record.size, tag)
         if not cursor.writing:
             self._skip_damaged(cursor, record.physical_offset)
-            if cursor.present() == packed:
+            # Due times of delayed messages stay as they were given, whatever the delay levels are now.
+            compared = _PLACE_SIZE if record.topic == SCHEDULE_TOPIC else ENTRY_SIZE
+            if cursor.present()[:compared] == packed[:compared]:
                 cursor.next_offset += 1
                 return
             self._disagree(cursor, record)

@@ -31,6 +31,7 @@ from aerobee_store.check import check_store
 from aerobee_store.checkpoint import Checkpoint, Stamps, Watermark
 from aerobee_store.commit_log import CommitLog
 from aerobee_store.config import StoreConfig
+from aerobee_store.consume_queue import ConsumeQueueEntry
 from aerobee_store.dispatcher import Dispatcher
 from aerobee_store.errors import StoreError, StoreFull, StoreNotWriteable, StorePoisoned
 from aerobee_store.get_message import GetResult, MessageReader
@@ -358,8 +359,8 @@ class MessageStore:
         return self._dispatcher.build_index(limit)
 
     def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> QueryResult:
-        """Messages of `topic` that carry `key` (a KEYS word or the unique key) and were stored in
-        [begin, end] (ms), oldest first."""
+        """The newest `max_num` messages of `topic` that carry `key` (a KEYS word or the unique key) and were
+        stored in [begin, end] (ms), oldest first."""
         self._dispatcher.build_index(self._dispatcher.index_backlog)
         return query_messages(
             self._index, self._log, topic, key, min(max_num, self._config.query_count_max), begin, end
@@ -403,14 +404,18 @@ class MessageStore:
             return 0
         return offset_by_time(queue, timestamp, upper, self._store_time_at, log_min=self._log.min_offset)
 
+    def queue_entry(self, topic: str, queue_id: int, offset: int) -> ConsumeQueueEntry | None:
+        """Where the message at a logical offset lies; None outside the queue's data."""
+        queue = self._queues.get(topic, queue_id)
+        return queue.entry(offset) if queue is not None else None
+
     def earliest_time(self, topic: str, queue_id: int) -> int:
         """Store time (ms) of the queue's first readable message, -1 without one."""
         return self.store_time(topic, queue_id, self.min_offset(topic, queue_id))
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int:
         """Store time (ms) of the message at a logical offset, -1 without one."""
-        queue = self._queues.get(topic, queue_id)
-        entry = queue.entry(offset) if queue is not None else None
+        entry = self.queue_entry(topic, queue_id, offset)
         return self._store_time_at(entry.physical_offset, entry.size) if entry is not None else -1
 
     def _store_time_at(self, physical_offset: int, size: int) -> int:
@@ -449,6 +454,14 @@ class MessageStore:
         """Ids of the topic's queues that hold or held messages, sorted."""
         found = ((i, self._queues.get(topic, i)) for i in self._queues.queue_ids(topic))
         return [i for i, q in found if q is not None and self._appender.next_offset(q) > 0]
+
+    def queue_entries(self, topic: str, queue_id: int, offset: int, count: int) -> list[ConsumeQueueEntry]:
+        """At most `count` entries of a queue from the logical `offset` on; empty for an unknown queue."""
+        queue = self._queues.get(topic, queue_id)
+        if queue is None:
+            return []
+        found = (queue.entry(at) for at in range(offset, min(offset + count, queue.max_offset)))
+        return [entry for entry in found if entry is not None]
 
     def topics(self) -> list[str]:
         """Topics that have a queue, sorted."""
