@@ -1,7 +1,5 @@
 """All handlers of this package but sending and pulling, in one call."""
 
-from pathlib import Path
-
 from aerobee_broker.broker_handlers import BrokerHandlers
 from aerobee_broker.client_handlers import ClientHandlers
 from aerobee_broker.group_handlers import GroupHandlers
@@ -9,17 +7,14 @@ from aerobee_broker.offset_handlers import OffsetHandlers
 from aerobee_broker.services import Services
 from aerobee_broker.topic_handlers import TopicHandlers
 from aerobee_remoting.handlers import HandlerTable
-from aerobee_store.io import StoreIo
 
 __all__ = ["register_admin"]
 
 
-def register_admin(
-    table: HandlerTable, services: Services, *, io: StoreIo, settings_file: Path | None = None
-) -> None:
+def register_admin(table: HandlerTable, services: Services) -> None:
     """Serve clients' coordination and the administration of topics, groups and the broker."""
     ClientHandlers(services).register(table)
     OffsetHandlers(services).register(table)
     TopicHandlers(services).register(table)
     GroupHandlers(services).register(table)
-    BrokerHandlers(services, io=io, settings_file=settings_file).register(table)
+    BrokerHandlers(services).register(table)

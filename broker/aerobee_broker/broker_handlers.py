@@ -25,7 +25,6 @@ from aerobee_proto.errors import RequestError
 from aerobee_proto.headers import ViewBrokerStatsHeader
 from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
 from aerobee_remoting.settings import SettingsError, dump_settings
-from aerobee_store.io import StoreIo
 
 __all__ = ["BrokerHandlers"]
 
@@ -35,12 +34,10 @@ SETTINGS_BODY_SIZE_MAX: Final = 256 * 1024
 
 
 class BrokerHandlers:
-    """Handlers of the codes above. `settings_file`: where hot changes are written too, if anywhere."""
+    """Handlers of the codes above."""
 
-    def __init__(self, services: Services, *, io: StoreIo, settings_file: Path | None = None) -> None:
+    def __init__(self, services: Services) -> None:
         self._services = services
-        self._io = io
-        self._settings_file = settings_file
 
     def register(self, table: HandlerTable) -> None:
         """Add the handlers to a table."""
@@ -91,20 +88,21 @@ class BrokerHandlers:
             services.topics.touch()
 
     async def _write_settings(self, changes: Mapping[str, str]) -> None:
-        if self._settings_file is None:
+        path = self._services.settings_file
+        if path is None:
             return
         try:
-            await asyncio.to_thread(self._edit_file, self._settings_file, changes)
+            await asyncio.to_thread(self._edit_file, path, changes)
         except (OSError, UnicodeDecodeError) as error:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
-                f"the change is in effect until the next start; {self._settings_file} was not written: {error}",
+                f"the change is in effect until the next start; {path} was not written: {error}",
             ) from error
 
     def _edit_file(self, path: Path, changes: Mapping[str, str]) -> None:
         text = path.read_text("utf-8")
         edited = edit_settings(text, changes, toml=path.suffix == ".toml")
-        self._io.replace_bytes(path, edited.encode())
+        self._services.io.replace_bytes(path, edited.encode())
 
     def config(self, _: Request) -> Response:
         """All settings as `key=value` lines."""

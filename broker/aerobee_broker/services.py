@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from aerobee_broker.config import BrokerConfig, LiveConfig
 from aerobee_broker.config_files import ConfigFiles
@@ -37,6 +38,8 @@ class Services:
     registrar: NameserverRegistrar
     stats: BrokerStats
     clock: Callable[[], int]  # epoch ms
+    io: StoreIo
+    settings_file: Path | None = None  # where hot changes are written too
     # Set by the assembly: messages were appended without a send request; see that they are flushed and read.
     appended: Callable[[], None] = lambda: None
 
@@ -60,6 +63,7 @@ def make_services(
     io: StoreIo,
     clock: Callable[[], int],
     registrar: NameserverRegistrar | None = None,
+    settings_file: Path | None = None,
 ) -> Services:
     """Make the tables with empty content and join them; `files.load()` fills them."""
     config = live.value
@@ -93,4 +97,6 @@ def make_services(
         registrar=registrar or NameserverRegistrar(live, topics, clock, identity),
         stats=BrokerStats(config.broker_cluster_name, clock()),
         clock=clock,
+        io=io,
+        settings_file=settings_file,
     )

@@ -1,0 +1,129 @@
+"""A very small HTTP/1.1 server for probes and scrapes: GET and HEAD, one answer a connection.
+
+    request   at most 8 KiB of head, within 5 s; bodies are not read
+    answers   200, 400 (not HTTP), 404, 405, 408, 431, 500, 503 (too many connections, or what the page says)
+
+Touches  one listening socket.
+
+Invariants
+- A peer costs at most one task, 8 KiB and 5 s before it has said what it wants; at most `CONNECTIONS_MAX` at once.
+- Pages are made by coroutines; a page that fails is a 500 and a log line, the server lives.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+__all__ = ["HttpResponder", "Page"]
+
+log = structlog.get_logger()
+
+HEAD_SIZE_MAX: Final = 8192
+HEAD_TIMEOUT_S: Final = 5.0
+WRITE_TIMEOUT_S: Final = 10.0
+CONNECTIONS_MAX: Final = 32
+REASONS: Final = {
+    200: "OK",
+    400: "Bad Request",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    408: "Request Timeout",
+    431: "Request Header Fields Too Large",
+    500: "Internal Server Error",
+    503: "Service Unavailable",
+}
+
+
+@dataclass(slots=True, frozen=True)
+class Page:
+    """An answer."""
+
+    body: bytes
+    status: int = 200
+    content_type: str = "text/plain; charset=utf-8"
+
+
+class HttpResponder:
+    """Serves pages by path. `start`, then `close`."""
+
+    def __init__(self, pages: Mapping[str, Callable[[], Awaitable[Page]]]) -> None:
+        self._pages = pages
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen; the port that was taken. OSError when it cannot be."""
+        self._server = await asyncio.start_server(self._serve, host, port, limit=HEAD_SIZE_MAX)
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def close(self) -> None:
+        """Stop listening and end what is running."""
+        if self._server is not None:
+            self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._server is not None:
+            await self._server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            method, page = await self._answer(reader)
+            writer.write(_encode(page, with_body=method != "HEAD"))
+            async with asyncio.timeout(WRITE_TIMEOUT_S):
+                await writer.drain()
+        except (OSError, TimeoutError) as error:
+            log.debug("metrics.peer_lost", reason=str(error))
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader) -> tuple[str, Page]:
+        if len(self._tasks) > CONNECTIONS_MAX:
+            return "GET", _error(503, f"more than {CONNECTIONS_MAX} connections")
+        try:
+            async with asyncio.timeout(HEAD_TIMEOUT_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+        except TimeoutError:
+            return "GET", _error(408, f"no request within {HEAD_TIMEOUT_S:g} s")
+        except asyncio.LimitOverrunError:
+            return "GET", _error(431, f"more than {HEAD_SIZE_MAX} bytes of request")
+        except asyncio.IncompleteReadError:
+            return "GET", _error(400, "the request ended early")
+        parts = head.partition(b"\r\n")[0].decode("latin-1").split(" ")
+        if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
+            return "GET", _error(400, "not an HTTP/1.x request")
+        return parts[0], await self._page(parts[0], parts[1].partition("?")[0])
+
+    async def _page(self, method: str, path: str) -> Page:
+        make = self._pages.get(path)
+        if make is None:
+            return _error(404, "there are: " + " ".join(self._pages))
+        if method not in ("GET", "HEAD"):
+            return _error(405, "only GET and HEAD")
+        try:
+            return await make()
+        except Exception as error:
+            log.exception("metrics.page_failed", path=path)
+            return _error(500, f"{type(error).__name__}: {error}")
+
+
+def _error(status: int, text: str) -> Page:
+    return Page(f"{text}\n".encode(), status)
+
+
+def _encode(page: Page, *, with_body: bool) -> bytes:
+    head = (
+        f"HTTP/1.1 {page.status} {REASONS[page.status]}\r\n"
+        f"Content-Type: {page.content_type}\r\n"
+        f"Content-Length: {len(page.body)}\r\n"
+        "Cache-Control: no-store\r\n"
+        "Connection: close\r\n\r\n"
+    )
+    return head.encode("latin-1") + (page.body if with_body else b"")
