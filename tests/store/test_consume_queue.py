@@ -312,6 +312,15 @@ def test_damage_in_an_old_file_is_found_at_its_edges(tmp_path: Path) -> None:
     queue.check()
 
 
+def test_a_hole_inside_an_old_file_is_found_when_nothing_is_proven(tmp_path: Path) -> None:
+    """A lost page leaves zeros between whole entries; first, last and newest entries all look right."""
+    filled(tmp_path, 6 * PER_FILE).close()
+    overwrite(file_of(tmp_path, FILE_SIZE), 3 * ENTRY_SIZE, bytes(2 * ENTRY_SIZE))
+    queue = open_queue(tmp_path, load=True)
+    assert queue.recover(refuse()).max_offset == PER_FILE + 3
+    queue.check()
+
+
 def test_recovery_of_a_read_only_queue_changes_nothing(tmp_path: Path) -> None:
     filled(tmp_path, PER_FILE + 3).close()
     overwrite(file_of(tmp_path, 0), 5 * ENTRY_SIZE, b"\xff" * ENTRY_SIZE)
