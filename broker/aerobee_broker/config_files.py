@@ -52,7 +52,8 @@ class PersistentTable(Protocol):
 
 def encode_config(content: Mapping[str, Any]) -> bytes:
     """Content of a config file: standard JSON, sorted, indented."""
-    return msgspec.json.format(msgspec.json.encode(content, order="sorted"), indent=INDENT) + b"\n"
+    plain = msgspec.to_builtins(content, str_keys=True)  # queue ids become text: standard JSON
+    return msgspec.json.format(msgspec.json.encode(plain, order="sorted"), indent=INDENT) + b"\n"
 
 
 def decode_config(raw: bytes) -> dict[str, Any]:
