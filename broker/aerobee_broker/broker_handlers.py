@@ -6,14 +6,12 @@
 
 import asyncio
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 import javaproperties
 import structlog
 
-from aerobee_broker.config import hot_keys
-from aerobee_broker.config_edit import edit_settings
+from aerobee_broker.config import field_of, hot_keys
 from aerobee_broker.official_keys import UNSUPPORTED_KEYS
 from aerobee_broker.request_bodies import answer
 from aerobee_broker.runtime_info import disk_use, runtime_table
@@ -25,6 +23,7 @@ from aerobee_proto.errors import RequestError
 from aerobee_proto.headers import ViewBrokerStatsHeader
 from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
 from aerobee_remoting.settings import SettingsError, dump_settings
+from aerobee_remoting.settings_edit import store_changes
 
 __all__ = ["BrokerHandlers"]
 
@@ -73,7 +72,7 @@ class BrokerHandlers:
             shown = {key: changes[key] for key in sorted(changed)}
             log.info("broker.config_changed", peer=request.connection.peer, changes=shown)
             self._apply(changed)
-            await self._write_settings(shown)
+            await self._write_settings(changed)
         return Response()
 
     def _apply(self, changed: set[str]) -> None:
@@ -87,22 +86,20 @@ class BrokerHandlers:
         if "brokerPermission" in changed:
             services.topics.touch()
 
-    async def _write_settings(self, changes: Mapping[str, str]) -> None:
+    async def _write_settings(self, changed: set[str]) -> None:
+        """Let the settings file say what is in use now."""
         path = self._services.settings_file
         if path is None:
             return
+        config = self._services.config
+        values = {key: getattr(config, field_of(key)) for key in sorted(changed)}
         try:
-            await asyncio.to_thread(self._edit_file, path, changes)
-        except (OSError, UnicodeDecodeError) as error:
+            await asyncio.to_thread(store_changes, path, values)
+        except (OSError, UnicodeDecodeError, SettingsError) as error:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
                 f"the change is in effect until the next start; {path} was not written: {error}",
             ) from error
-
-    def _edit_file(self, path: Path, changes: Mapping[str, str]) -> None:
-        text = path.read_text("utf-8")
-        edited = edit_settings(text, changes, toml=path.suffix == ".toml")
-        self._services.io.replace_bytes(path, edited.encode())
 
     def config(self, _: Request) -> Response:
         """All settings as `key=value` lines."""

@@ -27,6 +27,7 @@ __all__ = [
     "BrokerConfig",
     "LiveConfig",
     "delay_levels",
+    "field_of",
     "hot_keys",
     "local_address",
     "nameserver_addresses",
@@ -396,6 +397,11 @@ class LiveConfig:
 def _aliases() -> dict[str, str]:
     """Wire name to field name."""
     return {info.alias or name: name for name, info in BrokerConfig.model_fields.items()}
+
+
+def field_of(key: str) -> str:
+    """The field of a wire name. KeyError when there is none."""
+    return _aliases()[key]
 
 
 def hot_keys() -> frozenset[str]:

@@ -38,7 +38,6 @@ class Services:
     registrar: NameserverRegistrar
     stats: BrokerStats
     clock: Callable[[], int]  # epoch ms
-    io: StoreIo
     settings_file: Path | None = None  # where hot changes are written too
     # Set by the assembly: messages were appended without a send request; see that they are flushed and read.
     appended: Callable[[], None] = lambda: None
@@ -97,6 +96,5 @@ def make_services(
         registrar=registrar or NameserverRegistrar(live, topics, clock, identity),
         stats=BrokerStats(config.broker_cluster_name, clock()),
         clock=clock,
-        io=io,
         settings_file=settings_file,
     )

@@ -1,0 +1,251 @@
+"""A broker's handlers without sockets: a connection in memory, a real store in a temporary folder, a clock to turn."""
+
+import asyncio
+import gzip
+import json
+import tarfile
+from base64 import b64decode
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+from aerobee_broker.config import BrokerConfig, LiveConfig
+from aerobee_broker.identity import identity_of
+from aerobee_broker.services import Services, make_services
+from aerobee_proto.codes import RequestCode
+from aerobee_proto.frames import Command, FrameDecoder, decode_command, encode_command
+from aerobee_proto.javahash import tag_hash
+from aerobee_remoting.connection import Connection
+from aerobee_remoting.handlers import HandlerTable
+from aerobee_store.config import StoreConfig
+from aerobee_store.io import DiskIo
+from aerobee_store.messages import NewMessage
+from aerobee_store.store import MessageStore
+
+__all__ = [
+    "GOLDEN",
+    "START_MS",
+    "Clock",
+    "Peer",
+    "make_test_services",
+    "notifications",
+    "official_exchanges",
+    "put",
+    "small_config",
+    "unpack_store",
+]
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+START_MS = 1_700_000_000_000
+HOST = bytes((127, 0, 0, 1)) + (10911).to_bytes(4, "big")
+
+
+class Clock:
+    """Epoch milliseconds that move when told to."""
+
+    def __init__(self, now_ms: int = START_MS) -> None:
+        self.now_ms = now_ms
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+class _MemoryTransport(asyncio.Transport):
+    """Keeps what is written; closing it tells the connection at once."""
+
+    def __init__(self, peer: tuple[str, int]) -> None:
+        super().__init__({"peername": peer, "sockname": ("127.0.0.1", 10911)})
+        self.written = asyncio.Queue[bytes]()
+        self.connection: Connection | None = None
+        self._closing = False
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        return
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written.put_nowait(bytes(data))
+
+    def writelines(self, list_of_data: Any) -> None:
+        self.write(b"".join(list_of_data))
+
+    def is_closing(self) -> bool:
+        return self._closing
+
+    def close(self) -> None:
+        if not self._closing:
+            self._closing = True
+            assert self.connection is not None
+            self.connection.connection_lost(None)
+
+    def abort(self) -> None:
+        self.close()
+
+    def pause_reading(self) -> None:
+        return
+
+    def resume_reading(self) -> None:
+        return
+
+
+class Peer:
+    """A client at the other end of a connection in memory."""
+
+    def __init__(self, table: HandlerTable, *, port: int = 50_000, **callbacks: Any) -> None:
+        self._transport = _MemoryTransport(("10.1.1.1", port))
+        self.connection = Connection(table, **callbacks)
+        self._transport.connection = self.connection
+        self.connection.connection_made(self._transport)
+        self._decoder = FrameDecoder()
+        self._read: list[Command] = []
+        self._opaque = 0
+
+    async def ask(
+        self, code: int, ext: dict[str, str] | None = None, body: bytes = b"", *, version: int = 479
+    ) -> Command:
+        """Send a request and wait for its answer; requests that come meanwhile stay for `next_request`."""
+        self._opaque += 1
+        command = Command(code, opaque=self._opaque, version=version, ext_fields=ext, body=body)
+        return await self.ask_raw(encode_command(command), self._opaque)
+
+    async def ask_raw(self, frame: bytes, opaque: int) -> Command:
+        """Send bytes and wait for the answer with that opaque."""
+        self.connection.data_received(frame)
+        passed: list[Command] = []
+        async with asyncio.timeout(10):
+            while True:
+                command = await self._next()
+                if command.is_response and command.opaque == opaque:
+                    self._read = passed + self._read
+                    return command
+                passed.append(command)
+
+    async def next_request(self) -> Command:
+        """The next request that the broker sent to this client."""
+        async with asyncio.timeout(10):
+            return await self._next()
+
+    def pending_requests(self) -> list[Command]:
+        """Requests that the broker has sent so far."""
+        self._drain()
+        taken, self._read = self._read, []
+        return taken
+
+    async def _next(self) -> Command:
+        self._drain()
+        while not self._read:
+            self._feed(await self._transport.written.get())
+        return self._read.pop(0)
+
+    def _drain(self) -> None:
+        # What was written in this turn of the loop but not handed to the transport yet counts too.
+        if self.connection._out:
+            self.connection._write_out()
+        while not self._transport.written.empty():
+            self._feed(self._transport.written.get_nowait())
+
+    def _feed(self, data: bytes) -> None:
+        self._read += [decode_command(frame) for frame in self._decoder.feed(data)]
+
+    def close(self) -> None:
+        """Hang up."""
+        self._transport.close()
+
+
+def small_config(root: Path, **settings: Any) -> BrokerConfig:
+    """A broker with small files, whose sends need no disk."""
+    defaults: dict[str, Any] = {
+        "store_path_root_dir": root,
+        "mapped_file_size_commit_log": 1 << 20,
+        "mapped_file_size_consume_queue": 2000,
+        "max_hash_slot_num": 500,
+        "max_index_num": 2000,
+        "broker_cluster_name": "GoldenCluster",
+        "broker_name": "golden-a",
+        "broker_ip1": "127.0.0.2",
+        "flush_disk_type": "ASYNC_FLUSH",
+    }
+    return BrokerConfig(**(defaults | settings))
+
+
+def make_test_services(root: Path, clock: Clock, **settings: Any) -> Services:
+    """Services over an open store below `root`; the caller closes `services.store`."""
+    config = small_config(root, **settings)
+    io = DiskIo()
+    store = MessageStore(
+        StoreConfig(
+            root=root,
+            commit_log_file_size=config.mapped_file_size_commit_log,
+            consume_queue_file_size=config.mapped_file_size_consume_queue,
+            index_slots=config.max_hash_slot_num,
+            index_entries=config.max_index_num,
+            sync_flush=False,
+        ),
+        io=io,
+        clock=clock,
+    )
+    store.open()
+    live = LiveConfig(config, now_ms=clock())
+    return make_services(live, identity=identity_of(config, 12911), store=store, io=io, clock=clock)
+
+
+def put(services: Services, topic: str, *, queue_id: int = 0, tag: str = "TagA", body: bytes = b"hi") -> int:
+    """Store one message, readable at once; its logical offset."""
+    message = NewMessage(
+        topic=topic,
+        topic_bytes=topic.encode(),
+        queue_id=queue_id,
+        flag=0,
+        sys_flag=0,
+        born_timestamp=services.clock(),
+        born_host=HOST,
+        store_host=HOST,
+        reconsume_times=0,
+        prepared_transaction_offset=0,
+        body=body,
+        properties=f"TAGS\x01{tag}\x02".encode(),
+        tag_hash=tag_hash(tag),
+        keys=None,
+        unique_key=None,
+    )
+    (appended,) = services.store.append([message])
+    services.store.confirm(services.store.end_offset)
+    return appended.queue_offset
+
+
+def unpack_store(case: str, folder: Path) -> Path:
+    """A store folder of the official broker, unpacked."""
+    with tarfile.open(GOLDEN / "store" / case / "store.tar.gz") as archive:
+        archive.extractall(folder, filter="data")
+    return folder / "store"
+
+
+def official_exchanges(scenario: str, code: int) -> list[tuple[Command, bytes, Command]]:
+    """(request, its frame, the official broker's answer) of one request code in a captured scenario."""
+    requests: dict[tuple[int, int], tuple[Command, bytes]] = {}
+    found = []
+    for line in _lines(scenario):
+        frame = b64decode(line["frame_b64"])
+        command = decode_command(FrameDecoder().feed(frame)[0])
+        key = (cast(int, line["conn"]), command.opaque)
+        if line["dir"] == "c2s" and not command.is_response:
+            requests[key] = (command, frame)
+        elif line["dir"] == "s2c" and command.is_response and key in requests:
+            request, raw = requests[key]
+            if request.code == code:
+                found.append((request, raw, command))
+    return found
+
+
+def _lines(scenario: str) -> Iterator[dict[str, Any]]:
+    with gzip.open(GOLDEN / "wire" / "JSON" / f"{scenario}.jsonl.gz", "rt") as lines:
+        for text in lines:
+            line = json.loads(text)
+            if line.get("link") == "client-broker" and "frame_b64" in line:
+                yield line
+
+
+def notifications(peer: Peer) -> list[str]:
+    """Groups of which the broker has told this client that they changed."""
+    commands = peer.pending_requests()
+    assert {command.code for command in commands} <= {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED}
+    return [(command.ext_fields or {})["consumerGroup"] for command in commands]
