@@ -74,7 +74,7 @@ final class Bench {
 
     static Map<String, Object> consume(Main.Arguments arguments) throws Exception {
         AtomicLong received = new AtomicLong();
-        long warm = arguments.number("warm-messages", 0);
+        long warm = arguments.number("warm", 0);
         long count = arguments.number("count", 1);
         CountDownLatch warmed = new CountDownLatch(1);
         CountDownLatch all = new CountDownLatch(1);

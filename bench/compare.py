@@ -1,0 +1,202 @@
+"""Our broker beside the official one: same machine, same run, same load generator, one table.
+
+    .venv/bin/python bench/compare.py [--rounds 3] [--seconds 4] [--only TEXT] [--sides both|ours|official]
+                                      [-o table|json]
+
+Each figure is measured on every side in turn, in several rounds; the median counts. Without Java and Maven ours is
+measured alone; without cargo the figures of the load generator are left out. Takes about seven minutes; with
+`--rounds 1 --seconds 2` about three.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from bench import loadgen  # noqa: E402
+from bench.figures import FIGURES, PULL_TOPIC, QUERY_TOPIC, Figure  # noqa: E402
+from bench.report import Rates, speed_rows, state_rows, table  # noqa: E402
+from bench.sides import Side, start_side  # noqa: E402
+
+import official  # noqa: E402  # found by the path above
+from plain_remoting import make_topic  # noqa: E402
+
+WARM_S = {"official async": 20.0, "official sync": 8.0}
+WARM_OURS_S = 3.0
+PULL_MESSAGES = 600_000
+PRELOADS_MAX = 12
+QUERY_KEYS_MAX = 100_000
+CLIENT_MESSAGES = 400_000
+CLIENT_JVM = ["-Xms1g", "-Xmx1g"]
+CLIENT_WARM_S = 8
+CLIENT_TIMEOUT_S = 120.0
+
+
+def main() -> int:
+    options = parse_args()
+    for reason in (official.missing(), loadgen.missing()):
+        if reason:
+            say(f"note: {reason}")
+    makers = {"both": ["ours", "official"]}.get(options.sides, [options.sides])
+    if official.missing():
+        makers = ["ours"]
+    figures = chosen_figures(options.only, with_rload=loadgen.missing() is None)
+    if "official" in makers:
+        official.classpath()
+    if loadgen.missing() is None:
+        loadgen.build()
+    if (load := os.getloadavg()[0]) > 1.0:
+        say(f"note: other programs are busy here (load {load:.1f}): figures will be low and uneven")
+    with tempfile.TemporaryDirectory(prefix="aerobee-bench-") as folder, contextlib.ExitStack() as stack:
+        sides = start_sides(stack, figures, Path(folder), makers)
+        prepare(sides, figures)
+        rates = measure(sides, figures, options.rounds, options.seconds)
+        rows = [*speed_rows(figures, rates), *state_rows(sides)]
+        print(json.dumps(rows, indent=1) if options.output == "json" else table(rows))
+    return 0
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=3, help="times that each figure is measured (3)")
+    parser.add_argument("--seconds", type=float, default=4.0, help="length of one measurement (4)")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only figures whose title holds TEXT")
+    parser.add_argument("--sides", choices=["both", "ours", "official"], default="both", help="(both)")
+    parser.add_argument("-o", "--output", choices=["table", "json"], default="table")
+    return parser.parse_args()
+
+
+def chosen_figures(text: str, *, with_rload: bool) -> list[Figure]:
+    """Figures whose title holds the text; SystemExit that lists them all when none does."""
+    chosen = [figure for figure in FIGURES if text in figure.title]
+    if not chosen:
+        raise SystemExit(f"no figure holds {text!r}; there are:\n" + "\n".join(one.title for one in FIGURES))
+    return [figure for figure in chosen if with_rload or figure.command.startswith("client:")]
+
+
+def start_sides(
+    stack: contextlib.ExitStack, figures: list[Figure], folder: Path, makers: list[str]
+) -> dict[str, Side]:
+    """Start every side that a figure needs, one after the other."""
+    sides: dict[str, Side] = {}
+    for name in dict.fromkeys(name for figure in figures for name in figure.sides):
+        maker, flush = name.split()
+        if maker in makers:
+            say(f"starting {name}")
+            at = folder / name.replace(" ", "-")
+            sides[name] = stack.enter_context(start_side(maker, flush, at))  # type: ignore[arg-type]
+    return sides
+
+
+def prepare(sides: dict[str, Side], figures: list[Figure]) -> None:
+    """Make topics, warm up, and store what pulls, queries and consumers will read."""
+    pulls = any(figure.command in {"pull", "client:reader"} for figure in figures)
+    queries = any(figure.command == "query" for figure in figures)
+    for side in sides.values():
+        say(f"warming up {side.name}")
+        with side.measured():
+            for topic in ("BenchSend", "BenchKeys", "BenchLarge", "BenchClient", PULL_TOPIC, QUERY_TOPIC):
+                make_topic(side.nameserver.address, side.broker.address, topic)
+            if loadgen.missing() is None:
+                warm(side, pulls=pulls and side.flush == "async", queries=queries and side.flush == "async")
+
+
+def warm(side: Side, *, pulls: bool, queries: bool) -> None:
+    """Send for the warm-up time, and on until there is enough to pull."""
+    address, warm_s, sent, done_s = side.broker.address, WARM_S.get(side.name, WARM_OURS_S), 0.0, 0.0
+    for _ in range(PRELOADS_MAX):
+        if done_s >= warm_s and (sent >= PULL_MESSAGES or not pulls):
+            break
+        done_s += 5.0
+        sent += 5.0 * loadgen.run("send", address, 5.0, topic=PULL_TOPIC).messages_per_s
+    if queries:
+        filled = loadgen.run("send", address, 6.0, topic=QUERY_TOPIC, keys=1).messages_per_s * 5
+        side.query_keys = min(QUERY_KEYS_MAX, int(filled))
+
+
+def measure(sides: dict[str, Side], figures: list[Figure], rounds: int, seconds: float) -> Rates:
+    """Every figure on every side, in turn, `rounds` times."""
+    rates: Rates = defaultdict(list)
+    keys = min((side.query_keys for side in sides.values() if side.query_keys), default=QUERY_KEYS_MAX)
+    for turn in range(rounds):
+        for figure in figures:
+            for name in figure.sides:
+                if name in sides:
+                    with sides[name].measured():
+                        rate = run_figure(sides[name], figure, seconds, keys)
+                    rates[figure.title, name].append(rate)
+                    say(f"round {turn + 1}: {figure.title:36} {name:15} {rate:12,.0f} /s")
+    return rates
+
+
+def run_figure(side: Side, figure: Figure, seconds: float, keys: int) -> float:
+    """Messages (of a query: answers) per second."""
+    if figure.command.startswith("client:"):
+        return run_client(side, figure.command.removeprefix("client:"), seconds)
+    options = {**figure.options, **({"nkeys": keys} if figure.command == "query" else {})}
+    found = loadgen.run(figure.command, side.broker.address, seconds, **options)
+    if found.errors:
+        say(f"note: {figure.title} on {side.name}: {found.errors} requests were refused and do not count")
+    return found.messages_per_s
+
+
+def run_client(side: Side, mode: str, seconds: float) -> float:
+    """The client library that belongs to the side: Java for the official broker, Python for ours."""
+    at = side.nameserver.address
+    if side.maker == "ours":
+        topic, amount = (PULL_TOPIC, CLIENT_MESSAGES) if mode == "reader" else ("BenchClient", seconds)
+        found = python_client(mode, at, topic, str(amount))
+    elif mode == "reader":
+        found = official.judge(
+            "bench-consume",
+            jvm=CLIENT_JVM,
+            namesrv=at,
+            topic=PULL_TOPIC,
+            group=f"bench-{os.urandom(4).hex()}",
+            count=CLIENT_MESSAGES,
+            warm=CLIENT_MESSAGES // 10,
+        )
+    else:
+        found = official.judge(
+            "bench-produce",
+            jvm=CLIENT_JVM,
+            namesrv=at,
+            topic="BenchClient",
+            mode={"send": "sync", "nowait": "async"}[mode],
+            warm=CLIENT_WARM_S,
+            secs=max(1, round(seconds)),
+        )
+    if found.get("failed"):
+        say(f"note: {found['failed']} sends of the client on {side.name} failed and do not count")
+    return float(found["perSecond"])
+
+
+def python_client(mode: str, nameserver: str, topic: str, amount: str) -> dict[str, Any]:
+    command = [sys.executable, str(ROOT / "bench" / "clients.py"), mode, nameserver, topic, amount]
+    done = subprocess.run(  # our own program
+        command, capture_output=True, text=True, timeout=CLIENT_TIMEOUT_S, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"bench/clients.py {mode} failed:\n{done.stdout}{done.stderr}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def say(text: str) -> None:
+    """Progress and notes go to stderr: stdout holds the result alone."""
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

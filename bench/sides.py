@@ -1,0 +1,127 @@
+"""The brokers that are compared: each with a nameserver of its own, frozen while another one is measured.
+
+Touches  subprocesses (signals included), folders that callers pass in.
+
+All sides run from the start to the end, so that each stays warm; SIGSTOP keeps the ones that are not measured from
+taking processor time from the one that is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import official
+import ours
+from programs import Server, memory_kib
+
+__all__ = ["Side", "start_side"]
+
+Maker = Literal["ours", "official"]
+Flush = Literal["async", "sync"]
+
+SAMPLE_S = 0.25
+MIB = 1024
+GIB_PAGES = (1 << 30) // os.sysconf("SC_PAGE_SIZE")
+
+# Of the official runbroker.sh, apart from the heap's size.
+OFFICIAL_JVM = [
+    "-XX:+UseG1GC",
+    "-XX:G1HeapRegionSize=16m",
+    "-XX:G1ReservePercent=25",
+    "-XX:InitiatingHeapOccupancyPercent=30",
+    "-XX:SoftRefLRUPolicyMSPerMB=0",
+    "-XX:-OmitStackTraceInFastThrow",
+    "-XX:+AlwaysPreTouch",
+    "-XX:MaxDirectMemorySize=15g",
+    "-XX:-UseLargePages",
+]
+
+
+def heap_gib() -> int:
+    """The official script's 8 GiB, or a sixth of a smaller machine's memory: two official brokers run at once."""
+    return max(1, min(8, os.sysconf("SC_PHYS_PAGES") // GIB_PAGES // 6))
+
+
+class Side:
+    """One broker with one nameserver."""
+
+    def __init__(self, maker: Maker, flush: Flush, nameserver: Server, broker: Server) -> None:
+        # Fixed for life.
+        self.maker = maker
+        self.flush = flush
+        self.name = f"{maker} {flush}"
+        self.nameserver = nameserver
+        self.broker = broker
+        self.start_s = broker.ready_after_s
+        self.idle_mib = memory_kib(broker.pid)["own"] / MIB
+        # How many keys its query topic holds; set by the warm-up.
+        self.query_keys = 0
+        # Anonymous memory only, in KiB; moved by the sampling thread.
+        self._peak_kib = 0
+
+    def freeze(self) -> None:
+        """Stop both programs where they are."""
+        for server in (self.broker, self.nameserver):
+            os.kill(server.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let both programs go on."""
+        for server in (self.nameserver, self.broker):
+            os.kill(server.pid, signal.SIGCONT)
+
+    @contextlib.contextmanager
+    def measured(self) -> Iterator[None]:
+        """Run alone, with memory sampled; what was written before is on disk first."""
+        os.sync()
+        self.thaw()
+        done = threading.Event()
+        sampler = threading.Thread(target=self._sample, args=(done,), name=f"memory of {self.name}")
+        sampler.start()
+        try:
+            yield
+        finally:
+            done.set()
+            sampler.join()
+            self.freeze()
+
+    def load_mib(self) -> float:
+        """Largest memory under load apart from mapped store files, in MiB."""
+        not_anonymous = memory_kib(self.broker.pid)["own"] - _anonymous_kib(self.broker.pid)
+        return (self._peak_kib + not_anonymous) / MIB
+
+    def _sample(self, done: threading.Event) -> None:
+        while not done.wait(SAMPLE_S):
+            self._peak_kib = max(self._peak_kib, _anonymous_kib(self.broker.pid))
+
+
+@contextlib.contextmanager
+def start_side(maker: Maker, flush: Flush, folder: Path) -> Iterator[Side]:
+    """Start both programs with default file sizes and an empty store; frozen when it yields."""
+    folder.mkdir(parents=True)
+    settings = {"flushDiskType": f"{flush.upper()}_FLUSH", "mappedFileSizeCommitLog": 1 << 30}
+    with contextlib.ExitStack() as stack:
+        if maker == "ours":
+            nameserver = stack.enter_context(ours.start_nameserver())
+            broker = stack.enter_context(ours.start_broker(folder, nameserver.address, config=settings))
+        else:
+            nameserver = stack.enter_context(official.start_nameserver(folder))
+            heap = [f"-Xms{heap_gib()}g", f"-Xmx{heap_gib()}g", *OFFICIAL_JVM]
+            broker = official.start_broker(folder, nameserver.address, config=settings, heap=heap)
+            stack.callback(broker.kill)  # an orderly stop of a frozen JVM takes long and shows nothing
+        side = Side(maker, flush, nameserver, broker)
+        stack.callback(side.thaw)
+        side.freeze()
+        yield side
+
+
+def _anonymous_kib(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1])
+    return 0
