@@ -5,6 +5,8 @@ Touches  subprocesses, and the folders that callers pass in.
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,12 +19,12 @@ START_TIMEOUT_S = 30.0
 
 
 def command() -> list[str]:
-    """The words that run `aerobee` of the environment that runs this."""
+    """The words that run `aerobee`: those of AEROBEE_COMMAND, else of the environment that runs this."""
+    if other := os.environ.get("AEROBEE_COMMAND"):
+        return shlex.split(other)
     script = Path(sys.executable).parent / "aerobee"
     if not script.exists():
-        raise ProgramError(
-            f"{script} does not exist: install the project into this environment (./dev setup)"
-        )
+        raise ProgramError(f"{script} does not exist: install the project into this environment (./dev setup)")
     return [str(script)]
 
 
