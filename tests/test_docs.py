@@ -17,7 +17,8 @@ from aerobee_remoting.settings import SettingsModel, load_settings
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 SOURCE_ROOTS = ("proto", "broker", "nameserver", "client", "console")
-EVENT = re.compile(r"^(?:broker|store|nameserver|remoting|settings|client)\.[a-z][a-z0-9_]+$")
+EVENT = re.compile(r"^[a-z]+\.[a-z][a-z0-9_]+$")
+METRIC = re.compile(r"^(?:rocketmq|aerobee)_[a-z_]+[a-z]$")
 LOGGING = re.compile(r"(?:^|\.)_?log(?:ger)?(?:_\w+|\.(?:info|warning|error|exception|critical))$")
 LINK = re.compile(r"\[[^]]*\]\(([^)#:]+)(?:#[^)]*)?\)")
 
@@ -112,6 +113,15 @@ def test_every_event_is_documented() -> None:
 def test_no_event_is_documented_that_is_gone() -> None:
     documented = set(re.findall(r"^\| `([a-z]+\.[a-z0-9_]+)` \|", text_of("operations.md"), re.MULTILINE))
     assert documented - {name for name, _ in events()} == set()
+
+
+def test_every_metric_is_documented() -> None:
+    source = (ROOT / "broker" / "aerobee_broker" / "metric_families.py").read_text(encoding="utf-8")
+    constants = [node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)]
+    metrics = {str(value) for value in constants if METRIC.match(str(value))}
+    assert len(metrics) > 10
+    documented = text_of("operations.md")
+    assert [name for name in sorted(metrics) if f"`{name}" not in documented] == []
 
 
 # --- bytes
