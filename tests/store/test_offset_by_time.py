@@ -49,6 +49,31 @@ def test_answers_are_the_official_ones(case: str, tmp_path_factory: pytest.TempP
     table.close()
 
 
+@pytest.mark.parametrize("case", ["commitlog-oldest-deleted", "commitlog-only-last-kept"])
+def test_answers_are_the_official_ones_while_the_minimum_lags_behind_the_log(
+    case: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The first records are gone and the queue does not know yet: their entries are stepped over."""
+    root = unpack(case, tmp_path_factory.mktemp("store"))
+    log = GoldenLog.read(root)
+    table = open_queues(case, root)
+    for wanted in expectation(case)["consumeQueues"]:
+        if queue := table.get(wanted["topic"], wanted["queueId"]):
+            queue.recover()
+            queue.min_offset = wanted["minOffset"]
+            assert queue.max_offset == wanted["maxOffset"]
+    for wanted in expectation(case)["timeLookups"]:
+        found = table.get(wanted["topic"], wanted["queueId"])
+        assert found is not None
+        for timestamp, *official in wanted["lookups"]:
+            got = [
+                offset_by_time(found, timestamp, side, log.store_time, log_min=log.begin)
+                for side in (False, True)
+            ]
+            assert got == official, (wanted["topic"], wanted["queueId"], timestamp)
+    table.close()
+
+
 @dataclass
 class ListQueue:
     """A queue whose record n lies at physical offset n; `cuts` are the first offsets of its files."""
