@@ -76,6 +76,10 @@ class _LoopThread:
         try:
             self._loop.run_forever()
         finally:
+            left = asyncio.all_tasks(self._loop)
+            for task in left:
+                task.cancel()  # calls of other threads that came too late end with CancelledError
+            self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()
 

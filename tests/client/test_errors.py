@@ -1,0 +1,79 @@
+import inspect
+
+import pytest
+
+from aerobee import errors
+from aerobee.errors import (
+    Attempt,
+    BrokerRefused,
+    BrokerUnreachable,
+    BufferFull,
+    ClientClosed,
+    ClientError,
+    DamagedRecord,
+    InvalidMessage,
+    NameserverAnswer,
+    NoBroker,
+    NoNameserver,
+    NoRoute,
+    RequestTimeout,
+    SendFailed,
+)
+
+UNKNOWN = NameserverAnswer("n:9876", "does not know the topic")
+SILENT = NameserverAnswer("m:9876", "no answer within 3 s")
+
+TEXTS: dict[str, tuple[ClientError, list[str]]] = {
+    "no route": (
+        NoRoute("oders", [SILENT, UNKNOWN], ["orders"], True),
+        [
+            "'oders'",
+            "m:9876: no answer",
+            "n:9876: does not know",
+            "orders",
+            "a broker here creates unknown topics",
+        ],
+    ),
+    "no route, no auto-create": (NoRoute("t", [UNKNOWN], (), False), ["no broker here creates topics"]),
+    "no route, offer not known": (NoRoute("t", [UNKNOWN]), ["create it (aerobee topic create t"]),
+    "no route, all silent": (NoRoute("t", [SILENT]), ["check that a nameserver runs", "aerobee doctor"]),
+    "no nameserver": (NoNameserver("list topics", [SILENT]), ["list topics", "m:9876: no answer", "doctor"]),
+    "no broker": (NoBroker("t", "master of broker b", []), ["'t'", "master of broker b", "route: none"]),
+    "timeout": (RequestTimeout("query", "b:1", 2.5), ["query", "b:1", "within 2.5 s"]),
+    "unreachable": (BrokerUnreachable("query", "b:1", "refused"), ["b:1", "refused", "brokerIP1"]),
+    "refused": (
+        BrokerRefused("send", "b:1", 16, "topic is sealed"),
+        ["b:1", "16 NO_PERMISSION", "topic is sealed"],
+    ),
+    "refused, unknown code": (BrokerRefused("send", "b:1", 4711, None), ["4711 unknown code"]),
+    "send failed": (
+        SendFailed("t", [Attempt("b", "b:1", "busy", 12)], "1 attempts failed"),
+        ["'t'", "1 attempts failed", "attempt 1: broker b at b:1: busy (12 ms)"],
+    ),
+    "buffer full": (BufferFull(7, 4096), ["7 unanswered", "4096 bytes", "await producer.ready()"]),
+    "damaged": (
+        DamagedRecord("t", "b", 3, 17, "bad CRC"),
+        ["'t'", "broker b, queue 3, offset 17", "bad CRC", "verify"],
+    ),
+    "closed": (ClientClosed("reader"), ["the reader is closed", "async with"]),
+    "invalid": (InvalidMessage("empty body"), ["empty body"]),
+}
+
+
+@pytest.mark.parametrize(("error", "words"), TEXTS.values(), ids=TEXTS)
+def test_each_error_says_what_was_tried_and_what_to_do(error: ClientError, words: list[str]) -> None:
+    text = str(error)
+    assert [word for word in words if word not in text] == []
+
+
+def test_every_error_has_a_row_above_and_one_base() -> None:
+    kinds = {
+        kind for _, kind in inspect.getmembers(errors, inspect.isclass) if kind.__module__ == errors.__name__
+    }
+    raised = {kind for kind in kinds if issubclass(kind, BaseException)}
+    assert all(issubclass(kind, ClientError) for kind in raised)
+    assert raised - {ClientError} == {type(error) for error, _ in TEXTS.values()}
+
+
+def test_invalid_messages_are_value_errors_too() -> None:
+    assert issubclass(InvalidMessage, ValueError)
