@@ -60,7 +60,8 @@ class Side:
         self.broker = broker
         self.start_s = broker.ready_after_s
         self.idle_mib = memory_kib(broker.pid)["own"] / MIB
-        # How many keys its query topic holds; set by the warm-up.
+        # How many messages its pull topic and keys its query topic hold; set by the warm-up.
+        self.pull_messages = 0
         self.query_keys = 0
         # Anonymous memory only, in KiB; moved by the sampling thread.
         self._peak_kib = 0

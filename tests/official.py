@@ -15,6 +15,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -28,6 +29,7 @@ from programs import Program, ProgramError, Server, free_port
 __all__ = [
     "JAVA_PROJECT",
     "classpath",
+    "get_ready",
     "judge",
     "missing",
     "mqadmin",
@@ -38,6 +40,7 @@ __all__ = [
 ]
 
 JAVA_PROJECT = Path(__file__).resolve().parent / "interop" / "java"
+JAVA_MIN = 17
 BUILD_TIMEOUT_S = 900.0
 START_TIMEOUT_S = 60.0
 JUDGE_TIMEOUT_S = 120.0
@@ -52,11 +55,32 @@ QUIET = f"-Drmq.logback.configurationFile={JAVA_PROJECT / 'quiet-logback.xml'}"
 SMALL_HEAP = ["-Xms512m", "-Xmx1g", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
 
 
+@functools.cache
 def missing() -> str | None:
     """Why the official programs cannot run here, or None when they can."""
-    for tool, what in (("java", "a Java 17 runtime"), ("javac", "a Java 17 JDK"), ("mvn", "Maven")):
+    for tool, what in (("java", "a Java runtime"), ("javac", "a Java JDK"), ("mvn", "Maven")):
         if shutil.which(tool) is None:
             return f"`{tool}` is not on PATH ({what} is needed for the official RocketMQ programs)"
+    said = subprocess.run(["javac", "-version"], capture_output=True, text=True, check=False).stdout
+    major = re.search(r"javac (\d+)", said)
+    if major is None or int(major[1]) < JAVA_MIN:
+        return f"`javac -version` says {said.strip()!r}: Java {JAVA_MIN} or later is needed"
+    return None
+
+
+def get_ready() -> str | None:
+    """Build what is not built; why that cannot be done here (no Java, no registry), or None.
+
+    Raises ProgramError when our own Java sources do not compile.
+    """
+    if reason := missing():
+        return reason
+    try:
+        classpath()
+    except ProgramError as failed:
+        if "COMPILATION ERROR" in str(failed):
+            raise
+        return str(failed)
     return None
 
 

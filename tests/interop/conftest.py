@@ -18,12 +18,11 @@ from clusters import KINDS, Cluster, start_cluster
 @pytest.fixture(scope="session", autouse=True)
 def _java() -> None:
     """Have the official programs ready, or skip; in CI they must be there."""
-    reason = official.missing()
+    reason = official.get_ready()
     if reason and os.environ.get("CI") == "true":
         pytest.fail(reason)
     if reason:
         pytest.skip(reason)
-    official.classpath()
 
 
 @pytest.fixture(scope="module", params=KINDS)
