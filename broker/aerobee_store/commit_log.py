@@ -46,6 +46,8 @@ class CommitLog:
         # Moved by the appender (and recovery) only.
         self.end_offset = 0
         self._last: MappedFile | None = None
+        # Stretches [begin, end) that recovery or a scrub found to hold no proven record.
+        self.damaged: tuple[tuple[int, int], ...] = ()
         # Moved by flush() (and recovery) only.
         self.flushed_offset = 0
         # (offset, file) made ahead by prepare_next(), taken by roll(); both under the lock.
@@ -172,6 +174,10 @@ class CommitLog:
         if head is None:
             return None
         return self.read(physical_offset, _SIZE.unpack(head)[0])
+
+    def is_damaged(self, physical_offset: int) -> bool:
+        """Whether the record that begins there is known to be damaged and must not be served."""
+        return any(begin <= physical_offset < end for begin, end in self.damaged)
 
     def check(self) -> None:
         """Invariants as code; CorruptStore at the first that is broken."""

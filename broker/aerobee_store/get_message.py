@@ -3,7 +3,8 @@
 Touches  queue files and the commit log, reading. No clock.
 
 What always holds
-- A record is served only if its entry agrees with it: magic, size and the stored physical offset.
+- A record is served only if its entry agrees with it: magic, size and the stored physical offset; and not
+  if it is known to be damaged.
 - Records that lie next to each other in the log leave as one slice; slices stay readable while held.
 - A call never crosses the end of a queue file and never scans more than `scan_size_max` bytes of entries.
 """
@@ -140,6 +141,7 @@ class MessageReader:
         log = self._log
         end = log.end_offset
         log_min = log.min_offset
+        damaged = log.damaged
         memory_floor = end - self._distance
         identity = _IDENTITY.unpack_from
         status = GetStatus.NO_MATCHED_MESSAGE
@@ -189,6 +191,7 @@ class MessageReader:
                 stored_offset != physical_offset
                 or found_size != size
                 or (magic != MAGIC_V1 and magic != MAGIC_V2)
+                or (damaged and log.is_damaged(physical_offset))
             ):
                 if not count:
                     status = GetStatus.MESSAGE_WAS_REMOVING

@@ -57,7 +57,7 @@ def query_messages(
 
 def _header_at(log: CommitLog, physical_offset: int) -> RecordHeader | None:
     file = log.mapped.find(physical_offset)
-    if file is None or physical_offset >= log.end_offset:
+    if file is None or physical_offset >= log.end_offset or log.is_damaged(physical_offset):
         return None
     try:
         header = scan_header(file.view, physical_offset - file.offset)

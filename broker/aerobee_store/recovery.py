@@ -24,7 +24,7 @@ from pathlib import Path
 from aerobee_proto.errors import RecordError
 from aerobee_proto.javahash import index_key_hash
 from aerobee_proto.properties import find_property
-from aerobee_proto.records import RecordHeader, scan_header
+from aerobee_proto.records import RECORD_SIZE_MIN, RecordHeader, scan_header
 from aerobee_store.checkpoint import Checkpoint
 from aerobee_store.commit_log import CommitLog
 from aerobee_store.config import StoreConfig
@@ -33,7 +33,7 @@ from aerobee_store.delay import SCHEDULE_TOPIC, entry_tag
 from aerobee_store.errors import CorruptStore
 from aerobee_store.index import IndexedRecord, IndexService, KeyedRecord, key_texts
 from aerobee_store.io import StoreIo
-from aerobee_store.mapped_files import MappedFile
+from aerobee_store.mapped_files import MappedFile, file_name
 from aerobee_store.queue_table import QueueTable
 from aerobee_store.record_scan import BLANK, RecordFault, ScannedRecord, find_record, scan_record
 
@@ -47,6 +47,9 @@ _PLACE_SIZE = 12  # bytes of an entry that say where the record is and how long
 _INDEX_BATCH = 4096
 _COMPARE_WINDOW = 4096
 _SEARCH_STEP = 4 << 20
+_FILE_MISSING = "the file is missing"
+# Below the store's root: copies of damaged stretches, named <first offset>-<one past the last>.
+QUARANTINE = "quarantine"
 ACCEPT_LOSS = "restore the missing bytes from a copy, or start once with accept_loss to go on without them"
 
 
@@ -75,16 +78,24 @@ class RecoveryReport:
     duplicate_records: int = 0
     renumbered_records: int = 0
     hole_entries: int = 0
+    orphan_entries: int = 0
     indexed_keys: int = 0
     removed_index_files: tuple[str, ...] = ()
     last_store_timestamp: int = 0
+    # (topic, queue id, index - queue offset of the records)
     shifted_queues: list[tuple[str, int, int]] = field(default_factory=list)
+    # (topic, queue id, first logical offset, count) of entries that no record stands behind any more
+    dropped: list[tuple[str, int, int, int]] = field(default_factory=list)
     damage: list[Damage] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
 
 
 class _StartEarlier(Exception):
-    """A queue misses records from before the walk."""
+    """A queue misses records from before the walk; it has all of those that end at or below `offset`."""
+
+    def __init__(self, offset: int) -> None:
+        super().__init__(offset)
+        self.offset = offset
 
 
 @dataclass(slots=True, frozen=True)
@@ -116,6 +127,8 @@ class _Recovery:
         self._config = parts.config
         self._report = RecoveryReport(aborted=aborted)
         self._watermark = parts.checkpoint.watermark
+        # What earlier starts have put aside already.
+        self._log.damaged = quarantined(parts.io, parts.config.root / QUARANTINE)
 
     def run(self) -> RecoveryReport:
         report = self._report
@@ -127,14 +140,13 @@ class _Recovery:
             try:
                 end = self._recover_from(start)
                 break
-            except _StartEarlier:
-                start = self._one_file_earlier(start)
-        self._check_loss(end)
+            except _StartEarlier as wish:
+                start = self._earlier(start, wish.offset)
         self._quarantine()
         self._log.set_end(end)
         report.start_offset, report.end_offset = start, end
         report.min_offset = self._log.min_offset
-        report.cut_entries += self._parts.queues.cut_at_physical(end)
+        self._parts.queues.cut_at_physical(end)
         self._parts.queues.correct_min_offsets(self._log.min_offset)
         self._recover_index(start, end)
         self._make_durable()
@@ -143,9 +155,17 @@ class _Recovery:
     # --- an empty log ----------------------------------------------------------------------------------
 
     def _recover_empty(self) -> None:
-        """Without a log nothing in queues and index points anywhere: both start again."""
-        if self._watermark is not None and self._watermark.log_end > 0:
-            self._lose(0, f"the whole log up to {self._watermark.log_end} is gone")
+        """Without a log nothing in queues and index points anywhere: both start again.
+
+        That is right for a folder that never had a message, and else the loss of all of them: most often
+        a disk that is not mounted or a wrong path.
+        """
+        known = self._watermark.log_end if self._watermark is not None else 0
+        filled = sum(1 for queue in self._parts.queues if queue.file_spans)
+        if known > 0 or filled > 0:
+            self._lose(
+                0, f"there is no log file, but {filled} queues have entries ({known} bytes were flushed)"
+            )
         self._log.set_end(0)
         self._parts.queues.destroy()
         self._parts.index.destroy()
@@ -178,19 +198,20 @@ class _Recovery:
                 return file.offset
         return self._log.mapped.min_offset
 
-    def _one_file_earlier(self, start: int) -> int:
+    def _earlier(self, start: int, offset: int) -> int:
+        """Where a file begins, before `start` and not behind `offset` if the log reaches back so far."""
         earlier = [f.offset for f in self._log.mapped.files if f.offset < start]
         assert earlier, "asked for an earlier start at the beginning of the log"
-        return earlier[-1]
+        return max((at for at in earlier if at <= offset), default=earlier[0])
 
     # --- the walk --------------------------------------------------------------------------------------
 
     def _recover_from(self, start: int) -> int:
         """Prove the log from `start`, bring the queues to its state; where the log ends."""
         report = self._report
-        report.damage = []
+        report.damage, report.dropped, report.shifted_queues = [], [], []
         report.walked_records = report.dispatched_records = report.duplicate_records = 0
-        report.renumbered_records = report.hole_entries = 0
+        report.renumbered_records = report.hole_entries = report.orphan_entries = 0
         walker = LogWalker(self._log, report, property_crc=self._config.verify_property_crc)
         first = self._log.mapped.min_offset
         repair = _QueueRepair(self._parts, report, start, may_start_earlier=start > first)
@@ -199,6 +220,8 @@ class _Recovery:
             report.walked_records += 1
             report.last_store_timestamp = max(report.last_store_timestamp, record.store_timestamp)
             repair.see(record)
+        # Before entries go whose records may come back from a copy.
+        self._check_loss(walker.end)
         repair.finish(walker.end)
         return walker.end
 
@@ -208,16 +231,16 @@ class _Recovery:
             self._lose(end, f"the log ends here, but it was on disk up to {mark.log_end}")
 
     def _quarantine(self) -> None:
-        """Keep a copy of what could not be read, for whoever wants to look at it."""
+        """Keep a copy of what could not be read; its name keeps the place from being served, also later."""
+        folder = self._config.root / QUARANTINE
         for damage in self._report.damage:
             piece = self._log.mapped.find(damage.begin)
-            if piece is None:
-                continue
-            path = self._config.root / "quarantine" / f"{damage.begin:020d}-{damage.end:020d}"
-            if self._parts.io.read_bytes(path) is None:
+            path = folder / f"{damage.begin:020d}-{damage.end:020d}"
+            if piece is not None and self._parts.io.read_bytes(path) is None:
                 begin = damage.begin - piece.offset
                 content = bytes(piece.view[begin : damage.end - piece.offset])
                 self._parts.io.replace_bytes(path, content, keep_previous=False)
+        self._log.damaged = quarantined(self._parts.io, folder)
 
     # --- index -----------------------------------------------------------------------------------------
 
@@ -288,8 +311,10 @@ class LogWalker:
                 if file is not None:
                     self.end = file.offset
                 continue
-            reason = found.reason if isinstance(found, RecordFault) else "the next file is missing"
-            file, position = self._step_over(file, position, reason)
+            if isinstance(found, RecordFault):
+                file, position = self._step_over(file, position, found.reason)
+            else:
+                file, position = self._step_over(file, len(file.view), _FILE_MISSING)
 
     def _step_over(self, file: MappedFile, position: int, reason: str) -> tuple[MappedFile | None, int]:
         """The next proven record behind a bad place; without one the log ends before it."""
@@ -319,16 +344,16 @@ class LogWalker:
         """One entry for each file that the bad stretch touches, so that each can be named and copied."""
         at = begin
         for file in self._log.mapped.files:
-            if file.end <= at or file.offset >= end:
+            if file.end <= at or file.offset > end:
                 continue
             if file.offset > at:
-                path = self._log.folder / f"{at:020d}"
-                self._report.damage.append(Damage(at, file.offset, path, "file is missing"))
+                missing = self._log.folder / file_name(at)
+                self._report.damage.append(Damage(at, file.offset, missing, _FILE_MISSING))
                 at = file.offset
             stop = min(file.end, end)
             if stop > at:
                 self._report.damage.append(Damage(at, stop, file.data.path, reason))
-            at = stop
+                at = stop
 
 
 # --- queues ------------------------------------------------------------------------------------------------
@@ -337,10 +362,22 @@ class LogWalker:
 class _Cursor:
     """Where the comparison of one queue with the log stands."""
 
-    __slots__ = ("next_offset", "pending", "pending_first", "queue", "shift", "view", "view_first", "writing")
+    __slots__ = (
+        "found_max",
+        "next_offset",
+        "pending",
+        "pending_first",
+        "queue",
+        "shift",
+        "view",
+        "view_first",
+        "writing",
+    )
 
     def __init__(self, queue: ConsumeQueue, next_offset: int) -> None:
         self.queue = queue
+        # Where the queue ended before recovery changed it.
+        self.found_max = queue.max_offset
         # Entries before it agree with the log.
         self.next_offset = next_offset
         # index - queue offset of the record, in a queue that arrived shifted; else 0.
@@ -352,6 +389,13 @@ class _Cursor:
         # Packed entries from view_first on, for comparing.
         self.view: memoryview = memoryview(b"")
         self.view_first = next_offset
+
+    def last_physical_end(self) -> int:
+        """Where the record before next_offset ends, for a queue that is being written."""
+        if self.pending:
+            physical_offset, size, _ = ENTRY.unpack(self.pending[-1])
+            return int(physical_offset + size)
+        return max(self.queue.last_physical_end, 0)
 
     def present(self) -> memoryview:
         """The packed entry at next_offset, empty if there is none."""
@@ -378,22 +422,33 @@ class _QueueRepair:
     def prepare(self) -> None:
         """Find the end of every queue and the entry from which the walk will judge it."""
         for queue in self._queues:
+            doubts: list[int] = []
             recovery = queue.recover(
-                self._verify(queue), log_min=self._log.mapped.min_offset, proven_offset=self._start
+                self._verify(queue, doubts),
+                log_min=self._log.mapped.min_offset,
+                proven_offset=self._start,
             )
             self._report.cut_entries += recovery.cut_entries
             if recovery.gaps:
-                self._report.cut_entries += queue.max_offset - recovery.gaps[0][0]
                 queue.cut_at(recovery.gaps[0][0])
+            if (doubts or recovery.gaps) and self._may_start_earlier:
+                raise _StartEarlier(max(queue.last_physical_end, 0))
             self._cursors[queue.topic, queue.queue_id] = self._cursor(queue)
 
-    def _verify(self, queue: ConsumeQueue) -> Callable[[ConsumeQueueEntry, int], bool]:
-        """Entries of records that the walk will see are the walk's business; others must hold now."""
+    def _verify(self, queue: ConsumeQueue, doubts: list[int]) -> Callable[[ConsumeQueueEntry, int], bool]:
+        """Entries of records that the walk will see are the walk's business; others must hold now.
 
-        def verify(entry: ConsumeQueueEntry, _offset: int) -> bool:
-            if entry.physical_offset >= self._start:
+        `doubts` gets the logical offsets of those that do not.
+        """
+
+        def verify(entry: ConsumeQueueEntry, offset: int) -> bool:
+            place = entry.physical_offset
+            if place >= self._start or _agrees(self._log, queue, entry):
                 return True
-            return _agrees(self._log, queue, entry)
+            if self._log.is_damaged(place) or self._log.mapped.find(place) is None:
+                return True
+            doubts.append(offset)
+            return False
 
         return verify
 
@@ -442,6 +497,7 @@ class _QueueRepair:
         packed = ENTRY.pack(record.physical_offset, record.size, tag)
         if not cursor.writing:
             self._skip_damaged(cursor, record.physical_offset)
+            self._skip_orphans(cursor, record, packed)
             # Due times of delayed messages stay as they were given, whatever the delay levels are now.
             compared = _PLACE_SIZE if record.topic == SCHEDULE_TOPIC else ENTRY_SIZE
             if cursor.present()[:compared] == packed[:compared]:
@@ -461,6 +517,14 @@ class _QueueRepair:
                 return
             cursor.next_offset += 1
 
+    def _skip_orphans(self, cursor: _Cursor, record: ScannedRecord, packed: bytes) -> None:
+        """Entries whose records now say that they belong elsewhere keep their numbers, if the queue goes on
+        behind them exactly as the log does: it is those records that are damaged, not the queue."""
+        wanted = record.queue_offset + cursor.shift
+        if wanted > cursor.next_offset and cursor.queue.read(wanted, 1) == packed:
+            self._report.orphan_entries += wanted - cursor.next_offset
+            cursor.next_offset = wanted
+
     def _is_damaged(self, physical_offset: int) -> bool:
         return any(d.begin <= physical_offset < d.end for d in self._report.damage)
 
@@ -470,7 +534,6 @@ class _QueueRepair:
         if record.queue_offset + cursor.shift < cursor.next_offset and self._is_first_lost(cursor, record):
             # The front of the queue is missing while its records are there.
             cursor.next_offset = 0
-        self._report.cut_entries += max(queue.max_offset - cursor.next_offset, 0)
         queue.cut_at(cursor.next_offset)
         cursor.next_offset = cursor.pending_first = queue.max_offset
         cursor.writing = True
@@ -494,7 +557,7 @@ class _QueueRepair:
                 self._report.duplicate_records += 1
                 return
             elif self._may_start_earlier:
-                raise _StartEarlier
+                raise _StartEarlier(cursor.last_physical_end())
             else:
                 self._fill_hole(cursor, record, wanted)
         cursor.pending.append(packed)
@@ -504,26 +567,20 @@ class _QueueRepair:
             self._flush(cursor)
 
     def _fill_hole(self, cursor: _Cursor, record: ScannedRecord, wanted: int) -> None:
-        """Numbers of damaged records stay taken, by entries that point into the damage.
+        """Numbers of records that cannot be read stay taken, by entries that lead to no record.
 
-        Without damage that explains the hole it is the record's number that is wrong: it gets the next.
+        They point between the records on both sides. Without room there for as many records it is this
+        record's number that is wrong: it gets the next.
         """
-        low = ENTRY.unpack(cursor.pending[-1])[0] + 1 if cursor.pending else cursor.queue.last_physical_end
-        places = self._damaged_places(low, record.physical_offset, wanted - cursor.next_offset)
-        if places is None:
+        low = cursor.last_physical_end()
+        count = wanted - cursor.next_offset
+        if record.physical_offset - low < count * RECORD_SIZE_MIN:
             self._report.renumbered_records += 1
             return
+        places = range(record.physical_offset - count, record.physical_offset)
         cursor.pending.extend(ENTRY.pack(place, 1, 0) for place in places)
-        self._report.hole_entries += len(places)
+        self._report.hole_entries += count
         cursor.next_offset = wanted
-
-    def _damaged_places(self, low: int, high: int, count: int) -> range | None:
-        """`count` physical offsets in one damaged stretch between two records."""
-        for damage in self._report.damage:
-            begin = max(damage.begin, low)
-            if damage.end <= high and damage.end - begin >= count:
-                return range(begin, begin + count)
-        return None
 
     def _flush(self, cursor: _Cursor) -> None:
         if cursor.pending:
@@ -535,13 +592,24 @@ class _QueueRepair:
         """The walk is over: entries that no record stands behind go."""
         for cursor in self._cursors.values():
             self._flush(cursor)
-            if cursor.writing:
-                continue
-            self._skip_damaged(cursor, end)
-            dropped = cursor.queue.max_offset - cursor.next_offset
+            if not cursor.writing:
+                self._skip_damaged(cursor, end)
+                cursor.queue.cut_at(cursor.next_offset)
+            queue = cursor.queue
+            dropped = cursor.found_max - queue.max_offset
             if dropped > 0:
                 self._report.cut_entries += dropped
-                cursor.queue.cut_at(cursor.next_offset)
+                self._report.dropped.append((queue.topic, queue.queue_id, queue.max_offset, dropped))
+
+
+def quarantined(io: StoreIo, folder: Path) -> tuple[tuple[int, int], ...]:
+    """The damaged stretches that the names in the quarantine folder tell."""
+    found = []
+    for entry in io.list_names(folder):
+        begin, _, end = entry.name.partition("-")
+        if begin.isdecimal() and end.isdecimal():
+            found.append((int(begin), int(end)))
+    return tuple(found)
 
 
 # --- records as queues and index see them --------------------------------------------------------------------

@@ -111,7 +111,8 @@ class MessageStore:
 
     def _load_and_recover(self) -> RecoveryReport:
         aborted = self._guard.was_aborted
-        self._guard.announce_changes(os.getpid())
+        if not aborted:
+            self._guard.announce_changes(os.getpid())
         try:
             self._log.load()
             self._queues.load()
@@ -157,10 +158,14 @@ class MessageStore:
                 end_offset=damage.end,
                 reason=damage.reason,
             )
+        for topic, queue_id, offset, count in report.dropped:
+            log.warning(
+                "store.entries_dropped", topic=topic, queue_id=queue_id, logical_offset=offset, count=count
+            )
         for text in report.lost:
             log.error("store.loss_accepted", reason=text)
         facts: dict[str, Any] = asdict(report)
-        for name in ("damage", "lost", "shifted_queues", "removed_index_files"):
+        for name in ("damage", "dropped", "lost", "shifted_queues", "removed_index_files"):
             facts[name] = len(facts[name])
         log.info("store.recovered", **facts)
 
@@ -435,7 +440,12 @@ class MessageStore:
         file = self._log.mapped.find(physical_offset)
         if file is None:
             return None
-        record = scan_record(file.view, physical_offset - file.offset, physical_offset)
+        record = scan_record(
+            file.view,
+            physical_offset - file.offset,
+            physical_offset,
+            property_crc=self._config.verify_property_crc,
+        )
         return record if isinstance(record, ScannedRecord) else None
 
     def message_at(self, physical_offset: int) -> bytes | None:
