@@ -71,6 +71,7 @@ class RemotingServer:
         self._on_disconnect = on_disconnect
         self.connections: set[Connection] = set()
         self.refused_connections = 0
+        self._bound: list[socket.socket] = []  # taken, not yet served
         self._servers: list[asyncio.Server] = []
         self._listeners: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -78,23 +79,37 @@ class RemotingServer:
         self._closing = False
 
     async def start(self, host: str, port: int) -> int:
-        """Listen on `host:port` (0 picks a free port) and return the port. May be called for several addresses.
+        """`bind` and `serve` in one; the port."""
+        bound = self.bind(host, port)
+        await self.serve()
+        return bound
 
-        OSError when the address cannot be taken; its text names the address.
+    def bind(self, host: str, port: int) -> int:
+        """Take the address `host:port` (0 picks a free port) and return the port. Nothing is accepted yet.
+
+        May be called for several addresses. OSError when one cannot be taken; its text names the address.
         """
-        loop = asyncio.get_running_loop()
         listener = _listen(host, port)
-        if self._config.tls_mode is TlsMode.DISABLED:
-            server = await loop.create_server(self._new_connection, sock=listener, backlog=SOCKET_BACKLOG)
-            self._servers.append(server)
-        else:
-            listener.listen(SOCKET_BACKLOG)
-            self._listeners.append(listener)
-            self._spawn(self._accept(listener), f"accept on {host}:{port}")
+        self._bound.append(listener)
+        taken: int = listener.getsockname()[1]
+        return taken
+
+    async def serve(self) -> None:
+        """Accept connections on every bound address."""
+        loop = asyncio.get_running_loop()
+        bound, self._bound = self._bound, []
+        for listener in bound:
+            if self._config.tls_mode is TlsMode.DISABLED:
+                server = await loop.create_server(
+                    self._new_connection, sock=listener, backlog=SOCKET_BACKLOG
+                )
+                self._servers.append(server)
+            else:
+                listener.listen(SOCKET_BACKLOG)
+                self._listeners.append(listener)
+                self._spawn(self._accept(listener), f"accept on {format_addr(listener.getsockname())}")
         if self._sweeper is None:
             self._sweeper = loop.call_later(SWEEP_S, self._sweep)
-        bound: int = listener.getsockname()[1]
-        return bound
 
     async def close(self) -> None:
         """Stop listening, close every connection and wait until they are gone."""
@@ -106,7 +121,7 @@ class RemotingServer:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for listener in self._listeners:
+        for listener in (*self._bound, *self._listeners):
             listener.close()
         connections = list(self.connections)
         for connection in connections:

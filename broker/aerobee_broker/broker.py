@@ -1,0 +1,334 @@
+"""The broker: its parts put together, started and stopped in order.
+
+Start   lock and recover the store, take the port, load the tables, serve, register. Nothing is answered before
+        recovery is done.
+Stop    unregister, stop accepting, answer what waits for the disk, write the tables, close the store.
+
+Touches  everything below it; sockets through remoting, files through the store.
+
+Invariants
+- The store is called by the event loop's thread, but for syncing (the flusher thread of `Durability`) and the
+  upkeep of queues, index, checkpoint and spare files (one worker thread).
+- After a failed sync nothing is answered with success and `failed` is set: the process has to end.
+"""
+
+import asyncio
+import os
+import secrets
+import ssl
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from aerobee_broker.admin import register_admin
+from aerobee_broker.config import BrokerConfig, LiveConfig, to_store_config
+from aerobee_broker.durability import Durability
+from aerobee_broker.housekeeping import connection_lost, run_client_scan, run_stats
+from aerobee_broker.identity import identity_of
+from aerobee_broker.metrics import MetricsServer
+from aerobee_broker.pull import PullProcessor
+from aerobee_broker.query import QueryProcessor
+from aerobee_broker.send import SendProcessor
+from aerobee_broker.services import Services, make_services
+from aerobee_proto.codes import ResponseCode
+from aerobee_proto.message_ids import UniqueKeyFactory
+from aerobee_remoting.connection import Connection, ConnectionLimits
+from aerobee_remoting.handlers import HandlerTable
+from aerobee_remoting.server import RemotingServer, ServerConfig, TlsMode
+from aerobee_store.errors import StoreError, StoreFull
+from aerobee_store.io import DiskIo, StoreIo
+from aerobee_store.store import MessageStore
+
+__all__ = ["Broker"]
+
+log = structlog.get_logger()
+
+HELD_PULL_SWEEP_S: Final = 0.1
+INDEX_PAUSE_S: Final = 0.01  # between two rounds of index work
+INDEX_ROUND: Final = 2048  # messages indexed in one go: about 3 ms of the loop
+
+
+def epoch_ms() -> int:
+    """The wall clock in milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+class Broker:
+    """One broker. `start` once, `close` once; `failed` is set when it cannot go on."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        *,
+        settings_file: Path | None = None,
+        io: StoreIo | None = None,
+        clock: Callable[[], int] = epoch_ms,
+    ) -> None:
+        """`settings_file` is where changes of settings by request are kept; without it they last for this run."""
+        self._config = config
+        self._settings_file = settings_file
+        self._io = io or DiskIo()
+        self._clock = clock
+        self._handlers = HandlerTable()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._upkeep = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store-upkeep")
+        self._store: MessageStore | None = None
+        self._server: RemotingServer | None = None
+        self._services: Services | None = None
+        self._durability: Durability | None = None
+        self._pulls: PullProcessor | None = None
+        self._metrics: MetricsServer | None = None
+        self._sync = config.flush_disk_type == "SYNC_FLUSH"
+        self.failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+        self.port = 0
+
+    @property
+    def services(self) -> Services:
+        """The parts that handlers share; there after `start`."""
+        assert self._services is not None
+        return self._services
+
+    @property
+    def address(self) -> str:
+        """The address that clients use, `host:port`; there after `start`."""
+        return self.services.identity.broker_addr
+
+    # --- start ------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Recover the store and serve. Raises StoreError, OSError or ValueError with the way out; call
+        `close` then too."""
+        started = time.perf_counter()
+        loop = asyncio.get_running_loop()
+        store = MessageStore(to_store_config(self._config), io=self._io, clock=self._clock)
+        await loop.run_in_executor(self._upkeep, store.open)
+        self._store = store
+        self._server = RemotingServer(
+            self._handlers, config=_server_config(self._config), on_disconnect=self._disconnected
+        )
+        self.port = self._server.bind(self._config.bind_address, self._config.listen_port)
+        services = self._make_services(store)
+        self._register_handlers(services)
+        assert self._durability is not None
+        self._durability.start()
+        self._start_tasks(services)
+        if self._config.metrics_exporter_type == "PROM" and self._config.metrics_prom_exporter_port:
+            self._metrics = MetricsServer(services, facts=self._facts)
+            await self._metrics.start()
+        await self._server.serve()
+        services.registrar.start()
+        log.info(
+            "broker.ready",
+            address=services.identity.broker_addr,
+            broker_name=services.identity.broker_name,
+            cluster=services.identity.cluster_name,
+            store=str(self._config.store_path_root_dir),
+            flush=self._config.flush_disk_type,
+            topics=len(services.topics),
+            took_ms=round((time.perf_counter() - started) * 1000),
+        )
+
+    def _make_services(self, store: MessageStore) -> Services:
+        live = LiveConfig(self._config, now_ms=self._clock())
+        identity = identity_of(self._config, self.port)
+        services = make_services(
+            live,
+            identity=identity,
+            store=store,
+            io=self._io,
+            clock=self._clock,
+            settings_file=self._settings_file,
+        )
+        self._services = services
+        services.files.load()
+        services.topics.restore(
+            {topic: max(store.queue_ids(topic), default=0) + 1 for topic in store.topics()}
+        )
+        services.appended = self._appended
+        return services
+
+    def _register_handlers(self, services: Services) -> None:
+        config = self._config
+        self._durability = Durability(
+            services.store,
+            sync=self._sync,
+            flush_interval_ms=config.flush_interval_commit_log,
+            sync_flush_timeout_ms=config.sync_flush_timeout,
+            late_code=ResponseCode.FLUSH_DISK_TIMEOUT,
+            failed_code=ResponseCode.SERVICE_NOT_AVAILABLE,
+            on_flushed=self._flushed,
+            on_failure=self._fail,
+        )
+        identity = services.identity
+        keys = UniqueKeyFactory(identity.host, os.getpid(), secrets.randbits(32), self._clock)
+        send = SendProcessor(
+            services, self._durability, store_host=(identity.host, identity.port), unique_keys=keys
+        )
+        send.register(self._handlers)
+        self._pulls = PullProcessor(services)
+        self._pulls.register(self._handlers)
+        QueryProcessor(services).register(self._handlers)
+        register_admin(self._handlers, services)
+
+    def _start_tasks(self, services: Services) -> None:
+        for name, work in (
+            ("config files", services.files.run()),
+            ("client scan", run_client_scan(services)),
+            ("stats", run_stats(services, self._facts)),
+            ("store upkeep", self._run_upkeep(services)),
+        ):
+            self._tasks.append(asyncio.create_task(self._watched(name, work), name=name))
+        self._sweep_held_pulls()
+
+    async def _watched(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """A background task that ends by itself is a fault of ours: the broker must not limp on without it."""
+        try:
+            await work
+        except asyncio.CancelledError:
+            raise
+        except Exception as failed:
+            log.exception("broker.task_failed", task=name)
+            self._fail(failed)
+
+    # --- what happens while it runs -----------------------------------------------------------------------------
+
+    def _appended(self) -> None:
+        """Messages are in the log. In async mode they may be read at once; in sync mode after their sync."""
+        if not self._sync:
+            self._confirm(self.services.store.end_offset)
+
+    def _flushed(self, offset: int) -> None:
+        if self._sync:
+            self._confirm(offset)
+
+    def _confirm(self, offset: int) -> None:
+        store = self.services.store
+        arrivals = store.confirm(offset)
+        assert self._pulls is not None
+        if len(self._pulls.held):
+            for topic, queue_id, max_offset, tag_hashes in arrivals:
+                self._pulls.wake(topic, queue_id, max_offset, tag_hashes)
+        if "index" not in self._timers and store.index_backlog:
+            self._later("index", INDEX_PAUSE_S, self._build_index)
+
+    def _build_index(self) -> None:
+        del self._timers["index"]
+        store = self.services.store
+        try:
+            store.build_index(INDEX_ROUND)
+        except StoreFull as full:
+            log.warning("store.index_behind", reason=str(full), backlog=store.index_backlog)
+            self._later("index", 1.0, self._build_index)
+            return
+        if store.index_backlog:
+            self._later("index", INDEX_PAUSE_S, self._build_index)
+
+    def _sweep_held_pulls(self) -> None:
+        assert self._pulls is not None
+        self._pulls.expire()
+        self._later("held pulls", HELD_PULL_SWEEP_S, self._sweep_held_pulls)
+
+    def _later(self, name: str, delay_s: float, call: Callable[[], None]) -> None:
+        self._timers[name] = asyncio.get_running_loop().call_later(delay_s, call)
+
+    def _disconnected(self, connection: Connection) -> None:
+        if self._pulls is not None:
+            self._pulls.held.drop_owner(connection)
+        if self._services is not None:
+            connection_lost(self._services, connection)
+
+    async def _run_upkeep(self, services: Services) -> None:
+        """Bring queues, index and checkpoint to the disk, and make the next log file ahead of its use."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(services.config.flush_interval_consume_queue / 1000)
+            await loop.run_in_executor(self._upkeep, _upkeep, services.store)
+
+    def _fail(self, failed: Exception) -> None:
+        if not self.failed.done():
+            log.error("broker.failed", reason=str(failed) or type(failed).__name__)
+            self.failed.set_result(failed)
+
+    def _facts(self) -> dict[str, object]:
+        """State for the `broker.stats` line and for metrics."""
+        assert self._server is not None
+        assert self._pulls is not None
+        assert self._durability is not None
+        facts: dict[str, object] = {
+            "connections": len(self._server.connections),
+            "held_pulls": len(self._pulls.held),
+            "sends_waiting": self._durability.waiting_count,
+            "nameservers": self.services.registrar.registered_count,
+        }
+        return facts | self.services.store.statistics()
+
+    # --- stop -------------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Stop in order; also after a failed or partial start."""
+        if self._services is not None:
+            await self._services.registrar.stop()
+        for timer in self._timers.values():
+            timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._durability is not None:
+            await self._durability.drain()
+        if self._metrics is not None:
+            await self._metrics.close()
+        if self._server is not None:
+            await self._server.close()
+        if self._durability is not None:
+            await self._durability.close()
+        for timer in self._timers.values():
+            timer.cancel()
+        await asyncio.get_running_loop().run_in_executor(None, self._upkeep.shutdown)
+        await self._close_files()
+        log.info("broker.stopped", failed=self.failed.done())
+
+    async def _close_files(self) -> None:
+        """Tables first, the store and its lock last."""
+        try:
+            if self._services is not None:
+                await self._services.files.close()
+        except OSError as failed:
+            log.error("broker.config_not_saved", reason=str(failed))  # noqa: TRY400  # the text says it all
+        if self._store is not None:
+            self._store.close()
+
+
+def _upkeep(store: MessageStore) -> None:
+    if store.not_writeable_reason is not None:
+        return
+    try:
+        store.flush_queues()
+        store.write_checkpoint()
+        store.preallocate()
+    except StoreError as refused:
+        log.warning("store.upkeep_skipped", reason=str(refused))
+
+
+def _server_config(config: BrokerConfig) -> ServerConfig:
+    mode = TlsMode(config.tls_server_mode)
+    tls = None
+    if mode is not TlsMode.DISABLED:
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(config.tls_server_cert_path, config.tls_server_key_path)
+        if config.tls_server_trust_cert_path:
+            tls.load_verify_locations(config.tls_server_trust_cert_path)
+            tls.verify_mode = ssl.CERT_REQUIRED
+    return ServerConfig(
+        limits=ConnectionLimits(
+            in_flight_max=config.max_in_flight_per_connection,
+            idle_s=config.server_channel_max_idle_time_seconds,
+        ),
+        connections_max=config.max_connections,
+        tls_mode=mode,
+        tls=tls,
+    )

@@ -1,0 +1,227 @@
+"""When a send may be answered: the wait between an append and the promise that the configuration makes.
+
+Touches  one thread that calls the store's `flush_disk`, and connections to answer on.
+
+SYNC_FLUSH   Answers wait in order of their log position. While the disk syncs, everything appended meanwhile
+             waits for the next sync (group commit). A sync that takes longer than `sync_flush_timeout_ms`
+             is answered FLUSH_DISK_TIMEOUT: stored, durability not known.
+ASYNC_FLUSH  Answers leave at once; the thread syncs every `flush_interval_ms`.
+
+A failed sync is final: the kernel may have dropped the pages and report success next time. Whatever waits is
+refused, `on_failure` is called once, and no further answer leaves.
+
+Invariants
+- A SUCCESS answer in sync mode leaves only after `flushed_offset` has passed the end of its record.
+- The event loop never waits for the disk.
+- At most one sync runs at a time; `_syncing` is true from the moment it is asked for until its result is here.
+"""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+import structlog
+
+from aerobee_remoting.connection import Connection
+
+__all__ = ["Durability", "SyncedLog", "WaitingAnswer"]
+
+log = structlog.get_logger()
+
+
+class SyncedLog(Protocol):
+    """The part of the store that this module needs."""
+
+    @property
+    def end_offset(self) -> int: ...
+
+    @property
+    def flushed_offset(self) -> int: ...
+
+    def flush_disk(self) -> int:
+        """Sync what is appended; the new durable offset. Runs in the thread. OSError is final."""
+        ...
+
+
+class WaitingAnswer:
+    """Answers to one read of one connection that leave together."""
+
+    __slots__ = ("connection", "count", "deadline", "end_offset", "late", "payload")
+
+    def __init__(
+        self,
+        end_offset: int,
+        connection: Connection,
+        payload: bytes,
+        late: Callable[[int], bytes],
+        count: int,
+        deadline: float,
+    ) -> None:
+        self.end_offset = end_offset
+        self.connection = connection
+        self.payload = payload
+        self.late = late  # makes the payload with another response code instead
+        self.count = count
+        self.deadline = deadline  # of the event loop's clock
+
+
+class Durability:
+    """Owns the flusher thread and the answers that wait for it."""
+
+    def __init__(
+        self,
+        store: SyncedLog,
+        *,
+        sync: bool,
+        flush_interval_ms: int,
+        sync_flush_timeout_ms: int,
+        late_code: int,
+        failed_code: int,
+        on_flushed: Callable[[int], None],
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        # Fixed for life.
+        self._store = store
+        self._sync = sync
+        self._interval_s = flush_interval_ms / 1000
+        self._timeout_s = sync_flush_timeout_ms / 1000
+        self._late_code = late_code
+        self._failed_code = failed_code
+        self._on_flushed = on_flushed
+        self._on_failure = on_failure
+        self._loop = asyncio.get_running_loop()
+        # Moved by the event loop only.
+        self._waiting: deque[WaitingAnswer] = deque()
+        self._syncing = False
+        self._sync_scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.failed: Exception | None = None
+        self.flushes = 0
+        # Shared with the thread.
+        self._wake = threading.Semaphore(0)
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="flusher", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+        self._timer = self._loop.call_later(self._interval_s, self._tick)
+
+    @property
+    def waiting_count(self) -> int:
+        """Sends that wait for the disk."""
+        return sum(answer.count for answer in self._waiting)
+
+    # --- event loop -------------------------------------------------------------------------------------------
+
+    def answer(
+        self, connection: Connection, payload: bytes, late: Callable[[int], bytes], count: int
+    ) -> None:
+        """Send `payload` once everything appended so far is as durable as promised.
+
+        `late(code)` makes the same answers with another response code; `count` is how many they are.
+        """
+        if self.failed is not None:
+            connection.write(late(self._failed_code))
+            return
+        if not self._sync:
+            connection.write(payload)
+            return
+        deadline = self._loop.time() + self._timeout_s
+        self._waiting.append(
+            WaitingAnswer(self._store.end_offset, connection, payload, late, count, deadline)
+        )
+        connection.hold(count)
+        self.request_flush()
+
+    def request_flush(self) -> None:
+        """Sync soon: after the reads that are ready in this turn of the loop, so that they share the sync."""
+        if not self._syncing and not self._sync_scheduled:
+            self._sync_scheduled = True
+            self._loop.call_soon(self._begin_sync)
+
+    def _begin_sync(self) -> None:
+        self._sync_scheduled = False
+        if self._syncing or self.failed is not None or self._stopping:
+            return
+        self._syncing = True
+        self._idle.clear()
+        self._wake.release()
+
+    def _synced(self, offset: int, failed: Exception | None) -> None:
+        """The thread's result, in the event loop."""
+        self._syncing = False
+        self._idle.set()
+        if failed is not None:
+            self._fail(failed)
+            return
+        self.flushes += 1
+        waiting = self._waiting
+        while waiting and waiting[0].end_offset <= offset:
+            answer = waiting.popleft()
+            answer.connection.hold(-answer.count)
+            answer.connection.write_now(answer.payload)
+        self._on_flushed(offset)
+        if self._sync and self._store.end_offset > offset:
+            self._begin_sync()
+
+    def _fail(self, failed: Exception) -> None:
+        self.failed = failed
+        log.error("store.sync_failed", reason=str(failed), waiting_count=self.waiting_count)
+        while self._waiting:
+            self._answer_late(self._waiting.popleft(), self._failed_code)
+        self._on_failure(failed)
+
+    def _answer_late(self, answer: WaitingAnswer, code: int) -> None:
+        answer.connection.hold(-answer.count)
+        answer.connection.write(answer.late(code))
+
+    def _tick(self) -> None:
+        """Expire waiting answers; in async mode, sync what is not synced."""
+        now = self._loop.time()
+        while self._waiting and self._waiting[0].deadline <= now:
+            answer = self._waiting.popleft()
+            log.warning("store.flush_slow", peer=answer.connection.peer, message_count=answer.count)
+            self._answer_late(answer, self._late_code)
+        if self._store.end_offset > self._store.flushed_offset:
+            self.request_flush()
+        self._timer = self._loop.call_later(self._interval_s, self._tick)
+
+    async def drain(self) -> None:
+        """Sync what is appended and answer what waits for it; nothing is synced by the clock any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        while self.failed is None and (self._syncing or self._store.end_offset > self._store.flushed_offset):
+            self._begin_sync()
+            await self._idle.wait()
+
+    async def close(self) -> None:
+        """End the thread, after the sync that may be running."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._stopping = True
+        if self._thread.is_alive():
+            self._wake.release()
+            await self._loop.run_in_executor(None, self._thread.join)
+
+    # --- the thread -------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            self._wake.acquire()
+            if self._stopping:
+                return
+            try:
+                offset = self._store.flush_disk()
+                result: tuple[int, Exception | None] = (offset, None)
+            except Exception as failed:  # whatever it is, it is final
+                result = (0, failed)
+            try:
+                self._loop.call_soon_threadsafe(self._synced, *result)
+            except RuntimeError:  # the loop is closed: the process is ending
+                return
+            if result[1] is not None:
+                return

@@ -1,0 +1,125 @@
+"""Pulls that found nothing and wait for a message: plain bookkeeping, no clock and no sockets of its own.
+
+A held pull wakes when a message that its filter lets through has become readable in its queue, or when its time
+is over. Who calls says what arrived and what time it is, and runs what is returned.
+
+Invariants
+- A pull is in the table once, in the queue that it asked for; it leaves when it is returned by `ready` or
+  `expired`, or with its connection.
+- Nothing here looks at more than one queue per arrival, or at more than the expired pulls per sweep.
+"""
+
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from itertools import count
+from typing import Generic, TypeVar
+
+__all__ = ["HeldPull", "HeldPulls"]
+
+T = TypeVar("T")
+
+
+class HeldPull(Generic[T]):
+    """One waiting pull. `work` is what the shell needs to run it again; `offset` the next one it wants."""
+
+    __slots__ = ("deadline_ms", "offset", "owner", "queue", "tag_filter", "waiting", "work")
+
+    def __init__(
+        self,
+        queue: tuple[str, int],
+        offset: int,
+        tag_filter: frozenset[int] | None,
+        deadline_ms: int,
+        owner: object,
+        work: T,
+    ) -> None:
+        self.queue = queue
+        self.offset = offset
+        self.tag_filter = tag_filter
+        self.deadline_ms = deadline_ms
+        self.owner = owner
+        self.work = work
+        self.waiting = True
+
+    def wants(self, max_offset: int, tag_hashes: Sequence[int]) -> bool:
+        """Whether an arrival is worth another look; `tag_hashes` are those of the new entries."""
+        if max_offset <= self.offset:
+            return False
+        return self.tag_filter is None or not self.tag_filter.isdisjoint(tag_hashes)
+
+
+class HeldPulls(Generic[T]):
+    """All waiting pulls of a broker, at most `count_max`."""
+
+    def __init__(self, count_max: int, *, is_gone: Callable[[object], bool] = lambda _: False) -> None:
+        self._count_max = count_max
+        self._is_gone = is_gone
+        self._by_queue: dict[tuple[str, int], list[HeldPull[T]]] = {}
+        self._by_deadline: list[tuple[int, int, HeldPull[T]]] = []
+        self._ticket = count()
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def is_full(self) -> bool:
+        return self._count >= self._count_max
+
+    def hold(self, pull: HeldPull[T]) -> bool:
+        """Keep the pull waiting; False when the table is full and the pull must be refused."""
+        if self.is_full:
+            return False
+        self._by_queue.setdefault(pull.queue, []).append(pull)
+        heappush(self._by_deadline, (pull.deadline_ms, next(self._ticket), pull))
+        self._count += 1
+        return True
+
+    def ready(
+        self, topic: str, queue_id: int, max_offset: int, tag_hashes: Sequence[int]
+    ) -> list[HeldPull[T]]:
+        """Take out the pulls that an arrival wakes, and those whose owner is gone with them."""
+        queue = (topic, queue_id)
+        pulls = self._by_queue.get(queue)
+        if pulls is None:
+            return []
+        woken = [pull for pull in pulls if pull.wants(max_offset, tag_hashes)]
+        if not woken:
+            return []
+        kept = [pull for pull in pulls if not pull.wants(max_offset, tag_hashes)]
+        self._set(queue, kept)
+        self._left(woken)
+        return [pull for pull in woken if not self._is_gone(pull.owner)]
+
+    def expired(self, now_ms: int) -> list[HeldPull[T]]:
+        """Take out the pulls whose time is over; those of gone owners vanish."""
+        over = []
+        while self._by_deadline and self._by_deadline[0][0] <= now_ms:
+            pull = heappop(self._by_deadline)[2]
+            if pull.waiting:
+                over.append(pull)
+                self._set(pull.queue, [other for other in self._by_queue[pull.queue] if other is not pull])
+        self._left(over)
+        return [pull for pull in over if not self._is_gone(pull.owner)]
+
+    def drop_owner(self, owner: object) -> int:
+        """Forget every pull of a lost connection; how many there were."""
+        dropped = [pull for pulls in self._by_queue.values() for pull in pulls if pull.owner is owner]
+        for queue in {pull.queue for pull in dropped}:
+            self._set(queue, [pull for pull in self._by_queue[queue] if pull.owner is not owner])
+        self._left(dropped)
+        if len(self._by_deadline) > 2 * self._count + 64:  # drop the entries of pulls that have left
+            self._by_deadline = [entry for entry in self._by_deadline if entry[2].waiting]
+            self._by_deadline.sort(key=lambda entry: entry[:2])
+        return len(dropped)
+
+    def _set(self, queue: tuple[str, int], pulls: list[HeldPull[T]]) -> None:
+        if pulls:
+            self._by_queue[queue] = pulls
+        else:
+            self._by_queue.pop(queue, None)
+
+    def _left(self, pulls: list[HeldPull[T]]) -> None:
+        for pull in pulls:
+            pull.waiting = False
+        self._count -= len(pulls)

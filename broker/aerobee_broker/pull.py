@@ -1,0 +1,316 @@
+"""Pulls: check, read, answer or hold.
+
+Touches  the store through `Services`, connections to answer on.
+
+The answer to a found pull is written out by hand around the stored bytes, which leave as they lie in the log.
+A pull that finds nothing is held and run again when a message that its tags let through becomes readable, or
+when its time is over; it is not held twice.
+"""
+
+from typing import Any, Final
+
+from aerobee_broker.held_pulls import HeldPull, HeldPulls
+from aerobee_broker.services import Services
+from aerobee_proto.codes import Perm, PullFlag, RequestCode, ResponseCode
+from aerobee_proto.errors import RequestError
+from aerobee_proto.frames import CODEC_JSON, FLAG_RESPONSE, Command, encode_command, encode_frame
+from aerobee_proto.headers import PullMessageHeader
+from aerobee_proto.javahash import tag_hash
+from aerobee_remoting.connection import Connection
+from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
+from aerobee_store.get_message import GetResult, GetStatus
+
+__all__ = ["PullProcessor", "tag_filter_of"]
+
+HOLD_MS_MAX: Final = 120_000  # longer wishes are cut to this; official clients ask for 15 to 30 s
+MESSAGE_COUNT_MAX: Final = 1024
+BODY_SIZE_MAX: Final = 134_217_728  # the official bound; what the store sends at once is configured there
+EXPRESSION_SIZE_MAX: Final = 16_384
+FILTERS_MAX: Final = 4096
+FORBIDDEN_BROKER, FORBIDDEN_GROUP, FORBIDDEN_TOPIC, FORBIDDEN_BROADCAST, FORBIDDEN_SUBSCRIPTION = range(1, 6)
+
+RESPONSE_CODES: Final = {
+    GetStatus.FOUND: ResponseCode.SUCCESS,
+    GetStatus.NO_MATCHED_MESSAGE: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    GetStatus.MESSAGE_WAS_REMOVING: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    GetStatus.OFFSET_FOUND_NULL: ResponseCode.PULL_NOT_FOUND,
+    GetStatus.OFFSET_OVERFLOW_ONE: ResponseCode.PULL_NOT_FOUND,
+    GetStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
+    GetStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
+    GetStatus.OFFSET_RESET: ResponseCode.PULL_OFFSET_MOVED,
+    GetStatus.NO_MESSAGE_IN_QUEUE: ResponseCode.PULL_NOT_FOUND,
+    GetStatus.NO_MATCHED_LOGIC_QUEUE: ResponseCode.PULL_NOT_FOUND,
+}
+EMPTY_QUEUE: Final = frozenset({GetStatus.NO_MESSAGE_IN_QUEUE, GetStatus.NO_MATCHED_LOGIC_QUEUE})
+
+TagFilter = frozenset[int] | None
+
+
+def tag_filter_of(expression: str | None) -> TagFilter:
+    """Hashes of the tags in `a || b`, None for everything. RequestError SUBSCRIPTION_PARSE_FAILED otherwise."""
+    if not expression or expression == "*":
+        return None
+    if len(expression) > EXPRESSION_SIZE_MAX:
+        raise RequestError(
+            ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+            f"tag expression of {len(expression)} characters, at most {EXPRESSION_SIZE_MAX} are allowed",
+        )
+    tags = [tag.strip() for tag in expression.split("||")]
+    hashes = frozenset(tag_hash(tag) for tag in tags if tag)
+    if not hashes:
+        raise RequestError(
+            ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"tag expression {expression[:80]!r} names no tag"
+        )
+    return hashes
+
+
+class _Forbidden(RequestError):
+    """A refusal that says in a field of its own who forbids."""
+
+    def __init__(self, kind: int, remark: str) -> None:
+        super().__init__(ResponseCode.NO_PERMISSION, remark)
+        self.kind = kind
+
+
+class PullProcessor:
+    """Handlers of PULL_MESSAGE and LITE_PULL_MESSAGE, and the pulls that are held."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._filters: dict[str, TagFilter] = {}
+        self.held: HeldPulls[Request] = HeldPulls(
+            services.config.max_held_pulls,
+            is_gone=lambda owner: isinstance(owner, Connection) and owner.is_closed,
+        )
+
+    def register(self, table: HandlerTable) -> None:
+        for code in (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE):
+            table.register(code, self.on_pull, permission=Permission.SUBSCRIBE, header=PullMessageHeader)
+
+    def on_pull(self, request: Request) -> Response | None:
+        """One pull, first pass."""
+        try:
+            tag_filter = self._check(request)
+        except _Forbidden as refused:
+            return Response(refused.code, refused.remark, ext={"forbiddenType": str(refused.kind)})
+        header = request.header
+        group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
+        services = self._services
+        if header.sys_flag & PullFlag.COMMIT_OFFSET:
+            services.offsets.commit(group, topic, queue_id, header.commit_offset)
+        reset = services.offsets.take_reset(group, topic, queue_id)
+        if reset is not None:
+            return self._moved(request, reset)
+        result = self._read(header, tag_filter)
+        if result is None:
+            return Response(
+                ResponseCode.SYSTEM_ERROR, "the store is not readable: it is starting or stopping"
+            )
+        code = self._code(result, header.queue_offset)
+        if code == ResponseCode.PULL_NOT_FOUND and header.sys_flag & PullFlag.SUSPEND:
+            return self._hold(request, header, tag_filter, result)
+        self._answer(request, header, result, code)
+        return None
+
+    # --- checks -----------------------------------------------------------------------------------------------
+
+    def _check(self, request: Request) -> TagFilter:
+        """All checks in the official order; the tag filter of a pull that may go on."""
+        header = request.header
+        group_name, topic_name = header.consumer_group, header.topic
+        services = self._services
+        config = services.config
+        if not config.broker_permission & Perm.READ:
+            raise _Forbidden(FORBIDDEN_BROKER, f"broker {config.broker_name} may not be read from")
+        if request.code == RequestCode.LITE_PULL_MESSAGE and not config.lite_pull_message_enable:
+            raise RequestError(ResponseCode.NO_PERMISSION, "lite pull is turned off (litePullMessageEnable)")
+        group = services.groups.require(group_name)
+        if not group.consume_enable:
+            raise _Forbidden(FORBIDDEN_GROUP, f"group {group_name} may not consume: consumeEnable is false")
+        topic = services.topics.require(topic_name)
+        if not topic.perm & Perm.READ:
+            raise _Forbidden(
+                FORBIDDEN_TOPIC, f"topic {topic_name} may not be read from: its permission is {topic.perm}"
+            )
+        if not 0 <= header.queue_id < topic.read_queue_nums:
+            raise RequestError(
+                ResponseCode.INVALID_PARAMETER,
+                f"queue {header.queue_id} of topic {topic_name} does not exist: "
+                f"it has the read queues 0 to {topic.read_queue_nums - 1}",
+            )
+        if header.max_msg_nums < 1:
+            raise RequestError(
+                ResponseCode.INVALID_PARAMETER, f"maxMsgNums {header.max_msg_nums} is not positive"
+            )
+        if header.sys_flag & PullFlag.SUBSCRIPTION:
+            self._check_expression_type(header.expression_type)
+            return self._filter(header.subscription)
+        return self._subscribed(header, group)
+
+    def _check_expression_type(self, expression_type: str | None) -> None:
+        if expression_type not in (None, "", "TAG"):
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"filters of type {expression_type[:40]} are not enabled on this broker; TAG is served",
+            )
+
+    def _subscribed(self, header: Any, group: Any) -> TagFilter:
+        """The filter that the group registered by heartbeat."""
+        services = self._services
+        name, topic = header.consumer_group, header.topic
+        registered = services.consumers.get(name)
+        if registered is None:
+            raise RequestError(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST,
+                f"no member of group {name} is registered; send a heartbeat",
+            )
+        if registered.is_broadcasting and not group.consume_broadcast_enable:
+            raise _Forbidden(FORBIDDEN_BROADCAST, f"group {name} may not consume by broadcasting")
+        if services.groups.is_forbidden(name, topic):
+            raise _Forbidden(FORBIDDEN_SUBSCRIPTION, f"group {name} may not read topic {topic}")
+        subscription = registered.subscriptions.get(topic)
+        if subscription is None:
+            raise RequestError(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST, f"group {name} has not subscribed to topic {topic}"
+            )
+        if subscription.version < header.sub_version:
+            raise RequestError(
+                ResponseCode.SUBSCRIPTION_NOT_LATEST,
+                f"the subscription of group {name} to topic {topic} is older here than the pull's",
+            )
+        self._check_expression_type(subscription.expression_type)
+        return subscription.tag_hashes
+
+    def _filter(self, expression: str | None) -> TagFilter:
+        key = expression or "*"
+        try:
+            return self._filters[key]
+        except KeyError:
+            if len(self._filters) >= FILTERS_MAX:
+                self._filters.clear()
+            found = self._filters[key] = tag_filter_of(key)
+            return found
+
+    # --- reading ----------------------------------------------------------------------------------------------
+
+    def _read(self, header: Any, tag_filter: TagFilter) -> GetResult | None:
+        count = min(header.max_msg_nums, MESSAGE_COUNT_MAX)
+        return self._services.store.get_message(
+            header.consumer_group, header.topic, header.queue_id, header.queue_offset, count, BODY_SIZE_MAX, tag_filter
+        )
+
+    def _code(self, result: GetResult, asked_offset: int) -> int:
+        if result.status in EMPTY_QUEUE and asked_offset != 0:
+            return ResponseCode.PULL_OFFSET_MOVED
+        return RESPONSE_CODES[result.status]
+
+    def _hold(
+        self, request: Request, header: Any, tag_filter: TagFilter, result: GetResult
+    ) -> Response | None:
+        config = self._services.config
+        wish_ms = (
+            header.suspend_timeout_millis if config.long_polling_enable else config.short_polling_time_mills
+        )
+        if wish_ms <= 0:
+            self._answer(request, header, result, ResponseCode.PULL_NOT_FOUND)
+            return None
+        pull = HeldPull(
+            (header.topic, header.queue_id),
+            header.queue_offset,
+            tag_filter,
+            self._services.clock() + min(wish_ms, HOLD_MS_MAX),
+            request.connection,
+            request,
+        )
+        if self.held.hold(pull):
+            self._services.stats.pulls_held += 1
+            return None
+        return Response(
+            ResponseCode.SYSTEM_BUSY,
+            f"{len(self.held)} pulls are held already (maxHeldPulls); try again later",
+        )
+
+    def wake(self, topic: str, queue_id: int, max_offset: int, tag_hashes: list[int]) -> None:
+        """Run the held pulls that new readable messages are for."""
+        for pull in self.held.ready(topic, queue_id, max_offset, tag_hashes):
+            self._run_again(pull)
+
+    def expire(self) -> None:
+        """Answer the held pulls whose time is over."""
+        for pull in self.held.expired(self._services.clock()):
+            self._run_again(pull)
+
+    def _run_again(self, pull: HeldPull[Request]) -> None:
+        request = pull.work
+        header = request.header
+        result = self._read(header, pull.tag_filter)
+        if result is None:
+            request.respond(Response(ResponseCode.SYSTEM_ERROR, "the store is stopping"))
+            return
+        self._answer(request, header, result, self._code(result, header.queue_offset))
+
+    # --- answers ----------------------------------------------------------------------------------------------
+
+    def _moved(self, request: Request, offset: int) -> Response:
+        header = request.header
+        store = self._services.store
+        ext = {
+            "suggestWhichBrokerId": "0",
+            "nextBeginOffset": str(offset),
+            "minOffset": str(store.min_offset(header.topic, header.queue_id)),
+            "maxOffset": str(store.max_offset(header.topic, header.queue_id)),
+        }
+        return Response(ResponseCode.PULL_OFFSET_MOVED, "OFFSET_RESET", ext=ext)
+
+    def _answer(self, request: Request, header: Any, result: GetResult, code: int) -> None:
+        services = self._services
+        services.offsets.note_pull(header.consumer_group, header.topic, header.queue_id, result.next_offset)
+        if result.count:
+            services.stats.got(header.topic, header.consumer_group, result.count, result.size)
+        else:
+            services.stats.missed()
+        if request.oneway:
+            return
+        suggested = self._suggested_broker(header.consumer_group, result)
+        if request.codec == CODEC_JSON:
+            text = (
+                f'{{"code":{int(code)},"extFields":{{"suggestWhichBrokerId":"{suggested}","groupSysFlag":"0",'
+                f'"nextBeginOffset":"{result.next_offset}","maxOffset":"{result.max_offset}",'
+                f'"minOffset":"{result.min_offset}","topicSysFlag":"0"}},"flag":1,"language":"PYTHON",'
+                f'"opaque":{request.opaque},"remark":"{result.status.name}",'
+                f'"serializeTypeCurrentRPC":"JSON","version":479}}'
+            )
+            frame = encode_frame(CODEC_JSON, text.encode(), b"".join(result.body))
+        else:
+            frame = self._encode(request, result, code, suggested)
+        request.connection.write_now(frame)
+
+    def _encode(self, request: Request, result: GetResult, code: int, suggested: int) -> bytes:
+        ext = {
+            "suggestWhichBrokerId": str(suggested),
+            "groupSysFlag": "0",
+            "nextBeginOffset": str(result.next_offset),
+            "maxOffset": str(result.max_offset),
+            "minOffset": str(result.min_offset),
+            "topicSysFlag": "0",
+        }
+        return encode_command(
+            Command(
+                int(code),
+                opaque=request.opaque,
+                flag=FLAG_RESPONSE,
+                remark=result.status.name,
+                ext_fields=ext,
+                body=b"".join(result.body),
+                codec=request.codec,
+            )
+        )
+
+    def _suggested_broker(self, group_name: str, result: GetResult) -> int:
+        """Which broker id to read from next: a slave only when that is turned on and the reader is far behind."""
+        if not self._services.config.slave_read_enable:
+            return 0
+        group = self._services.groups.get(group_name)
+        if group is None:
+            return 0
+        return group.which_broker_when_consume_slowly if result.suggest_slave else group.broker_id
