@@ -1,0 +1,538 @@
+"""The shell: real sockets, several clients, restarts."""
+
+import asyncio
+import json
+import zlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from aerobee_nameserver.config import NameserverConfig, load_config
+from aerobee_nameserver.kv_config import KvConfigDamaged
+from aerobee_nameserver.server import NameServer
+from aerobee_proto.bodies import (
+    DataVersion,
+    RegisterBrokerBody,
+    TopicConfig,
+    TopicConfigWrapper,
+    TopicRouteData,
+)
+from aerobee_proto.codes import RequestCode, ResponseCode
+from aerobee_proto.frames import Command
+from aerobee_remoting.client import RemotingClient
+from aerobee_remoting.handlers import HandlerTable, Permission, Request
+from aerobee_remoting.server import RemotingServer
+
+
+class Clock:
+    """A wall clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.ms = 1_700_000_000_000
+
+    def __call__(self) -> int:
+        return self.ms
+
+
+@asynccontextmanager
+async def running(
+    config: NameserverConfig | None = None, *, keep_kv: bool = False, clock: Clock | None = None, **keys: str
+) -> AsyncIterator[NameServer]:
+    base = config or load_config(
+        overrides={"listenPort": "0", "bindAddress": "127.0.0.1", **keys}, environ={}
+    )
+    server = NameServer(base, keep_kv=keep_kv, now_ms=clock or Clock())
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.close()
+
+
+class Peer:
+    """A broker or a client of one nameserver, on a connection of its own."""
+
+    def __init__(self, server: NameServer, handlers: HandlerTable | None = None) -> None:
+        self._addr = f"127.0.0.1:{server.port}"
+        self._client = RemotingClient(handlers)
+
+    async def ask(self, code: int, body: bytes = b"", /, **fields: str) -> Command:
+        return await self._client.request(self._addr, code, fields, body)
+
+    async def register(self, body: bytes | None = None, **fields: str) -> Command:
+        identity = {**IDENTITY, "haServerAddr": "10.0.0.7:10912", "compressed": "false"}
+        return await self.ask(
+            RequestCode.REGISTER_BROKER, plain_body() if body is None else body, **identity | fields
+        )
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+IDENTITY = {"brokerName": "b-a", "brokerAddr": "10.0.0.7:10911", "clusterName": "c1", "brokerId": "0"}
+
+
+def register_body(*topics: str, counter: int = 1) -> RegisterBrokerBody:
+    table = {name: TopicConfig(topic_name=name, read_queue_nums=4, write_queue_nums=4) for name in topics}
+    wrapper = TopicConfigWrapper(data_version=DataVersion(counter=counter), topic_config_table=table)
+    return RegisterBrokerBody(topic_config_serialize_wrapper=wrapper)
+
+
+def plain_body(*topics: str) -> bytes:
+    return register_body(*(topics or ("T1", "T2"))).to_bytes()
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[NameServer]:
+    async with running() as server:
+        yield server
+
+
+@pytest.fixture
+async def peer(server: NameServer) -> AsyncIterator[Peer]:
+    peer = Peer(server)
+    yield peer
+    await peer.close()
+
+
+async def topics(peer: Peer) -> list[str]:
+    answer = await peer.ask(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+    listed: list[str] = json.loads(answer.body)["topicList"]
+    return listed
+
+
+# --- registration bodies ----------------------------------------------------------------------------------------
+
+BODIES: dict[str, tuple[bytes, dict[str, str]]] = {
+    "plain": (plain_body(), {}),
+    "compressed": (register_body("T1", "T2").to_compressed(with_mapping=True), {"compressed": "true"}),
+    "compressed, without mappings": (
+        register_body("T1", "T2").to_compressed(with_mapping=False),
+        {"compressed": "true"},
+    ),
+    "with its checksum": (plain_body(), {"bodyCrc32": str(zlib.crc32(plain_body()) & 0x7FFFFFFF)}),
+}
+
+
+@pytest.mark.parametrize(("body", "fields"), BODIES.values(), ids=BODIES)
+async def test_every_form_of_the_body_registers(peer: Peer, body: bytes, fields: dict[str, str]) -> None:
+    assert (await peer.register(body, **fields)).code == ResponseCode.SUCCESS
+    assert await topics(peer) == ["T1", "T2"]
+
+
+async def test_a_broker_without_a_body_is_known_and_serves_nothing(peer: Peer) -> None:
+    assert (await peer.register(b"")).code == ResponseCode.SUCCESS
+    answer = await peer.ask(RequestCode.GET_BROKER_MEMBER_GROUP, brokerName="b-a", clusterName="c1")
+    assert answer.body == (
+        b'{"brokerMemberGroup":{"brokerAddrs":{0:"10.0.0.7:10911"},"brokerName":"b-a","cluster":"c1"}}'
+    )
+    assert await topics(peer) == []
+
+
+def topic_json(**changes: Any) -> bytes:
+    topic = {"topicName": "T1", "readQueueNums": 4, "writeQueueNums": 4, "perm": 6, **changes}
+    table = {"T1": topic, "T2": topic}
+    return json.dumps({"topicConfigSerializeWrapper": {"topicConfigTable": table}}).encode()
+
+
+def named(topic: str) -> bytes:
+    return register_body("T1", topic).to_bytes()
+
+
+HOSTILE: dict[str, tuple[bytes, dict[str, str], int]] = {
+    "no JSON": (b"\x00\xff\xfe", {}, ResponseCode.SYSTEM_ERROR),
+    "cut": (plain_body()[:-7], {}, ResponseCode.SYSTEM_ERROR),
+    "a list": (b"[1,2]", {}, ResponseCode.SYSTEM_ERROR),
+    "too deep": (b'{"a":' * 5_000, {}, ResponseCode.SYSTEM_ERROR),
+    "topics as a number": (b'{"topicConfigSerializeWrapper":{"topicConfigTable":5}}', {}, 1),
+    "wrong checksum": (plain_body(), {"bodyCrc32": "12345"}, ResponseCode.SYSTEM_ERROR),
+    "not compressed": (plain_body(), {"compressed": "true"}, ResponseCode.SYSTEM_ERROR),
+    "huge count inside": (
+        zlib.compress(b"\x00\x00\x00\x02{}\x7f\xff\xff\xff"),
+        {"compressed": "true"},
+        ResponseCode.SYSTEM_ERROR,
+    ),
+    "a bomb": (zlib.compress(bytes(70 << 20)), {"compressed": "true"}, ResponseCode.SYSTEM_ERROR),
+    "queues beyond count": (topic_json(writeQueueNums=2**31 - 1), {}, ResponseCode.INVALID_PARAMETER),
+    "fewer than no queues": (topic_json(readQueueNums=-1), {}, ResponseCode.INVALID_PARAMETER),
+    "permission": (topic_json(perm=-1), {}, ResponseCode.INVALID_PARAMETER),
+    "a path as a topic": (named("../../etc/passwd"), {}, ResponseCode.INVALID_PARAMETER),
+    "an empty topic": (named(""), {}, ResponseCode.INVALID_PARAMETER),
+    "a control character": (named("a\x00b"), {}, ResponseCode.INVALID_PARAMETER),
+    "a long topic": (named("t" * 256), {}, ResponseCode.INVALID_PARAMETER),
+    "a path as a broker name": (plain_body(), {"brokerName": "../b"}, ResponseCode.INVALID_PARAMETER),
+    "a path as a cluster": (plain_body(), {"clusterName": ".."}, ResponseCode.INVALID_PARAMETER),
+    "an address without a port": (plain_body(), {"brokerAddr": "10.0.0.7"}, ResponseCode.INVALID_PARAMETER),
+    "a port beyond range": (plain_body(), {"brokerAddr": "a:65536"}, ResponseCode.INVALID_PARAMETER),
+    "JSON as an address": (plain_body(), {"brokerAddr": 'a","x:1'}, ResponseCode.INVALID_PARAMETER),
+    "a negative id": (plain_body(), {"brokerId": "-1"}, ResponseCode.INVALID_PARAMETER),
+    "an id that is no number": (plain_body(), {"brokerId": "x"}, ResponseCode.SYSTEM_ERROR),
+    "no time-out": (plain_body(), {"heartbeatTimeoutMillis": "0"}, ResponseCode.INVALID_PARAMETER),
+    "one topic from a stranger": (plain_body("T1"), {}, ResponseCode.SYSTEM_ERROR),
+}
+
+
+@pytest.mark.parametrize(("body", "fields", "code"), HOSTILE.values(), ids=HOSTILE)
+async def test_a_bad_registration_is_refused_and_changes_nothing(
+    server: NameServer, peer: Peer, body: bytes, fields: dict[str, str], code: int
+) -> None:
+    await peer.register(plain_body("A", "B"), brokerName="b-z", brokerAddr="10.0.0.1:10911")
+    before = server.routes.cluster_info().to_bytes(), server.routes.topics()
+    answer = await peer.register(body, **fields)
+    assert answer.code == code
+    assert answer.remark
+    assert len(answer.remark) < 1_000
+    server.routes.check()
+    assert (server.routes.cluster_info().to_bytes(), server.routes.topics()) == before
+    assert (await peer.register()).code == ResponseCode.SUCCESS
+
+
+async def test_a_missing_field_is_named(peer: Peer) -> None:
+    answer = await peer.ask(RequestCode.REGISTER_BROKER, plain_body(), brokerName="b-a")
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "brokerAddr" in (answer.remark or "")
+    answer = await peer.ask(RequestCode.UNREGISTER_BROKER, brokerName="b-a", clusterName="c1")
+    assert "brokerAddr" in (answer.remark or "")
+
+
+# --- life and death ---------------------------------------------------------------------------------------------
+
+
+async def test_a_slave_learns_its_master(server: NameServer, peer: Peer) -> None:
+    await peer.register()
+    slave = Peer(server)
+    answer = await slave.register(brokerId="1", brokerAddr="10.0.0.8:10911")
+    assert answer.ext == {"haServerAddr": "10.0.0.7:10912", "masterAddr": "10.0.0.7:10911"}
+    await slave.close()
+
+
+def called(monkeypatch: pytest.MonkeyPatch, server: NameServer, method: str) -> asyncio.Event:
+    """An event that is set once the shell has called this method of the route table and it changed something."""
+    happened = asyncio.Event()
+    real = getattr(server.routes, method)
+
+    def watched(*arguments: Any) -> Any:
+        removals = real(*arguments)
+        if removals:
+            happened.set()
+        return removals
+
+    monkeypatch.setattr(server.routes, method, watched)
+    return happened
+
+
+async def test_a_lost_connection_takes_the_broker_out_at_once(
+    server: NameServer, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = called(monkeypatch, server, "connection_lost")
+    broker = Peer(server)
+    await broker.register()
+    assert await topics(peer) == ["T1", "T2"]
+    with capture_logs() as events:
+        await broker.close()
+        async with asyncio.timeout(5):
+            await lost.wait()
+    assert await topics(peer) == []
+    (event,) = [event for event in events if event["event"] == "nameserver.broker_unregistered"]
+    assert (event["broker_addr"], event["reason"], event["topics_removed"]) == (
+        "10.0.0.7:10911",
+        "connection lost",
+        2,
+    )
+
+
+async def test_a_goodbye_is_logged_and_empties_the_route(peer: Peer) -> None:
+    await peer.register()
+    with capture_logs() as events:
+        assert (await peer.ask(RequestCode.UNREGISTER_BROKER, **IDENTITY)).code == 0
+        assert (await peer.ask(RequestCode.UNREGISTER_BROKER, **IDENTITY)).code == 0
+    assert [e["event"] for e in events if e["event"].startswith("nameserver.")] == [
+        "nameserver.broker_unregistered"
+    ]
+    assert (
+        await peer.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="T1")
+    ).code == ResponseCode.TOPIC_NOT_EXIST
+
+
+async def test_a_silent_broker_expires_and_loses_its_connection() -> None:
+    clock = Clock()
+    async with running(clock=clock) as server:
+        broker, client = Peer(server), Peer(server)
+        await broker.register(heartbeatTimeoutMillis="1000")
+        clock.ms += 1_000
+        await broker.ask(RequestCode.QUERY_DATA_VERSION, b"{}", **IDENTITY)
+        clock.ms += 1_000
+        server.expire_silent()
+        assert await topics(client) == ["T1", "T2"]
+        clock.ms += 1
+        with capture_logs() as events:
+            server.expire_silent()
+        assert await topics(client) == []
+        assert [event["event"] for event in events] == ["nameserver.broker_expired"]
+        assert (await broker.register()).code == ResponseCode.SUCCESS
+        await broker.close()
+        await client.close()
+
+
+async def test_the_scan_runs_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    async with running(clock=clock, scanNotActiveBrokerInterval="100") as server:
+        expired = called(monkeypatch, server, "expire")
+        broker = Peer(server)
+        await broker.register(heartbeatTimeoutMillis="1")
+        clock.ms += 2
+        async with asyncio.timeout(5):
+            await expired.wait()
+        assert server.routes.member_group("b-a") == {}
+        await broker.close()
+
+
+async def test_members_are_told_of_a_new_smallest_id() -> None:
+    told: asyncio.Queue[dict[str, str]] = asyncio.Queue()
+
+    def take(request: Request) -> None:
+        told.put_nowait(request.ext)
+
+    handlers = HandlerTable()
+    handlers.register(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE, take, permission=Permission.CLUSTER)
+    member = RemotingServer(handlers)
+    slave_addr = f"127.0.0.1:{await member.start('127.0.0.1', 0)}"
+    async with running(notifyMinBrokerIdChanged="true") as server:
+        broker, slave = Peer(server), Peer(server)
+        await slave.register(brokerId="1", brokerAddr=slave_addr)
+        await broker.register()
+        async with asyncio.timeout(5):
+            arrived = await told.get()
+            await broker.ask(RequestCode.UNREGISTER_BROKER, **IDENTITY)
+            left = await told.get()
+        await broker.close()
+        await slave.close()
+    await member.close()
+    assert arrived == {
+        "minBrokerId": "0",
+        "brokerName": "b-a",
+        "minBrokerAddr": "10.0.0.7:10911",
+        "haBrokerAddr": "10.0.0.7:10912",
+    }
+    assert left == {
+        "minBrokerId": "1",
+        "brokerName": "b-a",
+        "minBrokerAddr": slave_addr,
+        "offlineBrokerAddr": "10.0.0.7:10911",
+    }
+
+
+async def test_version_query_answers_with_the_stored_version(peer: Peer) -> None:
+    await peer.register()
+    same = await peer.ask(RequestCode.QUERY_DATA_VERSION, DataVersion(counter=1).to_bytes(), **IDENTITY)
+    assert (same.ext, same.body) == (
+        {"changed": "false"},
+        b'{"counter":1,"stateVersion":0,"timestamp":0}',
+    )
+    other = await peer.ask(RequestCode.QUERY_DATA_VERSION, b'{"counter":2}', **IDENTITY)
+    assert other.ext == {"changed": "true"}
+    broken = await peer.ask(RequestCode.QUERY_DATA_VERSION, b"{", **IDENTITY)
+    assert broken.code == ResponseCode.SYSTEM_ERROR
+    assert (await peer.ask(RequestCode.BROKER_HEARTBEAT, **IDENTITY)).code == 0
+
+
+# --- answers ----------------------------------------------------------------------------------------------------
+
+
+async def test_many_clients_see_the_same_route(server: NameServer, peer: Peer) -> None:
+    await peer.register()
+    clients = [Peer(server) for _ in range(20)]
+    answers = await asyncio.gather(
+        *(client.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="T1") for client in clients)
+    )
+    assert len({answer.body for answer in answers}) == 1
+    route = TopicRouteData.from_bytes(answers[0].body)
+    assert route.broker_datas[0].broker_addrs == {0: "10.0.0.7:10911"}
+    for client in clients:
+        await client.close()
+
+
+async def test_lists_can_be_switched_off() -> None:
+    async with running(enableTopicList="false", enableAllTopicList="false") as server:
+        peer = Peer(server)
+        for code, fields in (
+            (RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, {}),
+            (RequestCode.GET_TOPICS_BY_CLUSTER, {"cluster": "c1"}),
+            (RequestCode.GET_UNIT_TOPIC_LIST, {}),
+            (RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST, {}),
+            (RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST, {}),
+        ):
+            answer = await peer.ask(code, **fields)
+            assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "disable")
+        await peer.close()
+
+
+async def test_lists_of_topics(peer: Peer) -> None:
+    await peer.register()
+    cluster = await peer.ask(RequestCode.GET_TOPICS_BY_CLUSTER, cluster="c1")
+    assert cluster.body == b'{"topicList":["T1","T2"]}'
+    system = await peer.ask(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS)
+    assert system.body == b'{"brokerAddr":"10.0.0.7:10911","topicList":["c1","b-a"]}'
+    for code in (311, 312, 313):
+        assert (await peer.ask(code)).body == b'{"topicList":[]}'
+
+
+async def test_routes_wait_until_brokers_had_time_to_register() -> None:
+    clock = Clock()
+    async with running(clock=clock, needWaitForService="true") as server:
+        peer = Peer(server)
+        await peer.register()
+        early = await peer.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="T1")
+        assert (early.code, early.remark) == (ResponseCode.SYSTEM_ERROR, "name server not ready")
+        clock.ms += 45_000
+        assert (await peer.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="T1")).code == 0
+        await peer.close()
+
+
+async def test_a_topic_is_registered_and_deleted_by_request(peer: Peer) -> None:
+    await peer.register()
+    route = b'{"brokerDatas":[],"queueDatas":[{"brokerName":"b-a","perm":6,"readQueueNums":1,"writeQueueNums":1}]}'
+    assert (await peer.ask(RequestCode.REGISTER_TOPIC_IN_NAMESRV, route, topic="N")).code == 0
+    assert await topics(peer) == ["N", "T1", "T2"]
+    unknown = route.replace(b"b-a", b"b-x")
+    assert (await peer.ask(RequestCode.REGISTER_TOPIC_IN_NAMESRV, unknown, topic="M")).code == 0
+    assert (await peer.ask(RequestCode.REGISTER_TOPIC_IN_NAMESRV, b"{", topic="M")).code == 1
+    assert (await peer.ask(RequestCode.REGISTER_TOPIC_IN_NAMESRV, route, topic="a/b")).code == 29
+    assert (await peer.ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, topic="T1", clusterName="other")).code == 0
+    assert await topics(peer) == ["N", "T1", "T2"]
+    assert (await peer.ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, topic="T1")).code == 0
+    assert await topics(peer) == ["N", "T2"]
+
+
+# --- KV config and settings -------------------------------------------------------------------------------------
+
+
+async def put_kv(peer: Peer, namespace: str, key: str, value: str) -> Command:
+    return await peer.ask(RequestCode.PUT_KV_CONFIG, namespace=namespace, key=key, value=value)
+
+
+async def test_kv_config_survives_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "kv" / "kvConfig.json"
+    async with running(keep_kv=True, kvConfigPath=str(path)) as server:
+        peer = Peer(server)
+        results = await asyncio.gather(*(put_kv(peer, "NS", f"k{n}", str(n)) for n in range(20)))
+        assert {answer.code for answer in results} == {0}
+        assert (await peer.ask(RequestCode.DELETE_KV_CONFIG, namespace="NS", key="k0")).code == 0
+        assert (await peer.ask(RequestCode.DELETE_KV_CONFIG, namespace="NS", key="k0")).code == 0
+        await peer.close()
+    async with running(keep_kv=True, kvConfigPath=str(path)) as server:
+        peer = Peer(server)
+        table = json.loads((await peer.ask(RequestCode.GET_KVLIST_BY_NAMESPACE, namespace="NS")).body)
+        assert table == {"table": {f"k{n}": str(n) for n in range(1, 20)}}
+        got = await peer.ask(RequestCode.GET_KV_CONFIG, namespace="NS", key="k7")
+        assert got.ext == {"value": "7"}
+        await peer.close()
+
+
+async def test_kv_config_that_cannot_be_stored_is_refused_and_not_kept(tmp_path: Path) -> None:
+    path = tmp_path / "file" / "kvConfig.json"
+    async with running(keep_kv=True, kvConfigPath=str(path)) as server:
+        peer = Peer(server)
+        (tmp_path / "file").write_text("in the way")
+        answer = await put_kv(peer, "NS", "k", "v")
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert "cannot be stored" in (answer.remark or "")
+        missing = await peer.ask(RequestCode.GET_KV_CONFIG, namespace="NS", key="k")
+        assert (missing.code, missing.remark) == (22, "No config item, Namespace: NS Key: k")
+        await peer.close()
+
+
+async def test_a_damaged_kv_config_stops_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "kvConfig.json"
+    path.write_bytes(b"{")
+    with pytest.raises(KvConfigDamaged):
+        async with running(keep_kv=True, kvConfigPath=str(path)):
+            pass
+
+
+async def test_ordered_topics_go_to_brokers_and_to_clients_when_asked_for() -> None:
+    async with running(orderMessageEnable="true") as server:
+        peer = Peer(server)
+        assert (await peer.register()).body == b""
+        await put_kv(peer, "ORDER_TOPIC_CONFIG", "T1", "b-a:4")
+        assert (await peer.register()).body == b'{"table":{"T1":"b-a:4"}}'
+        route = TopicRouteData.from_bytes((await peer.ask(105, topic="T1")).body)
+        assert route.order_topic_conf == "b-a:4"
+        await peer.close()
+
+
+async def test_settings_are_shown_and_changed_and_written_line_by_line(tmp_path: Path) -> None:
+    file = tmp_path / "namesrv.conf"
+    file.write_text("# ours\nlistenPort=0\nbindAddress=127.0.0.1\n")
+    async with running(load_config(file, environ={})) as server:
+        peer = Peer(server)
+        shown = (await peer.ask(RequestCode.GET_NAMESRV_CONFIG)).body.decode().splitlines()
+        assert "enableAllTopicList=true" in shown
+        assert shown == sorted(shown)
+        answer = await peer.ask(RequestCode.UPDATE_NAMESRV_CONFIG, b"enableAllTopicList=false\n")
+        assert answer.code == ResponseCode.SUCCESS
+        assert (await peer.ask(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)).remark == "disable"
+        await peer.close()
+    assert file.read_text() == "# ours\nlistenPort=0\nbindAddress=127.0.0.1\nenableAllTopicList=false\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "words"),
+    [
+        (b"kvConfigPath=/tmp/x", ResponseCode.NO_PERMISSION, "black list: kvConfigPath"),
+        (b"kv_config_path=/tmp/x", ResponseCode.NO_PERMISSION, "black list: kvConfigPath"),
+        (b"configBlackList=", ResponseCode.NO_PERMISSION, "black list"),
+        (b"enableTopicLst=true", ResponseCode.INVALID_PARAMETER, "did you mean enableTopicList?"),
+        (b"listenPort=x", ResponseCode.INVALID_PARAMETER, "an integer from 0 to 65535"),
+        (b"", ResponseCode.INVALID_PARAMETER, "names no setting"),
+        (b"\xff", ResponseCode.SYSTEM_ERROR, "not properties text"),
+    ],
+)
+async def test_a_wrong_change_of_settings_is_refused(
+    server: NameServer, peer: Peer, body: bytes, code: int, words: str
+) -> None:
+    before = server.config
+    answer = await peer.ask(RequestCode.UPDATE_NAMESRV_CONFIG, body)
+    assert answer.code == code
+    assert words in (answer.remark or "")
+    assert server.config is before
+
+
+async def test_bounds_can_be_changed_while_running(peer: Peer) -> None:
+    await peer.ask(RequestCode.UPDATE_NAMESRV_CONFIG, b"maxTopics=1")
+    assert "maxTopics is 1" in ((await peer.register()).remark or "")
+
+
+# --- the shell itself -------------------------------------------------------------------------------------------
+
+
+async def test_a_taken_port_is_an_error_that_names_the_address(server: NameServer) -> None:
+    second = NameServer(
+        load_config(overrides={"listenPort": str(server.port), "bindAddress": "127.0.0.1"}, environ={}),
+        keep_kv=False,
+    )
+    with pytest.raises(OSError, match=f"127.0.0.1:{server.port}"):
+        await second.start()
+    await second.close()
+
+
+async def test_ready_and_stopped_are_logged_with_the_address() -> None:
+    with capture_logs() as events:
+        async with running() as server:
+            address = server.address
+    told = [
+        (event["event"], event["address"]) for event in events if event["event"].startswith("nameserver.")
+    ]
+    assert told == [("nameserver.ready", address), ("nameserver.stopped", address)]
+
+
+async def test_closing_leaves_no_task(peer: Peer, server: NameServer) -> None:
+    await peer.register()
+    await peer.close()
+    await server.close()
+    await server.close()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
