@@ -201,11 +201,11 @@ class ConsumerOffsets:
 
     def parse(self, content: Mapping[str, Any]) -> tuple[dict[str, dict[int, int]], DataVersion]:
         """A file's content as the table keeps it. FormatError when it is not an offset table."""
-        table = content.get("offsetTable") or {}
+        table = content.get("offsetTable", {})
         if not isinstance(table, Mapping):
             raise FormatError("offsetTable is not an object")
         offsets = {str(key): _queues(key, value) for key, value in table.items()}
-        return offsets, bodies.convert(content.get("dataVersion") or {}, DataVersion)
+        return offsets, bodies.convert(content.get("dataVersion", {}), DataVersion)
 
     def take(self, parsed: tuple[dict[str, dict[int, int]], DataVersion]) -> None:
         """Put parsed content in place of the table's own."""

@@ -187,13 +187,13 @@ class SubscriptionGroups:
 
     def parse(self, content: Mapping[str, Any]) -> GroupFile:
         """A file's content as the table keeps it. FormatError when it is not a group table."""
-        table = content.get("subscriptionGroupTable") or {}
-        forbidden = content.get("forbiddenTable") or {}
+        table = content.get("subscriptionGroupTable", {})
+        forbidden = content.get("forbiddenTable", {})
         if not isinstance(table, Mapping) or not isinstance(forbidden, Mapping):
             raise FormatError("subscriptionGroupTable or forbiddenTable is not an object")
         groups = {str(name): bodies.convert(value, SubscriptionGroupConfig) for name, value in table.items()}
         bits = {str(group): bodies.convert(topics, dict[str, int]) for group, topics in forbidden.items()}
-        return groups, bits, bodies.convert(content.get("dataVersion") or {}, DataVersion)
+        return groups, bits, bodies.convert(content.get("dataVersion", {}), DataVersion)
 
     def take(self, parsed: GroupFile) -> None:
         """Put parsed content in place of the table's own."""

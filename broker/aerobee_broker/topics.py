@@ -267,11 +267,11 @@ class TopicTable:
 
     def parse(self, content: Mapping[str, Any]) -> tuple[dict[str, TopicConfig], DataVersion]:
         """A file's content as the table keeps it. FormatError when it is not a topic table."""
-        table = content.get("topicConfigTable") or {}
+        table = content.get("topicConfigTable", {})
         if not isinstance(table, Mapping):
             raise FormatError("topicConfigTable is not an object")
         topics = {str(name): bodies.convert(value, TopicConfig) for name, value in table.items()}
-        return topics, bodies.convert(content.get("dataVersion") or {}, DataVersion)
+        return topics, bodies.convert(content.get("dataVersion", {}), DataVersion)
 
     def take(self, parsed: tuple[dict[str, TopicConfig], DataVersion]) -> None:
         """Put parsed content in place of the table's own."""
