@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from plain_remoting import wait_route
 from programs import ProgramError, Server, free_port
 
 __all__ = ["command", "start_broker", "start_nameserver"]
@@ -42,7 +43,7 @@ def start_broker(
     port: int | None = None,
     config: Mapping[str, object] | None = None,
 ) -> Server:
-    """Start our broker, registered at `nameservers` ("host:port;host:port"), and wait until it serves.
+    """Start our broker, registered at `nameservers` ("host:port;host:port"), and wait until it serves and is known.
 
     The store is `folder`/store. `config` adds to or overrides settings, by RocketMQ's names.
     """
@@ -55,10 +56,18 @@ def start_broker(
         "namesrvAddr": nameservers,
         "storePathRootDir": folder / "store",
         "mappedFileSizeCommitLog": 64 << 20,
+        "metricsPromExporterPort": 0,
         **(config or {}),
     }
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    return _start("our broker", ["broker", *words], f"127.0.0.1:{port}", r"broker\.ready")
+    broker = _start("our broker", ["broker", *words], f"127.0.0.1:{port}", r"broker\.ready")
+    try:
+        for nameserver in nameservers.split(";"):
+            wait_route(nameserver, "TBW102", name)
+    except BaseException:
+        broker.kill()
+        raise
+    return broker
 
 
 def _start(name: str, words: list[str], address: str, ready: str) -> Server:
