@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from aerobee_proto.codes import NAMESERVER_DEFAULT_PORT
 from aerobee_remoting.settings import SettingsModel, load_settings
@@ -76,6 +76,12 @@ class NameserverConfig(SettingsModel):
     server_channel_max_idle_time_seconds: int = Field(default=120, ge=1, le=86_400)
     max_connections: int = Field(default=10_000, ge=1)
 
+    # TLS, told from plain by the first byte of a connection.
+    tls_server_mode: Literal["disabled", "permissive", "enforcing"] = "disabled"
+    tls_server_cert_path: str = ""  # certificate chain, PEM
+    tls_server_key_path: str = ""  # private key, PEM
+    tls_server_trust_cert_path: str = ""  # when set, clients must be signed with one of these
+
     # What it keeps on disk.
     kv_config_path: Path = Field(default_factory=lambda: Path.home() / "namesrv" / "kvConfig.json")
     config_store_path: Path | None = (
@@ -104,10 +110,25 @@ class NameserverConfig(SettingsModel):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "console", "json"] = "auto"
 
+    @field_validator("config_store_path", mode="before")
+    @classmethod
+    def _empty_is_none(cls, path: object) -> object:
+        return path or None
+
     @model_validator(mode="after")
     def _check_kv_path(self) -> "NameserverConfig":
         if self.kv_config_path.is_dir():
             raise ValueError(f"kvConfigPath {self.kv_config_path} is a folder; name a file")
+        return self
+
+    @model_validator(mode="after")
+    def _check_tls(self) -> "NameserverConfig":
+        if self.tls_server_mode != "disabled" and not (
+            self.tls_server_cert_path and self.tls_server_key_path
+        ):
+            raise ValueError(
+                f"tlsServerMode={self.tls_server_mode} needs tlsServerCertPath and tlsServerKeyPath"
+            )
         return self
 
     @property

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import structlog
 
-from aerobee_nameserver.config import NameserverConfig
+from aerobee_nameserver.config import LIVE_FIELDS, NameserverConfig
 from aerobee_nameserver.kv_config import ORDER_TOPIC_CONFIG, KvConfig, Table
 from aerobee_nameserver.registration import checked_queues, checked_topic, read_registration
 from aerobee_nameserver.route_table import MemberChange, Registered, Registration, RouteLimits, RouteTable
@@ -350,13 +350,15 @@ class Handlers:
                     ResponseCode.SYSTEM_ERROR, f"settings cannot be stored: {failed}"
                 ) from failed
             self._follow(config)
+        waiting = _keys_for_next_start(changes)
         log.info(
             "nameserver.config_changed",
             keys=sorted(changes),
+            at_next_start=waiting,
             stored_in=str(config.config_store_path) if config.config_store_path else None,
             peer=request.connection.peer,
         )
-        return Response()
+        return Response(remark=f"used from the next start on: {', '.join(waiting)}" if waiting else None)
 
     def _follow(self, config: NameserverConfig) -> None:
         self.config = config
@@ -409,6 +411,12 @@ def _read_changes(body: bytes) -> Mapping[str, str]:
     if not changes:
         raise RequestError(ResponseCode.INVALID_PARAMETER, "the body names no setting; send key=value lines")
     return changes
+
+
+def _keys_for_next_start(changes: Mapping[str, str]) -> list[str]:
+    """Those of the changed keys that a running nameserver does not follow."""
+    live = {info.alias for name, info in NameserverConfig.model_fields.items() if name in LIVE_FIELDS}
+    return sorted(changes.keys() - live)
 
 
 def _refuse_unless(enabled: bool) -> None:

@@ -54,12 +54,8 @@ async def serve(config: NameserverConfig, notifier: ServiceNotifier) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    server = NameServer(config)
-    try:
-        await server.start()
-    except (AerobeeError, OSError) as failed:
-        log.error("nameserver.start_failed", reason=str(failed))  # noqa: TRY400  # the text says it all
-        await server.close()
+    server = await _started(config)
+    if server is None:
         return 1
     notifier.ready(f"listening on {server.address}")
     watchdog = asyncio.create_task(_stay_alive(notifier), name="watchdog")
@@ -71,6 +67,20 @@ async def serve(config: NameserverConfig, notifier: ServiceNotifier) -> int:
         await asyncio.gather(watchdog, return_exceptions=True)
         await server.close()
     return 0
+
+
+async def _started(config: NameserverConfig) -> NameServer | None:
+    """A nameserver that serves, or None after one line that says why not."""
+    server: NameServer | None = None
+    try:
+        server = NameServer(config)
+        await server.start()
+    except (AerobeeError, OSError) as failed:
+        log.error("nameserver.start_failed", reason=str(failed))  # noqa: TRY400  # the text says it all
+        if server is not None:
+            await server.close()
+        return None
+    return server
 
 
 async def _stay_alive(notifier: ServiceNotifier) -> None:

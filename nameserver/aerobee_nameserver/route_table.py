@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from aerobee_proto.bodies import BrokerData, ClusterInfo, DataVersion, QueueData, TopicRouteData
-
 from aerobee_proto.codes import Perm, ResponseCode
 from aerobee_proto.errors import RequestError
 

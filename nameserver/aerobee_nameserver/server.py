@@ -15,6 +15,7 @@ Invariants
 """
 
 import asyncio
+import ssl
 import time
 from collections.abc import Callable
 from typing import Final
@@ -29,7 +30,7 @@ from aerobee_proto.codes import RequestCode
 from aerobee_remoting.client import RemotingClient
 from aerobee_remoting.connection import Connection, ConnectionLimits
 from aerobee_remoting.errors import RemotingError
-from aerobee_remoting.server import RemotingServer, ServerConfig
+from aerobee_remoting.server import RemotingServer, ServerConfig, TlsMode
 
 __all__ = ["NameServer"]
 
@@ -43,7 +44,10 @@ def _epoch_ms() -> int:
 
 
 class NameServer:
-    """One nameserver. `now_ms` is the wall clock unless a test brings its own."""
+    """One nameserver. `now_ms` is the wall clock unless a test brings its own.
+
+    Raises OSError when the certificate or key of TLS cannot be used.
+    """
 
     def __init__(
         self,
@@ -163,7 +167,19 @@ def _server_config(config: NameserverConfig) -> ServerConfig:
     return ServerConfig(
         limits=ConnectionLimits(idle_s=float(config.server_channel_max_idle_time_seconds)),
         connections_max=config.max_connections,
+        tls_mode=TlsMode(config.tls_server_mode),
+        tls=_tls_context(config) if config.tls_server_mode != "disabled" else None,
     )
+
+
+def _tls_context(config: NameserverConfig) -> ssl.SSLContext:
+    """Raises OSError (ssl.SSLError is one) when certificate or key cannot be used."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(config.tls_server_cert_path, config.tls_server_key_path)
+    if config.tls_server_trust_cert_path:
+        context.load_verify_locations(config.tls_server_trust_cert_path)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
 
 
 def _log_removal(event: str, removal: Removal, reason: str) -> None:

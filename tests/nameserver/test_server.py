@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 from structlog.testing import capture_logs
 
 from aerobee_nameserver.config import NameserverConfig, load_config
@@ -23,7 +25,8 @@ from aerobee_proto.bodies import (
 )
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.frames import Command
-from aerobee_remoting.client import RemotingClient
+from aerobee_remoting.client import RemotingClient, RemotingClientConfig
+from aerobee_remoting.errors import ConnectionLost
 from aerobee_remoting.handlers import HandlerTable, Permission, Request
 from aerobee_remoting.server import RemotingServer
 
@@ -56,9 +59,9 @@ async def running(
 class Peer:
     """A broker or a client of one nameserver, on a connection of its own."""
 
-    def __init__(self, server: NameServer, handlers: HandlerTable | None = None) -> None:
+    def __init__(self, server: NameServer, *, tls: ssl.SSLContext | None = None) -> None:
         self._addr = f"127.0.0.1:{server.port}"
-        self._client = RemotingClient(handlers)
+        self._client = RemotingClient(config=RemotingClientConfig(tls=tls))
 
     async def ask(self, code: int, body: bytes = b"", /, **fields: str) -> Command:
         return await self._client.request(self._addr, code, fields, body)
@@ -502,6 +505,11 @@ async def test_a_wrong_change_of_settings_is_refused(
     assert server.config is before
 
 
+async def test_a_change_that_needs_a_new_start_says_so(peer: Peer) -> None:
+    answer = await peer.ask(RequestCode.UPDATE_NAMESRV_CONFIG, b"maxConnections=5\nenableTopicList=true")
+    assert (answer.code, answer.remark) == (0, "used from the next start on: maxConnections")
+
+
 async def test_bounds_can_be_changed_while_running(peer: Peer) -> None:
     await peer.ask(RequestCode.UPDATE_NAMESRV_CONFIG, b"maxTopics=1")
     assert "maxTopics is 1" in ((await peer.register()).remark or "")
@@ -528,6 +536,33 @@ async def test_ready_and_stopped_are_logged_with_the_address() -> None:
         (event["event"], event["address"]) for event in events if event["event"].startswith("nameserver.")
     ]
     assert told == [("nameserver.ready", address), ("nameserver.stopped", address)]
+
+
+@pytest.mark.parametrize(("mode", "plain_answers"), [("permissive", True), ("enforcing", False)])
+async def test_tls_is_taken_and_plain_as_the_mode_says(
+    tmp_path: Path, mode: str, plain_answers: bool
+) -> None:
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1")
+    certificate.cert_chain_pems[0].write_to_path(tmp_path / "chain.pem")
+    certificate.private_key_pem.write_to_path(tmp_path / "key.pem")
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+    async with running(
+        tlsServerMode=mode,
+        tlsServerCertPath=str(tmp_path / "chain.pem"),
+        tlsServerKeyPath=str(tmp_path / "key.pem"),
+    ) as server:
+        peer = Peer(server)
+        if plain_answers:
+            assert await topics(peer) == []
+        else:
+            with pytest.raises(ConnectionLost):
+                await topics(peer)
+        await peer.close()
+        secret = Peer(server, tls=trusting)
+        assert await topics(secret) == []
+        await secret.close()
 
 
 async def test_closing_leaves_no_task(peer: Peer, server: NameServer) -> None:
