@@ -1,0 +1,104 @@
+"""The server programs, started from the command line. The only module here that knows nameserver and broker.
+
+Touches  the process, through the `run` of the two rooms; in a development cluster the event loop alone.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TextIO
+
+from cyclopts import Parameter
+
+from aerobee_console.failures import USAGE, Failure
+
+if TYPE_CHECKING:
+    from aerobee_broker.broker import Broker
+    from aerobee_broker.config import BrokerConfig
+    from aerobee_nameserver.server import NameServer
+
+__all__ = [
+    "Settings",
+    "SettingsFile",
+    "broker",
+    "broker_settings",
+    "configure_logs",
+    "make_broker",
+    "make_nameserver",
+    "nameserver",
+    "parse_settings",
+]
+
+SettingsFile = Annotated[Path | None, Parameter(name=["--config", "-c"], help="Properties or TOML file.")]
+Settings = Annotated[
+    tuple[str, ...],
+    Parameter(
+        name="--set", negative=(), json_list=False, help="One setting, key=value, under RocketMQ's name."
+    ),
+]
+
+
+def nameserver(
+    *,
+    listen: Annotated[str | None, Parameter(help="HOST:PORT to listen on (0.0.0.0:9876).")] = None,
+    config: SettingsFile = None,
+    settings: Settings = (),
+) -> int:
+    """Run a nameserver until SIGTERM or SIGINT. It is ready with the event `nameserver.ready`."""
+    overrides = parse_settings(settings)
+    if listen is not None:
+        host, colon, port = listen.rpartition(":")
+        if not colon or not host or not port.isdecimal():
+            raise Failure(f"--listen {listen}: write HOST:PORT, for example 127.0.0.1:9876", USAGE)
+        overrides |= {"bindAddress": host.strip("[]"), "listenPort": port}
+    from aerobee_nameserver.config import load_config
+    from aerobee_nameserver.main import run
+
+    return run(load_config(config, overrides))
+
+
+def broker(*, config: SettingsFile = None, settings: Settings = ()) -> int:
+    """Run a broker until SIGTERM or SIGINT. It is ready with the event `broker.ready`."""
+    overrides = parse_settings(settings)
+    from aerobee_broker.main import load_config, run
+
+    return run(load_config(config, overrides), config)
+
+
+def parse_settings(pairs: Iterable[str]) -> dict[str, str]:
+    """`key=value` texts as a mapping, the last of a repeated key."""
+    found: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key.strip():
+            raise Failure(f"--set {pair}: write key=value, for example --set listenPort=10911", USAGE)
+        found[key.strip()] = value
+    return found
+
+
+def broker_settings(file: Path | None, overrides: dict[str, str]) -> "BrokerConfig":
+    """A broker's settings from file, environment and overrides. Raises SettingsError with every problem."""
+    from aerobee_broker.main import load_config
+
+    return load_config(file, overrides)
+
+
+def configure_logs(stream: TextIO) -> None:
+    """Events of both servers go to `stream`."""
+    from aerobee_remoting.logs import configure_logging
+
+    configure_logging(stream=stream)
+
+
+def make_nameserver(host: str, port: int) -> "NameServer":
+    """A nameserver for this process that keeps nothing on disk; not started. Port 0 takes a free one."""
+    from aerobee_nameserver.config import load_config
+    from aerobee_nameserver.server import NameServer
+
+    return NameServer(load_config(None, {"bindAddress": host, "listenPort": str(port)}), keep_kv=False)
+
+
+def make_broker(overrides: dict[str, str]) -> "Broker":
+    """A broker for this process; not started. Needs a running event loop. Raises SettingsError."""
+    from aerobee_broker.broker import Broker
+
+    return Broker(broker_settings(None, overrides))

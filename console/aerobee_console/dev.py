@@ -1,0 +1,161 @@
+"""`aerobee dev`: a nameserver and a broker in one process, to try things out.
+
+Touches  the process: event loop, signals, logs (standard error), local ports, one folder.
+
+Everything listens on 127.0.0.1. A port that is taken is replaced by a free one, with a line that says so. Without
+`--store` the messages live in a temporary folder that goes away with the process.
+"""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from cyclopts import Parameter
+
+from aerobee_console.daemons import Settings, configure_logs, make_broker, make_nameserver, parse_settings
+from aerobee_console.failures import FAULT, OK
+from aerobee_console.ports import is_free, owner_of
+from aerobee_console.tables import Column, print_table
+
+__all__ = ["dev"]
+
+HOST: Final = "127.0.0.1"
+NAMESERVER_PORT: Final = 9876
+BROKER_PORT: Final = 10911
+METRICS_PORT: Final = 5557
+# Files of a store that is thrown away: small, because they are allocated in full when they are made.
+SMALL_FILES: Final = {
+    "mappedFileSizeCommitLog": str(64 << 20),
+    "maxHashSlotNum": "100000",
+    "maxIndexNum": "400000",
+}
+SIZED_FOLDERS: Final = {
+    "mappedFileSizeCommitLog": "commitlog/*",
+    "mappedFileSizeConsumeQueue": "consumequeue/*/*/*",
+}
+
+
+def dev(
+    *,
+    store: Annotated[
+        Path | None, Parameter(help="Folder to keep messages in; without it a temporary one.")
+    ] = None,
+    settings: Settings = (),
+) -> int:
+    """Run a nameserver and a broker in one process on 127.0.0.1 until Ctrl-C.
+
+    Prints the addresses and the next command to type. --set changes settings of the broker.
+    """
+    overrides = parse_settings(settings)
+    configure_logs(sys.stderr)  # standard output is for the addresses
+    import uvloop
+
+    with _folder(store) as folder, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        sizes = _sizes_of(folder) if store is not None else SMALL_FILES
+        return runner.run(_serve(folder, sizes | overrides, temporary=store is None))
+
+
+async def _serve(folder: Path, overrides: dict[str, str], *, temporary: bool) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    nameserver = make_nameserver(HOST, _port("nameserver", NAMESERVER_PORT))
+    try:
+        await nameserver.start()
+        return await _serve_broker(f"{HOST}:{nameserver.port}", folder, overrides, stop, temporary=temporary)
+    finally:
+        await nameserver.close()
+
+
+async def _serve_broker(
+    nameserver: str, folder: Path, overrides: dict[str, str], stop: asyncio.Event, *, temporary: bool
+) -> int:
+    wanted = _broker_settings(nameserver, folder, overrides)
+    for key, what in (("listenPort", "broker"), ("metricsPromExporterPort", "metrics page")):
+        if key not in overrides:
+            wanted[key] = str(_port(what, int(wanted[key])))
+    broker = make_broker(wanted)
+    broker.failed.add_done_callback(lambda _: stop.set())
+    try:
+        await broker.start()
+        where = "temporary, goes away with this process" if temporary else "kept"
+        _greet(nameserver, broker.address, wanted["metricsPromExporterPort"], folder, where)
+        await stop.wait()
+    finally:
+        await broker.close()
+    return FAULT if broker.failed.done() else OK
+
+
+def _broker_settings(nameserver: str, folder: Path, overrides: dict[str, str]) -> dict[str, str]:
+    return {
+        "bindAddress": HOST,
+        "brokerIP1": HOST,
+        "listenPort": str(BROKER_PORT),
+        "metricsPromExporterPort": str(METRICS_PORT),
+        "namesrvAddr": nameserver,
+        "storePathRootDir": str(folder),
+        **overrides,
+    }
+
+
+def _port(what: str, port: int) -> int:
+    """`port`, or 0 (any free one) when somebody has it, with a line that says who."""
+    if is_free(HOST, port):
+        return port
+    owner = owner_of(port)
+    by = f" by {owner}" if owner else ""
+    sys.stderr.write(f"port {port} is taken{by}; the {what} takes another one\n")
+    return _any_free_port()
+
+
+def _any_free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def _folder(store: Path | None) -> Iterator[Path]:
+    if store is not None:
+        yield store.expanduser().absolute()
+        return
+    with tempfile.TemporaryDirectory(prefix="aerobee-dev-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+def _sizes_of(folder: Path) -> dict[str, str]:
+    """File sizes that a store has been made with, so that any store opens; nothing for a new one."""
+    found: dict[str, str] = {}
+    for key, pattern in SIZED_FOLDERS.items():
+        file = next((path for path in folder.glob(pattern) if path.name.isdecimal()), None)
+        if file is not None:
+            found[key] = str(file.stat().st_size)
+    return found
+
+
+def _greet(nameserver: str, broker: str, metrics_port: str, folder: Path, where: str) -> None:
+    option = "" if nameserver == f"{HOST}:{NAMESERVER_PORT}" else f" -n {nameserver}"
+    rows: list[dict[str, Any]] = [
+        {"what": "nameserver", "address": nameserver},
+        {"what": "broker", "address": broker},
+        {"what": "store", "address": f"{folder} ({where})"},
+    ]
+    if metrics_port != "0":
+        rows.insert(
+            2, {"what": "metrics, health", "address": f"http://{HOST}:{metrics_port}/metrics /health"}
+        )
+    print_table("Aerobee is ready", [Column("what", ""), Column("address", "address")], rows)
+    sys.stdout.write(
+        "\nNext, in a second terminal:\n\n"
+        f"    aerobee send greetings 'hello'{option}\n"
+        f"    aerobee tail greetings --last 5{option}\n\n"
+        "Ctrl-C stops both.\n"
+    )
+    sys.stdout.flush()

@@ -1,0 +1,105 @@
+"""The command `aerobee`: the tree of sub-commands, and the one place where errors become text and exit codes.
+
+Touches  the process: arguments, standard streams, exit code. Sub-commands are imported when one is called, so
+         `aerobee --help` and `--version` load neither client nor broker.
+
+Exit codes  see `aerobee_console.failures`.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from cyclopts import App, CycloptsError
+
+from aerobee_console.failures import INTERRUPTED, OK, USAGE, describe, exit_code_of
+
+__all__ = ["main", "make_app"]
+
+HELP: Final = "A message broker that speaks RocketMQ's protocol: run it, send, read, look inside."
+EPILOGUE: Final = (
+    "Start with `aerobee dev`, then `aerobee send greetings hello` in a second terminal.\n\n"
+    "Exit codes: 0 well, 1 damage or a fault was found, 2 wrong arguments, settings or files, 3 a server did not "
+    "answer, 4 a server refused, 5 not found. `--debug` shows where an error comes from."
+)
+
+# name, module:function, one line of help, group. `topic`, `group` and `store` are apps of their own.
+COMMANDS: Final = (
+    ("nameserver", "daemons:nameserver", "Run a nameserver.", "Servers"),
+    ("broker", "daemons:broker", "Run a broker.", "Servers"),
+    ("dev", "dev:dev", "Run a nameserver and a broker in one process, to try things out.", "Servers"),
+)
+
+
+def make_app() -> App:
+    """The command tree. Nothing of a sub-command is imported before it is called."""
+    app = App(
+        "aerobee",
+        help=HELP,
+        help_epilogue=EPILOGUE,
+        version=_version,
+        version_flags=["--version"],
+        help_flags=["--help", "-h"],
+        result_action="return_value",
+    )
+    for position, (name, target, help_text, group) in enumerate(COMMANDS):
+        app.command(f"aerobee_console.{target}", name=name, help=help_text, group=group, sort_key=position)
+    return app
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. Returns the exit code; no error leaves as an exception unless `--debug` asks for it."""
+    words, debug = _split_debug(list(sys.argv[1:] if arguments is None else arguments))
+    if debug:
+        os.environ["AEROBEE_DEBUG"] = "1"  # for the logs of the client, which are set up by the command
+    try:
+        result = make_app()(words or ["--help"], exit_on_error=False, print_error=False)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        return _reader_is_gone()
+    except CycloptsError as wrong:
+        _complain(f"{wrong}\nsee: aerobee {_command_of(words)}--help")
+        return USAGE
+    except Exception as failed:
+        if debug:
+            raise
+        _complain(describe(failed))
+        return exit_code_of(failed)
+    return result if isinstance(result, int) else OK
+
+
+def _split_debug(words: list[str]) -> tuple[list[str], bool]:
+    """The arguments without `--debug`, which any command takes; what follows `--` is left alone."""
+    options = words[: words.index("--")] if "--" in words else words
+    if "--debug" not in options:
+        return words, False
+    words = words.copy()
+    words.remove("--debug")
+    return words, True
+
+
+def _command_of(words: list[str]) -> str:
+    """The command whose help to read: the leading words that are names of commands."""
+    known = {name for name, *_ in COMMANDS}
+    return f"{words[0]} " if words and words[0] in known else ""
+
+
+def _complain(text: str) -> None:
+    """An error for people: `aerobee: what is wrong`, further facts on lines of their own."""
+    sys.stderr.write(f"aerobee: {text.strip()}\n")
+
+
+def _reader_is_gone() -> int:
+    """`aerobee tail ... | head` is no error: end in silence, as programs that SIGPIPE ends do."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 128 + signal.SIGPIPE
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("aerobee")
