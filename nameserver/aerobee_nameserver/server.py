@@ -28,7 +28,7 @@ from aerobee_nameserver.kv_config import KvConfig
 from aerobee_nameserver.route_table import MemberChange, Removal, RouteTable
 from aerobee_proto.codes import RequestCode
 from aerobee_remoting.client import RemotingClient
-from aerobee_remoting.connection import Connection, ConnectionLimits
+from aerobee_remoting.connection import Connection, ConnectionLimits, format_addr
 from aerobee_remoting.errors import RemotingError
 from aerobee_remoting.server import RemotingServer, ServerConfig, TlsMode
 
@@ -83,7 +83,7 @@ class NameServer:
     @property
     def address(self) -> str:
         """host:port as it listens; valid after start()."""
-        return f"{self.config.bind_address}:{self.port}"
+        return format_addr((self.config.bind_address, self.port))
 
     async def start(self) -> int:
         """Load the KV config, listen, and return the port.

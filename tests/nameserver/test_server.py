@@ -565,6 +565,16 @@ async def test_tls_is_taken_and_plain_as_the_mode_says(
         await secret.close()
 
 
+async def test_an_ipv6_address_is_told_as_it_must_be_dialled() -> None:
+    config = load_config(overrides={"listenPort": "0", "bindAddress": "::1"}, environ={})
+    async with running(config) as server:
+        assert server.address == f"[::1]:{server.port}"
+        client = RemotingClient()
+        answer = await client.request(server.address, RequestCode.GET_BROKER_CLUSTER_INFO)
+        assert answer.body == b'{"brokerAddrTable":{},"clusterAddrTable":{}}'
+        await client.close()
+
+
 async def test_closing_leaves_no_task(peer: Peer, server: NameServer) -> None:
     await peer.register()
     await peer.close()
