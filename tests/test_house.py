@@ -49,19 +49,12 @@ ROOMS = {
     "pyspark_aerobee": Room("pipeline", imports=frozenset({"aerobee", "aerobee_store"})),
 }
 BELOW_ALL = "aerobee_proto"
-# Single modules that may import more than their room, each with its reason.
-DOORS = {
-    # `aerobee broker`, `nameserver` and `dev` start the servers.
-    "aerobee_console/daemons.py": frozenset(
-        {"aerobee_broker", "aerobee_nameserver", "aerobee_remoting", "aerobee_store"}
-    ),
-    # `aerobee store` reads the files of a store that no broker serves.
-    "aerobee_console/store_folder.py": frozenset({"aerobee_store"}),
-}
 # Single modules that may import more than their room: the command line starts the servers and looks into stores that
 # no server has open. Everything else in it goes through the client.
 DOORS = {
-    ("aerobee_console", "daemons.py"): frozenset({"aerobee_broker", "aerobee_nameserver"}),
+    ("aerobee_console", "daemons.py"): frozenset(
+        {"aerobee_broker", "aerobee_nameserver", "aerobee_remoting"}
+    ),
     ("aerobee_console", "store.py"): frozenset({"aerobee_store"}),
 }
 
