@@ -73,7 +73,7 @@ class Broker:
         self._settings_file = settings_file
         self._io = io or DiskIo()
         self._clock = clock
-        self._handlers = HandlerTable()
+        self.handlers = HandlerTable()
         self._tasks: list[asyncio.Task[None]] = []
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._upkeep = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store-upkeep")
@@ -109,7 +109,7 @@ class Broker:
         await loop.run_in_executor(self._upkeep, store.open)
         self._store = store
         self._server = RemotingServer(
-            self._handlers, config=_server_config(self._config), on_disconnect=self._disconnected
+            self.handlers, config=_server_config(self._config), on_disconnect=self._disconnected
         )
         self.port = self._server.bind(self._config.bind_address, self._config.listen_port)
         services = self._make_services(store)
@@ -169,11 +169,11 @@ class Broker:
         send = SendProcessor(
             services, self._durability, store_host=(identity.host, identity.port), unique_keys=keys
         )
-        send.register(self._handlers)
+        send.register(self.handlers)
         self._pulls = PullProcessor(services)
-        self._pulls.register(self._handlers)
-        QueryProcessor(services).register(self._handlers)
-        register_admin(self._handlers, services)
+        self._pulls.register(self.handlers)
+        QueryProcessor(services).register(self.handlers)
+        register_admin(self.handlers, services)
 
     def _start_tasks(self, services: Services) -> None:
         for name, work in (

@@ -4,8 +4,8 @@ Touches  nothing.
 
 The broker adds where a message was taken (`MSG_REGION`, `TRACE_ON`, `CLUSTER`) and a `UNIQ_KEY` where the
 client gave none; it takes out `WAIT` (it steers this broker's answer and nothing later), `POP_CK` and the
-checksums, which belong to one record only. Most messages need nothing but a suffix: for them the text is split
-once and kept as it is (1.9 us against 3.4 us for the general way, 4 properties).
+checksums, which belong to one record only. Most messages need nothing but a suffix: their text is read once and
+kept as it is (1.0 us against 2.9 us for the general way, 3 properties).
 
 Invariants
 - The mapping that is returned and the bytes that are stored say the same.
@@ -19,10 +19,6 @@ from aerobee_proto import properties as names
 
 __all__ = ["StoredProperties"]
 
-_SEPARATORS: Final = b"\x01\x02"
-_NOT_SEPARATORS: Final = bytes(set(range(256)) - set(_SEPARATORS))
-_ALTERNATING: Final = _SEPARATORS * 512
-_WAIT_TRUE: Final = b"\x02WAIT\x01true\x02"
 # Names that the broker sets or removes: their presence calls for the general way.
 _OWN_NAMES: Final = frozenset(
     {names.MSG_REGION, names.TRACE_ON, names.CLUSTER, names.POP_CK, "__CRC32C", "__CRC32#"}
@@ -46,22 +42,29 @@ class StoredProperties:
 
     def prepare(self, text: str) -> tuple[bytes, dict[str, str]]:
         """Stored bytes and the mapping of one message's properties (`WAIT` still in the mapping)."""
-        raw = text.encode("utf-8", "replace")
-        if raw and raw[-1] != 2:
-            raw += b"\x02"
-            text += "\x02"
-        separators = raw.translate(None, _NOT_SEPARATORS)
-        if separators != _ALTERNATING[: len(separators)]:
-            return self._prepare_any(text)
-        pieces = text.replace("\x02", "\x01").split("\x01")
-        mapping = dict(zip(pieces[:-1:2], pieces[1::2], strict=True))
-        if names.UNIQ_KEY not in mapping or not _OWN_NAMES.isdisjoint(mapping):
+        pieces = text.split("\x02")
+        if not pieces[-1]:
+            del pieces[-1]
+        mapping: dict[str, str] = {}
+        for piece in pieces:
+            name, _, value = piece.partition("\x01")
+            if not value:
+                return self._prepare_any(text)
+            mapping[name] = value
+        if (
+            len(mapping) != len(pieces)
+            or names.UNIQ_KEY not in mapping
+            or "" in mapping
+            or not _OWN_NAMES.isdisjoint(mapping)
+        ):
             return self._prepare_any(text)
         if names.WAIT in mapping:
-            raw = raw.replace(_WAIT_TRUE, b"\x02", 1)
-            if b"WAIT\x01" in raw:
+            if pieces[0].startswith("WAIT\x01"):
                 return self._prepare_any(text)
-        return raw + self._suffix, mapping
+            text = text.replace(f"\x02WAIT\x01{mapping[names.WAIT]}", "", 1)
+        if text[-1] != "\x02":
+            text += "\x02"
+        return text.encode("utf-8", "replace") + self._suffix, mapping
 
     def _prepare_any(self, text: str) -> tuple[bytes, dict[str, str]]:
         """The general way: read, change, write anew."""

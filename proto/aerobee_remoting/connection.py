@@ -33,7 +33,7 @@ from aerobee_proto.frames import (
     encode_command,
 )
 from aerobee_proto.headers import RequestHeader, ext_of
-from aerobee_proto.requests import request_code_key
+from aerobee_proto.requests import UNREADABLE, Envelope, request_code_key
 from aerobee_remoting.errors import ConnectionLost, RequestTimeout, TooManyRequests
 from aerobee_remoting.handlers import BatchItem, Entry, HandlerTable, Request, Response
 
@@ -187,37 +187,34 @@ class Connection(asyncio.Protocol):
 
     def _handle(self, frames: list[Frame]) -> None:
         """Handle frames in order; consecutive requests of one batch handler go to it together."""
-        by_key = self._handlers.by_key
+        json_keys = self._handlers.by_key[CODEC_JSON]
         run: list[BatchItem] = []
         run_entry: Entry | None = None
+        broken: FrameError | None = None
         for frame in frames:
             codec, header, body = frame
-            entry = by_key[codec].get(request_code_key(codec, header)) if codec < 3 else None
-            try:
-                if entry is None:
-                    command = decode_command(frame)
-                    if command.flag & FLAG_RESPONSE:
-                        self._on_response(command)
-                        continue
-                    entry = self._handlers.by_code.get(command.code)
-                    if entry is None:
-                        self._not_supported(command)
-                        continue
-                    envelope = entry.decoder.convert(command)
-                else:
-                    envelope = entry.decoder.decode(frame)
-                    if envelope.flag & FLAG_RESPONSE:
-                        self._on_response(decode_command(frame))
-                        continue
-            except RequestError as refused:
-                self._refuse_header(frame, entry, refused)
-                continue
-            except FrameError as broken:
-                self._break(broken)
-                return
-            if len(body) > entry.body_size_max:
-                self._refuse_header(frame, entry, _body_too_large(entry, len(body)))
-                continue
+            entry = json_keys.get(header[: header.find(b",", 8, 24)]) if codec == CODEC_JSON else None
+            envelope = None
+            if entry is not None:
+                # The usual request, without calls in between: 0.7 us less for each (bench/profile_send.py).
+                try:
+                    envelope = entry.decode_json(header)
+                except UNREADABLE:
+                    envelope = None  # read again below, where the fault gets its name
+            if (
+                entry is None
+                or envelope is None
+                or envelope.ext is None
+                or envelope.flag & FLAG_RESPONSE
+                or len(body) > entry.body_size_max
+            ):
+                try:
+                    entry, envelope = self._read(frame)
+                except FrameError as fault:
+                    broken = fault
+                    break
+                if entry is None or envelope is None:
+                    continue
             if entry.batch is not None:
                 if entry is not run_entry and run:
                     self._run_batch(run_entry, run)
@@ -232,6 +229,40 @@ class Connection(asyncio.Protocol):
             self._run(entry, Request(self, envelope, frame))
         if run:
             self._run_batch(run_entry, run)
+        if broken is not None:
+            self._break(broken)
+
+    def _read(self, frame: Frame) -> tuple[Entry | None, Envelope[Any] | None]:
+        """Any frame: a request and its entry, or nothing more to do. FrameError when the stream is broken."""
+        codec, header, body = frame
+        by_key = self._handlers.by_key
+        entry = by_key[codec].get(request_code_key(codec, header)) if codec < len(by_key) else None
+        try:
+            if entry is None:
+                command = decode_command(frame)
+                entry = self._handlers.by_code.get(command.code)
+                if command.flag & FLAG_RESPONSE or entry is None:
+                    self._on_other(command)
+                    return None, None
+                envelope = entry.decoder.convert(command)
+            else:
+                envelope = entry.decoder.decode(frame)
+                if envelope.flag & FLAG_RESPONSE:
+                    self._on_other(decode_command(frame))
+                    return None, None
+            if len(body) > entry.body_size_max:
+                raise _body_too_large(entry, len(body))
+        except RequestError as refused:
+            self._refuse_header(frame, entry, refused)
+            return None, None
+        return entry, envelope
+
+    def _on_other(self, command: Command) -> None:
+        """An answer, or a request that nobody serves."""
+        if command.flag & FLAG_RESPONSE:
+            self._on_response(command)
+        else:
+            self._not_supported(command)
 
     def _run_batch(self, entry: Entry | None, run: list[BatchItem]) -> None:
         assert entry is not None

@@ -137,6 +137,7 @@ class Entry:
         "batch",
         "body_size_max",
         "code",
+        "decode_json",
         "decoder",
         "handler",
         "is_async",
@@ -159,6 +160,7 @@ class Entry:
         self.batch = batch
         self.is_async = inspect.iscoroutinefunction(handler)
         self.decoder: RequestDecoder[Any] = RequestDecoder(header)
+        self.decode_json = self.decoder.json.decode  # for the hot path; `ext` may be None, errors are raw
         self.permission = permission
         self.body_size_max = body_size_max
         self.requests = 0

@@ -100,9 +100,7 @@ class RemotingServer:
         bound, self._bound = self._bound, []
         for listener in bound:
             if self._config.tls_mode is TlsMode.DISABLED:
-                server = await loop.create_server(
-                    self._new_connection, sock=listener, backlog=SOCKET_BACKLOG
-                )
+                server = await loop.create_server(self._new_connection, sock=listener, backlog=SOCKET_BACKLOG)
                 self._servers.append(server)
             else:
                 listener.listen(SOCKET_BACKLOG)
