@@ -6,16 +6,18 @@ is over. Who calls says what arrived and what time it is, and runs what is retur
 Invariants
 - A pull is in the table once, in the queue that it asked for; it leaves when it is returned by `ready` or
   `expired`, or with its connection.
-- Nothing here looks at more than one queue per arrival, or at more than the expired pulls per sweep.
+- Nothing here looks at more than one queue per arrival, at more than the expired pulls per sweep, or at more
+  than its own pulls per lost connection.
 """
 
 from collections.abc import Callable, Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Generic, TypeVar
 
 __all__ = ["HeldPull", "HeldPulls"]
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 
@@ -54,7 +56,9 @@ class HeldPulls(Generic[T]):
     def __init__(self, count_max: int, *, is_gone: Callable[[object], bool] = lambda _: False) -> None:
         self._count_max = count_max
         self._is_gone = is_gone
-        self._by_queue: dict[tuple[str, int], list[HeldPull[T]]] = {}
+        # Pulls in the order in which they came; a dict, because they leave one by one from anywhere.
+        self._by_queue: dict[tuple[str, int], dict[HeldPull[T], None]] = {}
+        self._by_owner: dict[object, dict[HeldPull[T], None]] = {}
         self._by_deadline: list[tuple[int, int, HeldPull[T]]] = []
         self._ticket = count()
         self._count = 0
@@ -70,7 +74,8 @@ class HeldPulls(Generic[T]):
         """Keep the pull waiting; False when the table is full and the pull must be refused."""
         if self.is_full:
             return False
-        self._by_queue.setdefault(pull.queue, []).append(pull)
+        self._by_queue.setdefault(pull.queue, {})[pull] = None
+        self._by_owner.setdefault(pull.owner, {})[pull] = None
         heappush(self._by_deadline, (pull.deadline_ms, next(self._ticket), pull))
         self._count += 1
         return True
@@ -79,16 +84,11 @@ class HeldPulls(Generic[T]):
         self, topic: str, queue_id: int, max_offset: int, tag_hashes: Sequence[int]
     ) -> list[HeldPull[T]]:
         """Take out the pulls that an arrival wakes, and those whose owner is gone with them."""
-        queue = (topic, queue_id)
-        pulls = self._by_queue.get(queue)
+        pulls = self._by_queue.get((topic, queue_id))
         if pulls is None:
             return []
         woken = [pull for pull in pulls if pull.wants(max_offset, tag_hashes)]
-        if not woken:
-            return []
-        kept = [pull for pull in pulls if not pull.wants(max_offset, tag_hashes)]
-        self._set(queue, kept)
-        self._left(woken)
+        self._leave(woken)
         return [pull for pull in woken if not self._is_gone(pull.owner)]
 
     def expired(self, now_ms: int) -> list[HeldPull[T]]:
@@ -98,28 +98,28 @@ class HeldPulls(Generic[T]):
             pull = heappop(self._by_deadline)[2]
             if pull.waiting:
                 over.append(pull)
-                self._set(pull.queue, [other for other in self._by_queue[pull.queue] if other is not pull])
-        self._left(over)
+        self._leave(over)
         return [pull for pull in over if not self._is_gone(pull.owner)]
 
     def drop_owner(self, owner: object) -> int:
         """Forget every pull of a lost connection; how many there were."""
-        dropped = [pull for pulls in self._by_queue.values() for pull in pulls if pull.owner is owner]
-        for queue in {pull.queue for pull in dropped}:
-            self._set(queue, [pull for pull in self._by_queue[queue] if pull.owner is not owner])
-        self._left(dropped)
-        if len(self._by_deadline) > 2 * self._count + 64:  # drop the entries of pulls that have left
-            self._by_deadline = [entry for entry in self._by_deadline if entry[2].waiting]
-            self._by_deadline.sort(key=lambda entry: entry[:2])
+        dropped = list(self._by_owner.get(owner, ()))
+        self._leave(dropped)
         return len(dropped)
 
-    def _set(self, queue: tuple[str, int], pulls: list[HeldPull[T]]) -> None:
-        if pulls:
-            self._by_queue[queue] = pulls
-        else:
-            self._by_queue.pop(queue, None)
-
-    def _left(self, pulls: list[HeldPull[T]]) -> None:
+    def _leave(self, pulls: list[HeldPull[T]]) -> None:
         for pull in pulls:
             pull.waiting = False
+            _remove(self._by_queue, pull.queue, pull)
+            _remove(self._by_owner, pull.owner, pull)
         self._count -= len(pulls)
+        if len(self._by_deadline) > 2 * self._count + 64:  # drop the entries of pulls that have left
+            self._by_deadline = [entry for entry in self._by_deadline if entry[2].waiting]
+            heapify(self._by_deadline)
+
+
+def _remove(table: dict[K, dict[HeldPull[T], None]], key: K, pull: HeldPull[T]) -> None:
+    pulls = table[key]
+    del pulls[pull]
+    if not pulls:
+        del table[key]
