@@ -11,7 +11,7 @@ from aerobee_store.errors import CorruptStore
 from aerobee_store.index import IndexService
 from aerobee_store.queue_table import QueueTable
 from aerobee_store.record_scan import ScannedRecord
-from aerobee_store.recovery import LogWalker, RecoveryReport
+from aerobee_store.recovery import HOLE_SIZE, LogWalker, RecoveryReport
 
 __all__ = ["check_store"]
 
@@ -26,7 +26,8 @@ def check_store(
     """Raise CorruptStore at the first thing that does not hold.
 
     Every record from the first to the last byte is proven; every message below `confirmed_offset` is in its
-    queue at its number, and every queue entry whose record is still kept belongs to such a message.
+    queue at its number, and every queue entry whose record is still kept belongs to such a message, or to a
+    damaged one that was put aside.
     """
     log.check()
     queues.check()
@@ -40,12 +41,12 @@ def check_store(
         _check_entry(queues, record, config)
         key = (record.topic, record.queue_id)
         seen[key] = seen.get(key, 0) + 1
-    if report.damage:
-        found = report.damage[0]
-        raise CorruptStore(found.path, found.begin, found.reason)
+    for found in report.damage:
+        if not log.is_damaged(found.begin):
+            raise CorruptStore(found.path, found.begin, found.reason)
     if walker.end != log.end_offset:
         raise CorruptStore(log.folder, walker.end, f"the log should reach to {log.end_offset}")
-    _check_counts(queues, seen)
+    _check_counts(log, queues, seen)
 
 
 def _is_queued(record: ScannedRecord) -> bool:
@@ -65,12 +66,14 @@ def _check_entry(queues: QueueTable, record: ScannedRecord, config: StoreConfig)
         raise CorruptStore(place, record.physical_offset, reason)
 
 
-def _check_counts(queues: QueueTable, seen: dict[tuple[str, int], int]) -> None:
+def _check_counts(log: CommitLog, queues: QueueTable, seen: dict[tuple[str, int], int]) -> None:
     for queue in queues:
+        messages = seen.get((queue.topic, queue.queue_id), 0)
         readable = queue.max_offset - queue.min_offset
-        if readable != seen.get((queue.topic, queue.queue_id), 0):
-            raise CorruptStore(
-                queues.folder / queue.topic / str(queue.queue_id),
-                None,
-                f"{readable} entries for {seen.get((queue.topic, queue.queue_id), 0)} messages",
-            )
+        if readable != messages:
+            entries = (queue.entry(offset) for offset in range(queue.min_offset, queue.max_offset))
+            places = [e.physical_offset for e in entries if e is not None and e.size > HOLE_SIZE]
+            readable = sum(not log.is_damaged(place) for place in places)
+        if readable != messages:
+            place = queues.folder / queue.topic / str(queue.queue_id)
+            raise CorruptStore(place, None, f"{readable} entries for {messages} messages")

@@ -7,15 +7,17 @@ Touches  <root>/checkpoint, 4096 bytes.
   2048  128 bytes watermark copy of even generations
   3072  128 bytes watermark copy of odd generations
 
-    Copy: magic 8s | generation i64 | log_end i64 | queue_end i64 | index_end i64 | the 40 bytes above | zeros
-          | CRC-32C u32 of the 124 bytes before it
+    Copy: magic 8s | generation i64 | log_end i64 | queue_end i64 | index_end i64 | index_last i64
+          | checksum_from i64 | the 40 bytes above | zeros | CRC-32C u32 of the 124 bytes before it
 
 Bytes 0..39 are RocketMQ's. Official brokers leave the rest alone, so a watermark whose copy of the stamps
 is not what stands in bytes 0..39 is from before an official broker ran, and says nothing any more.
 
 Invariants
 - Every watermark was durable before it was written: records below log_end, queue entries of records below
-  queue_end, index entries of records below index_end.
+  queue_end, index entries of records below index_end, of which the newest is at index_last (-1: none).
+- Every record from checksum_from on was written with the whole-record checksum, so that one without it is
+  torn; -1: no such promise.
 - Written as: new copy, sync, stamps, sync. A crash in between leaves the new copy beside the old stamps,
   which are then those of the copy one generation older.
 """
@@ -32,7 +34,7 @@ __all__ = ["Checkpoint", "Stamps", "Watermark"]
 
 CHECKPOINT_SIZE = 4096
 _STAMPS = struct.Struct(">5q")
-_COPY = struct.Struct(">8s4q40s44x")
+_COPY = struct.Struct(">8s6q40s28x")
 _CRC = struct.Struct(">I")
 _MAGIC = b"AEROBEE1"
 _COPY_AT = (2048, 3072)
@@ -55,11 +57,18 @@ class Stamps(NamedTuple):
 
 
 class Watermark(NamedTuple):
-    """Physical offsets below which everything is on disk."""
+    """Physical offsets below which everything is on disk, and from which on all records are sealed."""
 
     log_end: int
     queue_end: int
     index_end: int
+    index_last: int = -1
+    checksum_from: int = -1
+
+    @property
+    def all_end(self) -> int:
+        """Below this everything is on disk: log, queues and index."""
+        return min(self.log_end, self.queue_end, self.index_end)
 
 
 class _Copy(NamedTuple):
@@ -132,7 +141,7 @@ def _read_copy(raw: bytes, at: int) -> _Copy | None:
     """The watermark copy at `at`, None if there is none or it is torn."""
     body = raw[at : at + _COPY.size]
     (crc,) = _CRC.unpack_from(raw, at + _COPY.size)
-    magic, generation, log_end, queue_end, index_end, stamps = _COPY.unpack(body)
+    magic, generation, *offsets, stamps = _COPY.unpack(body)
     if magic != _MAGIC or crc != crc32c(body):
         return None
-    return _Copy(generation, Watermark(log_end, queue_end, index_end), stamps)
+    return _Copy(generation, Watermark(*offsets), stamps)

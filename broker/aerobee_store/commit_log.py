@@ -23,6 +23,7 @@ from aerobee_store import failpoints
 from aerobee_store.errors import CorruptStore
 from aerobee_store.io import DataFile, StoreIo
 from aerobee_store.mapped_files import MappedFile, MappedFileQueue, file_name
+from aerobee_store.record_scan import Blank, RecordFault, ScannedRecord, scan_record
 
 __all__ = ["BLANK_SIZE_MIN", "CommitLog"]
 
@@ -31,7 +32,6 @@ BLANK_MAGIC = 0xCBD43194
 BLANK_SIZE_MIN = 8
 
 _BLANK = struct.Struct(">iI")
-_SIZE = struct.Struct(">i")
 
 
 class CommitLog:
@@ -48,6 +48,8 @@ class CommitLog:
         self._last: MappedFile | None = None
         # Stretches [begin, end) that recovery or a scrub found to hold no proven record.
         self.damaged: tuple[tuple[int, int], ...] = ()
+        # Every record from here on was written with the whole-record checksum; None: nothing is known.
+        self.checksum_from: int | None = None
         # Moved by flush() (and recovery) only.
         self.flushed_offset = 0
         # (offset, file) made ahead by prepare_next(), taken by roll(); both under the lock.
@@ -168,12 +170,21 @@ class CommitLog:
         at = physical_offset - file.offset
         return file.view[at : at + size]
 
-    def record_at(self, physical_offset: int) -> memoryview | None:
-        """The record that starts at `physical_offset`, by its own length; None if that makes no sense."""
-        head = self.read(physical_offset, 4)
-        if head is None:
+    def scan(self, physical_offset: int, *, property_crc: bool = False) -> ScannedRecord | None:
+        """The proven record that begins at `physical_offset`, None if none does."""
+        file = self.mapped.find(physical_offset) if physical_offset < self.end_offset else None
+        if file is None:
             return None
-        return self.read(physical_offset, _SIZE.unpack(head)[0])
+        found = self.scan_file(file, physical_offset - file.offset, property_crc=property_crc)
+        return found if isinstance(found, ScannedRecord) else None
+
+    def scan_file(
+        self, file: MappedFile, position: int, *, property_crc: bool = False
+    ) -> ScannedRecord | RecordFault | Blank:
+        """What stands at `position` of `file`, wherever the log is believed to end."""
+        physical_offset = file.offset + position
+        sealed = self.checksum_from is not None and physical_offset >= self.checksum_from
+        return scan_record(file.view, position, physical_offset, property_crc=property_crc, sealed=sealed)
 
     def is_damaged(self, physical_offset: int) -> bool:
         """Whether the record that begins there is known to be damaged and must not be served."""

@@ -120,11 +120,19 @@ class IndexService:
         return IndexFile(data, self._slot_count, self._entry_limit)
 
     def recover(
-        self, log_end: int, *, log_min: int = 0, proven_offset: int = 0, probe: RecordProbe | None = None
+        self,
+        log_end: int,
+        *,
+        log_min: int = 0,
+        proven_offset: int = 0,
+        probe: RecordProbe | None = None,
+        settled: bool = False,
     ) -> IndexRecovery:
         """Keep what is proven and cut the rest; call once, after load().
 
-        Files whose records all lie below `proven_offset` are known to be durable and get a cheap test.
+        Full files whose records all lie below `proven_offset` are known to be durable and get a cheap test.
+        One with room shares pages with entries that came later and may be half on disk, slots above all: it
+        is walked too, unless the store was closed in order (`settled`).
         The others are walked: links and order must hold, no record may lie at or above `log_end`, and
         `probe` must confirm the entries of records from `proven_offset` and `log_min` on. Files behind a
         cut go: their keys come back, in order, when the records from `end_offset` on are offered again.
@@ -134,7 +142,8 @@ class IndexService:
         repaired: list[str] = []
         previous_end = 0
         for at, file in enumerate(found):
-            if file.end_physical < min(proven_offset, log_end) and file.looks_sound(previous_end):
+            durable = file.end_physical < min(proven_offset, log_end) and (settled or file.room == 0)
+            if durable and file.looks_sound(previous_end):
                 proven = file.count
             else:
                 proven = file.proven_count(log_end, previous_end, max(proven_offset, log_min), probe)

@@ -7,13 +7,14 @@ the place, the parts' lengths against the whole, the body's CRC, the whole-recor
 A record that passes is one that an append put at this very place.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from aerobee_proto.checksum import check_property_crc, check_record_checksum
 from aerobee_proto.errors import RecordError
 from aerobee_proto.records import MAGIC_V1, MAGIC_V2, RecordHeader, scan_header
 
-__all__ = ["BLANK", "Blank", "RecordFault", "ScannedRecord", "find_record", "scan_record"]
+__all__ = ["BLANK", "Blank", "RecordFault", "ScannedRecord", "record_places", "scan_record"]
 
 _MAGIC_BYTES = (MAGIC_V1.to_bytes(4, "big"), MAGIC_V2.to_bytes(4, "big"))
 _CHECKSUM_NAME = b"__CRC32C\x01"
@@ -46,12 +47,18 @@ BLANK = Blank()
 
 
 def scan_record(
-    view: memoryview, position: int, physical_offset: int, *, property_crc: bool = False
+    view: memoryview,
+    position: int,
+    physical_offset: int,
+    *,
+    property_crc: bool = False,
+    sealed: bool = False,
 ) -> ScannedRecord | RecordFault | Blank:
     """The record at `position` of a file's `view`, whose physical offset must be `physical_offset`.
 
     With `property_crc` a `__CRC32#` property must be there and match, as official brokers demand when they
-    verify it; without, one that is there is not looked at, as official brokers copy it stale.
+    verify it; without, one that is there is not looked at, as official brokers copy it stale. With `sealed`
+    the whole-record checksum must be there: without, one that is missing may be torn off or never was.
     """
     try:
         header = scan_header(view, position)
@@ -65,7 +72,7 @@ def scan_record(
     if header.store_timestamp <= 0 or header.queue_id < 0 or header.queue_offset < 0:
         return RecordFault("store time, queue id or queue offset is out of range")
     properties = header.properties
-    fault = _checksum_fault(header, properties, property_crc)
+    fault = _checksum_fault(header, properties, property_crc, sealed)
     if fault is not None:
         return RecordFault(fault)
     return ScannedRecord(
@@ -80,31 +87,26 @@ def scan_record(
     )
 
 
-def _checksum_fault(header: RecordHeader, properties: bytes, property_crc: bool) -> str | None:
+def _checksum_fault(header: RecordHeader, properties: bytes, property_crc: bool, sealed: bool) -> str | None:
     if not header.body_is_intact():
         return "body CRC does not match"
     if property_crc and not check_property_crc(header.record):
         return "property CRC is missing or does not match"
-    if _CHECKSUM_NAME in properties and check_record_checksum(header.record) == "bad":
-        return "whole-record checksum does not match"
+    if sealed or _CHECKSUM_NAME in properties:
+        state = check_record_checksum(header.record)
+        if state == "bad" or (sealed and state != "ok"):
+            return f"whole-record checksum is {state}"
     return None
 
 
-def find_record(view: memoryview, begin: int, end: int, file_offset: int, *, least: int = 0) -> int | None:
-    """Position, at or behind `least`, of the first proven record whose magic lies in [begin, end) of `view`.
-
-    `file_offset` is the physical offset of the view's first byte.
-    """
+def record_places(view: memoryview, begin: int, end: int) -> Iterator[int]:
+    """Positions at which a record may begin, by its magic, which lies in [begin, end) of `view`."""
     window = bytes(view[begin:end])
     found = _next_magic(window, 0)
     while found is not None:
-        position = begin + found - 4
-        if position >= least and isinstance(
-            scan_record(view, position, file_offset + position), ScannedRecord
-        ):
-            return position
+        if begin + found >= 4:
+            yield begin + found - 4
         found = _next_magic(window, found + 1)
-    return None
 
 
 def _next_magic(window: bytes, start: int) -> int | None:

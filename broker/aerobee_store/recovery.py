@@ -35,7 +35,7 @@ from aerobee_store.index import IndexedRecord, IndexService, KeyedRecord, key_te
 from aerobee_store.io import StoreIo
 from aerobee_store.mapped_files import MappedFile, file_name
 from aerobee_store.queue_table import QueueTable
-from aerobee_store.record_scan import BLANK, RecordFault, ScannedRecord, find_record, scan_record
+from aerobee_store.record_scan import BLANK, RecordFault, ScannedRecord, record_places
 
 __all__ = ["Damage", "RecoveryReport", "recover"]
 
@@ -48,6 +48,8 @@ _INDEX_BATCH = 4096
 _COMPARE_WINDOW = 4096
 _SEARCH_STEP = 4 << 20
 _FILE_MISSING = "the file is missing"
+# Size in the entries that keep the numbers of records which cannot be read; no record is so short.
+HOLE_SIZE = 1
 # Below the store's root: copies of damaged stretches, named <first offset>-<one past the last>.
 QUARANTINE = "quarantine"
 ACCEPT_LOSS = "restore the missing bytes from a copy, or start once with accept_loss to go on without them"
@@ -127,6 +129,8 @@ class _Recovery:
         self._config = parts.config
         self._report = RecoveryReport(aborted=aborted)
         self._watermark = parts.checkpoint.watermark
+        if self._watermark is not None and self._watermark.checksum_from >= 0:
+            self._log.checksum_from = self._watermark.checksum_from
         # What earlier starts have put aside already.
         self._log.damaged = quarantined(parts.io, parts.config.root / QUARANTINE)
 
@@ -142,6 +146,7 @@ class _Recovery:
                 break
             except _StartEarlier as wish:
                 start = self._earlier(start, wish.offset)
+                self._distrust(start)
         self._quarantine()
         self._log.set_end(end)
         report.start_offset, report.end_offset = start, end
@@ -181,7 +186,7 @@ class _Recovery:
         mapped = self._log.mapped
         mark = self._watermark
         if mark is not None and mark.log_end <= mapped.end_offset:
-            return max(min(mark), mapped.min_offset)
+            return max(mark.all_end, mapped.min_offset)
         if mapped.end_offset - mapped.min_offset <= self._config.full_walk_size_max:
             return mapped.min_offset
         if not self._report.aborted:
@@ -193,10 +198,17 @@ class _Recovery:
         """The newest file that begins with a record that was on disk at the checkpoint, else the oldest."""
         limit = self._parts.checkpoint.stamps.start_timestamp
         for file in reversed(self._log.mapped.files):
-            first = scan_record(file.view, 0, file.offset)
+            first = self._log.scan_file(file, 0)
             if isinstance(first, ScannedRecord) and first.store_timestamp <= limit:
                 return file.offset
         return self._log.mapped.min_offset
+
+    def _distrust(self, start: int) -> None:
+        """The watermark was wrong about the queues; a crash from here on must not make it right again."""
+        mark = self._watermark
+        if mark is not None:
+            checkpoint = self._parts.checkpoint
+            checkpoint.write(checkpoint.stamps, mark._replace(queue_end=min(mark.queue_end, start)))
 
     def _earlier(self, start: int, offset: int) -> int:
         """Where a file begins, before `start` and not behind `offset` if the log reaches back so far."""
@@ -251,14 +263,21 @@ class _Recovery:
         mark = self._watermark
         proven = mark.index_end if mark is not None and mark.log_end <= end else 0
         found = index.recover(
-            end, log_min=self._log.min_offset, proven_offset=proven, probe=record_probe(self._log)
+            end,
+            log_min=self._log.min_offset,
+            proven_offset=proven,
+            probe=record_probe(self._log),
+            settled=not self._report.aborted,
         )
         self._report.removed_index_files = found.removed_files
         begin = found.end_offset
         if begin < self._log.min_offset:
             small = end - self._log.min_offset <= self._config.full_walk_size_max
             begin = self._log.min_offset if small else start
-        self._index_from(max(begin, proven if found.cut_entries == 0 else 0))
+        if mark is not None and found.end_offset >= mark.index_last:
+            # Nothing of what was on disk is missing: records up to there without an entry have no keys.
+            begin = max(begin, proven)
+        self._index_from(begin)
 
     def _index_from(self, begin: int) -> None:
         """Offer every record from `begin` on; what is indexed already is passed over."""
@@ -299,7 +318,7 @@ class LogWalker:
         position = start - file.offset if file is not None else 0
         self.end = start
         while file is not None:
-            found = scan_record(file.view, position, file.offset + position, property_crc=self._property_crc)
+            found = self._log.scan_file(file, position, property_crc=self._property_crc)
             if isinstance(found, ScannedRecord):
                 position += found.size
                 self.end = file.offset + position
@@ -335,10 +354,14 @@ class LogWalker:
             for at in range(begin, end, _SEARCH_STEP):
                 # A magic may begin in the step before, and lies 4 bytes into its record.
                 stop = min(at + _SEARCH_STEP, end)
-                found = find_record(file.view, max(at - 3, first), stop, file.offset, least=first)
-                if found is not None:
-                    return found
+                for position in record_places(file.view, max(at - 3, first), stop):
+                    if position >= first and self._is_record(file, position):
+                        return position
         return None
+
+    def _is_record(self, file: MappedFile, position: int) -> bool:
+        found = self._log.scan_file(file, position, property_crc=self._property_crc)
+        return isinstance(found, ScannedRecord)
 
     def _note_damage(self, begin: int, end: int, reason: str) -> None:
         """One entry for each file that the bad stretch touches, so that each can be named and copied."""
@@ -578,7 +601,7 @@ class _QueueRepair:
             self._report.renumbered_records += 1
             return
         places = range(record.physical_offset - count, record.physical_offset)
-        cursor.pending.extend(ENTRY.pack(place, 1, 0) for place in places)
+        cursor.pending.extend(ENTRY.pack(place, HOLE_SIZE, 0) for place in places)
         self._report.hole_entries += count
         cursor.next_offset = wanted
 
@@ -657,11 +680,8 @@ def record_probe(log: CommitLog) -> Callable[[int], IndexedRecord | None]:
     """What the index asks to prove its entries."""
 
     def probe(physical_offset: int) -> IndexedRecord | None:
-        file = log.mapped.find(physical_offset)
-        if file is None:
-            return None
-        record = scan_record(file.view, physical_offset - file.offset, physical_offset)
-        if not isinstance(record, ScannedRecord):
+        record = log.scan(physical_offset)
+        if record is None:
             return None
         keyed = keyed_record(record)
         texts = key_texts(keyed[0], keyed[1], keyed[2]) if keyed is not None else []

@@ -42,7 +42,6 @@ from aerobee_store.messages import Appended, Arrival, NewMessage
 from aerobee_store.offset_by_time import offset_by_time
 from aerobee_store.query import QueryResult, query_messages
 from aerobee_store.queue_table import QueueTable
-from aerobee_store.record_scan import ScannedRecord, scan_record
 from aerobee_store.recovery import Parts, RecoveryReport, recover
 
 __all__ = ["MessageStore"]
@@ -87,6 +86,7 @@ class MessageStore:
         self._stamps = Stamps()
         self._queue_end = 0
         self._index_end = 0
+        self._index_last = -1
 
     # --- start and end ---------------------------------------------------------------------------------
 
@@ -136,6 +136,11 @@ class MessageStore:
         self._dispatcher.confirmed_offset = end
         self._dispatcher.confirmed_timestamp = report.last_store_timestamp
         self._queue_end = self._index_end = end
+        self._index_last = self._index.end_offset
+        if not self._config.record_checksum:
+            self._log.checksum_from = None
+        elif self._log.checksum_from is None:
+            self._log.checksum_from = end
         old = self._checkpoint.stamps
         newest = report.last_store_timestamp
         self._stamps = Stamps(
@@ -310,6 +315,7 @@ class MessageStore:
             raise StorePoisoned(self._poison)
         confirmed, stamp = self._dispatcher.confirmed_offset, self._dispatcher.confirmed_timestamp
         indexed = self._dispatcher.indexed_offset if self._config.index_enabled else confirmed
+        index_last = self._index.end_offset
         settled = not self._dispatcher.is_stuck
         try:
             self._queues.flush()
@@ -320,7 +326,7 @@ class MessageStore:
             raise
         if settled:
             self._queue_end = confirmed
-            self._index_end = min(indexed, confirmed)
+            self._index_end, self._index_last = min(indexed, confirmed), index_last
             self._stamps = self._stamps._replace(
                 queue_timestamp=max(stamp, self._stamps.queue_timestamp),
                 index_timestamp=max(self._index.full_timestamp, self._stamps.index_timestamp),
@@ -332,7 +338,14 @@ class MessageStore:
             raise StorePoisoned(self._poison)
         flushed = self._log.flushed_offset
         queue_end = min(self._queue_end, flushed)
-        watermark = Watermark(flushed, queue_end, min(self._index_end, queue_end))
+        sealed = self._log.checksum_from
+        watermark = Watermark(
+            flushed,
+            queue_end,
+            min(self._index_end, queue_end),
+            self._index_last,
+            -1 if sealed is None else sealed,
+        )
         try:
             self._checkpoint.write(self._stamps, watermark)
         except OSError as error:
@@ -434,26 +447,12 @@ class MessageStore:
         time: int = _TIME.unpack_from(record, _STORE_TIME_AT[bool(sys_flag & _BORN_V6)])[0]
         return time
 
-    def _scan(self, physical_offset: int) -> ScannedRecord | None:
-        if not self._log.min_offset <= physical_offset < self._log.end_offset:
-            return None
-        file = self._log.mapped.find(physical_offset)
-        if file is None:
-            return None
-        record = scan_record(
-            file.view,
-            physical_offset - file.offset,
-            physical_offset,
-            property_crc=self._config.verify_property_crc,
-        )
-        return record if isinstance(record, ScannedRecord) else None
-
     def message_at(self, physical_offset: int) -> bytes | None:
         """The record that begins at `physical_offset`; None if none does or readers may not see it yet."""
         if physical_offset >= self.confirmed_offset:
             return None
-        record = self._scan(physical_offset)
-        if record is None:
+        record = self._log.scan(physical_offset, property_crc=self._config.verify_property_crc)
+        if record is None or self._log.is_damaged(physical_offset):
             return None
         data = self._log.read(physical_offset, record.size)
         return bytes(data) if data is not None else None
