@@ -56,7 +56,7 @@ class HttpResponder:
 
     async def start(self, host: str, port: int) -> int:
         """Listen; the port that was taken. OSError when it cannot be."""
-        self._server = await asyncio.start_server(self._serve, host, port, limit=HEAD_SIZE_MAX)
+        self._server = await asyncio.start_server(self._accepted, host, port, limit=HEAD_SIZE_MAX)
         return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
@@ -69,10 +69,13 @@ class HttpResponder:
         if self._server is not None:
             await self._server.wait_closed()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # A plain function with a task of our own: asyncio's own task logs an error when it is cancelled.
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer), name="metrics connection")
         self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             method, page = await self._answer(reader)
             writer.write(_encode(page, with_body=method != "HEAD"))
@@ -81,7 +84,6 @@ class HttpResponder:
         except (OSError, TimeoutError) as error:
             log.debug("metrics.peer_lost", reason=str(error))
         finally:
-            self._tasks.discard(task)
             writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader) -> tuple[str, Page]:

@@ -1,0 +1,152 @@
+"""Settings, state and statistics of the broker, asked as administrators ask."""
+
+from pathlib import Path
+
+import pytest
+
+from aerobee_broker.services import Services
+from aerobee_proto.bodies import BrokerStatsData, DataVersion, KVTable
+from aerobee_proto.codes import RequestCode, ResponseCode
+from broker.support import Clock, Peer, put
+
+
+async def settings_of(peer: Peer) -> dict[str, str]:
+    answer = await peer.ask(RequestCode.GET_BROKER_CONFIG)
+    assert answer.code == 0
+    pairs = (line.partition("=") for line in answer.body.decode().splitlines())
+    return {key: value for key, _, value in pairs}
+
+
+async def change(peer: Peer, text: str) -> tuple[int, str]:
+    answer = await peer.ask(RequestCode.UPDATE_BROKER_CONFIG, body=text.encode())
+    return answer.code, answer.remark or ""
+
+
+class TestSettings:
+    async def test_all_are_told_under_their_names(self, services: Services, peer: Peer) -> None:
+        settings = await settings_of(peer)
+        assert settings["brokerName"] == "golden-a"
+        assert settings["brokerIP1"] == "127.0.0.2"
+        assert settings["autoCreateTopicEnable"] == "true"
+        assert settings["storePathRootDir"] == str(services.config.store_path_root_dir)
+
+    async def test_a_hot_key_is_changed_and_moves_the_version(self, clock: Clock, peer: Peer) -> None:
+        clock.now_ms += 7
+        assert await change(peer, "fileReservedTime=48\n# a comment\n") == (0, "")
+        assert (await settings_of(peer))["fileReservedTime"] == "48"
+        answer = await peer.ask(RequestCode.GET_BROKER_CONFIG)
+        version = DataVersion.from_bytes(answer.ext["version"].encode())
+        assert (version.counter, version.timestamp) == (1, clock.now_ms)
+
+    @pytest.mark.parametrize(
+        ("text", "code", "names"),
+        [
+            ("", 0, ""),
+            ("# nothing\n", 0, ""),
+            ("listenPort=1\n", 16, "listenPort"),
+            ("storePathRootDir=/tmp\n", 16, "storePathRootDir"),
+            ("noSuchKey=1\n", 16, "noSuchKey"),
+            ("sendMessageThreadPoolNums=4\n", 16, "thread pools"),
+            ("fileReservedTime=48\nlistenPort=1\n", 16, "listenPort"),
+            ("fileReservedTime=many\n", 29, "fileReservedTime"),
+            ("fileReservedTime=-1\n", 29, "fileReservedTime"),
+            ("fileReservedTime=48\nbrokerPermission=9\n", 29, "brokerPermission"),
+            ("a=\\u12", 1, "not readable"),
+        ],
+    )
+    async def test_what_may_be_changed(
+        self, text: str, code: int, names: str, services: Services, peer: Peer
+    ) -> None:
+        before = services.config
+        answered, remark = await change(peer, text)
+        assert answered == code
+        assert names in remark
+        assert services.config is before
+
+    async def test_bytes_that_are_no_text(self, peer: Peer) -> None:
+        answer = await peer.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"a=\xff\n")
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+
+    async def test_the_file_follows_and_keeps_its_comments(
+        self, services: Services, peer: Peer, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "broker.conf"
+        path.write_text("# mine\nfileReservedTime = 72\nlistenPort=10911\n")
+        services.settings_file = path
+        assert (await change(peer, "fileReservedTime=48\n"))[0] == 0
+        assert path.read_text() == "# mine\nfileReservedTime=48\nlistenPort=10911\n"
+
+    async def test_a_file_that_cannot_be_written_is_told(
+        self, services: Services, peer: Peer, tmp_path: Path
+    ) -> None:
+        services.settings_file = tmp_path
+        code, remark = await change(peer, "fileReservedTime=48\n")
+        assert code == ResponseCode.SYSTEM_ERROR
+        assert "until the next start" in remark
+        assert services.config.file_reserved_time == 48
+
+    async def test_parts_follow_a_change(self, services: Services, peer: Peer) -> None:
+        version = services.topics.version
+        await change(peer, "brokerPermission=4\n")
+        assert services.topics.version.counter == version.counter + 1
+        await change(peer, "autoCreateTopicEnable=false\n")
+        assert "TBW102" not in services.topics
+        await change(peer, "autoCreateTopicEnable=true\ndefaultTopicQueueNums=3\n")
+        assert services.topics.require("TBW102").write_queue_nums == 3
+
+
+class TestState:
+    async def runtime(self, peer: Peer) -> dict[str, str]:
+        answer = await peer.ask(RequestCode.GET_BROKER_RUNTIME_INFO)
+        assert answer.code == 0
+        return KVTable.from_bytes(answer.body).table
+
+    async def test_a_new_broker_has_every_key(self, peer: Peer) -> None:
+        table = await self.runtime(peer)
+        assert table["brokerVersionDesc"] == "V5_3_3"
+        assert table["earliestMessageTimeStamp"] == "-1"
+        for key in ("putTps", "getTransferredTps", "getTransferedTps", "getTotalTps"):
+            assert [float(rate) for rate in table[key].split(" ")] == [0.0, 0.0, 0.0], key
+        assert 0.0 <= float(table["commitLogDiskRatio"]) <= 1.0
+
+    async def test_it_tells_of_what_happened(self, services: Services, clock: Clock, peer: Peer) -> None:
+        services.topics.restore({"T": 1})
+        first_ms = clock.now_ms
+        put(services, "T", body=b"x" * 50)
+        services.stats.put("T", 1, 100)
+        clock.now_ms += 90_061_000
+        table = await self.runtime(peer)
+        assert table["runtime"] == "[ 1 days, 1 hours, 1 minutes, 1 seconds ]"
+        assert table["earliestMessageTimeStamp"] == str(first_ms)
+        assert table["commitLogMaxOffset"] == str(services.store.end_offset)
+        assert (table["putMessageTimesTotal"], table["putMessageAverageSize"]) == ("1", "100.0")
+        assert table["remainHowManyDataToFlush"].endswith(" B")
+
+    @pytest.mark.parametrize(("name", "code"), [("TOPIC_PUT_NUMS", 0), ("NO_SUCH", 1)])
+    async def test_statistics(
+        self, name: str, code: int, services: Services, clock: Clock, peer: Peer
+    ) -> None:
+        services.stats.put("T", 1, 10)
+        services.stats.sample(clock.now_ms)
+        services.stats.put("T", 20, 10)
+        services.stats.sample(clock.now_ms + 10_000)
+        ext = {"statsName": name, "statsKey": "T"}
+        answer = await peer.ask(RequestCode.VIEW_BROKER_STATS_DATA, ext)
+        assert answer.code == code
+        if code == 0:
+            minute = BrokerStatsData.from_bytes(answer.body).stats_minute
+            assert (minute.sum, minute.tps, minute.avgpt) == (20, 2.0, 20.0)
+
+
+async def test_queues_without_a_topic_are_cleaned(services: Services, peer: Peer) -> None:
+    services.topics.restore({"T": 1})
+    put(services, "T")
+    put(services, "Gone")
+    assert (await peer.ask(RequestCode.CLEAN_UNUSED_TOPIC)).code == 0
+    assert services.store.topics() == ["T"]
+    assert (await peer.ask(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)).code == 0
+
+
+async def test_codes_that_are_not_served_are_named(peer: Peer) -> None:
+    answer = await peer.ask(9_999)
+    assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED

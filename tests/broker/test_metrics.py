@@ -1,0 +1,171 @@
+"""Metrics by RocketMQ's names, and health with reasons, over HTTP from a real store."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from structlog.testing import capture_logs
+
+from aerobee_broker.clients import Member
+from aerobee_broker.health import health_of
+from aerobee_broker.metric_families import families, take_snapshot
+from aerobee_broker.metrics import MetricsServer
+from aerobee_broker.registration import NameserverState
+from aerobee_broker.services import Services
+from aerobee_proto.bodies import ConsumerData, SubscriptionData
+from aerobee_remoting.connection import Connection
+from broker.support import Clock, put
+
+NODE = {"cluster": "GoldenCluster", "node_type": "broker", "node_id": "golden-a"}
+DISK = (100 << 30, 60 << 30)
+
+
+async def get(port: int, path: str) -> tuple[int, bytes]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"GET {path} HTTP/1.1\r\n\r\n".encode())
+    async with asyncio.timeout(20):
+        answer = await reader.read()
+    writer.close()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split(b" ")[1]), body
+
+
+@pytest.fixture
+async def server(services: Services) -> AsyncIterator[MetricsServer]:
+    services.live.value = services.config.model_copy(
+        update={"metrics_prom_exporter_port": 0, "metrics_prom_exporter_host": "127.0.0.1"}
+    )
+    server = MetricsServer(services, facts=lambda: {"connections": 3, "note": "not a number"})
+    await server.start()
+    yield server
+    await server.close()
+
+
+@pytest.fixture
+def traffic(services: Services, clock: Clock) -> None:
+    """Five messages in T, of which g has committed two and pulled three."""
+    services.topics.restore({"T": 1})
+    for _ in range(5):
+        put(services, "T")
+        clock.now_ms += 1_000
+    services.stats.put("T", 5, 500)
+    services.stats.got("T", "g", 3, 300)
+    services.groups.find("g")
+    services.offsets.commit("g", "T", 0, 2)
+    services.offsets.note_pull("g", "T", 0, 3)
+
+
+def samples(body: bytes) -> dict[str, dict[frozenset[tuple[str, str]], float]]:
+    found: dict[str, dict[frozenset[tuple[str, str]], float]] = {}
+    for family in text_string_to_metric_families(body.decode()):
+        for sample in family.samples:
+            labels = frozenset((name, value) for name, value in sample.labels.items() if name not in NODE)
+            found.setdefault(sample.name, {})[labels] = sample.value
+    return found
+
+
+def labels(**fields: str) -> frozenset[tuple[str, str]]:
+    return frozenset(fields.items())
+
+
+@pytest.mark.usefixtures("traffic")
+async def test_a_scrape_shows_the_traffic(services: Services, server: MetricsServer) -> None:
+    connection = Connection()
+    consumer = ConsumerData(group_name="g", subscription_data_set=[SubscriptionData(topic="T")])
+    services.consumers.register(Member("c", connection, "GO", 317, 0), consumer, notify=False)
+    services.producers.register("p", Member("c", connection, "JAVA", 479, 0))
+    status, body = await get(server.port, "/metrics")
+    assert status == 200
+    found = samples(body)
+    topic = labels(topic="T", is_retry="false", is_system="false")
+    group = topic | labels(consumer_group="g")
+    assert found["rocketmq_messages_in_total"] == {topic: 5.0}
+    assert found["rocketmq_throughput_in_total"] == {topic: 500.0}
+    assert found["rocketmq_messages_out_total"] == {group: 3.0}
+    assert found["rocketmq_consumer_lag_messages"] == {group: 3.0}
+    assert found["rocketmq_consumer_inflight_messages"] == {group: 1.0}
+    assert found["rocketmq_consumer_lag_latency"] == {group: 3_000.0}
+    assert found["rocketmq_producer_connections"] == {labels(language="JAVA", version="479"): 1.0}
+    assert sum(found["rocketmq_consumer_connections"].values()) == 1.0
+    assert found["rocketmq_broker_permission"] == {frozenset(): 6.0}
+    assert found["rocketmq_storage_size"][frozenset()] == services.store.end_offset
+    assert found["aerobee_broker_connections"] == {frozenset(): 3.0}
+    assert "aerobee_broker_note" not in found
+    assert found["process_resident_memory_bytes"]
+
+
+@pytest.mark.usefixtures("traffic")
+async def test_deleted_topics_and_groups_have_no_series(services: Services, server: MetricsServer) -> None:
+    services.topics.delete("T")
+    services.stats.topic_deleted("T")
+    services.offsets.remove_topic("T")
+    found = samples((await get(server.port, "/metrics"))[1])
+    assert "rocketmq_messages_in_total" not in found
+    assert "rocketmq_consumer_lag_messages" not in found
+
+
+async def test_names_that_need_escaping_survive(services: Services, server: MetricsServer) -> None:
+    services.stats.put('odd"\\\n', 1, 1)
+    found = samples((await get(server.port, "/metrics"))[1])
+    assert (
+        labels(topic='odd"\\\n', is_retry="false", is_system="false") in found["rocketmq_messages_in_total"]
+    )
+
+
+async def test_every_topic_and_group_with_messages_has_its_series(services: Services) -> None:
+    for number in range(500):
+        services.stats.put(f"T{number}", 1, 1)
+        services.stats.got(f"T{number}", "g", 1, 1)
+    found = {family.name: family for family in families(take_snapshot(services, {}))}
+    assert len(found["rocketmq_messages_in"].samples) == 500
+    assert len(found["rocketmq_throughput_out"].samples) == 500
+
+
+async def test_a_taken_port_is_a_warning(services: Services, server: MetricsServer) -> None:
+    services.live.value = services.config.model_copy(update={"metrics_prom_exporter_port": server.port})
+    second = MetricsServer(services, facts=dict)
+    with capture_logs() as logs:
+        await second.start()
+    assert [line["event"] for line in logs] == ["metrics.not_served"]
+    await second.close()
+
+
+class TestHealth:
+    async def test_a_well_broker_is_live_and_ready(self, server: MetricsServer) -> None:
+        for path in ("/health", "/livez", "/readyz", "/startupz"):
+            status, body = await get(server.port, path)
+            content = json.loads(body)
+            assert (status, content["status"]) == (200, "ok")
+            assert content["checks"].keys() == {"store", "disk", "nameservers", "flush"}
+            assert all(check["reason"] for check in content["checks"].values())
+
+    async def test_a_closed_store_needs_a_restart(self, services: Services, server: MetricsServer) -> None:
+        services.store.close()
+        for path in ("/readyz", "/livez"):
+            status, body = await get(server.port, path)
+            assert status == 503
+            assert json.loads(body)["status"] == "failing"
+
+    async def test_a_full_disk_is_not_ready_but_live(self, services: Services) -> None:
+        health = health_of(services, (100, 5))
+        assert (health.is_ready, health.is_live) == (False, True)
+
+    @pytest.mark.parametrize(
+        ("registered", "ready"), [([], True), ([True], True), ([False], False), ([True, False], True)]
+    )
+    async def test_one_nameserver_is_enough(
+        self, registered: list[bool], ready: bool, services: Services
+    ) -> None:
+        for number, yes in enumerate(registered):
+            state = NameserverState(f"ns{number}:9876")
+            state.registered, state.reason = yes, "" if yes else "the connection was lost"
+            services.registrar._states[state.addr] = state
+        health = health_of(services, DISK)
+        assert health.is_ready is ready
+        assert health.is_live
+        checks: Any = health.to_json(ok=ready)["checks"]
+        for number, yes in enumerate(registered):
+            assert (f"ns{number}:9876: the connection was lost" in checks["nameservers"]["reason"]) is not yes
