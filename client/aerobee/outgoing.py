@@ -1,7 +1,10 @@
-"""Outgoing messages: arguments checked, encoded as they travel. Pure but for the ids it takes from a factory."""
+"""Outgoing messages: arguments checked, encoded as they travel.
+
+Touches  the id factory, the event loop's clock.
+"""
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from aerobee.config import ProducerConfig
@@ -30,10 +33,11 @@ class Outgoing:
     """One accepted message: encoded, waiting for its result.
 
     `size` is its share of a batch in bytes. `alone` keeps it out of batches, which can carry neither compressed
-    nor delayed messages. `deadline` is in seconds of the event loop's clock.
+    nor delayed messages. `accepted_at` and `deadline` are in seconds of the event loop's clock.
     """
 
     __slots__ = (
+        "accepted_at",
         "alone",
         "body",
         "deadline",
@@ -53,6 +57,7 @@ class Outgoing:
         sys_flag: int,
         message_id: str,
         alone: bool,
+        accepted_at: float,
         deadline: float,
         future: asyncio.Future[SendResult],
     ) -> None:
@@ -62,6 +67,7 @@ class Outgoing:
         self.sys_flag = sys_flag
         self.message_id = message_id
         self.alone = alone
+        self.accepted_at = accepted_at
         self.deadline = deadline
         self.future = future
         self.size = len(body) + len(properties) + ENTRY_OVERHEAD
@@ -71,6 +77,10 @@ class Encoder:
     """Makes outgoing messages of one producer."""
 
     def __init__(self, config: ProducerConfig, keys: UniqueKeyFactory, body_size_max: int) -> None:
+        loop = asyncio.get_running_loop()
+        self._now = loop.time
+        self._new_future: Callable[[], asyncio.Future[SendResult]] = loop.create_future
+        self._timeout_s = config.send_timeout_s
         self._config = config
         self._next_key = keys.next_key
         self._body_size_max = body_size_max
@@ -85,8 +95,7 @@ class Encoder:
         sharding_key: str | None,
         delay_level: int,
         flag: int,
-        deadline: float,
-        future: asyncio.Future[SendResult],
+        timeout_s: float | None,
     ) -> Outgoing:
         """The message as it travels; InvalidMessage says what no broker would take."""
         data = body if type(body) is bytes else _body_bytes(body)
@@ -109,7 +118,9 @@ class Encoder:
             if len(packed) < len(data):
                 data, sys_flag = packed, packed_flag
         alone = sys_flag != 0 or delay_level != 0
-        return Outgoing(data, text, flag, sys_flag, message_id, alone, deadline, future)
+        now = self._now()
+        deadline = now + (self._timeout_s if timeout_s is None else timeout_s)
+        return Outgoing(data, text, flag, sys_flag, message_id, alone, now, deadline, self._new_future())
 
 
 def checked_topic(topic: str) -> str:

@@ -78,6 +78,8 @@ class Producer:
         self._routes = routes
         self._on_open = on_open
         self._on_close = on_close
+        self._count_max = config.pending_count_max
+        self._bytes_max = config.pending_bytes_max
         self._loop = asyncio.get_running_loop()
         # Moved by the calls below.
         self._topics: dict[str, _Topic] = {}
@@ -87,6 +89,7 @@ class Producer:
         self._idle = asyncio.Event()
         self._idle.set()
         self._opened = False
+        self._full = False
         self.pending_count = 0
         self.pending_bytes = 0
 
@@ -130,10 +133,12 @@ class Producer:
         InvalidMessage (nothing sent), NoRoute, BrokerRefused, SendFailed. Cancelling the call does not
         call the message back.
         """
-        if not self._has_room():
+        if self._full:
             await self.ready()
         found = self._topics.get(topic) or self._topic(topic)
-        item = self._encode(topic, body, tags, keys, properties, sharding_key, delay_level, flag, timeout_s)
+        item = self._encoder.encode(
+            topic, body, tags, keys, properties, sharding_key, delay_level, flag, timeout_s
+        )
         self._accept(found, item, queue if queue is not None else sharding_key)
         return await item.future
 
@@ -156,10 +161,12 @@ class Producer:
         Raises BufferFull when `pending_count_max` or `pending_bytes_max` is reached: `await ready()` first.
         A future that is dropped without being looked at logs its error, if it had one.
         """
-        if not self._has_room():
+        if self._full:
             raise BufferFull(self.pending_count, self.pending_bytes)
         found = self._topics.get(topic) or self._topic(topic)
-        item = self._encode(topic, body, tags, keys, properties, sharding_key, delay_level, flag, timeout_s)
+        item = self._encoder.encode(
+            topic, body, tags, keys, properties, sharding_key, delay_level, flag, timeout_s
+        )
         self._accept(found, item, queue if queue is not None else sharding_key)
         return item.future
 
@@ -183,7 +190,7 @@ class Producer:
         chosen = queue if queue is not None else sharding_key
         target = await self._delivery.choose(checked_topic(topic), chosen)
         items = [
-            self._encode(
+            self._encoder.encode(
                 topic,
                 one.body,
                 one.tags,
@@ -200,7 +207,7 @@ class Producer:
             )
         ]
         for item in items:
-            if not self._has_room():
+            if self._full:
                 await self.ready()
             self._accept(self._topic(topic), item, target)
         results = await asyncio.gather(*(item.future for item in items), return_exceptions=True)
@@ -227,7 +234,9 @@ class Producer:
         BrokerUnreachable.
         """
         self._check_open()
-        item = self._encode(checked_topic(topic), body, tags, keys, properties, sharding_key, 0, flag, None)
+        item = self._encoder.encode(
+            checked_topic(topic), body, tags, keys, properties, sharding_key, 0, flag, None
+        )
         target = await self._delivery.choose(topic, queue if queue is not None else sharding_key)
         await self._delivery.send_oneway(target, item)
         return item.message_id
@@ -238,7 +247,7 @@ class Producer:
 
     async def ready(self) -> None:
         """Wait until send_nowait has room. Waiters are served in the order they came."""
-        while not self._has_room():
+        while self._full:
             self._check_open()
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
@@ -271,9 +280,16 @@ class Producer:
 
     # --- accepting --------------------------------------------------------------------------------------------
 
-    def _has_room(self) -> bool:
-        config = self.config
-        return self.pending_count < config.pending_count_max and self.pending_bytes < config.pending_bytes_max
+    def _count(self, messages: int, size: int) -> None:
+        """Messages came in or, as negative numbers, ended."""
+        was_idle = not self.pending_count
+        self.pending_count += messages
+        self.pending_bytes += size
+        self._full = self.pending_count >= self._count_max or self.pending_bytes >= self._bytes_max
+        if was_idle:
+            self._idle.clear()
+        elif not self.pending_count:
+            self._idle.set()
 
     def _check_open(self) -> None:
         if not self._opened:
@@ -285,40 +301,11 @@ class Producer:
             topic = self._topics[name] = _Topic(checked_topic(name), self._lane(bound=False))
         return topic
 
-    def _encode(
-        self,
-        topic: str,
-        body: bytes | str,
-        tags: str | None,
-        keys: str | Iterable[str] | None,
-        properties: Mapping[str, str] | None,
-        sharding_key: str | None,
-        delay_level: int,
-        flag: int,
-        timeout_s: float | None,
-    ) -> Outgoing:
-        loop = self._loop
-        deadline = loop.time() + (self.config.send_timeout_s if timeout_s is None else timeout_s)
-        return self._encoder.encode(
-            topic,
-            body,
-            tags,
-            keys,
-            properties,
-            sharding_key,
-            delay_level,
-            flag,
-            deadline,
-            loop.create_future(),
-        )
-
     def _accept(self, topic: _Topic, item: Outgoing, pick: MessageQueue | int | str | None) -> None:
         """Take a message in; from here on its future will end."""
         if not self._opened:
             raise ClientClosed("producer")
-        self.pending_count += 1
-        self.pending_bytes += item.size
-        self._idle.clear()
+        self._count(1, item.size)
         if pick is not None:
             self._accept_bound(topic, item, pick)
         else:
@@ -342,7 +329,7 @@ class Producer:
         self._add(topic, lane, item)
 
     def _add(self, topic: _Topic, lane: Lane[Outgoing], item: Outgoing) -> None:
-        if lane.add(item, item.size, self._loop.time(), item.deadline, alone=item.alone):
+        if lane.add(item, item.size, item.accepted_at, item.deadline, alone=item.alone):
             self._pump_soon(topic)
         elif topic.timer is None and self.config.linger_s > 0:
             self._pump_when_due(topic)
@@ -440,10 +427,7 @@ class Producer:
             for item in items:
                 if not item.future.done():
                     item.future.set_exception(error)
-        self.pending_count -= len(items)
-        self.pending_bytes -= size
-        if self.pending_count == 0:
-            self._idle.set()
+        self._count(-len(items), -size)
         if self._waiters:
             self._wake(len(items))
 

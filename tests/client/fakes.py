@@ -34,7 +34,7 @@ from aerobee_proto.message_ids import encode_offset_message_id
 from aerobee_proto.properties import decode_properties
 from aerobee_proto.records import decode_record, encode_record
 from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
-from aerobee_remoting.server import RemotingServer
+from aerobee_remoting.server import RemotingServer, ServerConfig
 
 STORE_TIME_MS = 1_700_000_000_000
 Outcome = Response | Callable[[Request], Response | None]
@@ -82,14 +82,14 @@ class Hold:
 class FakeServer:
     """Handlers with an ordered list of other outcomes, and a log of what was asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: ServerConfig | None = None) -> None:
         self._table = HandlerTable()
         self._usual: dict[int, Callable[[Request], Response | None]] = {}
         self._scripts: dict[int, deque[Outcome]] = defaultdict(deque)
         self._always: dict[int, Outcome] = {}
         self.requests: list[tuple[int, dict[str, str], bytes]] = []
         self._asked = asyncio.Event()
-        self.server = RemotingServer(self._table)
+        self.server = RemotingServer(self._table, config=config)
         self.addr = ""
 
     def serve(
@@ -142,8 +142,8 @@ class FakeServer:
 
 
 class FakeNameserver(FakeServer):
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, config: ServerConfig | None = None) -> None:
+        super().__init__(config)
         self.routes: dict[str, TopicRouteData] = {}
         self.cluster = ClusterInfo()
         self.serve(RequestCode.GET_ROUTEINFO_BY_TOPIC, self._route, RouteHeader)
@@ -176,8 +176,8 @@ class FakeNameserver(FakeServer):
 
 
 class FakeBroker(FakeServer):
-    def __init__(self, name: str = "b-a") -> None:
-        super().__init__()
+    def __init__(self, name: str = "b-a", config: ServerConfig | None = None) -> None:
+        super().__init__(config)
         self.name = name
         self.queues: dict[tuple[str, int], list[bytes]] = defaultdict(list)
         self.offsets: dict[tuple[str, str, int], int] = {}
@@ -390,11 +390,13 @@ class FakeCluster:
 
 
 @asynccontextmanager
-async def fake_cluster(broker_count: int = 1, queues: int = 2) -> AsyncIterator[FakeCluster]:
+async def fake_cluster(
+    broker_count: int = 1, queues: int = 2, config: ServerConfig | None = None
+) -> AsyncIterator[FakeCluster]:
     """A running cluster; everything is closed at the end."""
     async with AsyncExitStack() as stack:
-        nameserver = FakeNameserver()
-        brokers = [FakeBroker(f"b-{letter}") for letter in "abcd"[:broker_count]]
+        nameserver = FakeNameserver(config)
+        brokers = [FakeBroker(f"b-{letter}", config) for letter in "abcd"[:broker_count]]
         for server in (nameserver, *brokers):
             await server.start()
             stack.push_async_callback(server.close)
