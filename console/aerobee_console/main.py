@@ -27,9 +27,16 @@ EPILOGUE: Final = (
 
 # name, module:function, one line of help, group. `topic`, `group` and `store` are apps of their own.
 COMMANDS: Final = (
+    ("dev", "dev:dev", "Run a nameserver and a broker in one process, to try things out.", "Servers"),
     ("nameserver", "daemons:nameserver", "Run a nameserver.", "Servers"),
     ("broker", "daemons:broker", "Run a broker.", "Servers"),
-    ("dev", "dev:dev", "Run a nameserver and a broker in one process, to try things out.", "Servers"),
+    ("send", "sending:send", "Send one message, or one a line from a file.", "Messages"),
+    ("consume", "reading:consume", "Print the messages of a topic, for a group or for nobody.", "Messages"),
+    ("tail", "reading:tail", "Print the newest messages of a topic.", "Messages"),
+    ("query", "querying:query", "Find messages by key or id.", "Messages"),
+    ("topic", "topics:app", "List, create, describe, alter and delete topics.", "Cluster"),
+    ("group", "groups:app", "List, describe, create and delete consumer groups.", "Cluster"),
+    ("cluster", "cluster:app", "List the brokers; show figures and settings of one.", "Cluster"),
 )
 
 

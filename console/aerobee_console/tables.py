@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, Final, Literal
 
-__all__ = ["SCHEMA_VERSION", "Column", "OutputFormat", "print_json", "print_table", "show"]
+__all__ = ["SCHEMA_VERSION", "Column", "OutputFormat", "print_json", "print_table", "printable", "show"]
 
 OutputFormat = Literal["table", "json"]
 SCHEMA_VERSION: Final = 1
@@ -104,4 +104,9 @@ def _text(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, (list, tuple)):
         return ", ".join(map(_text, value))
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in str(value))
+    return printable(str(value))
+
+
+def printable(text: str) -> str:
+    """Text of others for a terminal: line ends and control characters become visible escapes."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

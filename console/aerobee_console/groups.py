@@ -1,0 +1,148 @@
+"""`aerobee group ...`: list, describe, create, delete.
+
+Touches  the cluster through the client's admin calls.
+"""
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from cyclopts import App, Parameter
+
+from aerobee_console.failures import NOT_FOUND, OK, Failure
+from aerobee_console.messages import time_text
+from aerobee_console.session import Connect, Output, run
+from aerobee_console.tables import Column, print_json, print_table, show
+from aerobee_console.topics import Yes, confirm
+
+if TYPE_CHECKING:
+    from aerobee import Client
+
+__all__ = ["app"]
+
+app = App("group", help="List, describe, create and delete consumer groups.")
+Group = Annotated[str, Parameter(help="Name of the group.")]
+
+GROUP_COLUMNS: Final = (
+    Column("group", "group"),
+    Column("consume_enabled", "may consume"),
+    Column("broadcast_enabled", "may broadcast"),
+    Column("retry_max_times", "retries", number=True),
+)
+PROGRESS_COLUMNS: Final = (
+    Column("topic", "topic"),
+    Column("broker_name", "broker"),
+    Column("queue_id", "queue", number=True),
+    Column("broker_offset", "broker offset", number=True),
+    Column("consumer_offset", "group offset", number=True),
+    Column("lag", "lag", number=True),
+    Column("last_consumed", "last consumed"),
+)
+MEMBER_COLUMNS: Final = (
+    Column("client_id", "member"),
+    Column("addr", "address"),
+    Column("language", "language"),
+)
+
+
+@app.command(name="list")
+def list_groups(*, output: Output = "table", connect: Connect | None = None) -> int:
+    """List the consumer groups of all brokers."""
+    found = run(connect, lambda client: client.admin.groups())
+    rows = [
+        {
+            "group": one.group_name,
+            "consume_enabled": one.consume_enable,
+            "broadcast_enabled": one.consume_broadcast_enable,
+            "retry_max_times": one.retry_max_times,
+        }
+        for one in found
+    ]
+    show(output, "groups", GROUP_COLUMNS, rows, empty="no groups yet: a consumer makes one")
+    return OK
+
+
+@app.command
+def describe(
+    group: Group,
+    /,
+    *,
+    topic: Annotated[str | None, Parameter(help="Only this topic.")] = None,
+    output: Output = "table",
+    connect: Connect | None = None,
+) -> int:
+    """Show how far a group is in each queue, and its members."""
+    facts = run(connect, lambda client: _describe(client, group, topic))
+    if output == "json":
+        print_json(facts)
+        return OK
+    sys.stdout.write(f"lag: {facts['lag']} messages\n")
+    print_members(facts["members"])
+    if facts["queues"]:
+        rows = [one | {"last_consumed": time_text(one["last_consumed_ms"])} for one in facts["queues"]]
+        print_table("\nprogress", PROGRESS_COLUMNS, rows)
+    return OK
+
+
+def print_members(members: list[dict[str, Any]]) -> None:
+    if members:
+        print_table("\nmembers", MEMBER_COLUMNS, members)
+    else:
+        sys.stdout.write("members: nobody is online\n")
+
+
+async def _describe(client: "Client", group: str, topic: str | None) -> dict[str, Any]:
+    progress = await client.admin.group_progress(group, topic)
+    online = await client.admin.group_connections(group)
+    members = [
+        {"client_id": one.client_id, "addr": one.client_addr, "language": str(one.language)}
+        for one in (online.connection_set if online is not None else ())
+    ]
+    known = progress.queues or members or group in {one.group_name for one in await client.admin.groups()}
+    if not known:
+        raise Failure(
+            f"no broker knows group {group!r}; `aerobee group list` shows those there are", NOT_FOUND
+        )
+    return {
+        "group": group,
+        "lag": progress.lag,
+        "members": members,
+        "queues": [
+            {
+                "topic": one.queue.topic,
+                "broker_name": one.queue.broker_name,
+                "queue_id": one.queue.queue_id,
+                "broker_offset": one.broker_offset,
+                "consumer_offset": one.consumer_offset,
+                "lag": one.lag,
+                "last_consumed_ms": one.last_timestamp_ms,
+            }
+            for one in progress.queues
+        ],
+    }
+
+
+@app.command
+def create(
+    group: Group,
+    /,
+    *,
+    retries: Annotated[int, Parameter(help="Redeliveries before a message is given up.")] = 16,
+    cluster: Annotated[str | None, Parameter(help="Only in this cluster.")] = None,
+    connect: Connect | None = None,
+) -> int:
+    """Create a consumer group, or change it."""
+    done = run(
+        connect,
+        lambda client: client.admin.create_group(group, retry_max_times=retries, cluster=cluster),
+    )
+    sys.stdout.write(f"group {group} is created on {', '.join(sorted(set(done)))}\n")
+    return OK
+
+
+@app.command
+def delete(group: Group, /, *, yes: Yes = False, connect: Connect | None = None) -> int:
+    """Delete a consumer group with its offsets. Asks first, unless --yes."""
+    confirm(f"Delete group {group} with its offsets?", yes=yes)
+    done = run(connect, lambda client: client.admin.delete_group(group))
+    sys.stdout.write(f"group {group} is deleted on {', '.join(sorted(set(done)))}\n")
+    return OK

@@ -1,0 +1,87 @@
+"""`aerobee query`: messages by key or by id.
+
+Touches  the cluster through the client.
+"""
+
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from cyclopts import Parameter
+
+from aerobee_console.failures import NOT_FOUND, OK, USAGE, Failure
+from aerobee_console.messages import message_facts, preview, time_text
+from aerobee_console.session import Connect, Output, run
+from aerobee_console.tables import Column, OutputFormat, print_table, show
+
+if TYPE_CHECKING:
+    from aerobee import Client, Message
+
+__all__ = ["query"]
+
+COLUMNS: Final = (
+    Column("stored", "stored"),
+    Column("broker_name", "broker"),
+    Column("queue_id", "queue", number=True),
+    Column("queue_offset", "offset", number=True),
+    Column("tags", "tags"),
+    Column("keys", "keys"),
+    Column("message_id", "message id"),
+    Column("shown", "body"),
+)
+
+
+def query(
+    topic: str,
+    key: str | None = None,
+    /,
+    *,
+    key_option: Annotated[
+        str | None, Parameter(name=["--key", "-k"], help="The look-up word, instead of as second argument.")
+    ] = None,
+    message_id: Annotated[
+        str | None, Parameter(name="--id", help="One message by its id, either kind.")
+    ] = None,
+    begin: Annotated[str | None, Parameter(help="Stored since: -1h, or an ISO time with a zone.")] = None,
+    end: Annotated[str | None, Parameter(help="Stored until.")] = None,
+    count: Annotated[int, Parameter(help="At most so many; of more, the newest.")] = 64,
+    output: Output = "table",
+    connect: Connect | None = None,
+) -> int:
+    """Find messages of a topic by key, or one by its id."""
+    word = key if key is not None else key_option
+    if (word is None) == (message_id is None):
+        raise Failure("give a key, or --id and a message id", USAGE)
+
+    async def ask(client: "Client") -> list["Message"]:
+        if message_id is not None:
+            found = await client.query_by_id(message_id, topic)
+            return [found] if found is not None else []
+        assert word is not None
+        return await client.query(topic, key=word, begin=begin, end=end, max_messages=count)
+
+    found = run(connect, ask)
+    if not found:
+        what = f"id {message_id}" if message_id is not None else f"key {word!r}"
+        raise Failure(f"topic {topic!r} has no message with {what}", NOT_FOUND)
+    _print(found, output, alone=message_id is not None)
+    return OK
+
+
+def _print(found: list["Message"], output: OutputFormat, *, alone: bool) -> None:
+    if alone and output == "table":
+        rows = [{"name": name, "value": value} for name, value in _shown_facts(found[0]).items()]
+        print_table("", [Column("name", "fact"), Column("value", "value")], rows)
+        return
+    shown = [message_facts(message) if output == "json" else _shown_facts(message) for message in found]
+    show(output, "messages", COLUMNS, shown)
+
+
+def _shown_facts(message: "Message") -> dict[str, Any]:
+    """The facts as people want to read them."""
+    facts = message_facts(message)
+    for name in ("born", "store"):
+        facts[f"{name}_timestamp"] = time_text(facts[f"{name}_timestamp"])
+    del facts["body"]
+    facts.pop("body_base64", None)
+    shown = preview(message.body)
+    properties = "  ".join(f"{name}={value}" for name, value in message.properties.items())
+    return facts | {"properties": properties, "stored": facts["store_timestamp"], "shown": shown}

@@ -1,0 +1,245 @@
+"""`aerobee send`: one message from the command line, or a file of them, one a line.
+
+Touches  the cluster through the client; the input file.
+"""
+
+import asyncio
+import os
+import stat
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from cyclopts import Parameter
+
+from aerobee_console.failures import OK, USAGE, Failure
+from aerobee_console.progress import progress
+from aerobee_console.session import Connect, Output, run
+from aerobee_console.tables import Column, OutputFormat, print_json, show
+
+if TYPE_CHECKING:
+    from aerobee import Client, Producer, SendResult
+
+__all__ = ["send"]
+
+READ_BYTES: Final = 1 << 18
+LINE_BYTES_MAX: Final = 16 << 20
+# The delays of levels 1 to 18 as brokers have them unless configured otherwise.
+DELAYS: Final = tuple("1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h".split(" "))  # noqa: SIM905  # as in broker.conf
+    "1s",
+    "5s",
+    "10s",
+    "30s",
+    "1m",
+    "2m",
+    "3m",
+    "4m",
+    "5m",
+    "6m",
+    "7m",
+    "8m",
+    "9m",
+    "10m",
+    "20m",
+    "30m",
+    "1h",
+    "2h",
+]
+COLUMNS: Final = (
+    Column("message_id", "message id"),
+    Column("broker_name", "broker"),
+    Column("queue_id", "queue", number=True),
+    Column("queue_offset", "offset", number=True),
+    Column("status", "status"),
+)
+
+
+def send(
+    topic: str,
+    body: str | None = None,
+    /,
+    *,
+    tags: Annotated[str | None, Parameter(help="Label that consumers filter by.")] = None,
+    keys: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name=["--keys", "--key"], negative=(), json_list=False, help="Look-up word; may be repeated."
+        ),
+    ] = (),
+    properties: Annotated[
+        tuple[str, ...],
+        Parameter(name="--property", negative=(), json_list=False, help="name=value; may be repeated."),
+    ] = (),
+    delay: Annotated[
+        str | None, Parameter(help="Deliver later: a level (1 to 18) or its time, like 30s.")
+    ] = None,
+    queue: Annotated[int | None, Parameter(help="Position of the queue to send to.")] = None,
+    sharding_key: Annotated[str | None, Parameter(help="Equal keys go to one queue, in order.")] = None,
+    file: Annotated[
+        Path | None,
+        Parameter(name=["--file", "-f"], help="Send each line of this file; - is standard input."),
+    ] = None,
+    output: Output = "table",
+    connect: Connect | None = None,
+) -> int:
+    """Send one message, or with --file one a line.
+
+    Says where each message is stored; with --file how many. BODY may be left out for standard input as one body.
+    """
+    options: dict[str, Any] = {
+        "tags": tags,
+        "keys": list(keys) or None,
+        "properties": _properties(properties),
+        "queue": queue,
+        "sharding_key": sharding_key,
+        "delay_level": _delay_level(delay),
+    }
+    if file is not None:
+        if body is not None:
+            raise Failure("give either BODY or --file, not both", USAGE)
+        return run(connect, lambda client: _send_lines(client, topic, file, options, output))
+    data = sys.stdin.buffer.read() if body is None else body.encode(errors="surrogateescape")
+    return run(connect, lambda client: _send_one(client, topic, data, options, output))
+
+
+def _properties(pairs: Sequence[str]) -> dict[str, str] | None:
+    found: dict[str, str] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise Failure(f"--property {pair}: write name=value", USAGE)
+        found[name] = value
+    return found or None
+
+
+def _delay_level(delay: str | None) -> int:
+    if delay is None:
+        return 0
+    if delay.isdecimal() and 0 < int(delay) <= len(DELAYS):
+        return int(delay)
+    if delay in DELAYS:
+        return DELAYS.index(delay) + 1
+    raise Failure(f"--delay {delay}: one of {', '.join(DELAYS)}, or a level from 1 to {len(DELAYS)}", USAGE)
+
+
+async def _send_one(
+    client: "Client", topic: str, body: bytes, options: dict[str, Any], output: OutputFormat
+) -> int:
+    async with client.producer() as producer:
+        result = await producer.send(topic, body, **options)
+    show(output, "sent", COLUMNS, [_facts(result)])
+    return OK
+
+
+def _facts(result: "SendResult") -> dict[str, Any]:
+    return {
+        "message_id": result.message_id,
+        "offset_message_id": result.offset_message_id,
+        "topic": result.queue.topic,
+        "broker_name": result.queue.broker_name,
+        "queue_id": result.queue.queue_id,
+        "queue_offset": result.queue_offset,
+        "status": result.status.name,
+    }
+
+
+class _Tally:
+    """What became of the lines: how many are stored, and what stopped the first that was not."""
+
+    def __init__(self, done: Callable[[int], None]) -> None:
+        self.sent = 0
+        self.skipped = 0
+        self.failed = 0
+        self.first_failure: tuple[int, BaseException] | None = None
+        self._done = done
+
+    def watch(self, line_number: int) -> Callable[["asyncio.Future[SendResult]"], None]:
+        def ended(future: "asyncio.Future[SendResult]") -> None:
+            error = asyncio.CancelledError() if future.cancelled() else future.exception()
+            if error is None:
+                self.sent += 1
+                self._done(1)
+                return
+            self.failed += 1
+            if self.first_failure is None or line_number < self.first_failure[0]:
+                self.first_failure = (line_number, error)
+
+        return ended
+
+
+async def _send_lines(
+    client: "Client", topic: str, file: Path, options: dict[str, Any], output: OutputFormat
+) -> int:
+    started = time.monotonic()
+    with progress(f"sending to {topic}") as done:
+        tally = _Tally(done)
+        async with client.producer() as producer:
+            await _send_until_failure(producer, topic, file, options, tally)
+    took_ms = round((time.monotonic() - started) * 1000)
+    if output == "json":
+        print_json({"sent": tally.sent, "failed": tally.failed, "skipped": tally.skipped, "took_ms": took_ms})
+    else:
+        empty = f", {tally.skipped} empty lines skipped" if tally.skipped else ""
+        rate = round(tally.sent * 1000 / max(took_ms, 1))
+        sys.stdout.write(f"sent {tally.sent} messages in {took_ms / 1000:.1f} s ({rate}/s){empty}\n")
+    if tally.first_failure is not None:
+        line_number, error = tally.first_failure
+        sys.stderr.write(f"aerobee: line {line_number} was not sent; {tally.failed} failed in all\n")
+        raise error
+    return OK
+
+
+async def _send_until_failure(
+    producer: "Producer", topic: str, file: Path, options: dict[str, Any], tally: _Tally
+) -> None:
+    """Everything that was accepted is waited for by the end of the producer; the first failure stops reading."""
+    number = 0
+    async for lines in _line_batches(file):
+        for line in lines:
+            number += 1
+            if tally.first_failure is not None:
+                return
+            if not line:
+                tally.skipped += 1
+                continue
+            await producer.ready()
+            producer.send_nowait(topic, line, **options).add_done_callback(tally.watch(number))
+
+
+async def _line_batches(file: Path) -> AsyncIterator[list[bytes]]:
+    """Lines without their ends, as many as are there at a time: a slow pipe is sent as it comes."""
+    descriptor = sys.stdin.fileno() if str(file) == "-" else os.open(file, os.O_RDONLY)
+    rest = b""
+    try:
+        while data := await _read(descriptor):
+            *lines, rest = (rest + data).split(b"\n")
+            if len(rest) > LINE_BYTES_MAX:
+                raise Failure(
+                    f"{file}: a line is longer than {LINE_BYTES_MAX} bytes; is it a text file?", USAGE
+                )
+            yield [line.removesuffix(b"\r") for line in lines]
+        if rest:
+            yield [rest]
+    finally:
+        if str(file) != "-":
+            os.close(descriptor)
+
+
+async def _read(descriptor: int) -> bytes:
+    """The next bytes; empty at the end. A pipe or terminal is waited for in the event loop, so Ctrl-C works."""
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        await asyncio.sleep(0)
+        return os.read(descriptor, READ_BYTES)
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    try:
+        loop.add_reader(descriptor, readable.set)
+    except OSError:  # a device that cannot be waited for, /dev/null for one
+        return os.read(descriptor, READ_BYTES)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(descriptor)
+    return os.read(descriptor, READ_BYTES)

@@ -1,0 +1,99 @@
+"""What commands that talk to a cluster have in common: the options that say where it is, and the event loop.
+
+Touches  the event loop, the environment, standard error (the client's warnings).
+"""
+
+import asyncio
+import os
+import ssl
+import sys
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+from cyclopts import Parameter
+
+from aerobee_console.tables import OutputFormat
+
+if TYPE_CHECKING:
+    from aerobee import Client, ClientConfig
+
+__all__ = ["Connect", "Output", "client_config", "run"]
+
+T = TypeVar("T")
+
+
+@Parameter(name="*")
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Connect:
+    """Options of every command that talks to a cluster."""
+
+    nameserver: Annotated[
+        str,
+        Parameter(
+            name=["--nameserver", "-n"],
+            env_var=["AEROBEE_NAMESERVERS", "NAMESRV_ADDR"],
+            help="Nameservers, host:port;host:port.",
+        ),
+    ] = "127.0.0.1:9876"
+    timeout: Annotated[float, Parameter(help="Seconds to wait for one answer.")] = 3.0
+    tls: Annotated[bool, Parameter(negative=(), env_var="AEROBEE_TLS", help="Speak TLS.")] = False
+    tls_ca: Annotated[
+        Path | None, Parameter(help="Trust the certificates of this PEM file. Implies --tls.")
+    ] = None
+
+
+Output = Annotated[
+    OutputFormat, Parameter(name=["--output", "-o"], help="table for people, json for programs.")
+]
+
+
+def client_config(connect: Connect) -> "ClientConfig":
+    """The client's settings for these options. Raises InvalidMessage for an address that cannot be one."""
+    from aerobee import ClientConfig
+    from aerobee.config import parse_addrs
+
+    tls: ssl.SSLContext | bool | None = connect.tls or None
+    if connect.tls_ca is not None:
+        tls = ssl.create_default_context(cafile=connect.tls_ca)
+    return ClientConfig(
+        nameservers=parse_addrs(connect.nameserver), request_timeout_s=connect.timeout, tls=tls
+    )
+
+
+def run(connect: Connect | None, work: Callable[["Client"], Coroutine[Any, Any, T]]) -> T:
+    """Open a client, do `work` with it, close it; the result of `work`.
+
+    Ctrl-C cancels the work and is raised as KeyboardInterrupt when the client is closed.
+    """
+    import uvloop
+
+    from aerobee import Client
+
+    _configure_logs()
+    config = client_config(connect or Connect())
+
+    async def with_client() -> T:
+        async with Client(config=config) as client:
+            return await work(client)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(with_client())
+
+
+def _configure_logs() -> None:
+    """What the client has to say while it copes goes to standard error, one line each."""
+    import logging
+
+    import structlog
+
+    level = logging.DEBUG if os.environ.get("AEROBEE_DEBUG") else logging.WARNING
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty() and "NO_COLOR" not in os.environ),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+    )

@@ -1,0 +1,247 @@
+"""`aerobee topic ...`: list, describe, route, create, alter, delete.
+
+Touches  the cluster through the client's admin calls.
+"""
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+from cyclopts import App, Parameter
+
+from aerobee_console.failures import OK, USAGE, Failure
+from aerobee_console.messages import time_text
+from aerobee_console.session import Connect, Output, run
+from aerobee_console.tables import Column, print_json, print_table, show
+
+if TYPE_CHECKING:
+    from aerobee import TopicDescription
+
+__all__ = ["app"]
+
+app = App("topic", help="List, create, describe, alter and delete topics.")
+Topic = Annotated[str, Parameter(help="Name of the topic.")]
+Queues = Annotated[int | None, Parameter(help="Queues on each broker.")]
+WriteQueues = Annotated[int | None, Parameter(help="Queues to write to, if not all.")]
+Permission = Annotated[Literal["r", "w", "rw"] | None, Parameter(name=["--permission", "--perm"])]
+ClusterName = Annotated[str | None, Parameter(help="Only in this cluster.")]
+Yes = Annotated[bool, Parameter(name=["--yes", "-y"], negative=(), help="Do not ask.")]
+
+QUEUE_COLUMNS: Final = (
+    Column("broker_name", "broker"),
+    Column("queue_id", "queue", number=True),
+    Column("min_offset", "min offset", number=True),
+    Column("max_offset", "max offset", number=True),
+    Column("message_count", "messages", number=True),
+    Column("last_stored", "last stored"),
+)
+ROUTE_COLUMNS: Final = (
+    Column("broker_name", "broker"),
+    Column("cluster_name", "cluster"),
+    Column("broker_id", "id", number=True),
+    Column("addr", "address"),
+    Column("read_queues", "read queues", number=True),
+    Column("write_queues", "write queues", number=True),
+    Column("permission", "perm"),
+)
+
+
+@app.command(name="list")
+def list_topics(
+    *,
+    all_topics: Annotated[
+        bool,
+        Parameter(
+            name=["--all", "-a"], negative=(), help="RocketMQ's own, retry and dead-letter topics too."
+        ),
+    ] = False,
+    output: Output = "table",
+    connect: Connect | None = None,
+) -> int:
+    """List the topics that the nameserver knows."""
+    names = run(connect, lambda client: client.admin.topics(system=all_topics, internal=all_topics))
+    rows = [{"topic": name} for name in names]
+    empty = "no topics yet: aerobee topic create NAME, or send to one"
+    show(output, "topics", (Column("topic", "topic"),), rows, empty=empty)
+    return OK
+
+
+@app.command
+def describe(topic: Topic, /, *, output: Output = "table", connect: Connect | None = None) -> int:
+    """Show a topic: settings, queues with their offsets, groups that read it."""
+    found = run(connect, lambda client: client.admin.describe_topic(topic))
+    facts = _description(found)
+    if output == "json":
+        print_json(facts)
+        return OK
+    for config in facts["configs"]:
+        sys.stdout.write(
+            f"{config['broker_name']}: {config['read_queues']} queues to read, {config['write_queues']} to write,"
+            f" permission {config['permission']}\n"
+        )
+    sys.stdout.write(f"groups: {', '.join(facts['groups']) or 'none'}\n")
+    sys.stdout.write(f"messages: {facts['message_count']}\n\n")
+    rows = [queue | {"last_stored": time_text(queue["last_stored_ms"])} for queue in facts["queues"]]
+    print_table("", QUEUE_COLUMNS, rows)
+    return OK
+
+
+def _description(found: "TopicDescription") -> dict[str, Any]:
+    return {
+        "topic": found.topic,
+        "message_count": found.message_count,
+        "groups": list(found.groups),
+        "configs": [
+            {
+                "broker_name": broker_name,
+                "read_queues": config.read_queue_nums,
+                "write_queues": config.write_queue_nums,
+                "permission": _permission(config.perm),
+                "order": config.order,
+                "attributes": dict(config.attributes or {}),
+            }
+            for broker_name, config in found.configs.items()
+        ],
+        "queues": [
+            {
+                "broker_name": one.queue.broker_name,
+                "queue_id": one.queue.queue_id,
+                "min_offset": one.min_offset,
+                "max_offset": one.max_offset,
+                "message_count": one.message_count,
+                "last_stored_ms": one.last_update_ms,
+            }
+            for one in found.queues
+        ],
+    }
+
+
+def _permission(perm: int) -> str:
+    return "".join(letter for bit, letter in ((4, "r"), (2, "w")) if perm & bit) or "none"
+
+
+@app.command
+def route(topic: Topic, /, *, output: Output = "table", connect: Connect | None = None) -> int:
+    """Show where a topic lives: brokers, addresses, queues."""
+    data = run(connect, lambda client: client.admin.route(topic))
+    queues = {one.broker_name: one for one in data.queue_datas}
+    rows: list[dict[str, Any]] = []
+    for broker in sorted(data.broker_datas, key=lambda one: one.broker_name):
+        place = queues.get(broker.broker_name)
+        rows += [
+            {
+                "broker_name": broker.broker_name,
+                "cluster_name": broker.cluster,
+                "broker_id": broker_id,
+                "addr": addr,
+                "read_queues": place.read_queue_nums if place else 0,
+                "write_queues": place.write_queue_nums if place else 0,
+                "permission": _permission(place.perm) if place else "none",
+            }
+            for broker_id, addr in sorted(broker.broker_addrs.items())
+        ]
+    show(output, "routes", ROUTE_COLUMNS, rows)
+    return OK
+
+
+@app.command
+def create(
+    topic: Topic,
+    /,
+    *,
+    queues: Annotated[int, Parameter(help="Queues on each broker.")] = 8,
+    write_queues: WriteQueues = None,
+    permission: Permission = None,
+    order: Annotated[bool, Parameter(negative=(), help="Mark it as an ordered topic.")] = False,
+    attributes: Annotated[
+        tuple[str, ...],
+        Parameter(name="--attribute", negative=(), json_list=False, help="name=value; repeatable."),
+    ] = (),
+    cluster: ClusterName = None,
+    brokers: Annotated[
+        tuple[str, ...], Parameter(name="--broker", negative=(), help="Only on this broker; repeatable.")
+    ] = (),
+    output: Output = "table",
+    connect: Connect | None = None,
+) -> int:
+    """Create a topic, on every master unless told otherwise."""
+    pairs = dict(_pair(text) for text in attributes)
+    done = run(
+        connect,
+        lambda client: client.admin.create_topic(
+            topic,
+            queues=queues,
+            write_queues=write_queues,
+            permission=permission or "rw",
+            order=order,
+            attributes=pairs,
+            cluster=cluster,
+            brokers=brokers,
+        ),
+    )
+    return _tell(output, topic, "created", done)
+
+
+@app.command
+def alter(
+    topic: Topic,
+    /,
+    *,
+    queues: Queues = None,
+    write_queues: WriteQueues = None,
+    permission: Permission = None,
+    output: Output = "table",
+    connect: Connect | None = None,
+) -> int:
+    """Change a topic on the brokers that have it; what is not named stays."""
+    if queues is None and write_queues is None and permission is None:
+        raise Failure("nothing to change: give --queues, --write-queues or --permission", USAGE)
+    done = run(
+        connect,
+        lambda client: client.admin.update_topic(
+            topic, queues=queues, write_queues=write_queues, permission=permission
+        ),
+    )
+    return _tell(output, topic, "altered", done)
+
+
+@app.command
+def delete(
+    topic: Topic,
+    /,
+    *,
+    yes: Yes = False,
+    cluster: ClusterName = None,
+    output: Output = "table",
+    connect: Connect | None = None,
+) -> int:
+    """Delete a topic with all its messages and offsets. Asks first, unless --yes."""
+    confirm(f"Delete topic {topic} with all its messages?", yes=yes)
+    done = run(connect, lambda client: client.admin.delete_topic(topic, cluster=cluster))
+    return _tell(output, topic, "deleted", done)
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Go on only when a person agrees, or --yes says so."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise Failure(f"{question} Nobody is here to answer: add --yes", USAGE)
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise Failure("nothing was changed", USAGE)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise Failure(f"--attribute {text}: write name=value", USAGE)
+    return name, value
+
+
+def _tell(output: str, topic: str, what: str, brokers: list[str]) -> int:
+    if output == "json":
+        print_json({"topic": topic, what: sorted(set(brokers))})
+    else:
+        sys.stdout.write(f"topic {topic} is {what} on {', '.join(sorted(set(brokers)))}\n")
+    return OK
