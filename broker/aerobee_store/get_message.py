@@ -143,6 +143,7 @@ class MessageReader:
         log = self._log
         end = log.end_offset
         log_min = log.min_offset
+        damaged = log.damaged
         memory_floor = end - self._distance
         in_memory = False
         count_limit = min(max_count, config.disk_transfer_count_max)
@@ -189,6 +190,8 @@ class MessageReader:
             else:
                 found_size, magic, stored_offset = identity(view, at)
                 known = stored_offset == physical_offset and found_size == size and magic in _MAGICS
+                if damaged and log.is_damaged(physical_offset):
+                    known = False
             if not known:
                 if not count:
                     status = GetStatus.MESSAGE_WAS_REMOVING

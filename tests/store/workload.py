@@ -1,7 +1,9 @@
 """Messages for tests, a plain model of what a store must hold, and random work on both."""
 
+from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from aerobee_proto.javahash import tag_hash
 from aerobee_proto.properties import encode_properties
@@ -18,16 +20,16 @@ TOPICS = ("Orders", "Bills", "%RETRY%group")
 TAGS = (None, "TagA", "TagB")
 
 
-def config(root: Path = ROOT, **changes: object) -> StoreConfig:
+def config(root: Path = ROOT, **changes: Any) -> StoreConfig:
     """Small files, so that everything rolls soon."""
-    settings: dict[str, object] = {
-        "root": root,
-        "commit_log_file_size": 16384,
-        "consume_queue_file_size": 320,
-        "index_slots": 50,
-        "index_entries": 120,
-    }
-    return StoreConfig(**{**settings, **changes})  # type: ignore[arg-type]
+    small = StoreConfig(
+        root=root,
+        commit_log_file_size=16384,
+        consume_queue_file_size=320,
+        index_slots=50,
+        index_entries=120,
+    )
+    return replace(small, **changes)
 
 
 class Clock:
@@ -75,7 +77,7 @@ def message(
     )
 
 
-def open_store(io: StoreIo, clock: Clock | None = None, **changes: object) -> MessageStore:
+def open_store(io: StoreIo, clock: Clock | None = None, **changes: Any) -> MessageStore:
     """A store on `io`, open."""
     store = MessageStore(config(**changes), io=io, clock=clock or Clock())
     store.open()
@@ -106,7 +108,7 @@ class Workload:
     there after any crash.
     """
 
-    def __init__(self, random: Random, io: StoreIo, clock: Clock, **changes: object) -> None:
+    def __init__(self, random: Random, io: StoreIo, clock: Clock, **changes: Any) -> None:
         self.random = random
         self.clock = clock
         self.stored: list[Stored] = []
