@@ -17,6 +17,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from bench import loadgen  # noqa: E402
-from bench.figures import FIGURES, PULL_TOPIC, QUERY_TOPIC, Figure  # noqa: E402
-from bench.report import Rates, speed_rows, state_rows, table  # noqa: E402
+from bench.figures import FIGURES, PULL_TOPIC, QUERY_TOPIC, Figure, Measured  # noqa: E402
+from bench.report import Rates, show_cpu, speed_rows, state_rows, table  # noqa: E402
 from bench.sides import Side, start_side  # noqa: E402
 
 import official  # noqa: E402  # found by the path above
@@ -133,16 +134,25 @@ def measure(sides: dict[str, Side], figures: list[Figure], rounds: int, seconds:
         for figure in figures:
             for name in figure.sides:
                 if name in sides:
-                    with sides[name].measured():
-                        rate = run_figure(sides[name], figure, seconds, keys)
-                    rates[figure.title, name].append(rate)
-                    say(f"round {turn + 1}: {figure.title:36} {name:15} {rate:12,.0f} /s")
+                    found = measure_once(sides[name], figure, seconds, keys)
+                    rates[figure.title, name].append(found)
+                    cpu = show_cpu(found.cpu_us)
+                    say(f"round {turn + 1}: {figure.title:36} {name:15} {found.rate:12,.0f} /s  {cpu}")
     return rates
+
+
+def measure_once(side: Side, figure: Figure, seconds: float, keys: int) -> Measured:
+    """Run the figure while the other sides are frozen."""
+    with side.measured():
+        cpu_before_s, begin_s = side.cpu_s(), time.monotonic()
+        rate = run_figure(side, figure, seconds, keys)
+        busy = (side.cpu_s() - cpu_before_s) / (time.monotonic() - begin_s)
+    return Measured(rate, None if figure.is_client else 1e6 * busy / rate)
 
 
 def run_figure(side: Side, figure: Figure, seconds: float, keys: int) -> float:
     """Messages (of a query: answers) per second."""
-    if figure.command.startswith("client:"):
+    if figure.is_client:
         return run_client(side, figure.command.removeprefix("client:"), seconds)
     options = {**figure.options, **({"nkeys": keys} if figure.command == "query" else {})}
     found = loadgen.run(figure.command, side.broker.address, seconds, **options)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["FIGURES", "PULL_TOPIC", "QUERY_TOPIC", "Contest", "Figure"]
+__all__ = ["FIGURES", "PULL_TOPIC", "QUERY_TOPIC", "Contest", "Figure", "Measured"]
 
 PULL_TOPIC, QUERY_TOPIC = "BenchPull", "BenchQuery"
 
@@ -31,11 +31,28 @@ class Figure:
     options: dict[str, object] = field(default_factory=dict)
 
     @property
+    def is_client(self) -> bool:
+        """Whether a client library makes the load, not the load generator."""
+        return self.command.startswith("client:")
+
+    @property
     def sides(self) -> list[str]:
         """Names of the sides that run it, ours first, each once."""
         return list(
             dict.fromkeys([*(one.ours for one in self.contests), *(one.official for one in self.contests)])
         )
+
+
+@dataclass(slots=True, frozen=True)
+class Measured:
+    """One measurement: messages per second, and the broker's processor time per message in microseconds.
+
+    The second depends little on what else the machine does. It is None for client libraries: they take time to
+    start and to warm up, so their messages cannot be told from the broker's whole time.
+    """
+
+    rate: float
+    cpu_us: float | None
 
 
 def _async(wanted: float) -> tuple[Contest, ...]:

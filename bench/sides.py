@@ -91,6 +91,11 @@ class Side:
             sampler.join()
             self.freeze()
 
+    def cpu_s(self) -> float:
+        """Processor time that the broker has used so far, user and system."""
+        words = Path(f"/proc/{self.broker.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
     def load_mib(self) -> float:
         """Largest memory under load apart from mapped store files, in MiB."""
         not_anonymous = memory_kib(self.broker.pid)["own"] - _anonymous_kib(self.broker.pid)
