@@ -41,30 +41,43 @@ class Lane(Generic[Item]):
     batch_bytes   a batch is full at this size
     batch_count   or with this many messages
     in_flight_max batches taken and not yet done
+    alone_share   so many messages that travel alone count as one batch; 1 keeps the order of in_flight_max 1
     """
 
     __slots__ = (
         "_batch_bytes",
         "_batch_count",
+        "_batch_weight",
+        "_capacity",
         "_closed",
-        "_in_flight_max",
         "_linger_s",
+        "_load",
         "_open",
         "in_flight",
         "pending_bytes",
         "pending_count",
     )
 
-    def __init__(self, *, linger_s: float, batch_bytes: int, batch_count: int, in_flight_max: int) -> None:
+    def __init__(
+        self,
+        *,
+        linger_s: float,
+        batch_bytes: int,
+        batch_count: int,
+        in_flight_max: int,
+        alone_share: int = 1,
+    ) -> None:
         # Fixed for life.
         self._linger_s = linger_s
         self._batch_bytes = batch_bytes
         self._batch_count = batch_count
-        self._in_flight_max = in_flight_max
+        self._capacity = in_flight_max * alone_share  # in messages that travel alone
+        self._batch_weight = alone_share
         # Moved by add() and take().
         self._open: Batch[Item] | None = None
         self._closed: deque[Batch[Item]] = deque()
         # Moved by add(), take() and done().
+        self._load = 0  # weight of what is in flight; at most _capacity
         self.in_flight = 0
         self.pending_count = 0
         self.pending_bytes = 0
@@ -88,23 +101,28 @@ class Lane(Generic[Item]):
         batch.size += size
         if alone or batch.size >= self._batch_bytes or len(batch.items) >= self._batch_count:
             self._close_open()
-        return self.in_flight < self._in_flight_max and (bool(self._closed) or self._linger_s <= 0)
+        return self._load < self._capacity and (bool(self._closed) or self._linger_s <= 0)
 
     def take(self, now: float, *, flush: bool = False) -> Batch[Item] | None:
         """The next batch that may leave, or None. With `flush` an open batch need not linger."""
-        if self.in_flight >= self._in_flight_max:
-            return None
-        batch = self._open
-        if not self._closed and batch is not None and (flush or now >= batch.opened_at + self._linger_s):
-            self._close_open()
         if not self._closed:
+            batch = self._open
+            if batch is None or not self._has_room(batch):
+                return None
+            if not flush and now < batch.opened_at + self._linger_s:
+                return None
+            self._close_open()
+        batch = self._closed[0]
+        if not self._has_room(batch):
             return None
+        self._load += self._weight(batch)
         self.in_flight += 1
         return self._closed.popleft()
 
     def done(self, batch: Batch[Item]) -> None:
         """A taken batch was answered or given up."""
         self.in_flight -= 1
+        self._load -= self._weight(batch)
         self.pending_count -= len(batch.items)
         self.pending_bytes -= batch.size
         assert self.in_flight >= 0
@@ -115,7 +133,7 @@ class Lane(Generic[Item]):
 
         Also None while the lane is full: then done() is the event to wait for.
         """
-        if self._open is None or self._closed or self.in_flight >= self._in_flight_max:
+        if self._open is None or self._closed or not self._has_room(self._open):
             return None
         return self._open.opened_at + self._linger_s
 
@@ -128,6 +146,12 @@ class Lane(Generic[Item]):
         self.pending_bytes -= sum(batch.size for batch in self._closed)
         self._closed.clear()
         return dropped
+
+    def _weight(self, batch: Batch[Item]) -> int:
+        return 1 if batch.alone else self._batch_weight
+
+    def _has_room(self, batch: Batch[Item]) -> bool:
+        return self._load + self._weight(batch) <= self._capacity
 
     def _close_open(self) -> None:
         assert self._open is not None

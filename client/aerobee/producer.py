@@ -19,7 +19,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import structlog
 
@@ -36,6 +36,9 @@ from aerobee_proto.errors import AerobeeError
 __all__ = ["Producer"]
 
 log = structlog.get_logger()
+
+# Messages that cannot share a request (compressed, delayed) are small loads: so many may be out for one batch.
+ALONE_SHARE: Final = 16
 
 
 class _Topic:
@@ -355,6 +358,7 @@ class Producer:
             batch_bytes=config.batch_bytes,
             batch_count=config.batch_count,
             in_flight_max=1 if bound else config.in_flight_max,
+            alone_share=1 if bound else ALONE_SHARE,
         )
 
     # --- letting batches go -----------------------------------------------------------------------------------

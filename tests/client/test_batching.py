@@ -86,6 +86,23 @@ def test_a_message_alone_keeps_its_place_in_the_order() -> None:
     assert [batch.alone for batch in batches if batch] == [False, True, False]
 
 
+def test_messages_that_travel_alone_weigh_less_than_a_batch() -> None:
+    one = Lane[str](linger_s=0.0, batch_bytes=100, batch_count=10, in_flight_max=2, alone_share=3)
+    for name in "abc":
+        one.add(name, 10, 0.0, 3.0, alone=True)
+    one.add("d", 10, 0.0, 3.0)
+    alone = [one.take(0.0) for _ in range(3)]
+    assert [items(batch) for batch in alone] == [["a"], ["b"], ["c"]]
+    assert items(one.take(0.0)) == ["d"], "three alone and one batch fill the lane"
+    one.add("e", 10, 0.0, 3.0)
+    assert one.next_due() is None
+    assert alone[0] is not None
+    one.done(alone[0])
+    assert one.take(0.0) is None, "there is room for a message alone, not for a batch"
+    one.add("f", 10, 0.0, 3.0, alone=True)
+    assert one.take(0.0) is None, "nothing overtakes"
+
+
 def test_the_earliest_deadline_is_the_batch_deadline() -> None:
     one = lane()
     one.add("a", 10, 0.0, 3.0)
@@ -118,11 +135,11 @@ STEPS = st.lists(
 )
 
 
-@given(STEPS)
-def test_any_sequence_keeps_order_limits_and_sums(steps: list[tuple[str, int, bool]]) -> None:
-    one = Lane[int](linger_s=1.0, batch_bytes=100, batch_count=4, in_flight_max=2)
+@given(STEPS, st.integers(1, 3))
+def test_any_sequence_keeps_order_limits_and_sums(steps: list[tuple[str, int, bool]], share: int) -> None:
+    one = Lane[int](linger_s=1.0, batch_bytes=100, batch_count=4, in_flight_max=2, alone_share=share)
     added: list[int] = []
-    taken: list[int] = []
+    taken: list[int] = []  # in the order they left
     flying: list[Batch[int]] = []
     sizes: dict[int, int] = {}
     now = 0.0
@@ -143,9 +160,28 @@ def test_any_sequence_keeps_order_limits_and_sums(steps: list[tuple[str, int, bo
                 flying.append(batch)
         elif flying:
             one.done(flying.pop(0))
-        assert one.in_flight == len(flying) <= 2
+        assert one.in_flight == len(flying)
+        assert sum(1 if batch.alone else share for batch in flying) <= 2 * share
         gone = taken[: len(taken) - sum(len(batch.items) for batch in flying)]
         assert one.pending_count == len(added) - len(gone)
         assert one.pending_bytes == sum(sizes.values()) - sum(sizes[item] for item in gone)
     assert taken == added[: len(taken)]
     assert one.drop_all() == added[len(taken) :]
+
+
+@given(STEPS, st.integers(1, 3))
+def test_when_a_batch_is_due_it_can_be_taken(steps: list[tuple[str, int, bool]], share: int) -> None:
+    """Else a timer that is set for next_due() would fire without end."""
+    one = Lane[int](linger_s=1.0, batch_bytes=100, batch_count=4, in_flight_max=2, alone_share=share)
+    flying: list[Batch[int]] = []
+    for verb, number, flag in steps:
+        if verb == "add":
+            one.add(0, number, 0.0, 3.0, alone=flag)
+        elif verb == "done" and flying:
+            one.done(flying.pop(0))
+        else:
+            due = one.next_due()
+            batch = one.take(due if due is not None else 0.0, flush=flag)
+            assert batch is not None or due is None
+            if batch is not None:
+                flying.append(batch)
