@@ -27,26 +27,7 @@ __all__ = ["send"]
 READ_BYTES: Final = 1 << 18
 LINE_BYTES_MAX: Final = 16 << 20
 # The delays of levels 1 to 18 as brokers have them unless configured otherwise.
-DELAYS: Final = tuple("1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h".split(" "))  # noqa: SIM905  # as in broker.conf
-    "1s",
-    "5s",
-    "10s",
-    "30s",
-    "1m",
-    "2m",
-    "3m",
-    "4m",
-    "5m",
-    "6m",
-    "7m",
-    "8m",
-    "9m",
-    "10m",
-    "20m",
-    "30m",
-    "1h",
-    "2h",
-]
+DELAYS: Final = tuple("1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h".split(" "))  # noqa: SIM905
 COLUMNS: Final = (
     Column("message_id", "message id"),
     Column("broker_name", "broker"),
