@@ -7,34 +7,41 @@ Our own metrics start with `aerobee_` and follow Prometheus' conventions (base u
 """
 
 from collections import Counter as Tally
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
-
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
+from typing import Final, Literal
 
 from aerobee_broker.clients import Member
 from aerobee_broker.services import Services
 from aerobee_proto import names
 from aerobee_proto.bodies import TopicConfig
 
-__all__ = ["MetricsSnapshot", "families", "take_snapshot"]
+__all__ = ["Family", "MetricsSnapshot", "families", "take_snapshot"]
 
-NODE: Final = ("cluster", "node_type", "node_id")
-TOPIC: Final = (*NODE, "topic", "is_retry", "is_system")
-GROUP: Final = (*NODE, "topic", "consumer_group", "is_retry", "is_system")
-PRODUCER: Final = (*NODE, "language", "version")
-CONSUMER: Final = (*NODE, "consumer_group", "language", "version", "consume_mode")
+TOPIC: Final = ("topic", "is_retry", "is_system")
+GROUP: Final = ("topic", "consumer_group", "is_retry", "is_system")
+PRODUCER: Final = ("language", "version")
+CONSUMER: Final = ("consumer_group", "language", "version", "consume_mode")
 
-Row = tuple[tuple[str, ...], float]  # label values after those of the node, value
+Row = tuple[tuple[str, ...], float]  # label values, value
+
+
+@dataclass(slots=True, frozen=True)
+class Family:
+    """One metric with all its series; the labels of the node come on top of these."""
+
+    name: str  # a counter's without its _total
+    kind: Literal["gauge", "counter"]
+    text: str
+    labels: tuple[str, ...]
+    rows: Sequence[Row]
 
 
 @dataclass(slots=True)
 class MetricsSnapshot:
     """Plain values, taken at one moment."""
 
-    node: tuple[str, str, str]
+    node: dict[str, str]  # labels that every series has
     gauges: dict[str, float]  # metrics without labels of their own
     facts: dict[str, float]  # of the assembly: connections, held pulls, ...
     puts: list[tuple[tuple[str, ...], int, int]]  # (topic labels, messages, bytes)
@@ -51,7 +58,11 @@ def take_snapshot(services: Services, facts: Mapping[str, object]) -> MetricsSna
     """Copy what the metrics need. In the event loop."""
     identity, stats = services.identity, services.stats
     return MetricsSnapshot(
-        node=(identity.cluster_name, "broker", identity.broker_name),
+        node={
+            "cluster": identity.cluster_name,
+            "node_type": "broker",
+            "node_id": identity.broker_name,
+        },
         gauges=_gauges(services),
         facts={name: float(value) for name, value in facts.items() if isinstance(value, (int, float))},
         puts=[
@@ -139,66 +150,59 @@ def _consumer_connections(services: Services) -> list[Row]:
     return [(labels, float(count)) for labels, count in sorted(tally.items())]
 
 
-def families(snapshot: MetricsSnapshot) -> Iterator[Metric]:
+def families(snapshot: MetricsSnapshot) -> Iterator[Family]:
     """All metric families of a snapshot."""
-    node = snapshot.node
     for name, value in snapshot.gauges.items():
-        yield _gauge(name, "See RocketMQ's metric of that name.", NODE, node, [((), value)])
+        yield Family(name, "gauge", "See RocketMQ's metric of that name.", (), [((), value)])
     for name, value in snapshot.facts.items():
-        yield _gauge(f"aerobee_broker_{name}", f"State of the broker: {name}.", NODE, node, [((), value)])
-    yield from _counters("rocketmq_messages_in", "rocketmq_throughput_in", TOPIC, node, snapshot.puts)
-    yield from _counters("rocketmq_messages_out", "rocketmq_throughput_out", GROUP, node, snapshot.gets)
+        yield Family(f"aerobee_broker_{name}", "gauge", f"State of the broker: {name}.", (), [((), value)])
+    yield from _counters("rocketmq_messages_in", "rocketmq_throughput_in", TOPIC, snapshot.puts)
+    yield from _counters("rocketmq_messages_out", "rocketmq_throughput_out", GROUP, snapshot.gets)
     yield from _lag_families(snapshot)
-    yield _gauge("rocketmq_producer_connections", "Producers online.", PRODUCER, node, snapshot.producers)
-    yield _gauge("rocketmq_consumer_connections", "Consumers online.", CONSUMER, node, snapshot.consumers)
-    yield _gauge(
+    yield Family("rocketmq_producer_connections", "gauge", "Producers online.", PRODUCER, snapshot.producers)
+    yield Family("rocketmq_consumer_connections", "gauge", "Consumers online.", CONSUMER, snapshot.consumers)
+    yield Family(
         "aerobee_nameserver_registered",
+        "gauge",
         "1 while the nameserver knows this broker.",
-        (*NODE, "nameserver"),
-        node,
+        ("nameserver",),
         snapshot.nameservers,
     )
-    failed = CounterMetricFamily("aerobee_puts_failed", "Sends that were refused or failed.", labels=NODE)
-    failed.add_metric(node, snapshot.put_failed)
-    yield failed
-    flushes = CounterMetricFamily("aerobee_flushes", "Times that the log was synced.", labels=NODE)
-    flushes.add_metric(node, snapshot.flushes)
-    yield flushes
-
-
-def _gauge(
-    name: str, text: str, labels: tuple[str, ...], node: tuple[str, ...], rows: Iterable[Row]
-) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(name, text, labels=labels)
-    for values, value in rows:
-        family.add_metric((*node, *values), value)
-    return family
+    failed = [((), float(snapshot.put_failed))]
+    yield Family("aerobee_puts_failed", "counter", "Sends that were refused or failed.", (), failed)
+    flushes = [((), float(snapshot.flushes))]
+    yield Family("aerobee_flushes", "counter", "Times that the log was synced.", (), flushes)
 
 
 def _counters(
-    messages: str,
-    throughput: str,
-    labels: tuple[str, ...],
-    node: tuple[str, ...],
-    rows: Iterable[tuple[tuple[str, ...], int, int]],
-) -> Iterator[CounterMetricFamily]:
-    counts = CounterMetricFamily(messages, "Messages.", labels=labels)
-    sizes = CounterMetricFamily(throughput, "Bytes of records.", labels=labels)
-    for values, count, size in rows:
-        counts.add_metric((*node, *values), count)
-        sizes.add_metric((*node, *values), size)
-    return iter((counts, sizes))
-
-
-def _lag_families(snapshot: MetricsSnapshot) -> Iterator[GaugeMetricFamily]:
-    columns = (
-        ("rocketmq_consumer_lag_messages", "Messages that the group has not consumed.", 1),
-        ("rocketmq_consumer_inflight_messages", "Messages pulled and not yet committed.", 2),
-        ("rocketmq_consumer_lag_latency", "Age of the oldest message not consumed, ms.", 3),
+    messages: str, throughput: str, labels: tuple[str, ...], rows: Sequence[tuple[tuple[str, ...], int, int]]
+) -> Iterator[Family]:
+    yield Family(messages, "counter", "Messages.", labels, [(values, count) for values, count, _ in rows])
+    yield Family(
+        throughput, "counter", "Bytes of records.", labels, [(values, size) for values, _, size in rows]
     )
-    for name, text, column in columns:
-        family = GaugeMetricFamily(name, text, labels=GROUP)
-        for row in snapshot.lags:
-            labels, value = row[0], (row[1], row[2], row[3])[column - 1]
-            family.add_metric((*snapshot.node, *labels), value)
-        yield family
+
+
+def _lag_families(snapshot: MetricsSnapshot) -> Iterator[Family]:
+    lags = snapshot.lags
+    yield Family(
+        "rocketmq_consumer_lag_messages",
+        "gauge",
+        "Messages that the group has not consumed.",
+        GROUP,
+        [(labels, lag) for labels, lag, _, _ in lags],
+    )
+    yield Family(
+        "rocketmq_consumer_inflight_messages",
+        "gauge",
+        "Messages pulled and not yet committed.",
+        GROUP,
+        [(labels, in_flight) for labels, _, in_flight, _ in lags],
+    )
+    yield Family(
+        "rocketmq_consumer_lag_latency",
+        "gauge",
+        "Age of the oldest message not consumed, ms.",
+        GROUP,
+        [(labels, age_ms) for labels, _, _, age_ms in lags],
+    )

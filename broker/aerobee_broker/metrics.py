@@ -22,23 +22,29 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from aerobee_broker.exposition import render, to_metric
 from aerobee_broker.health import Health, health_of
 from aerobee_broker.http_responder import HttpResponder, Page
 from aerobee_broker.metric_families import MetricsSnapshot, families, take_snapshot
 from aerobee_broker.runtime_info import disk_use
 from aerobee_broker.services import Services
 
-__all__ = ["MetricsServer"]
+__all__ = ["BrokerCollector", "MetricsServer"]
 
 log = structlog.get_logger()
 
 
-class _SnapshotCollector(Collector):
-    def __init__(self, snapshot: MetricsSnapshot) -> None:
-        self._snapshot = snapshot
+class BrokerCollector(Collector):
+    """The broker's metrics for a Prometheus registry of somebody else's program."""
+
+    def __init__(self, services: Services, facts: Callable[[], Mapping[str, object]]) -> None:
+        self._services = services
+        self._facts = facts
 
     def collect(self) -> Iterator[Metric]:
-        return families(self._snapshot)
+        """All families now. In the event loop's thread."""
+        snapshot = take_snapshot(self._services, self._facts())
+        return (to_metric(family, snapshot.node) for family in families(snapshot))
 
 
 class MetricsServer:
@@ -47,7 +53,8 @@ class MetricsServer:
     def __init__(self, services: Services, *, facts: Callable[[], Mapping[str, object]]) -> None:
         self._services = services
         self._facts = facts
-        self._process = ProcessCollector(registry=None)
+        self._process = CollectorRegistry()
+        ProcessCollector(registry=self._process)
         self._responder = HttpResponder(
             {
                 "/metrics": self._metrics,
@@ -87,10 +94,7 @@ class MetricsServer:
         return Page(body, content_type=CONTENT_TYPE_LATEST)
 
     def _render(self, snapshot: MetricsSnapshot) -> bytes:
-        registry = CollectorRegistry()
-        registry.register(_SnapshotCollector(snapshot))
-        registry.register(self._process)
-        return generate_latest(registry)
+        return render(families(snapshot), snapshot.node) + generate_latest(self._process)
 
     async def _ready(self) -> Page:
         health = await self._health()

@@ -120,8 +120,8 @@ async def test_every_topic_and_group_with_messages_has_its_series(services: Serv
         services.stats.put(f"T{number}", 1, 1)
         services.stats.got(f"T{number}", "g", 1, 1)
     found = {family.name: family for family in families(take_snapshot(services, {}))}
-    assert len(found["rocketmq_messages_in"].samples) == 500
-    assert len(found["rocketmq_throughput_out"].samples) == 500
+    assert len(found["rocketmq_messages_in"].rows) == 500
+    assert len(found["rocketmq_throughput_out"].rows) == 500
 
 
 async def test_a_taken_port_is_a_warning(services: Services, server: MetricsServer) -> None:
