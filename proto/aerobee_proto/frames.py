@@ -312,15 +312,21 @@ def _decode_binary(header: bytes, body: bytes) -> Command:
 def _decode_entries(header: bytes, position: int, size: int) -> dict[str, str]:
     end = position + size
     if end > len(header):
-        raise FrameError(
-            f"ROCKETMQ header announces {size} bytes of fields, {len(header) - position} are there"
-        )
+        raise FrameError(f"ROCKETMQ header announces {size} bytes of fields, {len(header) - position} are there")
     fields: dict[str, str] = {}
+    key_size_at, value_size_at = _I16.unpack_from, _I32.unpack_from
     try:
         while position < end:
-            key, position = _take(header, position, _I16)
-            value, position = _take(header, position, _I32)
-            fields[_utf8(key)] = _utf8(value)
+            (key_size,) = key_size_at(header, position)
+            key_end = position + 2 + key_size
+            (value_size,) = value_size_at(header, key_end)
+            value_start = key_end + 4
+            value_end = value_start + value_size
+            if key_size < 0 or value_size < 0 or value_end > end:
+                raise FrameError(f"ROCKETMQ header field of {key_size} + {value_size} bytes does not fit")
+            key = str(header[position + 2 : key_end], "utf-8", "replace")
+            fields[key] = str(header[value_start:value_end], "utf-8", "replace")
+            position = value_end
     except struct_error as broken:
         raise FrameError("ROCKETMQ header field is cut short") from broken
     return fields
