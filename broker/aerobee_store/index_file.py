@@ -294,7 +294,31 @@ class IndexFile:
         self, log_end: int, previous_end: int, proven_offset: int, probe: RecordProbe | None
     ) -> int:
         """Leading entries that are sound: links lead back within the slot, records lie in order below
-        `log_end` and not below `previous_end`, and `probe` confirms those at or above `proven_offset`."""
+        `log_end` and not below `previous_end`, and `probe` confirms those at or above `proven_offset`.
+
+        The last of them, if it is not known to be durable, may be half on disk with its link or time still
+        zero, which is a sound value: these are computed again.
+        """
+        count = self._confirmed_count(log_end, previous_end, proven_offset, probe)
+        if count and self._entry(count)[1] >= proven_offset and not self._is_exact(count, probe):
+            return count - 1
+        return count
+
+    def _is_exact(self, number: int, probe: RecordProbe | None) -> bool:
+        """Whether the entry links to the newest before it in its slot and has the time of its record."""
+        key_hash, physical_offset, time_diff, previous = self._entry(number)
+        hashes = self._entries(1, number - 1)["key_hash"].astype(np.int64)
+        same_slot = np.flatnonzero(hashes % self.slot_count == key_hash % self.slot_count)
+        if previous != (int(same_slot[-1]) + 1 if len(same_slot) else 0):
+            return False
+        record = probe(physical_offset) if probe is not None else None
+        if record is None or number == 1:
+            return True
+        return time_diff == int(self._time_diffs(np.array([record.store_timestamp]))[0])
+
+    def _confirmed_count(
+        self, log_end: int, previous_end: int, proven_offset: int, probe: RecordProbe | None
+    ) -> int:
         sound = self._sound_count(log_end, previous_end)
         if probe is None or sound == 0:
             return sound

@@ -557,6 +557,9 @@ class _QueueRepair:
         if record.queue_offset + cursor.shift < cursor.next_offset and self._is_first_lost(cursor, record):
             # The front of the queue is missing while its records are there.
             cursor.next_offset = 0
+        # Numbers that an unfinished recovery had set aside are counted again with those that follow.
+        while (before := queue.entry(cursor.next_offset - 1)) is not None and before.size == HOLE_SIZE:
+            cursor.next_offset -= 1
         queue.cut_at(cursor.next_offset)
         cursor.next_offset = cursor.pending_first = queue.max_offset
         cursor.writing = True
