@@ -98,8 +98,8 @@ class ProducerConfig:
     attempts_max: int = 3
     linger_s: float = 0.0
     batch_bytes: int = 256 * 1024
-    batch_count: int = 512
-    in_flight_max: int = 4
+    batch_count: int = 128
+    in_flight_max: int = 8
     pending_count_max: int = 20_000
     pending_bytes_max: int = 32 * 1024 * 1024
     compress_over: int | None = 4096
@@ -118,6 +118,7 @@ class FetchConfig:
     answer_margin_s    how much later than hold_s an answer may come
     buffered_bytes_max fetched and not yet consumed, all queues together; pulling pauses above it
     retry_s            pause after a failed pull; doubles up to retry_max_s
+    give_up_s          raise what failed when a queue could not be pulled for so long; None tries for ever
     """
 
     max_messages: int = 1024
@@ -127,3 +128,4 @@ class FetchConfig:
     buffered_bytes_max: int = 32 * 1024 * 1024
     retry_s: float = 0.1
     retry_max_s: float = 3.0
+    give_up_s: float | None = None

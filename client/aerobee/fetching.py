@@ -309,23 +309,10 @@ class Fetcher:
 
     async def _run(self, source: _Source) -> None:
         """Pull one queue until its end, its failure or the close."""
-        pause = self._config.retry_s
         try:
             while source.end is None or source.offset < source.end:
                 await self._room.wait()
-                try:
-                    await self._pull(source)
-                    pause = self._config.retry_s
-                except (RequestTimeout, BrokerUnreachable, NoBroker, BrokerRefused) as failed:
-                    if isinstance(failed, BrokerRefused) and failed.code not in PASSING_CODES:
-                        raise
-                    log.warning(
-                        "client.pull_failed", queue=str(source.queue), reason=str(failed), pause_s=pause
-                    )
-                    source.suggested_id = MASTER_ID
-                    await asyncio.sleep(pause)
-                    pause = min(pause * 2, self._config.retry_max_s)
-                    await self._routes.refresh(self._topic)
+                await self._pull_until_answered(source)
         except ClientError as failed:
             source.broken = failed
         except asyncio.CancelledError:
@@ -334,6 +321,26 @@ class Fetcher:
             log.exception("client.pull_broke", queue=str(source.queue))
             source.broken = ClientError(f"pulling {source.queue} broke: {type(failed).__name__}: {failed}")
         self._arrived.set()
+
+    async def _pull_until_answered(self, source: _Source) -> None:
+        """One answer, after as many tries as `give_up_s` allows."""
+        config, now = self._config, asyncio.get_running_loop().time
+        pause, started = config.retry_s, now()
+        while True:
+            try:
+                await self._pull(source)
+            except (RequestTimeout, BrokerUnreachable, NoBroker, BrokerRefused) as failed:
+                if isinstance(failed, BrokerRefused) and failed.code not in PASSING_CODES:
+                    raise
+                if config.give_up_s is not None and now() - started >= config.give_up_s:
+                    raise
+                log.warning("client.pull_failed", queue=str(source.queue), reason=str(failed), pause_s=pause)
+            else:
+                return
+            source.suggested_id = MASTER_ID
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, config.retry_max_s)
+            await self._routes.refresh(self._topic)
 
     async def _pull(self, source: _Source) -> None:
         queue = source.queue

@@ -198,6 +198,13 @@ async def test_passing_faults_are_waited_out(fault: Any) -> None:
         assert await bodies(mq.reader("T", end="now", retry_s=0.001)) == numbers(10)
 
 
+async def test_a_reader_can_be_told_to_give_up() -> None:
+    async with filled() as (cluster, mq):
+        cluster.broker.always(PULL, Response(ResponseCode.SYSTEM_BUSY, "busy"))
+        with pytest.raises(BrokerRefused, match=r"pull T/b-a/0: .* refused with 2 SYSTEM_BUSY"):
+            await bodies(mq.reader("T", end="now", retry_s=0.001, give_up_s=0.01))
+
+
 async def test_a_refusal_that_waiting_cannot_cure_is_raised() -> None:
     async with filled() as (cluster, mq):
         cluster.broker.script(PULL, Response(ResponseCode.NO_PERMISSION, "the topic may not be read"))
