@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import structlog
 
+from aerobee_broker.config import BrokerConfig
 from aerobee_broker.durability import Durability
 from aerobee_broker.services import Services
 from aerobee_broker.stored_properties import StoredProperties
@@ -95,17 +96,23 @@ class SendProcessor:
         self._services = services
         self._durability = durability
         self._routes: dict[str, _Route] = {}
-        config = services.config
+        self._new_unique_key = unique_keys.next_key
         self._store_host = encode_host(*store_host)
         self._store_flags = SysFlag.STORE_HOST_V6 if len(self._store_host) == 20 else 0
         self._id_prefix = self._store_host.hex().upper()
+        self._use(services.config)
+
+    def _use(self, config: BrokerConfig) -> None:
+        """Take over settings; called again when they were replaced in the running broker."""
+        self._config = config
+        self._routes.clear()  # every topic is checked anew
         self._region = config.region_id
         self._trace_on = "true" if config.trace_on else "false"
         self._stored_properties = StoredProperties(
             region=config.region_id,
             trace_on=config.trace_on,
             cluster=config.broker_cluster_name,
-            new_unique_key=unique_keys.next_key,
+            new_unique_key=self._new_unique_key,
         )
 
     def register(self, table: HandlerTable) -> None:
@@ -125,6 +132,8 @@ class SendProcessor:
 
     def on_sends(self, connection: Connection, items: Sequence[BatchItem]) -> None:
         """Every SEND_MESSAGE of one read."""
+        if self._services.config is not self._config:
+            self._use(self._services.config)
         messages: list[NewMessage] = []
         accepted: list[BatchItem] = []
         waits = True
@@ -225,6 +234,8 @@ class SendProcessor:
 
     def on_batches(self, connection: Connection, items: Sequence[BatchItem]) -> None:
         """SEND_BATCH_MESSAGE: each request is one group that is appended whole or not at all."""
+        if self._services.config is not self._config:
+            self._use(self._services.config)
         groups: list[list[NewMessage]] = []
         accepted: list[BatchItem] = []
         for item in items:
@@ -344,10 +355,6 @@ class SendProcessor:
         route = _Route(found)
         self._routes[topic] = route
         return route
-
-    def forget_routes(self) -> None:
-        """Check every topic anew: a setting that sends depend on has changed."""
-        self._routes.clear()
 
     def _queue_id(self, route: _Route, queue_id: int) -> int:
         if queue_id < 0:
