@@ -4,10 +4,12 @@ Touches  a store folder with small files, local TCP ports. Registers nowhere; se
 """
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from aerobee_broker.broker import Broker, epoch_ms
 from aerobee_broker.config import BrokerConfig
@@ -45,13 +47,21 @@ def broker_config(root: Path, **settings: Any) -> BrokerConfig:
 async def running_broker(
     root: Path, *, io: StoreIo | None = None, clock: Clock = epoch_ms, **settings: Any
 ) -> AsyncIterator[Broker]:
-    """A broker that serves; stopped in order afterwards."""
+    """A broker that serves; stopped in order afterwards.
+
+    While it runs this process syncs nothing: no test of it cuts the power, and a busy disk takes its time.
+    """
     broker = Broker(broker_config(root, **settings), io=io, clock=clock)
-    try:
-        await broker.start()
-        yield broker
-    finally:
-        await broker.close()
+    with patch.multiple(os, fsync=_no_sync, fdatasync=_no_sync):
+        try:
+            await broker.start()
+            yield broker
+        finally:
+            await broker.close()
+
+
+def _no_sync(_: int) -> None:
+    return
 
 
 def text_of(properties: dict[str, str]) -> str:

@@ -1,0 +1,616 @@
+"""Sends through real sockets: what is refused and with which code, what is stored, what the answers say."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aerobee_broker.broker import Broker
+from aerobee_proto.batch import BatchEntry, encode_batch
+from aerobee_proto.bodies import TopicConfig
+from aerobee_proto.codes import RequestCode, ResponseCode
+from aerobee_proto.frames import Command
+from aerobee_proto.message_ids import decode_offset_message_id
+from aerobee_proto.properties import decode_properties
+from aerobee_proto.records import StoredRecord, decode_record
+from system.running import Talker, running_broker, send_request, talking, text_of
+
+BODY_MAX = 4 * 1024 * 1024
+PROPERTIES_MAX = 32_767
+ANSWER_FIELDS = {"msgId", "queueId", "queueOffset", "transactionId", "MSG_REGION", "TRACE_ON"}
+CODECS = pytest.mark.parametrize("codec", [0, 1, 2], ids=["json", "rocketmq", "msgpack"])
+V2, V1 = RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_MESSAGE
+
+
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
+    async with running_broker(tmp_path) as broker:
+        yield broker
+
+
+@pytest.fixture
+async def client(broker: Broker) -> AsyncIterator[Talker]:
+    async with talking(broker) as client:
+        yield client
+
+
+async def record_of(client: Talker, answer: Command) -> StoredRecord:
+    """The record that an answer's message id leads to."""
+    found = decode_offset_message_id(answer.ext["msgId"])
+    viewed = await client.ask(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(found.physical_offset)})
+    assert viewed.code == 0, viewed.remark
+    record = decode_record(viewed.body)
+    assert record.offset_message_id == answer.ext["msgId"]
+    return record
+
+
+def make_topic(broker: Broker, topic: str, **settings: Any) -> None:
+    broker.services.topics.update([TopicConfig(topic_name=topic, **settings)])
+
+
+# --- what is stored -----------------------------------------------------------------------------------------------
+
+
+@CODECS
+@pytest.mark.parametrize("long_names", [False, True], ids=["v2", "v1"])
+async def test_what_was_sent_is_read_back(client: Talker, codec: int, long_names: bool) -> None:
+    sent = {"TAGS": "TagA", "KEYS": "k1 k2", "UNIQ_KEY": "0A" * 16, "Grüße": "消息 😀"}
+    answer = await client.put(
+        "Topic-A",
+        b"\x00body\xff",
+        queue_id=2,
+        properties=text_of({**sent, "WAIT": "true"}),
+        codec=codec,
+        long_names=long_names,
+        sysFlag="1",
+        bornTimestamp="1700000000123",
+        flag="-7",
+        reconsumeTimes="3",
+    )
+    assert answer.code == 0, answer.remark
+    assert answer.codec == codec
+    record = await record_of(client, answer)
+    assert (record.topic, record.queue_id, record.body) == ("Topic-A", 2, b"\x00body\xff")
+    assert (record.flag, record.sys_flag, record.reconsume_times) == (-7, 1, 3)
+    assert record.born_timestamp == 1_700_000_000_123
+    assert record.born_host == client.writer.get_extra_info("sockname")[:2]
+    assert record.store_host == client.writer.get_extra_info("peername")[:2]
+    added = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true", "CLUSTER": "TestCluster"}
+    properties = dict(record.property_map)
+    assert len(properties.pop("__CRC32C")) == 24
+    assert properties == sent | added
+
+
+@CODECS
+async def test_an_answer_says_where_the_message_lies(client: Talker, codec: int) -> None:
+    first = await client.put("T", properties=text_of({"UNIQ_KEY": "K1"}), queue_id=1, codec=codec)
+    second = await client.put("T", queue_id=1, codec=codec)
+    assert first.codec == second.codec == codec
+    assert first.ext.keys() == second.ext.keys() == ANSWER_FIELDS
+    assert first.ext["transactionId"] == "K1"
+    assert (first.ext["MSG_REGION"], first.ext["TRACE_ON"]) == ("DefaultRegion", "true")
+    assert (first.ext["queueId"], first.ext["queueOffset"]) == ("1", "0")
+    assert (second.ext["queueId"], second.ext["queueOffset"]) == ("1", "1")
+    assert second.ext["transactionId"] == (await record_of(client, second)).unique_key
+
+
+@pytest.mark.parametrize("key", ['quo"te', "back\\slash", "中文", "new\nline", "a" * 300])
+async def test_odd_unique_keys_come_back_unchanged(client: Talker, key: str) -> None:
+    answer = await client.put("T", properties=text_of({"UNIQ_KEY": key}))
+    assert answer.ext["transactionId"] == key
+    assert (await record_of(client, answer)).unique_key == key
+
+
+async def test_a_message_without_properties_gets_a_unique_key(client: Talker) -> None:
+    answers = [await client.put("T") for _ in range(2)]
+    keys = [answer.ext["transactionId"] for answer in answers]
+    assert len(set(keys)) == 2
+    assert all(len(key) == 32 for key in keys)
+
+
+async def test_an_ipv6_client_and_an_ipv6_broker_are_stored_as_such(tmp_path: Path) -> None:
+    async with (
+        running_broker(tmp_path, bind_address="::1", broker_ip1="::1") as broker,
+        talking(broker, "::1") as client,
+    ):
+        answer = await client.put("T", b"six", sysFlag="1")
+        assert len(answer.ext["msgId"]) == 56
+        record = await record_of(client, answer)
+        assert record.born_host == client.writer.get_extra_info("sockname")[:2]
+        assert record.store_host == ("::1", broker.port)
+        assert record.sys_flag == 0x31
+        assert [one.body for one in await client.records("T")] == [b"six"]
+
+
+async def test_host_bits_are_the_broker_s_to_set(client: Talker) -> None:
+    """A client that claims an IPv6 address would shift every later field of its record."""
+    answer = await client.put("T", sysFlag=str(0x30))
+    assert (await record_of(client, answer)).sys_flag == 0
+
+
+async def test_multi_tag_topics_mark_their_messages(broker: Broker, client: Talker) -> None:
+    make_topic(broker, "Multi", topic_filter_type="MULTI_TAG")
+    assert (await record_of(client, await client.put("Multi"))).sys_flag == 2
+
+
+async def test_a_negative_queue_id_lets_the_broker_choose(broker: Broker, client: Talker) -> None:
+    make_topic(broker, "T", read_queue_nums=8, write_queue_nums=3)
+    queues = {(await client.put("T", queue_id=-1)).ext["queueId"] for _ in range(60)}
+    assert queues == {"0", "1", "2"}
+
+
+async def test_queues_up_to_the_larger_count_take_messages(broker: Broker, client: Talker) -> None:
+    make_topic(broker, "T", read_queue_nums=2, write_queue_nums=5)
+    assert (await client.put("T", queue_id=4)).code == 0
+    refused = await client.put("T", queue_id=5)
+    assert refused.code == ResponseCode.INVALID_PARAMETER
+    assert refused.remark == "queue 5 of topic T does not exist: it has the queues 0 to 4"
+
+
+async def test_bodies_up_to_the_limit_are_stored(tmp_path: Path) -> None:
+    async with (
+        running_broker(tmp_path, mapped_file_size_commit_log=8 << 20) as broker,
+        talking(broker) as client,
+    ):
+        for size in (1, 4096, BODY_MAX):
+            answer = await client.put("T", bytes(size))
+            assert answer.code == 0, answer.remark
+            assert len((await record_of(client, answer)).body) == size
+
+
+# --- what is refused ----------------------------------------------------------------------------------------------
+
+LONGEST = "x" * 127
+REFUSALS: dict[str, tuple[dict[str, Any], ResponseCode, str]] = {
+    "an empty topic": ({"topic": ""}, ResponseCode.INVALID_PARAMETER, "topic name is empty"),
+    "a slash": ({"topic": "a/b"}, ResponseCode.INVALID_PARAMETER, "'/' at character 2"),
+    "a way out of the folder": ({"topic": "../../x"}, ResponseCode.INVALID_PARAMETER, "'.' at character 1"),
+    "a NUL": ({"topic": "a\0"}, ResponseCode.INVALID_PARAMETER, "'\\x00'"),
+    "a letter of another script": ({"topic": "tорic"}, ResponseCode.INVALID_PARAMETER, "at character 2"),
+    "a final line end": ({"topic": "T\n"}, ResponseCode.INVALID_PARAMETER, "at character 2"),
+    "a topic of 128 characters": ({"topic": "x" * 128}, ResponseCode.INVALID_PARAMETER, "128 characters"),
+    "a template that does not exist": (
+        {"topic": "New", "defaultTopic": "Nowhere"},
+        ResponseCode.TOPIC_NOT_EXIST,
+        "template topic Nowhere does not exist",
+    ),
+    "a template that lets nothing inherit": (
+        {"topic": "New", "defaultTopic": "BenchmarkTest"},
+        ResponseCode.TOPIC_NOT_EXIST,
+        "lets nothing inherit",
+    ),
+    "a queue too many": ({"queue_id": 4}, ResponseCode.INVALID_PARAMETER, "it has the queues 0 to 3"),
+    "no body": ({"body": b""}, ResponseCode.SYSTEM_ERROR, "has no body"),
+    "a body over 4 MiB": ({"body": bytes(BODY_MAX + 1)}, ResponseCode.MESSAGE_ILLEGAL, "maxMessageSize"),
+    "properties of 32,768 bytes": (
+        {"properties": "A\x01" + "x" * (PROPERTIES_MAX - 2) + "\x02"},
+        ResponseCode.MESSAGE_ILLEGAL,
+        "properties are too large",
+    ),
+    "properties that do not leave room for the broker's": (
+        {"properties": "A\x01" + "x" * (PROPERTIES_MAX - 103) + "\x02"},
+        ResponseCode.MESSAGE_ILLEGAL,
+        "properties are too large",
+    ),
+    "a transaction by flag": ({"sysFlag": "4"}, ResponseCode.NO_PERMISSION, "not served"),
+    "a transaction's end by flag": ({"sysFlag": "8"}, ResponseCode.NO_PERMISSION, "not served"),
+    "a transaction by property": (
+        {"properties": text_of({"TRAN_MSG": "true"})},
+        ResponseCode.NO_PERMISSION,
+        "transaction",
+    ),
+    "a delay level": ({"properties": text_of({"DELAY": "3"})}, ResponseCode.MESSAGE_ILLEGAL, "delayed"),
+    "a delay that is no number": (
+        {"properties": text_of({"DELAY": "soon"})},
+        ResponseCode.MESSAGE_ILLEGAL,
+        "delayed",
+    ),
+    "a timer in seconds": (
+        {"properties": text_of({"TIMER_DELAY_SEC": "5"})},
+        ResponseCode.MESSAGE_ILLEGAL,
+        "delayed",
+    ),
+    "a timer in milliseconds": (
+        {"properties": text_of({"TIMER_DELAY_MS": "5"})},
+        ResponseCode.MESSAGE_ILLEGAL,
+        "delayed",
+    ),
+    "a time of delivery": (
+        {"properties": text_of({"TIMER_DELIVER_MS": "9999999999999"})},
+        ResponseCode.MESSAGE_ILLEGAL,
+        "delayed",
+    ),
+    "an inner batch": ({"properties": text_of({"INNER_NUM": "2"})}, ResponseCode.MESSAGE_ILLEGAL, "INNER_NUM"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("how", "code", "words"), REFUSALS.values(), ids=REFUSALS)
+async def test_a_refusal_has_its_code_and_says_why(
+    broker: Broker, client: Talker, how: dict[str, Any], code: ResponseCode, words: str
+) -> None:
+    topics = len(broker.services.topics)
+    await client.put("T")
+    refused = await client.put(**({"topic": "T"} | how))
+    assert refused.code == code
+    assert words in (refused.remark or "")
+    assert len(refused.remark or "") < 500
+    assert (refused.ext["MSG_REGION"], refused.ext["TRACE_ON"]) == ("DefaultRegion", "true")
+    assert len(broker.services.topics) == topics + 1
+    assert len(await client.records("T")) == 1
+    assert (await client.put("T")).ext["queueOffset"] == "1"
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "SCHEDULE_TOPIC_XXXX",
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+        "SELF_TEST_TOPIC",
+        "OFFSET_MOVED_EVENT",
+    ],
+)
+async def test_topics_of_the_broker_itself_take_nothing_from_clients(client: Talker, topic: str) -> None:
+    for answer in (await client.put(topic), await client.put_batch(topic, [BatchEntry(0, b"x", "")])):
+        assert answer.code == ResponseCode.NO_PERMISSION
+        assert topic in (answer.remark or "")
+
+
+MISSING_OR_WRONG: dict[str, tuple[dict[str, str | None], str]] = {
+    "no topic": ({"topic": None}, "`b`"),
+    "no queue id": ({"queueId": None}, "`e`"),
+    "a queue id that is no number": ({"queueId": "abc"}, "e"),
+    "a queue id over 32 bits": ({"queueId": str(2**31)}, "e"),
+    "no born time": ({"bornTimestamp": None}, "`g`"),
+    "a born time over 64 bits": ({"bornTimestamp": str(2**63)}, "g"),
+    "no producer group": ({"producerGroup": None}, "`a`"),
+    "a flag that is empty": ({"flag": ""}, "h"),
+    "a unit mode that is neither true nor false": ({"unitMode": "maybe"}, "k"),
+}
+
+
+@CODECS
+@pytest.mark.parametrize(("fields", "name"), MISSING_OR_WRONG.values(), ids=MISSING_OR_WRONG)
+async def test_missing_and_wrong_fields_are_named(
+    client: Talker, codec: int, fields: dict[str, str | None], name: str
+) -> None:
+    command = send_request("T", codec=codec)
+    letters = {
+        "topic": "b",
+        "queueId": "e",
+        "bornTimestamp": "g",
+        "producerGroup": "a",
+        "flag": "h",
+        "unitMode": "k",
+    }
+    ext = command.ext_fields
+    assert ext is not None
+    for field, value in fields.items():
+        if value is None:
+            del ext[letters[field]]
+        else:
+            ext[letters[field]] = value
+    refused = await client.exchange(command)
+    assert refused.code == ResponseCode.SYSTEM_ERROR
+    assert name in (refused.remark or "")
+    assert (await client.put("T", codec=codec)).ext["queueOffset"] == "0"
+
+
+async def test_a_broker_without_the_write_bit_takes_nothing(tmp_path: Path) -> None:
+    async with running_broker(tmp_path, broker_permission=4) as broker, talking(broker) as client:
+        refused = await client.put("T")
+        assert refused.code == ResponseCode.NO_PERMISSION
+        assert "brokerPermission" in (refused.remark or "")
+        assert broker.services.topics.get("T") is None
+
+
+async def test_taking_the_write_bit_away_holds_for_topics_in_use(client: Talker) -> None:
+    """A topic that had been sent to was not checked again: an operator could not stop a running producer."""
+    assert (await client.put("T")).code == 0
+    changed = await client.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerPermission=4\n")
+    assert changed.code == 0, changed.remark
+    assert (await client.put("T")).code == ResponseCode.NO_PERMISSION
+    changed = await client.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerPermission=6\n")
+    assert (await client.put("T")).code == 0
+
+
+async def test_region_and_trace_switch_change_in_a_running_broker(client: Talker) -> None:
+    """Both settings say that they are hot; sends went on with those of the start."""
+    await client.put("T")
+    changed = await client.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"regionId=north\ntraceOn=false\n")
+    assert changed.code == 0, changed.remark
+    answer = await client.put("T")
+    assert (answer.ext["MSG_REGION"], answer.ext["TRACE_ON"]) == ("north", "false")
+    properties = (await record_of(client, answer)).property_map
+    assert (properties["MSG_REGION"], properties["TRACE_ON"]) == ("north", "false")
+
+
+@pytest.mark.parametrize("perm", [0, 4, 5])
+async def test_a_topic_without_the_write_bit_takes_nothing(broker: Broker, client: Talker, perm: int) -> None:
+    await client.put("T")
+    make_topic(broker, "T", perm=perm)
+    refused = await client.put("T")
+    assert refused.code == ResponseCode.NO_PERMISSION
+    assert f"its permission is {perm}" in (refused.remark or "")
+
+
+async def test_fewer_queues_hold_from_the_next_send_on(broker: Broker, client: Talker) -> None:
+    assert (await client.put("T", queue_id=3)).code == 0
+    make_topic(broker, "T", read_queue_nums=1, write_queue_nums=1)
+    assert (await client.put("T", queue_id=3)).code == ResponseCode.INVALID_PARAMETER
+
+
+async def test_a_deleted_topic_starts_anew(client: Talker) -> None:
+    assert (await client.put("T")).ext["queueOffset"] == "0"
+    assert (await client.put("T")).ext["queueOffset"] == "1"
+    assert (await client.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})).code == 0
+    assert (await client.put("T", b"new")).ext["queueOffset"] == "0"
+    assert [record.body for record in await client.records("T")] == [b"new"]
+
+
+# --- topics made by sends -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("wanted", "made"), [(4, 4), (1, 1), (8, 8), (100, 8), (0, 1), (-3, 1)])
+async def test_a_new_topic_gets_the_queues_that_were_asked_for_up_to_the_template_s(
+    broker: Broker, client: Talker, wanted: int, made: int
+) -> None:
+    assert (await client.put("New", defaultTopicQueueNums=str(wanted))).code == 0
+    topic = broker.services.topics.require("New")
+    assert (topic.read_queue_nums, topic.write_queue_nums, topic.perm) == (made, made, 6)
+
+
+async def test_unit_mode_marks_a_new_topic(broker: Broker, client: Talker) -> None:
+    assert (await client.put("New", unitMode="true")).code == 0
+    assert broker.services.topics.require("New").topic_sys_flag == 1
+
+
+async def test_without_auto_creation_only_retry_topics_are_made(tmp_path: Path) -> None:
+    async with (
+        running_broker(tmp_path, auto_create_topic_enable=False) as broker,
+        talking(broker) as client,
+    ):
+        refused = await client.put("New")
+        assert refused.code == ResponseCode.TOPIC_NOT_EXIST
+        assert "autoCreateTopicEnable" in (refused.remark or "")
+        assert (await client.put("%RETRY%some-group")).code == 0
+        retry = broker.services.topics.require("%RETRY%some-group")
+        assert (retry.read_queue_nums, retry.write_queue_nums, retry.perm) == (1, 1, 6)
+
+
+async def test_a_flood_of_new_topics_ends_at_the_bound(tmp_path: Path) -> None:
+    async with running_broker(tmp_path, max_topics_auto_created=3) as broker, talking(broker) as client:
+        codes = [(await client.put(f"T{i}")).code for i in range(5)]
+        assert codes == [0, 0, 0, ResponseCode.TOPIC_NOT_EXIST, ResponseCode.TOPIC_NOT_EXIST]
+        assert (await client.put("T0")).code == 0
+
+
+async def test_topics_that_differ_only_in_case_are_two(client: Talker) -> None:
+    await client.put("Case", b"upper")
+    await client.put("case", b"lower")
+    assert [one.body for one in await client.records("Case")] == [b"upper"]
+    assert [one.body for one in await client.records("case")] == [b"lower"]
+
+
+# --- many at once -------------------------------------------------------------------------------------------------
+
+
+async def test_sends_of_one_read_keep_their_order(client: Talker) -> None:
+    client.send(*[send_request("T", b"%d" % i, opaque=i, queue_id=i % 2) for i in range(200)])
+    answers = await client.answers(200)
+    offsets = [int(answers[i].ext["queueOffset"]) for i in range(200)]
+    assert offsets == [i // 2 for i in range(200)]
+    assert [one.body for one in await client.records("T")] == [b"%d" % i for i in range(0, 200, 2)]
+    assert [one.body for one in await client.records("T", queueId=1)] == [b"%d" % i for i in range(1, 200, 2)]
+
+
+async def test_refusals_among_them_disturb_nobody(client: Talker) -> None:
+    def request(i: int) -> Command:
+        if i % 5 == 1:
+            return send_request("no/such", b"x", opaque=i)
+        if i % 5 == 3:
+            return send_request("T", b"", opaque=i)
+        return send_request("T", b"%d" % i, opaque=i, long_names=i % 2 == 0, codec=i % 3)
+
+    client.send(*[request(i) for i in range(100)])
+    answers = await client.answers(100)
+    expected = {1: ResponseCode.INVALID_PARAMETER, 3: ResponseCode.SYSTEM_ERROR}
+    assert {i: answers[i].code for i in range(100)} == {i: expected.get(i % 5, 0) for i in range(100)}
+    good = [i for i in range(100) if i % 5 not in expected]
+    assert [answers[i].codec for i in good] == [i % 3 for i in good]
+    records = {one.offset_message_id: one.body for one in await client.records("T")}
+    assert [records[answers[i].ext["msgId"]] for i in good] == [b"%d" % i for i in good]
+
+
+async def test_a_wrong_header_among_them_disturbs_nobody(client: Talker) -> None:
+    wrong = send_request("T", opaque=2)
+    wrong.ext_fields = {"b": "T"}
+    client.send(send_request("T", b"1", opaque=1), wrong, send_request("T", b"3", opaque=3))
+    answers = await client.answers(3)
+    assert [answers[i].code for i in (1, 2, 3)] == [0, 1, 0]
+    assert [one.body for one in await client.records("T")] == [b"1", b"3"]
+
+
+async def test_an_opaque_that_is_used_twice_is_answered_twice(client: Talker) -> None:
+    client.send(send_request("T", opaque=7), send_request("T", opaque=7))
+    first, second = await client.receive(), await client.receive()
+    assert [first.opaque, second.opaque] == [7, 7]
+    assert {first.ext["queueOffset"], second.ext["queueOffset"]} == {"0", "1"}
+
+
+async def test_oneway_sends_are_stored_and_not_answered(client: Talker) -> None:
+    client.send(
+        send_request("T", b"1", opaque=1, oneway=True),
+        send_request("bad/name", b"2", opaque=2, oneway=True),
+        send_request("T", b"3", opaque=3),
+        send_request("T", b"4", opaque=4, oneway=True),
+        send_request("T", b"5", opaque=5),
+    )
+    answers = await client.answers(2)
+    assert answers.keys() == {3, 5}
+    assert [one.body for one in await client.records("T")] == [b"1", b"3", b"4", b"5"]
+
+
+async def test_a_message_that_does_not_wait_is_stored_like_the_others(client: Talker) -> None:
+    answer = await client.put("T", b"hasty", properties=text_of({"UNIQ_KEY": "K", "WAIT": "false"}))
+    assert answer.code == 0
+    waiting = await client.put("T", b"patient")
+    assert waiting.ext["queueOffset"] == "1"
+    records = await client.records("T")
+    assert [one.body for one in records] == [b"hasty", b"patient"]
+    assert "WAIT" not in records[0].property_map
+
+
+# --- batches ------------------------------------------------------------------------------------------------------
+
+
+def entries(*bodies: bytes, **properties: str) -> list[BatchEntry]:
+    return [
+        BatchEntry(i, body, text_of({"UNIQ_KEY": f"K{i}", "N": str(i), **properties}))
+        for i, body in enumerate(bodies)
+    ]
+
+
+@CODECS
+async def test_a_batch_becomes_one_message_after_the_other(client: Talker, codec: int) -> None:
+    await client.put("T", b"before")
+    answer = await client.put_batch("T", entries(b"a", b"bb", b"ccc"), codec=codec)
+    assert answer.code == 0, answer.remark
+    assert answer.codec == codec
+    assert answer.ext["queueOffset"] == "1"
+    assert answer.ext["transactionId"] == "K0,K1,K2"
+    _, *records = await client.records("T")
+    assert [(one.body, one.flag, one.queue_offset) for one in records] == [
+        (b"a", 0, 1),
+        (b"bb", 1, 2),
+        (b"ccc", 2, 3),
+    ]
+    assert [one.offset_message_id for one in records] == answer.ext["msgId"].split(",")
+    assert [one.property_map["N"] for one in records] == ["0", "1", "2"]
+
+
+async def test_properties_of_the_whole_batch_reach_every_message_and_their_own_win(client: Talker) -> None:
+    batch = [
+        BatchEntry(0, b"a", "UNIQ_KEY\x01K0\x02N\x01own"),
+        BatchEntry(0, b"b", "UNIQ_KEY\x01K1\x02"),
+        BatchEntry(0, b"c", ""),
+    ]
+    answer = await client.put_batch("T", batch, properties=text_of({"N": "common", "TAGS": "TagA"}))
+    assert answer.code == 0
+    records = await client.records("T", subscription="TagA")
+    assert [(one.property_map["N"], one.tags) for one in records] == [
+        ("own", "TagA"),
+        ("common", "TagA"),
+        ("common", "TagA"),
+    ]
+    assert [one.unique_key for one in records][:2] == ["K0", "K1"]
+    assert records[2].unique_key
+
+
+GOOD = encode_batch(entries(b"good", b"too"))
+BROKEN = {
+    "cut in an entry": GOOD[:-1],
+    "a stray byte": GOOD + b"\0",
+    "a size of 0": b"\0\0\0\0" + GOOD[4:],
+    "a negative size": b"\xff" * 4 + GOOD[4:],
+    "a body length that lies": GOOD[:16] + b"\0\0\xff\xff" + GOOD[20:],
+    "a negative body length": GOOD[:16] + b"\xff" * 4 + GOOD[20:],
+    "not a batch": b"hello, I am a message",
+    "a broken second entry": GOOD[: len(GOOD) // 2 + 1] + b"\x7f" + GOOD[len(GOOD) // 2 + 2 :],
+}
+
+
+@pytest.mark.parametrize("body", BROKEN.values(), ids=BROKEN)
+async def test_of_a_broken_batch_nothing_is_stored(client: Talker, body: bytes) -> None:
+    await client.put("T", b"first")
+    refused = await client.put_batch("T", body)
+    assert refused.code == ResponseCode.MESSAGE_ILLEGAL
+    assert "batch" in (refused.remark or "")
+    assert [one.body for one in await client.records("T")] == [b"first"]
+    assert (await client.put("T")).ext["queueOffset"] == "1"
+
+
+REFUSED_BATCHES: dict[str, tuple[list[BatchEntry], ResponseCode]] = {
+    "properties too long in one": (
+        [*entries(b"a"), BatchEntry(0, b"b", "A\x01" + "x" * (PROPERTIES_MAX - 10))],
+        ResponseCode.MESSAGE_ILLEGAL,
+    ),
+    "a delay in one": ([*entries(b"a"), *entries(b"b", DELAY="3")], ResponseCode.MESSAGE_ILLEGAL),
+    "a transaction in one": (
+        [*entries(b"a"), *entries(b"b", TRAN_MSG="true")],
+        ResponseCode.NO_PERMISSION,
+    ),
+    "an inner batch in one": ([*entries(b"a"), *entries(b"b", INNER_NUM="9")], ResponseCode.MESSAGE_ILLEGAL),
+}
+
+
+@pytest.mark.parametrize(("batch", "code"), REFUSED_BATCHES.values(), ids=REFUSED_BATCHES)
+async def test_a_batch_is_stored_whole_or_not_at_all(
+    client: Talker, batch: list[BatchEntry], code: ResponseCode
+) -> None:
+    refused = await client.put_batch("T", batch)
+    assert refused.code == code
+    assert (refused.ext["MSG_REGION"], refused.ext["TRACE_ON"]) == ("DefaultRegion", "true")
+    assert await client.records("T") == []
+    assert (await client.put("T")).ext["queueOffset"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("topic", "body", "code"),
+    [
+        ("%RETRY%group", GOOD, ResponseCode.MESSAGE_ILLEGAL),
+        ("a/b", GOOD, ResponseCode.INVALID_PARAMETER),
+        ("T", b"", ResponseCode.SYSTEM_ERROR),
+        ("T", bytes(BODY_MAX + 1), ResponseCode.MESSAGE_ILLEGAL),
+    ],
+    ids=["a retry topic", "a bad name", "no body", "a body over 4 MiB"],
+)
+async def test_batches_are_checked_like_messages(
+    client: Talker, topic: str, body: bytes, code: ResponseCode
+) -> None:
+    assert (await client.put_batch(topic, body)).code == code
+
+
+async def test_batches_of_one_read_and_messages_between_them_keep_their_order(client: Talker) -> None:
+    def batch(opaque: int, *bodies: bytes) -> Command:
+        command = send_request("T", encode_batch(entries(*bodies)), opaque=opaque, batch="true")
+        command.code = RequestCode.SEND_BATCH_MESSAGE
+        return command
+
+    client.send(batch(1, b"a", b"b"), send_request("T", b"c", opaque=2), batch(3, b"d"), batch(4, b"e", b"f"))
+    answers = await client.answers(4)
+    assert [answers[i].ext["queueOffset"] for i in (1, 2, 3, 4)] == ["0", "2", "3", "4"]
+    assert [one.body for one in await client.records("T")] == [b"a", b"b", b"c", b"d", b"e", b"f"]
+
+
+async def test_many_files_of_the_log_are_filled_and_read(tmp_path: Path) -> None:
+    async with (
+        running_broker(tmp_path, mapped_file_size_commit_log=16_384) as broker,
+        talking(broker) as client,
+    ):
+        bodies = [bytes([i]) * 3000 for i in range(60)]
+        client.send(*[send_request("T", body, opaque=i) for i, body in enumerate(bodies)])
+        answers = await client.answers(60)
+        assert {answer.code for answer in answers.values()} == {0}
+        assert [one.body for one in await client.records("T")] == bodies
+        assert len(list((tmp_path / "commitlog").iterdir())) >= 12
+        too_large = await client.put("T", bytes(17_000))
+        assert too_large.code == ResponseCode.MESSAGE_ILLEGAL
+
+
+async def test_async_flush_answers_and_serves_at_once(tmp_path: Path) -> None:
+    async with running_broker(tmp_path, flush_disk_type="ASYNC_FLUSH") as broker, talking(broker) as client:
+        assert (await client.put("T", b"quick")).code == 0
+        assert [one.body for one in await client.records("T")] == [b"quick"]
+
+
+def test_the_properties_of_the_record_hold_nothing_of_the_wire() -> None:
+    """The helper of this module makes what official clients make."""
+    command = send_request("T", properties=text_of({"A": "b"}))
+    assert decode_properties(command.ext["i"]) == {"A": "b"}
+    assert (command.ext["a"], command.ext["b"], command.ext["m"]) == ("test-producers", "T", "false")
+    assert "l" not in command.ext
+    assert command.code == V2
+    assert send_request("T", long_names=True).code == V1
