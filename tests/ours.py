@@ -25,7 +25,9 @@ def command() -> list[str]:
         return shlex.split(other)
     script = Path(sys.executable).parent / "aerobee"
     if not script.exists():
-        raise ProgramError(f"{script} does not exist: install the project into this environment (./dev setup)")
+        raise ProgramError(
+            f"{script} does not exist: install the project into this environment (./dev setup)"
+        )
     return [str(script)]
 
 

@@ -68,9 +68,7 @@ def run(config: BrokerConfig, settings_file: Path | None = None) -> int:
         return runner.run(serve(config, ServiceNotifier.of_process(), settings_file))
 
 
-async def serve(
-    config: BrokerConfig, notifier: ServiceNotifier, settings_file: Path | None = None
-) -> int:
+async def serve(config: BrokerConfig, notifier: ServiceNotifier, settings_file: Path | None = None) -> int:
     """Start, tell systemd, wait for a signal or a failure, stop. Returns the exit code."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -196,7 +196,13 @@ class PullProcessor:
     def _read(self, header: Any, tag_filter: TagFilter) -> GetResult | None:
         count = min(header.max_msg_nums, MESSAGE_COUNT_MAX)
         return self._services.store.get_message(
-            header.consumer_group, header.topic, header.queue_id, header.queue_offset, count, BODY_SIZE_MAX, tag_filter
+            header.consumer_group,
+            header.topic,
+            header.queue_id,
+            header.queue_offset,
+            count,
+            BODY_SIZE_MAX,
+            tag_filter,
         )
 
     def _code(self, result: GetResult, asked_offset: int) -> int:
