@@ -152,9 +152,7 @@ class Client:
                 opened, topic, queues, lambda queue: session.offsets.resolve(queue, begin), stop
             )
 
-        reader = Reader(fetcher, open_queues, session.readers.discard)
-        session.readers.add(reader)
-        return reader
+        return Reader(fetcher, open_queues)
 
     def pull_consumer(
         self,

@@ -20,15 +20,9 @@ class Reader:
     without an `end` it goes on and waits for new messages.
     """
 
-    def __init__(
-        self,
-        fetcher: Fetcher,
-        open_queues: Callable[[Fetcher], Awaitable[None]],
-        on_close: Callable[["Reader"], None],
-    ) -> None:
+    def __init__(self, fetcher: Fetcher, open_queues: Callable[[Fetcher], Awaitable[None]]) -> None:
         self._fetcher = fetcher
         self._open_queues = open_queues
-        self._on_close = on_close
         self._opened = False
         self._closed = False
 
@@ -75,7 +69,6 @@ class Reader:
         """Stop reading."""
         if not self._closed:
             self._closed = True
-            self._on_close(self)
             await self._fetcher.close()
 
     async def _open(self) -> None:

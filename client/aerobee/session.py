@@ -12,7 +12,7 @@ import os
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import structlog
 
@@ -26,7 +26,6 @@ from aerobee.peers import Nameservers, Peers
 from aerobee.producer import Producer
 from aerobee.pull_consumer import PullConsumer
 from aerobee.query import Queries
-from aerobee.reader import Reader
 from aerobee.route_table import RouteTable
 from aerobee.routes import MessageQueue, Route
 from aerobee.start_at import AtOffset, Position
@@ -63,7 +62,8 @@ class Session:
         self.admin = Admin(self.peers, self.nameservers, self.offsets)
         self.keys = UniqueKeyFactory(ip, os.getpid(), salt, clock_ms)
         # Moved by the calls below.
-        self.readers: set[Reader] = set()
+        # Those that still pull are kept alive by their tasks; the others go when nobody reads any more.
+        self._fetchers: WeakSet[Fetcher] = WeakSet()
         self._producers: set[Producer] = set()
         self._consumers: set[PullConsumer] = set()
         self._tasks: list[asyncio.Task[None]] = []
@@ -83,8 +83,8 @@ class Session:
     async def close(self) -> None:
         try:
             await asyncio.gather(*(producer.close() for producer in list(self._producers)))
-            await asyncio.gather(*(reader.close() for reader in list(self.readers)))
             await asyncio.gather(*(consumer.close() for consumer in list(self._consumers)))
+            await asyncio.gather(*(fetcher.close() for fetcher in list(self._fetchers)))
         finally:
             for task in self._tasks:
                 task.cancel()
@@ -127,9 +127,11 @@ class Session:
     def fetcher(
         self, group: str, topic: str, tags: str | Iterable[str] | None, config: FetchConfig
     ) -> Fetcher:
-        return Fetcher(
+        fetcher = Fetcher(
             group, topic, tags, config, client_config=self._config, peers=self.peers, routes=self.routes
         )
+        self._fetchers.add(fetcher)
+        return fetcher
 
     async def open_queues(
         self,

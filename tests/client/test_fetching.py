@@ -1,4 +1,5 @@
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -345,3 +346,14 @@ async def test_the_client_closes_its_readers() -> None:
         await mq.close()
         with pytest.raises(ClientClosed):
             await waiting
+
+
+async def test_a_reader_that_has_ended_leaves_nothing_behind() -> None:
+    """A client that lives for months makes readers by the thousand."""
+    async with filled(3) as (_, mq):
+        assert mq._session is not None
+        for _ in range(3):
+            assert await bodies(mq.reader("T", end="now")) == numbers(3)
+        gc.collect()
+        assert not list(mq._session._fetchers)
+        assert not dict(mq._session._followers)
