@@ -314,7 +314,7 @@ class IndexFile:
         record = probe(physical_offset) if probe is not None else None
         if record is None or number == 1:
             return True
-        return time_diff == int(self._time_diffs(np.array([record.store_timestamp]))[0])
+        return abs(time_diff - int(self._time_diffs(np.array([record.store_timestamp]))[0])) <= 1
 
     def _confirmed_count(
         self, log_end: int, previous_end: int, proven_offset: int, probe: RecordProbe | None
