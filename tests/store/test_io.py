@@ -1,0 +1,204 @@
+"""The one door to the disk, on the real disk."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from aerobee_store.errors import CorruptStore, StoreFull, StoreLocked
+from aerobee_store.io import DiskIo
+
+IO = DiskIo()
+
+
+def test_a_new_file_has_its_space_before_anything_is_written(tmp_path: Path) -> None:
+    file = IO.open_file(tmp_path / "a" / "b" / "file", 65536, create=True)
+    found = file.path.stat()
+    assert (found.st_size, found.st_blocks * 512 >= 65536) == (65536, True)
+    assert not any(file.view)
+    file.close()
+
+
+def test_an_existing_file_is_not_created_again(tmp_path: Path) -> None:
+    IO.open_file(tmp_path / "file", 4096, create=True).close()
+    with pytest.raises(FileExistsError):
+        IO.open_file(tmp_path / "file", 4096, create=True)
+
+
+def test_a_missing_file_is_not_opened(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        IO.open_file(tmp_path / "file", 4096)
+
+
+def test_a_wrong_length_names_the_file_and_both_lengths(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(100))
+    with pytest.raises(CorruptStore, match=r"file: length is 100, must be 4096") as wrong:
+        IO.open_file(tmp_path / "file", 4096)
+    assert wrong.value.path == tmp_path / "file"
+    assert (tmp_path / "file").stat().st_size == 100
+
+
+def test_holes_of_an_official_file_are_filled_before_it_is_written(tmp_path: Path) -> None:
+    """A store into a hole on a full disk would kill the process."""
+    with (tmp_path / "file").open("wb") as made:
+        made.truncate(1 << 20)
+    assert (tmp_path / "file").stat().st_blocks == 0
+    IO.open_file(tmp_path / "file", 1 << 20, writable=False).close()
+    assert (tmp_path / "file").stat().st_blocks == 0
+    IO.open_file(tmp_path / "file", 1 << 20).close()
+    assert (tmp_path / "file").stat().st_blocks * 512 >= 1 << 20
+
+
+def test_no_room_is_said_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(fd: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", no_room)
+    with pytest.raises(StoreFull, match="no room for 4096 bytes"):
+        IO.open_file(tmp_path / "file", 4096, create=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_writes_are_seen_at_once_and_are_in_the_file(tmp_path: Path) -> None:
+    file = IO.open_file(tmp_path / "file", 4096, create=True)
+    seen = file.view[10:13]
+    file.write(10, b"abc")
+    assert bytes(seen) == b"abc"
+    file.sync()
+    assert file.path.read_bytes()[8:15] == b"\0\0abc\0\0"
+    file.close()
+
+
+def test_a_write_past_the_end_changes_nothing(tmp_path: Path) -> None:
+    file = IO.open_file(tmp_path / "file", 4096, create=True)
+    with pytest.raises(IndexError):
+        file.write(4094, b"abc")
+    assert not any(file.view)
+    file.close()
+
+
+def test_slices_stay_readable_after_the_file_is_closed_and_gone(tmp_path: Path) -> None:
+    file = IO.open_file(tmp_path / "file", 4096, create=True)
+    file.write(0, b"abc")
+    held = file.view[0:3]
+    file.close()
+    file.close()
+    IO.unlink(tmp_path / "file")
+    assert bytes(held) == b"abc"
+    file.sync()
+
+
+def test_views_cannot_be_written_through(tmp_path: Path) -> None:
+    file = IO.open_file(tmp_path / "file", 4096, create=True)
+    assert file.view.readonly
+    file.close()
+
+
+@pytest.mark.parametrize(("begin", "length"), [(0, 4 << 20), (100, 5000), ((1 << 20) - 3, 7), (5, 0)])
+def test_zeroing_takes_exactly_the_range(tmp_path: Path, begin: int, length: int) -> None:
+    size = 4 << 20
+    file = IO.open_file(tmp_path / "file", size, create=True)
+    file.write(0, b"\xff" * size)
+    file.zero(begin, length)
+    expected = b"\xff" * begin + bytes(length) + b"\xff" * (size - begin - length)
+    assert bytes(file.view) == expected
+    file.close()
+
+
+def test_extents_cover_everything_that_is_not_zero(tmp_path: Path) -> None:
+    file = IO.open_file(tmp_path / "file", 4 << 20, create=True)
+    for at in (0, 1_000_000, (4 << 20) - 1):
+        file.write(at, b"x")
+    found = [
+        at for begin, end in file.data_extents(0, 4 << 20) for at in range(begin, end) if file.view[at] != 0
+    ]
+    assert found == [0, 1_000_000, (4 << 20) - 1]
+    assert all(1 <= b < e <= 50 for b, e in file.data_extents(1, 50))
+    file.close()
+
+
+def test_replacing_keeps_the_previous_content(tmp_path: Path) -> None:
+    path = tmp_path / "config" / "topics.json"
+    IO.replace_bytes(path, b"one")
+    IO.replace_bytes(path, b"two")
+    IO.replace_bytes(path, b"three")
+    assert (IO.read_bytes(path), IO.read_bytes(path.with_name("topics.json.bak"))) == (b"three", b"two")
+    assert sorted(p.name for p in path.parent.iterdir()) == ["topics.json", "topics.json.bak"]
+
+
+def test_a_failed_replacement_leaves_the_old_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    IO.replace_bytes(path, b"old")
+
+    def no_room(fd: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", no_room)
+    with pytest.raises(StoreFull):
+        IO.replace_bytes(path, b"new", keep_previous=False)
+    assert [p.read_bytes() for p in tmp_path.iterdir()] == [b"old"]
+
+
+def test_names_are_listed_in_order_with_sizes(tmp_path: Path) -> None:
+    (tmp_path / "b").write_bytes(b"12")
+    (tmp_path / "a").mkdir()
+    assert IO.list_names(tmp_path) == [("a", 0, True), ("b", 2, False)]
+    assert IO.list_names(tmp_path / "none") == []
+
+
+def test_what_is_missing_is_no_error(tmp_path: Path) -> None:
+    IO.unlink(tmp_path / "none")
+    IO.remove_folder(tmp_path / "none")
+    assert IO.read_bytes(tmp_path / "none") is None
+
+
+def test_a_filled_folder_is_not_removed(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "file").touch()
+    IO.remove_folder(tmp_path / "a")
+    assert (tmp_path / "a" / "file").exists()
+    IO.unlink(tmp_path / "a" / "file")
+    IO.remove_folder(tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+def test_rename_takes_the_place(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"a")
+    (tmp_path / "b").write_bytes(b"b")
+    IO.rename(tmp_path / "a", tmp_path / "b")
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {"b": b"a"}
+
+
+def test_a_lock_is_taken_once(tmp_path: Path) -> None:
+    held = IO.lock(tmp_path / "store" / "lock")
+    assert (tmp_path / "store" / "lock").read_bytes() == b"lock"
+    with pytest.raises(StoreLocked, match="another running broker"):
+        IO.lock(tmp_path / "store" / "lock")
+    held.release()
+    held.release()
+    IO.lock(tmp_path / "store" / "lock").release()
+
+
+def test_a_lock_holds_against_other_processes(tmp_path: Path) -> None:
+    """Also after a second attempt of this process, whose descriptor must not give the lock away."""
+    held = IO.lock(tmp_path / "lock")
+    with pytest.raises(StoreLocked):
+        IO.lock(tmp_path / "lock")
+    child = os.fork()
+    if child == 0:
+        from aerobee_store import io
+
+        io._locked_here.clear()
+        try:
+            IO.lock(tmp_path / "lock")
+        except StoreLocked:
+            os._exit(7)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    held.release()
+
+
+def test_disk_usage_says_total_and_free(tmp_path: Path) -> None:
+    total, free = IO.disk_usage(tmp_path)
+    assert 0 < free <= total

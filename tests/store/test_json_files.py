@@ -1,0 +1,85 @@
+"""Config files: the old content or the new, and garbage is never taken for nothing."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aerobee_store.errors import CorruptStore
+from aerobee_store.json_files import JsonFile
+from store.memory_io import MemoryIo, PowerFailure
+
+PATH = Path("/store/config/topics.json")
+
+
+def topics(io: MemoryIo) -> JsonFile[Any]:
+    return JsonFile(PATH, io, json.loads)
+
+
+def test_without_any_file_there_is_nothing() -> None:
+    assert topics(MemoryIo()).load() is None
+
+
+def test_saved_content_comes_back_and_the_one_before_is_kept() -> None:
+    io = MemoryIo()
+    topics(io).save(b'{"n": 1}')
+    topics(io).save(b'{"n": 2}')
+    file = topics(io)
+    assert file.load() == {"n": 2}
+    assert not file.used_backup
+    assert io.read_bytes(file.backup_path) == b'{"n": 1}'
+
+
+@pytest.mark.parametrize("broken", [None, b"", b"  \n", b'{"n": ', b"\xff\xfe"])
+def test_the_backup_stands_in(broken: bytes | None) -> None:
+    io = MemoryIo()
+    topics(io).save(b'{"n": 1}')
+    topics(io).save(b'{"n": 2}')
+    if broken is None:
+        io.unlink(PATH)
+    else:
+        io.replace_bytes(PATH, broken, keep_previous=False)
+    file = topics(io)
+    assert file.load() == {"n": 1}
+    assert file.used_backup
+
+
+@pytest.mark.parametrize("backup", [None, b"", b"{"])
+def test_garbage_without_a_good_backup_is_refused_by_name(backup: bytes | None) -> None:
+    io = MemoryIo()
+    io.replace_bytes(PATH, b"garbage")
+    if backup is not None:
+        io.replace_bytes(PATH.with_name("topics.json.bak"), backup)
+    with pytest.raises(CorruptStore, match=r"topics\.json: not readable") as refused:
+        topics(io).load()
+    assert "topics.json.bak" in refused.value.way_out
+
+
+def test_two_empty_files_are_nothing() -> None:
+    io = MemoryIo()
+    io.replace_bytes(PATH, b"")
+    io.replace_bytes(PATH.with_name("topics.json.bak"), b"", keep_previous=False)
+    assert topics(io).load() is None
+
+
+def test_garbage_does_not_take_the_place_of_a_good_backup() -> None:
+    io = MemoryIo()
+    topics(io).save(b'{"n": 1}')
+    topics(io).save(b'{"n": 2}')
+    io.replace_bytes(PATH, b"garbage", keep_previous=False)
+    topics(io).save(b'{"n": 3}')
+    assert io.read_bytes(PATH.with_name("topics.json.bak")) == b'{"n": 1}'
+    assert topics(io).load() == {"n": 3}
+
+
+@pytest.mark.parametrize("operation", range(3))
+def test_a_crash_while_saving_leaves_one_of_both(operation: int) -> None:
+    io = MemoryIo()
+    topics(io).save(b'{"n": 1}')
+    io.stop_after(operation)
+    try:
+        topics(io).save(b'{"n": 2}')
+    except PowerFailure:
+        assert operation == 0
+    assert topics(io.crash()).load() in ({"n": 1}, {"n": 2})
