@@ -326,6 +326,8 @@ def _server_config(config: BrokerConfig) -> ServerConfig:
     return ServerConfig(
         limits=ConnectionLimits(
             in_flight_max=config.max_in_flight_per_connection,
+            write_high=config.max_write_buffer_bytes,
+            write_low=config.max_write_buffer_bytes // 4,
             idle_s=config.server_channel_max_idle_time_seconds,
         ),
         connections_max=config.max_connections,

@@ -11,7 +11,7 @@ from typing import Final
 import javaproperties
 import structlog
 
-from aerobee_broker.config import field_of, hot_keys
+from aerobee_broker.config import field_of, hot_keys, warn_of_unserved
 from aerobee_broker.official_keys import UNSUPPORTED_KEYS
 from aerobee_broker.request_bodies import answer
 from aerobee_broker.runtime_info import disk_use, runtime_table
@@ -71,6 +71,7 @@ class BrokerHandlers:
         if changed:
             shown = {key: changes[key] for key in sorted(changed)}
             log.info("broker.config_changed", peer=request.connection.peer, changes=shown)
+            warn_of_unserved(self._services.config, sorted(changed))
             self._apply(changed)
             await self._write_settings(changed)
         return Response()

@@ -12,10 +12,11 @@ Invariants
 """
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal
 
+import structlog
 from pydantic import Field, field_validator, model_validator
 
 from aerobee_broker.official_keys import UNSUPPORTED_KEYS
@@ -32,7 +33,11 @@ __all__ = [
     "local_address",
     "nameserver_addresses",
     "to_store_config",
+    "unserved_keys",
+    "warn_of_unserved",
 ]
+
+log = structlog.get_logger()
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -40,6 +45,13 @@ NAME_PATTERN: Final = r"^[%|a-zA-Z0-9_-]+$"
 DELAY_LEVEL_DEFAULT: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 DELAY_UNIT_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 DELAY_LEVEL_COUNT_MAX: Final = 1000
+# Why keys have no effect.
+NO_CLEANING: Final = "old files are not deleted"
+NO_DELAY: Final = "delayed messages are refused"
+NO_TRANSACTIONS: Final = "transaction messages are refused"
+NO_REPLIES: Final = "request-reply is not served"
+NO_RESETS: Final = "offsets are not reset by request"
+NO_REPLICAS: Final = "there are no replicas"
 # An address of a network that is reserved for documentation: a UDP socket "connected" to it sends nothing,
 # but the kernel tells which local address would be used to leave this machine.
 OUTSIDE_ADDRESS: Final = ("198.51.100.1", 9)
@@ -52,10 +64,17 @@ def _key(
     unit: str | None = None,
     hot: bool = False,
     env: tuple[str, ...] = (),
+    unserved: str | None = None,
     **limits: Any,
 ) -> Any:
-    """A field of the model with what an operator has to know about it."""
+    """A field of the model with what an operator has to know about it.
+
+    `unserved` says why the key has no effect: it is taken, and whoever sets it is warned.
+    """
     extra: dict[str, Any] = {"hot": hot}
+    if unserved:
+        extra["unserved"] = unserved
+        description = f"{description} No effect: {unserved}."
     if unit:
         extra["unit"] = unit
     if env:
@@ -100,7 +119,7 @@ class BrokerConfig(SettingsModel):
         "", "Address that replicas connect to. Empty: the same as brokerIP1.", alias="brokerIP2"
     )
     ha_listen_port: Port = _key(10912, "Port for replicas, as registered.")
-    ha_master_address: str = _key("", "Master's replication address; only for slaves.")
+    ha_master_address: str = _key("", "Master's replication address; only for slaves.", unserved=NO_REPLICAS)
     region_id: str = _key("DefaultRegion", "Region put on messages as MSG_REGION.", hot=True)
     trace_on: bool = _key(True, "Tell clients that tracing is on (TRACE_ON).", hot=True)
     trace_topic_enable: bool = _key(False, "Create the trace topic at start.")
@@ -137,7 +156,7 @@ class BrokerConfig(SettingsModel):
         5_000, "Pause between writes of consumerOffset.json.", unit="ms", hot=True
     )
     flush_delay_offset_interval: Millis = _key(
-        10_000, "Pause between writes of delayOffset.json.", unit="ms", hot=True
+        10_000, "Pause between writes of delayOffset.json.", unit="ms", hot=True, unserved=NO_DELAY
     )
     enabled_append_prop_crc: bool = _key(
         False, "Write RocketMQ's optional property CRC.", alias="enabledAppendPropCRC"
@@ -145,29 +164,38 @@ class BrokerConfig(SettingsModel):
     force_verify_prop_crc: bool = _key(
         False, "Refuse records without a valid property CRC.", alias="forceVerifyPropCRC"
     )
-    file_reserved_time: int = _key(72, "Age at which files expire.", unit="h", hot=True, ge=1, le=876_000)
+    file_reserved_time: int = _key(
+        72, "Age at which files expire.", unit="h", hot=True, ge=1, le=876_000, unserved=NO_CLEANING
+    )
     delete_when: str = _key(
         "04",
         "Hours of the day, separated by ;, at which expired files are deleted.",
         hot=True,
         pattern=r"^([01]?\d|2[0-3])(;([01]?\d|2[0-3]))*$",
+        unserved=NO_CLEANING,
     )
-    clean_file_forcibly_enable: bool = _key(True, "Delete files before their age on a full disk.", hot=True)
-    clean_resource_interval: Millis = _key(10_000, "Pause between looks for expired files.", unit="ms")
+    clean_file_forcibly_enable: bool = _key(
+        True, "Delete files before their age on a full disk.", hot=True, unserved=NO_CLEANING
+    )
+    clean_resource_interval: Millis = _key(
+        10_000, "Pause between looks for expired files.", unit="ms", unserved=NO_CLEANING
+    )
     disk_max_used_space_ratio: Percent = _key(
-        75, "Use of the disk at which expired files go at any hour.", unit="%", hot=True
+        75, "Use of the disk at which expired files go at any hour.", unit="%", hot=True, unserved=NO_CLEANING
     )
     disk_space_clean_forcibly_ratio: Percent = _key(
-        85, "Use of the disk at which files go before their age.", unit="%", hot=True
+        85, "Use of the disk at which files go before their age.", unit="%", hot=True, unserved=NO_CLEANING
     )
     disk_space_warning_level_ratio: Percent = _key(
-        90, "Use of the disk at which sends are refused.", unit="%", hot=True
+        90, "Use of the disk at which the broker calls itself not ready.", unit="%", hot=True
     )
 
     # Messages in.
     max_message_size: int = _key(4 * MIB, "Largest body.", unit="bytes", ge=1, le=16 * MIB - 128 * KIB)
     broker_permission: int = _key(6, "Bits 4 read, 2 write for all topics.", hot=True, ge=0, le=7)
-    reject_transaction_message: bool = _key(False, "Refuse transaction messages.", hot=True)
+    reject_transaction_message: bool = _key(
+        False, "Refuse transaction messages.", hot=True, unserved=NO_TRANSACTIONS
+    )
     auto_create_topic_enable: bool = _key(True, "Create unknown topics on the first send.", hot=True)
     default_topic_queue_nums: int = _key(8, "Queues of the template topic TBW102.", hot=True, ge=1, le=65_536)
     cluster_topic_enable: bool = _key(True, "The topic named after the cluster may be used.")
@@ -177,18 +205,28 @@ class BrokerConfig(SettingsModel):
     )
     validate_system_topic_when_update_topic: bool = _key(True, "Refuse changes of system topics.", hot=True)
     message_delay_level: str = _key(DELAY_LEVEL_DEFAULT, "Delays of the levels 1, 2, 3, ...")
-    timer_wheel_enable: bool = _key(True, "Serve messages with a delivery time of their own.")
-    timer_precision_ms: Millis = _key(1_000, "Step of the timer.", unit="ms")
+    timer_wheel_enable: bool = _key(
+        True, "Serve messages with a delivery time of their own.", unserved=NO_DELAY
+    )
+    timer_precision_ms: Millis = _key(1_000, "Step of the timer.", unit="ms", unserved=NO_DELAY)
     timer_max_delay_sec: int = _key(
-        259_200, "Longest delay of a timer message.", unit="s", ge=1, le=2**31 - 1
+        259_200, "Longest delay of a timer message.", unit="s", ge=1, le=2**31 - 1, unserved=NO_DELAY
     )
-    recall_message_enable: bool = _key(False, "Producers may recall timer messages.", hot=True)
-    store_reply_message_enable: bool = _key(True, "Store replies of request-reply too.", hot=True)
+    recall_message_enable: bool = _key(
+        False, "Producers may recall timer messages.", hot=True, unserved=NO_DELAY
+    )
+    store_reply_message_enable: bool = _key(
+        True, "Store replies of request-reply too.", hot=True, unserved=NO_REPLIES
+    )
     transaction_time_out: Millis = _key(
-        6_000, "Age at which a half message is first checked.", unit="ms", hot=True
+        6_000, "Age at which a half message is first checked.", unit="ms", hot=True, unserved=NO_TRANSACTIONS
     )
-    transaction_check_max: Count = _key(15, "Checks before a half message is given up.", hot=True)
-    transaction_check_interval: Millis = _key(30_000, "Pause between rounds of checks.", unit="ms", hot=True)
+    transaction_check_max: Count = _key(
+        15, "Checks before a half message is given up.", hot=True, unserved=NO_TRANSACTIONS
+    )
+    transaction_check_interval: Millis = _key(
+        30_000, "Pause between rounds of checks.", unit="ms", hot=True, unserved=NO_TRANSACTIONS
+    )
 
     # Messages out.
     auto_create_subscription_group: bool = _key(True, "Create unknown consumer groups on use.", hot=True)
@@ -202,8 +240,9 @@ class BrokerConfig(SettingsModel):
     lite_pull_message_enable: bool = _key(True, "Serve LITE_PULL_MESSAGE.", hot=True)
     enable_property_filter: bool = _key(False, "SQL92 filters; refused.")
     slave_read_enable: bool = _key(False, "Send readers of old messages to a slave.", hot=True)
-    offset_check_in_slave: bool = _key(False, "A slave corrects offsets itself.", hot=True)
-    use_server_side_reset_offset: bool = _key(True, "Reset offsets in the broker, not in clients.", hot=True)
+    use_server_side_reset_offset: bool = _key(
+        True, "Reset offsets in the broker, not in clients.", hot=True, unserved=NO_RESETS
+    )
     access_message_in_memory_max_ratio: Percent = _key(
         40, "Share of memory in which recent messages are taken to be.", unit="%"
     )
@@ -248,7 +287,6 @@ class BrokerConfig(SettingsModel):
     channel_expired_timeout: Millis = _key(
         120_000, "Time without heartbeat after which a client is gone.", unit="ms"
     )
-    server_socket_backlog: Count = _key(1_024, "Connections that wait to be accepted.")
     tls_server_mode: Literal["disabled", "permissive", "enforcing"] = _key(
         "disabled", "TLS by the first byte: refuse, take, require.", alias="tlsServerMode"
     )
@@ -257,9 +295,6 @@ class BrokerConfig(SettingsModel):
     tls_server_trust_cert_path: str = _key(
         "", "Certificates that clients must be signed with (PEM).", alias="tlsServerTrustCertPath"
     )
-    shutdown_wait_time_seconds: int = _key(
-        10, "Longest wait for running requests at stop.", unit="s", ge=0, le=3_600
-    )
 
     # Bounds of our own, so that one client cannot take all memory.
     max_connections: Count = _key(20_000, "Open client connections.")
@@ -267,8 +302,8 @@ class BrokerConfig(SettingsModel):
         4_096, "Unanswered requests of a connection; then reading stops."
     )
     max_write_buffer_bytes: int = _key(
-        16 * MIB,
-        "Unread answers of a connection; then it is closed.",
+        MIB,
+        "Unsent answers of a connection at which reading from it stops.",
         unit="bytes",
         ge=64 * KIB,
         le=2**31 - 1,
@@ -392,6 +427,25 @@ class LiveConfig:
             self.value = new
             self.version = self.version.next(now_ms)
         return changed
+
+
+def unserved_keys() -> dict[str, str]:
+    """Wire names of the keys that are taken and have no effect, each with the reason."""
+    extras = {alias: BrokerConfig.model_fields[name].json_schema_extra for alias, name in _aliases().items()}
+    return {
+        alias: str(extra["unserved"])
+        for alias, extra in extras.items()
+        if isinstance(extra, dict) and "unserved" in extra
+    }
+
+
+def warn_of_unserved(config: BrokerConfig, keys: Iterable[str]) -> None:
+    """Name those of the keys (wire names) that were set away from their default and have no effect."""
+    reasons, names = unserved_keys(), _aliases()
+    for key in keys:
+        name = names[key]
+        if key in reasons and getattr(config, name) != BrokerConfig.model_fields[name].default:
+            log.warning("broker.setting_without_effect", key=key, reason=reasons[key])
 
 
 def _aliases() -> dict[str, str]:

@@ -143,11 +143,11 @@ _BY_REASON: Final = {
         enableMixedMessageType enableNetWorkFlowControl enableRegisterProducer enableRetryTopicV2
         enableShutdownGracefully enableSingleTopicRegister enableSkipLongAwaitingAck
         flushConsumerOffsetHistoryInterval highSpeedMode maxConsumeQueueScan maxTopicLength
-        messageStorePlugIn pullBatchMaxMessageCount readUnCommitted realTimeNotifyConsumerChange
-        rejectPullConsumerEnable replicasPerDiskPartition rocketmqHome
-        startAcceptSendRequestTimeStamp subscriptionExpiredTimeout transactionOpBatchInterval
-        transactionOpMsgMaxSize travelCqFileNumWhenGetMessage useStaticSubscription
-        warmMapedFileEnable
+        messageStorePlugIn offsetCheckInSlave pullBatchMaxMessageCount readUnCommitted
+        realTimeNotifyConsumerChange rejectPullConsumerEnable replicasPerDiskPartition rocketmqHome
+        serverSocketBacklog shutdownWaitTimeSeconds startAcceptSendRequestTimeStamp
+        subscriptionExpiredTimeout transactionOpBatchInterval transactionOpMsgMaxSize
+        travelCqFileNumWhenGetMessage useStaticSubscription warmMapedFileEnable
     """,
 }
 

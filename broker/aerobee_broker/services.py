@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from aerobee_broker.config import BrokerConfig, LiveConfig
+from aerobee_broker.config import BrokerConfig, LiveConfig, unserved_keys, warn_of_unserved
 from aerobee_broker.config_files import ConfigFiles
 from aerobee_broker.consumer_offsets import ConsumerOffsets
 from aerobee_broker.consumers import ConsumerTable
@@ -66,6 +66,7 @@ def make_services(
 ) -> Services:
     """Make the tables with empty content and join them; `files.load()` fills them."""
     config = live.value
+    warn_of_unserved(config, unserved_keys())
     topics = TopicTable(live, clock)
     groups = SubscriptionGroups(live, clock)
     offsets = ConsumerOffsets(clock)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from aerobee_broker.config import (
     BrokerConfig,
@@ -17,6 +18,8 @@ from aerobee_broker.config import (
     local_address,
     nameserver_addresses,
     to_store_config,
+    unserved_keys,
+    warn_of_unserved,
 )
 from aerobee_broker.official_keys import UNSUPPORTED_KEYS
 from aerobee_proto.frames import FrameDecoder
@@ -137,6 +140,19 @@ def test_delays_have_units() -> None:
 
 def test_the_local_address_is_an_address() -> None:
     assert local_address().count(".") == 3
+
+
+def test_a_setting_without_effect_is_named_when_it_is_set() -> None:
+    with capture_logs() as logs:
+        warn_of_unserved(load(fileReservedTime="48", timerPrecisionMs="1000"), unserved_keys())
+    assert [(line["event"], line["key"]) for line in logs] == [
+        ("broker.setting_without_effect", "fileReservedTime")
+    ]
+
+
+def test_settings_without_effect_say_so_where_they_are_described() -> None:
+    for key, reason in unserved_keys().items():
+        assert reason in str(BrokerConfig.model_fields[field_of(key)].description), key
 
 
 class TestHotChanges:
