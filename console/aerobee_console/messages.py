@@ -3,7 +3,7 @@
 Touches  standard output, when `MessagePrinter` is told to.
 
     table  a line a message: store time, place, tags, keys, body; what is not printable is escaped
-    json   a line a message: one JSON object (see `message_facts`)
+    json   a line a message: one JSON object (see `record_facts`)
     raw    the bodies alone, each with a line end: what `aerobee send --file -` takes
 """
 
@@ -18,34 +18,41 @@ from aerobee_console.tables import printable
 
 if TYPE_CHECKING:
     from aerobee import Message
+    from aerobee_proto.records import StoredRecord
 
-__all__ = ["MessagePrinter", "StreamFormat", "message_facts", "preview", "time_text"]
+__all__ = ["MessagePrinter", "StreamFormat", "message_facts", "preview", "record_facts", "time_text"]
 
 StreamFormat = Literal["table", "json", "raw"]
 BODY_SHOWN_CHARS_MAX: Final = 500
 
 
 def message_facts(message: "Message") -> dict[str, Any]:
-    """Everything about a message. `body` is its text, None when it is not UTF-8: then `body_base64` has it."""
-    body = message.body
+    """Everything about a message; the body is as it was sent."""
+    names = {"topic": message.topic, "broker_name": message.broker_name, "message_id": message.message_id}
+    return names | record_facts(message.record, message.body) | names
+
+
+def record_facts(record: "StoredRecord", body: bytes) -> dict[str, Any]:
+    """Everything about a record. `body` is its text, None when it is not UTF-8: then `body_base64` has it."""
     facts: dict[str, Any] = {
-        "topic": message.topic,
-        "broker_name": message.broker_name,
-        "queue_id": message.queue_id,
-        "queue_offset": message.queue_offset,
-        "message_id": message.message_id,
-        "offset_message_id": message.offset_message_id,
-        "tags": message.tags,
-        "keys": list(message.keys),
-        "properties": dict(message.properties),
-        "flag": message.flag,
-        "sys_flag": message.record.sys_flag,
-        "physical_offset": message.record.physical_offset,
-        "born_timestamp": message.born_timestamp_ms,
-        "born_host": host_text(message.born_host),
-        "store_timestamp": message.store_timestamp_ms,
-        "store_host": host_text(message.record.store_host),
-        "reconsume_times": message.reconsume_times,
+        "topic": record.topic,
+        "queue_id": record.queue_id,
+        "queue_offset": record.queue_offset,
+        "message_id": record.unique_key or record.offset_message_id,
+        "offset_message_id": record.offset_message_id,
+        "tags": record.tags,
+        "keys": list(record.keys),
+        "properties": dict(record.property_map),
+        "flag": record.flag,
+        "sys_flag": record.sys_flag,
+        "physical_offset": record.physical_offset,
+        "size": record.size,
+        "born_timestamp": record.born_timestamp,
+        "born_host": host_text(record.born_host),
+        "store_timestamp": record.store_timestamp,
+        "store_host": host_text(record.store_host),
+        "reconsume_times": record.reconsume_times,
+        "prepared_transaction_offset": record.prepared_transaction_offset,
         "body_size": len(body),
     }
     return facts | body_facts(body)

@@ -1,0 +1,366 @@
+"""A store folder seen from outside: files, records, what is damaged. The only module here that knows the store.
+
+Touches  the folder, reading: files are mapped read-only, the lock is asked for and never taken. The folder may be
+         in use by a broker, ours or RocketMQ's.
+
+Walking the log
+- A record is proven by lengths, place, body CRC and, where it has one, its whole-record checksum.
+- Bytes that are no record, with a proven record behind them, are damage: the walk goes on behind it.
+- Bytes that are no record with nothing proven behind them are the end of the log: clean when they are zero, torn
+  otherwise. While a broker writes, a torn end is a record on its way.
+"""
+
+import errno
+import fcntl
+import mmap
+import os
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+from aerobee_console.failures import USAGE, Failure
+from aerobee_proto.errors import RecordError
+from aerobee_proto.records import StoredRecord, decode_record, scan_header
+from aerobee_store.checkpoint import CHECKPOINT_SIZE, Checkpoint
+from aerobee_store.consume_queue import BLANK_SIZE, ENTRY_DTYPE, ENTRY_SIZE
+from aerobee_store.delay import SCHEDULE_TOPIC, entry_tag
+from aerobee_store.index_file import HEADER_SIZE as INDEX_HEADER_SIZE
+from aerobee_store.io import DiskIo
+from aerobee_store.record_scan import Blank, RecordFault, ScannedRecord, record_places, scan_record
+
+__all__ = [
+    "BLANK_SIZE",
+    "CHECKPOINT_SIZE",
+    "ENTRY_DTYPE",
+    "ENTRY_SIZE",
+    "INDEX_HEADER_SIZE",
+    "MISSING",
+    "SCHEDULE_TOPIC",
+    "DataFile",
+    "Finding",
+    "LogEnd",
+    "ScannedRecord",
+    "StoreFolder",
+    "entry_tag",
+]
+
+PARTS: Final = ("commitlog", "consumequeue", "index", "config", "checkpoint", "abort", "lock")
+NAME_DIGITS: Final = 20
+SEARCH_STEP: Final = 4 << 20
+NEVER: Final = 1 << 63  # a physical offset that no record has
+PROGRESS_STEP: Final = 1 << 20
+MISSING: Final = "restore it from a copy; its messages are lost otherwise"
+DAMAGED: Final = (
+    "keep a copy of the folder; a start of our broker puts the stretch aside and keeps what follows"
+)
+# l_type, l_whence, l_start, l_len, l_pid of Linux on 64 bits
+FLOCK: Final = struct.Struct("hhqqi4x")
+
+Advance = Callable[[int], None]
+
+
+@dataclass(slots=True, frozen=True)
+class Finding:
+    """One thing that is wrong: where, what, and what to do.
+
+    `begin` and `end` are physical offsets for the log, positions in the file else; None: the file as a whole.
+    """
+
+    path: str
+    reason: str
+    advice: str
+    begin: int | None = None
+    end: int | None = None
+    topic: str | None = None
+
+    def __str__(self) -> str:
+        place = "" if self.begin is None else f" at {self.begin}"
+        size = "" if self.begin is None or self.end is None else f" ({self.end - self.begin} bytes)"
+        return f"{self.path}{place}{size}: {self.reason}"
+
+
+@dataclass(slots=True, frozen=True)
+class DataFile:
+    """A file of a row (log or queue): `offset` is the name's number."""
+
+    path: Path
+    offset: int
+    size: int
+
+    def view(self) -> memoryview:
+        """Its bytes, mapped read-only for as long as the view lives."""
+        if self.size == 0:
+            return memoryview(b"")
+        with self.path.open("rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ))
+
+
+@dataclass(slots=True, frozen=True)
+class LogEnd:
+    """Where the log ends: `offset` is one past the last proven record, `is_torn` when other bytes follow."""
+
+    offset: int
+    is_torn: bool
+
+
+class StoreFolder:
+    """One store folder. Raises Failure (exit code 2) when it is none, OSError when it may not be read."""
+
+    def __init__(self, root: Path, commit_log: Path | None = None, *, property_crc: bool = False) -> None:
+        """`commit_log`: the log's folder when it is not below `root`. `property_crc`: RocketMQ's own whole-record
+        checksum must be there and match, as brokers with forceVerifyPropCRC demand."""
+        names = {path.name for path in root.iterdir()} if root.is_dir() else set()
+        if not names.intersection(PARTS):
+            what = "holds no store" if root.is_dir() else "is no folder"
+            raise Failure(f"{root} {what}: give the folder with commitlog and consumequeue in it", USAGE)
+        self.root = root
+        self._property_crc = property_crc
+        self.log_folder = commit_log or root / "commitlog"
+        self.owner_pid = _lock_owner(root / "lock")
+        self.was_aborted = (root / "abort").exists()
+        # What the walk of the log has met; complete when `log_end` is set.
+        self.findings: list[Finding] = []
+        self.log_files, self.log_file_size = self._row(self.log_folder)
+        self.log_end: LogEnd | None = None
+        # Up to where the log is known to have been on disk; from where on every record carries its checksum.
+        self.known_durable, self._sealed_from = self._read_watermark()
+        self._views: dict[Path, memoryview] = {}  # of log files; maps cost address space alone
+
+    @property
+    def state(self) -> str:
+        """Who has it, or how it was left."""
+        if self.owner_pid is not None:
+            return f"in use by process {self.owner_pid}"
+        return "not closed in order (abort is there)" if self.was_aborted else "closed in order"
+
+    @property
+    def is_changing(self) -> bool:
+        return self.owner_pid is not None
+
+    @property
+    def log_begin(self) -> int:
+        """Physical offset of the first byte kept."""
+        return self.log_files[0].offset if self.log_files else 0
+
+    def name_of(self, path: Path) -> str:
+        """A path as findings show it: below the root, or whole."""
+        return str(path.relative_to(self.root)) if path.is_relative_to(self.root) else str(path)
+
+    # --- files -------------------------------------------------------------------------------------------------
+
+    def _row(self, folder: Path) -> tuple[list[DataFile], int]:
+        """The sound files of a row, by offset, and their size; the others and the gaps become findings."""
+        files: list[DataFile] = []
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            if path.is_dir():
+                continue
+            if len(path.name) == NAME_DIGITS and path.name.isascii() and path.name.isdecimal():
+                files.append(DataFile(path, int(path.name), path.stat().st_size))
+            else:
+                self._find(path, "foreign file in a data folder", "move it out of the store")
+        if files and files[-1].size == 0:
+            files.pop()  # a file whose making was cut short; every start removes it
+        if not files:
+            return [], 0
+        size = Counter(file.size for file in files).most_common(1)[0][0]
+        sound = [file for file in files if self._fits(file, size)]
+        for before, after in pairwise(sound):
+            if before.offset + size != after.offset:
+                missing = folder / f"{before.offset + size:0{NAME_DIGITS}d}"
+                self._find(missing, "the file is missing", MISSING, before.offset + size, after.offset)
+        return sound, size
+
+    def _fits(self, file: DataFile, size: int) -> bool:
+        if file.size != size:
+            self._find(file.path, f"length is {file.size}, the others have {size}", "restore it from a copy")
+        elif size and file.offset % size:
+            self._find(file.path, f"its name is no multiple of its length {size}", "restore it from a copy")
+        else:
+            return True
+        return False
+
+    def queues(self) -> Iterator[tuple[str, int, list[DataFile], int]]:
+        """Topic, queue id, files and file size of each queue."""
+        folder = self.root / "consumequeue"
+        for topic in sorted(folder.iterdir()) if folder.is_dir() else ():
+            for queue in sorted(topic.iterdir(), key=_number_of) if topic.is_dir() else ():
+                if queue.is_dir() and queue.name.isdecimal():
+                    files, size = self._row(queue)
+                    yield topic.name, int(queue.name), files, size
+
+    def index_files(self) -> list[Path]:
+        """Files of the index, oldest first."""
+        folder = self.root / "index"
+        return sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
+
+    def config_files(self) -> list[Path]:
+        """Tables of topics, groups and offsets."""
+        return sorted((self.root / "config").glob("*.json"))
+
+    def _read_watermark(self) -> tuple[int, int]:
+        """What a checkpoint of our own says: (0, past every record) where there is none."""
+        checkpoint = Checkpoint(self.root / "checkpoint", DiskIo())
+        checkpoint.load()
+        mark = checkpoint.watermark
+        if mark is None:
+            return 0, NEVER
+        return mark.log_end, mark.checksum_from if mark.checksum_from >= 0 else NEVER
+
+    # --- records -----------------------------------------------------------------------------------------------
+
+    def walk(self, advance: Advance) -> Iterator[ScannedRecord]:
+        """Every proven record of the log, oldest first; damage goes to `findings`, the end to `log_end`.
+
+        `advance` is told how many bytes are behind the walk.
+        """
+        end = self.log_begin
+        pending: tuple[int, str] | None = None  # bytes that are no record, nothing proven behind them so far
+        for file in self.log_files:
+            for found in self._walk_file(file, advance):
+                if isinstance(found, ScannedRecord):
+                    if pending is not None:
+                        self._damage(pending[0], found.physical_offset, pending[1])
+                        pending = None
+                    end = found.physical_offset + found.size
+                    yield found
+                elif found is None:
+                    end = file.offset + file.size
+                elif pending is None:
+                    pending = found
+        self.log_end = self._end(end, pending)
+
+    def _walk_file(
+        self, file: DataFile, advance: Advance
+    ) -> Iterator[ScannedRecord | tuple[int, str] | None]:
+        """Records; (physical offset, reason) where there is none; None for the blank record that closes the file."""
+        view = self._view(file)
+        position = told = 0
+        while position < file.size:
+            found = self._scan(view, file, position)
+            if isinstance(found, ScannedRecord):
+                yield found
+                position += found.size
+                if position - told >= PROGRESS_STEP:
+                    advance(position - told)
+                    told = position
+                continue
+            if not isinstance(found, RecordFault):
+                yield None
+                break
+            yield file.offset + position, "" if _is_zero(view, position) else found.reason
+            behind = self._next_proven(view, file, position + 1)
+            if behind is None:
+                break
+            position = behind
+        advance(file.size - told)
+
+    def _scan(self, view: memoryview, file: DataFile, position: int) -> ScannedRecord | RecordFault | Blank:
+        physical_offset = file.offset + position
+        sealed = physical_offset >= self._sealed_from
+        return scan_record(view, position, physical_offset, property_crc=self._property_crc, sealed=sealed)
+
+    def _next_proven(self, view: memoryview, file: DataFile, begin: int) -> int | None:
+        """Position of the first proven record at or behind `begin`; holes of the file are not looked at."""
+        with file.path.open("rb") as opened:
+            for start, stop in _extents(opened.fileno(), begin, file.size):
+                for at in range(start, stop, SEARCH_STEP):
+                    for position in record_places(view, at, min(at + SEARCH_STEP + 8, file.size)):
+                        if position >= begin and isinstance(self._scan(view, file, position), ScannedRecord):
+                            return position
+        return None
+
+    def _damage(self, begin: int, end: int, reason: str) -> None:
+        file = max((one for one in self.log_files if one.offset <= begin), key=lambda one: one.offset)
+        text = reason or "zeros where a record must be"
+        self._find(file.path, text, DAMAGED, begin, end, self._topic_at(file, begin))
+
+    def _topic_at(self, file: DataFile, physical_offset: int) -> str | None:
+        """The topic that a damaged record claims, when its lengths still agree."""
+        try:
+            header = scan_header(self._view(file), physical_offset - file.offset)
+        except RecordError:
+            return None
+        return None if header.is_blank else header.topic
+
+    def _end(self, end: int, pending: tuple[int, str] | None) -> LogEnd:
+        torn = pending is not None and bool(pending[1])
+        if pending is not None and torn and not self.is_changing:
+            begin, reason = pending
+            file = max((one for one in self.log_files if one.offset <= begin), key=lambda one: one.offset)
+            advice = "the next start cuts it off; after a crash that is right, it was never acknowledged"
+            text = f"the log ends with bytes that are no record: {reason}"
+            self._find(file.path, text, advice, begin, None, self._topic_at(file, begin))
+        return LogEnd(pending[0] if pending is not None else end, torn)
+
+    def record_at(self, physical_offset: int) -> StoredRecord | None:
+        """The record that begins there, decoded; None when none does."""
+        file = self.log_file_of(physical_offset)
+        if file is None:
+            return None
+        try:
+            return decode_record(self._view(file), physical_offset - file.offset, check_crc=False)
+        except RecordError:
+            return None
+
+    def _view(self, file: DataFile) -> memoryview:
+        if file.path not in self._views:
+            self._views[file.path] = file.view()
+        return self._views[file.path]
+
+    def log_file_of(self, physical_offset: int) -> DataFile | None:
+        """The log file that holds an offset."""
+        covers = (file for file in self.log_files if file.offset <= physical_offset < file.offset + file.size)
+        return next(covers, None)
+
+    def _find(
+        self,
+        path: Path,
+        reason: str,
+        advice: str,
+        begin: int | None = None,
+        end: int | None = None,
+        topic: str | None = None,
+    ) -> None:
+        self.findings.append(Finding(self.name_of(path), reason, advice, begin, end, topic))
+
+
+def _number_of(path: Path) -> tuple[int, str]:
+    return (int(path.name) if path.name.isdecimal() else -1, path.name)
+
+
+def _is_zero(view: memoryview, position: int) -> bool:
+    return not any(view[position : position + 8])
+
+
+def _extents(descriptor: int, begin: int, end: int) -> Iterator[tuple[int, int]]:
+    """Stretches of [begin, end) that may hold something; the rest reads as zero."""
+    at = begin
+    while at < end:
+        try:
+            start = os.lseek(descriptor, at, os.SEEK_DATA)
+            stop = os.lseek(descriptor, start, os.SEEK_HOLE)
+        except OSError as failed:
+            if failed.errno == errno.ENXIO:  # nothing but a hole up to the end
+                return
+            start, stop = at, end
+        if start < end:
+            yield start, min(stop, end)
+        at = stop
+
+
+def _lock_owner(path: Path) -> int | None:
+    """The process that holds the store's lock; None when nobody does. The lock is not taken."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        asked = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+        kind, _, _, _, pid = FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
+    finally:
+        os.close(descriptor)
+    return pid if kind != fcntl.F_UNLCK else None

@@ -1,0 +1,296 @@
+"""What `aerobee store verify` checks: log, queues against the log, index, checkpoint, tables.
+
+Touches  a store folder through `StoreFolder`, reading.
+
+    log         every record: lengths, place, body CRC, whole-record checksum; gaps and torn end
+    queues      every record has its entry (place, size, tag hash), every entry in the log's range its record
+    index       headers: counts within the file, first and last record within the log
+    checkpoint  its length
+    tables      config/*.json can be read
+
+In a store that a broker has open, what arrives during the walk is left out.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from aerobee_console.store import (
+    BLANK_SIZE,
+    CHECKPOINT_SIZE,
+    ENTRY_DTYPE,
+    ENTRY_SIZE,
+    INDEX_HEADER_SIZE,
+    MISSING,
+    SCHEDULE_TOPIC,
+    Advance,
+    DataFile,
+    Finding,
+    ScannedRecord,
+    StoreFolder,
+    entry_tag,
+)
+from aerobee_proto.errors import FormatError
+from aerobee_proto.javajson import loads
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Entries = NDArray[np.void]
+
+__all__ = ["Verified", "verify"]
+
+TRANSACTION_MASK: Final = 0xC
+NOT_QUEUED: Final = frozenset({0x4, 0xC})  # prepared and rolled back
+REBUILT: Final = "a start of our broker builds it again from the log"
+FINDINGS_PER_QUEUE_MAX: Final = 3
+
+
+class Verified:
+    """What was looked at, and what is wrong."""
+
+    def __init__(self, folder: StoreFolder) -> None:
+        self.folder = folder
+        self.record_count = 0
+        self.entry_count = 0
+        self.queue_count = 0
+        self.index_file_count = 0
+        self.findings: list[Finding] = folder.findings
+        # What is odd and right: people should know, nothing has to be done.
+        self.notes: list[str] = []
+
+    def facts(self) -> dict[str, Any]:
+        """For programs."""
+        end = self.folder.log_end
+        return {
+            "path": str(self.folder.root),
+            "state": self.folder.state,
+            "sound": not self.findings,
+            "log_begin": self.folder.log_begin,
+            "log_end": end.offset if end is not None else None,
+            "log_files": len(self.folder.log_files),
+            "records": self.record_count,
+            "queues": self.queue_count,
+            "queue_entries": self.entry_count,
+            "index_files": self.index_file_count,
+        }
+
+
+def verify(folder: StoreFolder, advance: Advance) -> Verified:
+    """Look at everything. `advance` is told how many bytes of the log are behind."""
+    result = Verified(folder)
+    queues = {(topic, queue_id): _Queue(files) for topic, queue_id, files, _ in folder.queues()}
+    result.queue_count = len(queues)
+    for record in folder.walk(advance):
+        result.record_count += 1
+        if record.sys_flag & TRANSACTION_MASK not in NOT_QUEUED:
+            queues.setdefault((record.topic, record.queue_id), _Queue([])).meet(record)
+    assert folder.log_end is not None
+    for (topic, queue_id), queue in sorted(queues.items()):
+        _check_queue(result, topic, queue_id, queue)
+    _check_log_end(folder)
+    _check_index(result)
+    _check_checkpoint(folder)
+    _check_tables(folder)
+    return result
+
+
+class _Queue:
+    """The entries of one queue, and what the records say about them."""
+
+    def __init__(self, files: list[DataFile]) -> None:
+        self.files = files
+        self._views = [file.view() for file in files]
+        self._size = files[0].size if files else 0
+        # One past the last entry that is filled.
+        self._end = self._filled_end()
+        # Moved by meet(): records with their entry; without one, behind the last entry; without one, before it.
+        self.matched = 0
+        self.behind = 0
+        self.unmatched = 0
+        self.first_unmatched: list[ScannedRecord] = []
+
+    def meet(self, record: ScannedRecord) -> None:
+        """Look for the record's entry and count what was found."""
+        if self.leads_to(record):
+            self.matched += 1
+        elif record.queue_offset >= self._end:
+            self.behind += 1
+        else:
+            self.unmatched += 1
+            if len(self.first_unmatched) < FINDINGS_PER_QUEUE_MAX:
+                self.first_unmatched.append(record)
+
+    def _filled_end(self) -> int:
+        for number in range(len(self.files) - 1, -1, -1):
+            filled = self.entries(number)["size"].nonzero()[0]
+            if len(filled):
+                return self.files[number].offset // ENTRY_SIZE + int(filled[-1]) + 1
+        return 0
+
+    def leads_to(self, record: ScannedRecord) -> bool:
+        """Whether the entry with the record's number has its place, size and tag hash."""
+        entry = self.entry(record.queue_offset)
+        if entry is None or entry[:2] != (record.physical_offset, record.size):
+            return False
+        tag = entry_tag(record.topic, record.properties, record.store_timestamp, ())
+        return record.topic == SCHEDULE_TOPIC or entry[2] == tag
+
+    def entry(self, logical_offset: int) -> tuple[int, int, int] | None:
+        """Physical offset, size, tag hash; None where no file is."""
+        if not self.files or not self._size:
+            return None
+        position = logical_offset * ENTRY_SIZE - self.files[0].offset
+        number = position // self._size
+        if position < 0 or number >= len(self.files):
+            return None
+        at = position - (self.files[number].offset - self.files[0].offset)
+        if not 0 <= at <= self._size - ENTRY_SIZE:
+            return None
+        raw = self._views[number][at : at + ENTRY_SIZE]
+        return (
+            int.from_bytes(raw[:8], "big", signed=True),
+            int.from_bytes(raw[8:12], "big", signed=True),
+            int.from_bytes(raw[12:], "big", signed=True),
+        )
+
+    def entries(self, number: int) -> "Entries":
+        """All entries of one file as an array."""
+        import numpy as np
+
+        whole = len(self._views[number]) // ENTRY_SIZE * ENTRY_SIZE
+        return np.frombuffer(self._views[number][:whole], ENTRY_DTYPE)
+
+
+def _check_queue(result: Verified, topic: str, queue_id: int, queue: _Queue) -> None:
+    folder = result.folder
+    assert folder.log_end is not None
+    begin, end = folder.log_begin, folder.log_end.offset
+    path = folder.root / "consumequeue" / topic / str(queue_id)
+    beyond = leading = 0
+    wrong: list[tuple[Path, int, str]] = []
+    for number, file in enumerate(queue.files):
+        entries = queue.entries(number)
+        places, sizes = entries["physical_offset"], entries["size"]
+        filled = (sizes > 0) & (sizes != BLANK_SIZE)
+        inside = filled & (places >= begin) & (places < end)
+        beyond += int((filled & (places >= end)).sum())
+        leading += int(inside.sum())
+        result.entry_count += int(filled.sum())
+        odd = (sizes < 0) | (places < 0) | (filled & (places + sizes > end) & (places < end))
+        wrong += [
+            (file.path, int(at) * ENTRY_SIZE, "an entry that cannot be one") for at in odd.nonzero()[0][:3]
+        ]
+    if folder.is_changing:
+        return
+    for file_path, position, reason in wrong:
+        _add(result, file_path, reason, topic, position)
+    if beyond:
+        reason = f"{beyond} entries lead beyond the end of the log at {end}"
+        _add(
+            result,
+            path,
+            reason,
+            topic,
+            advice="records are missing at the end of the log: restore it from a copy",
+        )
+    _check_matches(result, path, topic, queue, leading)
+
+
+def _check_matches(result: Verified, path: Path, topic: str, queue: _Queue, leading: int) -> None:
+    """Records without their entry, and entries without their record."""
+    for record in queue.first_unmatched:
+        reason = f"entry {record.queue_offset} does not lead to its record at {record.physical_offset}"
+        _add(result, path, reason, topic, record.queue_offset * ENTRY_SIZE)
+    if (more := queue.unmatched - len(queue.first_unmatched)) > 0:
+        _add(result, path, f"{more} more records have no entry that leads to them", topic)
+    if queue.behind and result.folder.was_aborted:
+        name = result.folder.name_of(path)
+        result.notes.append(
+            f"{name}: the last {queue.behind} records have no entry yet; the next start adds them"
+        )
+    elif queue.behind:
+        _add(result, path, f"the last {queue.behind} records have no entry", topic)
+    if leading > queue.matched and not queue.unmatched:
+        reason = f"{leading - queue.matched} entries lead to no record"
+        _add(
+            result,
+            path,
+            reason,
+            topic,
+            advice="their records are damaged or missing: see what is said of the log",
+        )
+
+
+def _check_log_end(folder: StoreFolder) -> None:
+    assert folder.log_end is not None
+    known = folder.known_durable
+    if folder.log_end.offset < known:
+        reason = f"the log ends at {folder.log_end.offset}, and was on disk up to {known}"
+        finding = Finding(folder.name_of(folder.log_folder), reason, MISSING, folder.log_end.offset, known)
+        folder.findings.append(finding)
+
+
+def _check_index(result: Verified) -> None:
+    folder = result.folder
+    assert folder.log_end is not None
+    paths = folder.index_files()
+    for path in paths:
+        result.index_file_count += 1
+        size = path.stat().st_size
+        if size < INDEX_HEADER_SIZE:
+            _add(result, path, f"{size} bytes are too few for an index file")
+            continue
+        with path.open("rb") as file:
+            raw = file.read(INDEX_HEADER_SIZE)
+        numbers = [int.from_bytes(raw[at : at + 8], "big", signed=True) for at in range(0, 32, 8)]
+        used, following = (int.from_bytes(raw[at : at + 4], "big", signed=True) for at in (32, 36))
+        reason = _index_fault(numbers, used, following, size, folder)
+        if following <= 1 and path != paths[-1]:
+            reason = "it is empty, and not the newest"
+        if reason:
+            _add(result, path, reason)
+
+
+def _index_fault(
+    numbers: list[int], used_slots: int, next_entry: int, size: int, folder: StoreFolder
+) -> str | None:
+    begin_time, end_time, begin, end = numbers
+    assert folder.log_end is not None
+    if next_entry <= 1:
+        return None  # nothing in it yet
+    if min(numbers) < 0 or begin > end:
+        return f"its header is impossible: times {begin_time} to {end_time}, records {begin} to {end}"
+    if not 0 < used_slots < next_entry or INDEX_HEADER_SIZE + next_entry * ENTRY_SIZE > size:
+        return f"its header is impossible: {used_slots} slots and {next_entry} entries in {size} bytes"
+    if end >= folder.log_end.offset and not folder.is_changing:
+        return f"it leads to a record at {end}, beyond the end of the log at {folder.log_end.offset}"
+    return None
+
+
+def _check_checkpoint(folder: StoreFolder) -> None:
+    path = folder.root / "checkpoint"
+    if path.exists() and (size := path.stat().st_size) != CHECKPOINT_SIZE:
+        reason = f"length is {size}, must be {CHECKPOINT_SIZE}"
+        advice = "a start goes on without it and looks at more of the log"
+        folder.findings.append(Finding(folder.name_of(path), reason, advice))
+
+
+def _check_tables(folder: StoreFolder) -> None:
+    for path in folder.config_files():
+        try:
+            loads(path.read_bytes())
+        except FormatError as broken:
+            advice = f"the copy from before the last change is {path.name}.bak"
+            folder.findings.append(Finding(folder.name_of(path), f"no JSON: {broken}", advice))
+
+
+def _add(
+    result: Verified,
+    path: Path,
+    reason: str,
+    topic: str | None = None,
+    begin: int | None = None,
+    advice: str = REBUILT,
+) -> None:
+    result.findings.append(Finding(result.folder.name_of(path), reason, advice, begin, None, topic))
