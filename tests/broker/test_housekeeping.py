@@ -55,8 +55,7 @@ async def test_the_scan_runs_until_it_is_cancelled(
     scan = asyncio.create_task(run_client_scan(services))
     async with asyncio.timeout(10):
         await asyncio.shield(peer.connection.closed)
-        while len(services.locks):
-            await asyncio.sleep(0)
+    assert len(services.locks) == 0
     scan.cancel()
     await asyncio.gather(scan, return_exceptions=True)
     assert scan.cancelled()
