@@ -14,6 +14,7 @@ import collections
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -43,7 +44,7 @@ class Program:
         self.name = name
         self.started_at = time.monotonic()
         self.process = subprocess.Popen(
-            command,
+            [*_dying_with_parent(), *command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -185,6 +186,12 @@ def memory_kib(pid: int) -> dict[str, int]:
             total += int(words[1])
             own += 0 if shared_file else int(words[1])
     return {"rss": total, "mapped": total - own, "own": own}
+
+
+def _dying_with_parent() -> list[str]:
+    """Words before a command that end it when the tests are killed and cannot stop it (Linux)."""
+    tool = shutil.which("setpriv")
+    return [tool, "--pdeathsig", "KILL", "--"] if tool else []
 
 
 def _is_free(port: int) -> bool:
