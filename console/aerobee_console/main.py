@@ -37,6 +37,7 @@ COMMANDS: Final = (
     ("topic", "topics:app", "List, create, describe, alter and delete topics.", "Cluster"),
     ("group", "groups:app", "List, describe, create and delete consumer groups.", "Cluster"),
     ("cluster", "cluster:app", "List the brokers; show figures and settings of one.", "Cluster"),
+    ("doctor", "doctor:doctor", "Look for what usually goes wrong, and say how to mend it.", "Cluster"),
     ("store", "store_commands:app", "Verify or dump a store folder, without changing it.", "Files"),
 )
 

@@ -19,7 +19,7 @@ from aerobee_console.tables import OutputFormat
 if TYPE_CHECKING:
     from aerobee import Client, ClientConfig
 
-__all__ = ["Connect", "Output", "client_config", "run"]
+__all__ = ["Connect", "Output", "client_config", "run", "run_async"]
 
 T = TypeVar("T")
 
@@ -67,19 +67,24 @@ def run(connect: Connect | None, work: Callable[["Client"], Coroutine[Any, Any, 
 
     Ctrl-C cancels the work and is raised as KeyboardInterrupt when the client is closed.
     """
-    import uvloop
-
     from aerobee import Client
 
-    _configure_logs()
     config = client_config(connect or Connect())
 
     async def with_client() -> T:
         async with Client(config=config) as client:
             return await work(client)
 
+    return run_async(with_client())
+
+
+def run_async(work: Coroutine[Any, Any, T]) -> T:
+    """Do `work` in an event loop of its own."""
+    import uvloop
+
+    _configure_logs()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(with_client())
+        return runner.run(work)
 
 
 def _configure_logs() -> None:

@@ -1,0 +1,182 @@
+"""Checks of this machine: a broker's settings, its ports, its store folder, the disk.
+
+Touches  the settings file, the store folder (reading), local ports (bound and closed again).
+"""
+
+import ipaddress
+import os
+import shutil
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from aerobee_console.checkup import Checkup
+from aerobee_console.daemons import broker_settings
+from aerobee_console.failures import Failure
+from aerobee_console.ports import is_free, owner_of
+
+if TYPE_CHECKING:
+    from aerobee_broker.config import BrokerConfig
+
+__all__ = ["check_settings", "check_store", "is_container_address", "is_loopback"]
+
+MIB: Final = 1 << 20
+FREE_BYTES_MIN: Final = 1 << 30  # less is a fault: a new log file of the usual size does not fit
+USED_WARNING: Final = 0.85
+USED_FAULT: Final = 0.90  # diskSpaceWarningLevelRatio: brokers refuse sends
+# The networks that Docker takes for containers unless told otherwise.
+CONTAINER_NETWORKS: Final = tuple(ipaddress.ip_network(f"172.{number}.0.0/16") for number in range(17, 32))
+
+
+def check_settings(checkup: Checkup, file: Path) -> Path | None:
+    """Check a broker's settings file and what it names on this machine; returns the store folder it names."""
+    try:
+        config = broker_settings(file, {})
+    except Exception as wrong:
+        if type(wrong).__name__ != "SettingsError":
+            raise
+        checkup.fault("settings", str(wrong), f"correct {file}; docs/configuration.md has every key")
+        return None
+    checkup.ok("settings", f"{file} is right")
+    _check_listening(checkup, config)
+    _check_advertised(checkup, config)
+    if not config.namesrv_addr:
+        checkup.fault(
+            "registration",
+            "namesrvAddr is empty: the broker registers nowhere and no client finds it",
+            f"write namesrvAddr=host:9876 into {file}",
+        )
+    return config.store_path_root_dir
+
+
+def _check_listening(checkup: Checkup, config: "BrokerConfig") -> None:
+    ports = {"listenPort": (config.bind_address, config.listen_port)}
+    if config.metrics_exporter_type == "PROM" and config.metrics_prom_exporter_port:
+        host = config.metrics_prom_exporter_host or config.bind_address
+        ports["metricsPromExporterPort"] = (host, config.metrics_prom_exporter_port)
+    for key, (host, port) in ports.items():
+        if is_free(host, port):
+            checkup.ok("port", f"{key} {port} is free")
+            continue
+        owner = owner_of(port)
+        by = f" by {owner}" if owner else ""
+        fix = f"if that is not this broker, running: stop it, or write another {key}"
+        report: Any = checkup.note if owner and "aerobee" in owner else checkup.fault
+        report("port", f"{key} {port} is taken{by}", fix)
+
+
+def _check_advertised(checkup: Checkup, config: "BrokerConfig") -> None:
+    address = config.broker_ip1
+    if not address:
+        return
+    if is_loopback(address):
+        checkup.note(
+            "advertised address",
+            f"brokerIP1 is {address}: only programs on this machine reach it",
+            "set brokerIP1 to an address that clients reach, or leave it out",
+        )
+    elif not _is_ours(address):
+        checkup.note(
+            "advertised address",
+            f"brokerIP1 {address} is no address of this machine",
+            "right behind a port forwarding; otherwise clients go astray: correct it or leave it out",
+        )
+    else:
+        checkup.ok("advertised address", f"brokerIP1 {address} is an address of this machine")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address names the machine that looks it up."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def is_container_address(host: str) -> bool:
+    """Whether an address looks like a container's own on its host."""
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return any(address in network for network in CONTAINER_NETWORKS)
+
+
+def _is_ours(host: str) -> bool:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError:
+            return False
+    return True
+
+
+def check_store(checkup: Checkup, folder: Path) -> None:
+    """Check a store folder: permissions, who has it, how it was left, room on the disk."""
+    existing = folder
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not os.access(existing, os.R_OK | os.W_OK | os.X_OK):
+        owner = existing.owner() if existing.exists() else "nobody"
+        checkup.fault(
+            "store folder",
+            f"{existing} belongs to {owner}; this user ({_user()}) may not read and write it",
+            f"chown -R {_user()} {existing}, or run the broker as {owner}",
+        )
+    elif existing != folder:
+        checkup.ok("store folder", f"{folder} is not there yet; it can be made in {existing}")
+    else:
+        _check_content(checkup, folder)
+    _check_disk(checkup, existing)
+
+
+def _user() -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
+def _check_content(checkup: Checkup, folder: Path) -> None:
+    from aerobee_console.store import StoreFolder
+
+    if not any(folder.iterdir()):
+        checkup.ok("store folder", f"{folder} is empty and can be written")
+        return
+    try:
+        store = StoreFolder(folder)
+    except Failure as none:
+        checkup.fault("store folder", str(none), "name the right folder in storePathRootDir, or an empty one")
+        return
+    except OSError as refused:
+        checkup.fault("store folder", str(refused), f"chown -R {_user()} {folder}")
+        return
+    for finding in store.findings:
+        checkup.fault("store folder", str(finding), finding.advice)
+    if store.owner_pid is not None:
+        fix = "a second broker on this folder refuses to start; stop the first, or use another folder"
+        checkup.note("store folder", f"{folder} is in use by process {store.owner_pid}", fix)
+    elif store.was_aborted:
+        fix = "nothing to do: the next start recovers it. `aerobee store verify` says what it will find"
+        checkup.note("store folder", f"{folder} was not closed in order", fix)
+    elif not store.findings:
+        checkup.ok("store folder", f"{folder} was closed in order and can be written")
+
+
+def _check_disk(checkup: Checkup, folder: Path) -> None:
+    usage = shutil.disk_usage(folder)
+    if not usage.total:  # no disk: /proc, for one
+        checkup.fault("disk", f"{folder} is on no disk", "name a folder on one")
+        return
+    used = 1 - usage.free / usage.total
+    text = f"{usage.free // MIB} MiB free, {used:.0%} used, at {folder}"
+    fix = "free space or use a larger disk; fileReservedTime says how long messages are kept"
+    if used >= USED_FAULT or usage.free < FREE_BYTES_MIN:
+        checkup.fault("disk", f"{text}: brokers refuse messages", fix)
+    elif used >= USED_WARNING:
+        checkup.note("disk", f"{text}: old messages go before their time", fix)
+    else:
+        checkup.ok("disk", text)
