@@ -25,6 +25,7 @@ from aerobee_proto.errors import RecordError
 from aerobee_proto.javahash import index_key_hash
 from aerobee_proto.properties import find_property
 from aerobee_proto.records import RECORD_SIZE_MIN, RecordHeader, scan_header
+from aerobee_store import failpoints
 from aerobee_store.checkpoint import Checkpoint
 from aerobee_store.commit_log import CommitLog
 from aerobee_store.config import StoreConfig
@@ -147,14 +148,18 @@ class _Recovery:
             except _StartEarlier as wish:
                 start = self._earlier(start, wish.offset)
                 self._distrust(start)
+        failpoints.hit("recovery.walked")
         self._quarantine()
         self._log.set_end(end)
+        failpoints.hit("recovery.cut")
         report.start_offset, report.end_offset = start, end
         report.min_offset = self._log.min_offset
         self._parts.queues.cut_at_physical(end)
         self._parts.queues.correct_min_offsets(self._log.min_offset)
         self._recover_index(start, end)
+        failpoints.hit("recovery.indexed")
         self._make_durable()
+        failpoints.hit("recovery.durable")
         return report
 
     # --- an empty log ----------------------------------------------------------------------------------
@@ -228,6 +233,7 @@ class _Recovery:
         first = self._log.mapped.min_offset
         repair = _QueueRepair(self._parts, report, start, may_start_earlier=start > first)
         repair.prepare()
+        failpoints.hit("recovery.prepared")
         for record in walker.walk(start):
             report.walked_records += 1
             report.last_store_timestamp = max(report.last_store_timestamp, record.store_timestamp)
@@ -466,6 +472,8 @@ class _QueueRepair:
 
         def verify(entry: ConsumeQueueEntry, offset: int) -> bool:
             place = entry.physical_offset
+            if entry.size == HOLE_SIZE:
+                return True
             if place >= self._start or _agrees(self._log, queue, entry):
                 return True
             if self._log.is_damaged(place) or self._log.mapped.find(place) is None:
