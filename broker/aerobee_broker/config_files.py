@@ -12,6 +12,7 @@ Invariants
 """
 
 import asyncio
+import errno
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +23,7 @@ import structlog
 
 from aerobee_proto import javajson
 from aerobee_proto.errors import FormatError
+from aerobee_store.errors import StoreFull
 from aerobee_store.io import StoreIo
 from aerobee_store.json_files import JsonFile
 
@@ -152,7 +154,10 @@ class ConfigFiles:
                 return
             revision = entry.table.revision
             content = encode_config(entry.table.to_json())
-            await asyncio.get_running_loop().run_in_executor(self._thread, entry.writer.save, content)
+            try:
+                await asyncio.get_running_loop().run_in_executor(self._thread, entry.writer.save, content)
+            except StoreFull as full:
+                raise OSError(errno.ENOSPC, str(full)) from full
             entry.saved_revision = revision
 
     async def run(self) -> None:
