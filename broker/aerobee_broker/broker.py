@@ -48,6 +48,7 @@ __all__ = ["Broker"]
 log = structlog.get_logger()
 
 HELD_PULL_SWEEP_S: Final = 0.1
+DISPATCH_RETRY_S: Final = 1.0  # while the disk is full
 INDEX_PAUSE_S: Final = 0.01  # between two rounds of index work
 INDEX_ROUND: Final = 2048  # messages indexed in one go: about 3 ms of the loop
 
@@ -213,8 +214,17 @@ class Broker:
         if len(self._pulls.held):
             for topic, queue_id, max_offset, tag_hashes in arrivals:
                 self._pulls.wake(topic, queue_id, max_offset, tag_hashes)
+        if store.not_writeable_reason is not None and "dispatch" not in self._timers:
+            self._later("dispatch", DISPATCH_RETRY_S, self._confirm_again)
         if "index" not in self._timers and store.index_backlog:
             self._later("index", INDEX_PAUSE_S, self._build_index)
+
+    def _confirm_again(self) -> None:
+        """Queue entries that found no room are tried again: while they wait no send, so no sync, does it."""
+        del self._timers["dispatch"]
+        store = self.services.store
+        if not self.failed.done():
+            self._confirm(store.flushed_offset if self._sync else store.end_offset)
 
     def _build_index(self) -> None:
         del self._timers["index"]
