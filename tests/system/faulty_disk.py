@@ -1,0 +1,44 @@
+"""A real disk with faults to order: syncs that fail, and no room for new files."""
+
+from pathlib import Path
+
+from aerobee_store.errors import StoreFull
+from aerobee_store.io import Buffer, DataFile, DiskIo
+
+__all__ = ["FaultyDisk"]
+
+
+class _FaultyFile:
+    """A data file whose syncs fail while its disk says so."""
+
+    def __init__(self, file: DataFile, disk: "FaultyDisk") -> None:
+        self._file = file
+        self._disk = disk
+        self.path, self.size, self.view = file.path, file.size, file.view
+        self.write, self.zero, self.close = file.write, file.zero, file.close
+        self.data_extents = file.data_extents
+
+    def sync(self) -> None:
+        self._disk.syncs += 1
+        if self._disk.sync_error is not None:
+            raise self._disk.sync_error
+        self._file.sync()
+
+
+class FaultyDisk(DiskIo):
+    """`sync_error` is raised by every sync while it is set; while `is_full` nothing new can be created."""
+
+    def __init__(self) -> None:
+        self.sync_error: OSError | None = None
+        self.is_full = False
+        self.syncs = 0
+
+    def open_file(self, path: Path, size: int, *, create: bool = False, writable: bool = True) -> DataFile:
+        if create and self.is_full:
+            raise StoreFull(path, size)
+        return _FaultyFile(super().open_file(path, size, create=create, writable=writable), self)
+
+    def replace_bytes(self, path: Path, data: Buffer, *, keep_previous: bool = True) -> None:
+        if self.is_full:
+            raise StoreFull(path, len(data))
+        super().replace_bytes(path, bytes(data), keep_previous=keep_previous)
