@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
+from aerobee_store import failpoints
 from aerobee_store.io import DataFile, StoreIo
 
 __all__ = ["Checkpoint", "Stamps", "Watermark"]
@@ -115,7 +116,9 @@ class Checkpoint:
         copy = _COPY.pack(_MAGIC, generation, *watermark, raw_stamps)
         file.write(_COPY_AT[generation % 2], copy + _CRC.pack(crc32c(copy)))
         file.sync()
+        failpoints.hit("checkpoint.copy_written")
         file.write(0, raw_stamps)
+        failpoints.hit("checkpoint.stamps_written")
         file.sync()
         self._generation = generation
         self.stamps = stamps

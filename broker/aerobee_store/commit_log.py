@@ -90,7 +90,9 @@ class CommitLog:
         """Append whole records; the caller has made sure that they fit in `room()`."""
         last = self._last
         assert last is not None
+        failpoints.hit("commit_log.before_write")
         last.data.write(self.end_offset - last.offset, data)
+        failpoints.hit("commit_log.after_write")
         self.end_offset += len(data)
 
     def roll(self) -> None:
@@ -102,6 +104,7 @@ class CommitLog:
         start = last.end if last is not None else self.end_offset
         with self._preparing:
             file = self._take_prepared(start) or self.mapped.create(start)
+        failpoints.hit("commit_log.before_roll")
         if last is not None and self.end_offset < last.end:
             left = last.end - self.end_offset
             last.data.write(self.end_offset - last.offset, _BLANK.pack(left, BLANK_MAGIC))

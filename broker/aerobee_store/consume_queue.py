@@ -24,6 +24,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from aerobee_store import failpoints
 from aerobee_store.errors import CorruptStore, StoreError
 from aerobee_store.io import StoreIo
 from aerobee_store.mapped_files import MappedFile, MappedFileQueue
@@ -312,6 +313,7 @@ class ConsumeQueue:
         """
         assert entries
         assert len(entries) % ENTRY_SIZE == 0
+        failpoints.hit("consume_queue.before_write")
         files = self._files
         if not files.files:
             self._put_first(first_offset, entries)
@@ -322,6 +324,7 @@ class ConsumeQueue:
             if physical_offset < self.last_physical_end:
                 raise self._out_of_order(self.last_physical_end, physical_offset, "physical offset")
             self._write(first_offset * ENTRY_SIZE, entries)
+        failpoints.hit("consume_queue.after_write")
         self.max_offset = first_offset + len(entries) // ENTRY_SIZE
         physical_offset, size, _ = ENTRY.unpack_from(entries, len(entries) - ENTRY_SIZE)
         self.last_physical_end = physical_offset + size
@@ -371,9 +374,11 @@ class ConsumeQueue:
         flushed = self._flushed_offset * ENTRY_SIZE
         if flushed >= target * ENTRY_SIZE:
             return
+        failpoints.hit("consume_queue.before_sync")
         for file in self._files.files:
             if file.end > flushed:
                 file.data.sync()
+        failpoints.hit("consume_queue.after_sync")
         self._flushed_offset = target
 
     # --- reading ---------------------------------------------------------------------------------------

@@ -1,14 +1,59 @@
 """Named places in the store where a test may stop the world.
 
 `hit(name)` costs one dictionary look-up in an empty dictionary unless a test armed that name. An armed
-failpoint calls its action, which may raise (a disk fault) or kill the process (a crash).
-Names are `module.moment`, e.g. `commit_log.before_sync`; `grep failpoints.hit` lists them all.
+failpoint calls its action, which may raise (a disk fault) or end the process (a crash).
+Names are `module.moment`, e.g. `commit_log.before_sync`; FAILPOINTS lists them all.
+
+A process of its own is armed by text, which the broker reads from an environment variable:
+`name=ACTION[@N]`, separated by commas. ACTION is `kill` (SIGKILL) or `exit` (as if by exit(1), without any
+cleaning up); it happens when execution passes the place for the N-th time, the first without N.
 """
 
+import itertools
+import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
-__all__ = ["arm", "armed", "disarm", "hit"]
+__all__ = ["FAILPOINTS", "arm", "arm_from_text", "armed", "disarm", "hit"]
+
+FAILPOINTS: Final = frozenset(
+    {
+        "checkpoint.copy_written",
+        "checkpoint.stamps_written",
+        "commit_log.after_sync",
+        "commit_log.after_write",
+        "commit_log.before_roll",
+        "commit_log.before_sync",
+        "commit_log.before_write",
+        "commit_log.rolled",
+        "consume_queue.after_sync",
+        "consume_queue.after_write",
+        "consume_queue.before_sync",
+        "consume_queue.before_write",
+        "index_file.after_sync",
+        "index_file.before_header",
+        "index_file.before_slots",
+        "index_file.before_sync",
+        "io.before_rename",
+        "io.file_allocated",
+        "io.file_created",
+        "io.previous_kept",
+        "io.renamed",
+        "recovery.cut",
+        "recovery.durable",
+        "recovery.indexed",
+        "recovery.prepared",
+        "recovery.walked",
+        "store.abort_removed",
+        "store.abort_written",
+        "store.after_confirm",
+        "store.before_confirm",
+        "store.closing",
+        "store.settled",
+    }
+)
 
 _actions: dict[str, Callable[[], None]] = {}
 
@@ -24,6 +69,48 @@ def hit(name: str) -> None:
 def arm(name: str, action: Callable[[], None]) -> None:
     """Call `action` each time execution passes `name`, until `disarm(name)`."""
     _actions[name] = action
+
+
+def arm_from_text(text: str) -> tuple[str, ...]:
+    """Arm what `text` says (see the top of the module); the names. ValueError, and nothing armed, when it
+    names a place or an action that there is not."""
+    wanted = [_parse(piece.strip()) for piece in text.split(",") if piece.strip()]
+    for name, ending, count in wanted:
+        arm(name, _at_hit(count, ending))
+    return tuple(name for name, _, _ in wanted)
+
+
+def _parse(piece: str) -> tuple[str, Callable[[], None], int]:
+    name, _, rest = piece.partition("=")
+    action, at, number = rest.partition("@")
+    if name not in FAILPOINTS:
+        raise ValueError(
+            f"{piece}: there is no failpoint {name!r}; there are {', '.join(sorted(FAILPOINTS))}"
+        )
+    if action not in _ENDINGS or (at and not (number.isdecimal() and int(number) > 0)):
+        raise ValueError(f"{piece}: write {name}=kill@3 or {name}=exit, the number counts passes from 1")
+    return name, _ENDINGS[action], int(number or 1)
+
+
+def _at_hit(count: int, ending: Callable[[], None]) -> Callable[[], None]:
+    passes = itertools.count(1)  # next() is atomic: threads may pass at the same time
+
+    def pass_by() -> None:
+        if next(passes) == count:
+            ending()
+
+    return pass_by
+
+
+def _kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _exit() -> None:
+    os._exit(1)
+
+
+_ENDINGS: Final = {"kill": _kill, "exit": _exit}
 
 
 def disarm(name: str) -> None:

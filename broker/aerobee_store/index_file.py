@@ -28,6 +28,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from aerobee_store import failpoints
 from aerobee_store.errors import CorruptStore
 from aerobee_store.io import DataFile
 
@@ -145,7 +146,9 @@ class IndexFile:
         entries["previous"] = previous
         self.dirty = True
         self._data.write(self._entries_at + number * ENTRY_SIZE, entries.tobytes())
+        failpoints.hit("index_file.before_slots")
         self._write_slots(newest_slots, newest_numbers)
+        failpoints.hit("index_file.before_header")
         self.next_entry = number + count
         self.used_slots += int(np.count_nonzero(previous == 0))
         self.end_physical = int(physical_offsets[-1])
@@ -206,7 +209,9 @@ class IndexFile:
     def sync(self) -> None:
         """Make every earlier put durable. OSError is final for the store."""
         self.dirty = False
+        failpoints.hit("index_file.before_sync")
         self._data.sync()
+        failpoints.hit("index_file.after_sync")
 
     def close(self) -> None:
         """Close the file."""

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from aerobee_store import failpoints
 from aerobee_store.errors import CorruptStore, StoreError, StoreFull, StoreLocked
 
 __all__ = ["Buffer", "DataFile", "DiskIo", "FolderEntry", "LockHandle", "StoreIo"]
@@ -220,7 +221,9 @@ class DiskIo:
         self.make_folder(path.parent)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
+            failpoints.hit("io.file_created")
             os.posix_fallocate(fd, 0, size)
+            failpoints.hit("io.file_allocated")
             os.fsync(fd)
             self.sync_folder(path.parent)
         except OSError as error:
@@ -261,6 +264,7 @@ class DiskIo:
         if keep_previous and path.exists():
             previous = path.with_name(path.name + ".bak")
             self._write_beside(previous, path.read_bytes())
+            failpoints.hit("io.previous_kept")
         self._write_beside(path, data)
         self.sync_folder(path.parent)
 
@@ -273,7 +277,9 @@ class DiskIo:
                 out.write(data)
                 out.flush()
                 os.fsync(out.fileno())
+            failpoints.hit("io.before_rename")
             beside.rename(path)
+            failpoints.hit("io.renamed")
         except OSError as error:
             beside.unlink(missing_ok=True)
             if error.errno in _NO_ROOM:

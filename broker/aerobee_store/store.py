@@ -26,6 +26,7 @@ from typing import Any
 import structlog
 
 from aerobee_proto.records import RECORD_SIZE_MIN
+from aerobee_store import failpoints
 from aerobee_store.appender import Appender
 from aerobee_store.check import check_store
 from aerobee_store.checkpoint import Checkpoint, Stamps, Watermark
@@ -113,6 +114,7 @@ class MessageStore:
         aborted = self._guard.was_aborted
         if not aborted:
             self._guard.announce_changes(os.getpid())
+            failpoints.hit("store.abort_written")
         try:
             self._log.load()
             self._queues.load()
@@ -190,6 +192,7 @@ class MessageStore:
         log.info("store.closed", end_offset=self._tail[0], poisoned=self._poison is not None)
 
     def _settle(self) -> None:
+        failpoints.hit("store.closing")
         try:
             self.flush_disk()
             self.confirm(self._log.flushed_offset)
@@ -200,8 +203,10 @@ class MessageStore:
             # The log has every message; the next start builds what found no room here.
             log.warning("store.closed_with_backlog", reason=str(error))
             return
+        failpoints.hit("store.settled")
         if not self._dispatcher.is_stuck and not self._appender.pending:
             self._guard.all_changes_durable()
+            failpoints.hit("store.abort_removed")
 
     def _release(self) -> None:
         self._checkpoint.close()
@@ -284,7 +289,9 @@ class MessageStore:
         Batches are confirmed whole. Entries that find no room on the disk are tried again by the next
         call; until then sends are refused.
         """
+        failpoints.hit("store.before_confirm")
         arrivals = self._dispatcher.confirm(offset)
+        failpoints.hit("store.after_confirm")
         if self._dispatcher.is_stuck and not self._full_until:
             self._full_until = self._clock() + _FULL_RETRY_MS
             log.warning("store.disk_full_met", path=str(self._config.consume_queue_path))
