@@ -14,7 +14,9 @@ from aerobee_console.tables import Column, print_json, print_table, show
 
 __all__ = ["app"]
 
-app = App("cluster", help="List the brokers of a cluster; show figures and settings of one.")
+app = App(
+    "cluster", help="List the brokers of a cluster; show figures and settings of one.", help_epilogue=""
+)
 Broker = Annotated[str, Parameter(help="Name or address of a broker.")]
 
 COLUMNS: Final = (

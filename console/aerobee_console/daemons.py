@@ -32,7 +32,11 @@ SettingsFile = Annotated[Path | None, Parameter(name=["--config", "-c"], help="P
 Settings = Annotated[
     tuple[str, ...],
     Parameter(
-        name="--set", negative=(), json_list=False, help="One setting, key=value, under RocketMQ's name."
+        name="--set",
+        negative=(),
+        json_list=False,
+        show_default=False,
+        help="One setting, key=value, under RocketMQ's name.",
     ),
 ]
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = App("group", help="List, describe, create and delete consumer groups.")
+app = App("group", help="List, describe, create and delete consumer groups.", help_epilogue="")
 Group = Annotated[str, Parameter(help="Name of the group.")]
 
 GROUP_COLUMNS: Final = (

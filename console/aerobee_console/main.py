@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Group
 
 from aerobee_console.failures import INTERRUPTED, OK, USAGE, describe, exit_code_of
 
@@ -51,10 +51,22 @@ def make_app() -> App:
         version=_version,
         version_flags=["--version"],
         help_flags=["--help", "-h"],
+        help_format="plaintext",
         result_action="return_value",
     )
+    groups = {name: Group.create_ordered(name) for name in ("Servers", "Messages", "Cluster", "Files")}
     for position, (name, target, help_text, group) in enumerate(COMMANDS):
-        app.command(f"aerobee_console.{target}", name=name, help=help_text, group=group, sort_key=position)
+        # The epilogue is for the first page; an app of its own says so itself.
+        more = {} if target.endswith(":app") else {"help_epilogue": ""}
+        app.command(
+            f"aerobee_console.{target}",
+            name=name,
+            help=help_text,
+            group=groups[group],
+            sort_key=position,
+            **more,
+        )
+    app.register_install_completion_command(group=groups["Files"])
     return app
 
 

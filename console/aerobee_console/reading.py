@@ -25,7 +25,9 @@ StreamOutput = Annotated[
     Parameter(name=["--output", "-o"], help="table: a line each; json: an object a line; raw: the bodies."),
 ]
 Tags = Annotated[str | None, Parameter(help='Only messages with these tags, "new || paid".')]
-Follow = Annotated[bool, Parameter(name=["--follow", "-f"], negative=(), help="Go on with new messages.")]
+Follow = Annotated[
+    bool, Parameter(name=["--follow", "-f"], negative=(), show_default=False, help="Go on with new messages.")
+]
 
 
 def consume(
@@ -47,7 +49,8 @@ def consume(
     count: Annotated[int | None, Parameter(help="End after this many messages.")] = None,
     tags: Tags = None,
     queues: Annotated[
-        tuple[int, ...], Parameter(name="--queue", negative=(), help="Only this queue; may be repeated.")
+        tuple[int, ...],
+        Parameter(name="--queue", negative=(), show_default=False, help="Only this queue; may be repeated."),
     ] = (),
     follow: Follow = False,
     output: StreamOutput = "table",

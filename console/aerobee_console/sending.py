@@ -46,12 +46,22 @@ def send(
     keys: Annotated[
         tuple[str, ...],
         Parameter(
-            name=["--keys", "--key"], negative=(), json_list=False, help="Look-up word; may be repeated."
+            name=["--keys", "--key"],
+            negative=(),
+            json_list=False,
+            show_default=False,
+            help="Look-up word; may be repeated.",
         ),
     ] = (),
     properties: Annotated[
         tuple[str, ...],
-        Parameter(name="--property", negative=(), json_list=False, help="name=value; may be repeated."),
+        Parameter(
+            name="--property",
+            negative=(),
+            json_list=False,
+            show_default=False,
+            help="name=value; may be repeated.",
+        ),
     ] = (),
     delay: Annotated[
         str | None, Parameter(help="Deliver later: a level (1 to 18) or its time, like 30s.")

@@ -38,7 +38,9 @@ class Connect:
         ),
     ] = "127.0.0.1:9876"
     timeout: Annotated[float, Parameter(help="Seconds to wait for one answer.")] = 3.0
-    tls: Annotated[bool, Parameter(negative=(), env_var="AEROBEE_TLS", help="Speak TLS.")] = False
+    tls: Annotated[
+        bool, Parameter(negative=(), show_default=False, env_var="AEROBEE_TLS", help="Speak TLS.")
+    ] = False
     tls_ca: Annotated[
         Path | None, Parameter(help="Trust the certificates of this PEM file. Implies --tls.")
     ] = None

@@ -22,10 +22,10 @@ from aerobee_console.tables import Column, print_json, print_table, printable
 
 __all__ = ["app"]
 
-app = App("store", help="Verify or dump a store folder, without changing a byte of it.")
+app = App("store", help="Verify or dump a store folder, without changing a byte of it.", help_epilogue="")
 Folder = Annotated[Path, Parameter(help="The store folder: the one with commitlog in it.")]
 CommitLog = Annotated[Path | None, Parameter(help="The commit log's folder, if it is elsewhere.")]
-Json = Annotated[bool, Parameter(negative=(), help="The same as -o json.")]
+Json = Annotated[bool, Parameter(negative=(), show_default=False, help="The same as -o json.")]
 
 FILE_COLUMNS: Final = (
     Column("path", "file"),
@@ -44,7 +44,12 @@ def verify(
     *,
     commit_log: CommitLog = None,
     property_crc: Annotated[
-        bool, Parameter(negative=(), help="Demand RocketMQ's own record checksum (enabledAppendPropCRC).")
+        bool,
+        Parameter(
+            negative=(),
+            show_default=False,
+            help="Demand RocketMQ's own record checksum (enabledAppendPropCRC).",
+        ),
     ] = False,
     json: Json = False,
     output: Output = "table",

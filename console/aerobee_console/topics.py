@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = App("topic", help="List, create, describe, alter and delete topics.")
+app = App("topic", help="List, create, describe, alter and delete topics.", help_epilogue="")
 Topic = Annotated[str, Parameter(help="Name of the topic.")]
 Queues = Annotated[int | None, Parameter(help="Queues on each broker.")]
 WriteQueues = Annotated[int | None, Parameter(help="Queues to write to, if not all.")]
 Permission = Annotated[Literal["r", "w", "rw"] | None, Parameter(name=["--permission", "--perm"])]
 ClusterName = Annotated[str | None, Parameter(help="Only in this cluster.")]
-Yes = Annotated[bool, Parameter(name=["--yes", "-y"], negative=(), help="Do not ask.")]
+Yes = Annotated[bool, Parameter(name=["--yes", "-y"], negative=(), show_default=False, help="Do not ask.")]
 
 QUEUE_COLUMNS: Final = (
     Column("broker_name", "broker"),
@@ -151,14 +151,23 @@ def create(
     queues: Annotated[int, Parameter(help="Queues on each broker.")] = 8,
     write_queues: WriteQueues = None,
     permission: Permission = None,
-    order: Annotated[bool, Parameter(negative=(), help="Mark it as an ordered topic.")] = False,
+    order: Annotated[
+        bool, Parameter(negative=(), show_default=False, help="Mark it as an ordered topic.")
+    ] = False,
     attributes: Annotated[
         tuple[str, ...],
-        Parameter(name="--attribute", negative=(), json_list=False, help="name=value; repeatable."),
+        Parameter(
+            name="--attribute",
+            negative=(),
+            json_list=False,
+            show_default=False,
+            help="name=value; repeatable.",
+        ),
     ] = (),
     cluster: ClusterName = None,
     brokers: Annotated[
-        tuple[str, ...], Parameter(name="--broker", negative=(), help="Only on this broker; repeatable.")
+        tuple[str, ...],
+        Parameter(name="--broker", negative=(), show_default=False, help="Only on this broker; repeatable."),
     ] = (),
     output: Output = "table",
     connect: Connect | None = None,
