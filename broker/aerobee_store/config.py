@@ -65,7 +65,6 @@ class StoreConfig:
     # Recovery.
     verify_property_crc: bool = False
     accept_loss: bool = False
-    clock_skew_max_ms: int = 24 * _HOUR
     full_walk_size_max: int = 256 * 1024 * 1024
 
     def __post_init__(self) -> None:

@@ -5,10 +5,15 @@ Touches  queues and index it is given.
 Invariants
 - confirmed_offset is the end of the last batch whose queue entries are written; readers see nothing beyond.
 - Entries of a queue are written in order, one write a queue and call.
+- What is stuck for want of room is in `_stuck` before confirmed_offset moves past it.
 - Keys wait in `index_backlog` in log order until build_index() or a query takes them.
+
+Threads: one thread calls everything; a worker may read confirmed_offset, confirmed_timestamp, indexed_offset
+and is_stuck, in this order, to learn what a flush that it begins afterwards will cover.
 """
 
 from collections import deque
+from contextlib import suppress
 from itertools import islice
 
 from aerobee_store.appender import PendingBatch, QueueTail
@@ -39,8 +44,8 @@ class Dispatcher:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether queue entries wait for room on the disk."""
-        return bool(self._stuck)
+        """Whether queue entries, or too many keys, wait for room on the disk."""
+        return bool(self._stuck) or len(self._index_backlog) > INDEX_BACKLOG_MAX
 
     def confirm(self, offset: int) -> list[Arrival]:
         """Write the queue entries of every batch that ends at or below `offset`; what arrived.
@@ -48,26 +53,28 @@ class Dispatcher:
         Entries for which the disk has no room are kept and tried again by the next call.
         """
         pending = self._pending
-        work = self._stuck
-        if work:
-            self._stuck = {}
+        if not self._stuck and (not pending or pending[0].end_offset > offset):
+            return []
+        work = dict(self._stuck)
+        last: PendingBatch | None = None
         while pending and pending[0].end_offset <= offset:
-            batch = pending.popleft()
-            for tail, first, entries, tags in batch.touched:
+            last = pending.popleft()
+            for tail, first, entries, tags in last.touched:
                 known = work.get(tail)
                 if known is None:
                     work[tail] = (first, entries, tags)
                 else:
                     known[1].extend(entries)
                     known[2].extend(tags)
-            self._index_backlog.extend(batch.index_items)
-            self.confirmed_offset = batch.end_offset
-            self.confirmed_timestamp = batch.store_timestamp
-        if not work:
-            return []
+            self._index_backlog.extend(last.index_items)
         arrivals = self._write(work)
+        if last is not None:
+            # In this order, and after the entries: the worker reads them the other way round.
+            self.confirmed_timestamp = last.store_timestamp
+            self.confirmed_offset = last.end_offset
         if len(self._index_backlog) > INDEX_BACKLOG_MAX:
-            self.build_index(INDEX_BACKLOG_MAX)
+            with suppress(StoreFull):
+                self.build_index(INDEX_BACKLOG_MAX)
         return arrivals
 
     def _write(self, work: dict[QueueTail, _Work]) -> list[Arrival]:
@@ -96,7 +103,11 @@ class Dispatcher:
     @property
     def indexed_offset(self) -> int:
         """All keys of records below this physical offset are in the index."""
-        return self._index_backlog[0][3] if self._index_backlog else self.confirmed_offset
+        confirmed = self.confirmed_offset
+        try:
+            return self._index_backlog[0][3]
+        except IndexError:  # empty, maybe only just
+            return confirmed
 
     def build_index(self, limit: int) -> int:
         """Index the keys of at most `limit` records; how many keys. StoreFull keeps them waiting."""

@@ -77,7 +77,6 @@ class RecoveryReport:
     walked_records: int = 0
     dispatched_records: int = 0
     cut_entries: int = 0
-    torn_bytes: int = 0
     duplicate_records: int = 0
     renumbered_records: int = 0
     hole_entries: int = 0
@@ -111,7 +110,6 @@ class Parts:
     checkpoint: Checkpoint
     config: StoreConfig
     io: StoreIo
-    now_ms: int
 
 
 def recover(parts: Parts, *, aborted: bool) -> RecoveryReport:

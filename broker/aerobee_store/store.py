@@ -8,15 +8,17 @@ confirm() writes its queue entry, from when on readers see it; build_index() mak
 Invariants
 - flushed_offset <= end_offset and confirmed_offset <= end_offset. In sync mode the caller confirms nothing
   beyond flushed_offset, so that nobody reads what a power failure could take back.
-- After a failed sync nothing is written any more and `abort` stays: what is on disk is known again only
-  after the next start has looked.
+- After a failed sync, or a file that could not be made for another reason than a full disk (read-only, no
+  permission, an error of the device), nothing is written any more and `abort` stays: what is on disk is
+  known again only after the next start has looked.
 
-Threads: everything is called by one thread, but flush_disk(), flush_queues(), write_checkpoint() and
-preallocate(), which one worker thread at a time may call beside it. What they share with the rest: the log's
-end (one tuple, replaced per append), flushed positions (written by the worker alone), and the rows of files
-(tuples, replaced). close() is called when no worker is inside.
+Threads: everything is called by one thread, but flush_disk(), which a flusher thread may call beside it, and
+flush_queues(), write_checkpoint() and preallocate(), which a third may. What they share with the rest: the
+log's end (one tuple, replaced per append), what each has flushed (written by that thread alone), and the
+rows of files (tuples, replaced). close() is called when none of them is inside.
 """
 
+import contextlib
 import os
 import struct
 from collections.abc import Callable, Sequence
@@ -79,12 +81,17 @@ class MessageStore:
         self.is_open = False
         # Why nothing can be written any more; set by whichever thread met the failure, never cleared.
         self._poison: str | None = None
+        # Called once, by the thread that met it, when the disk has failed for good.
+        self.on_failure: Callable[[OSError], None] = lambda error: None
         # When room may be looked for again after the disk was full, ms since the epoch; 0: it is not full.
         self._full_until = 0
         # (end_offset, newest store time) as one value, for the flusher.
         self._tail = (0, 0)
-        # Written by the worker thread only, after open().
-        self._stamps = Stamps()
+        # Store times of the newest message that is on disk. Written by flush_disk() only, after open().
+        self._log_timestamp = 0
+        # The rest is written by flush_queues() only, after open().
+        self._queue_timestamp = 0
+        self._index_timestamp = 0
         self._queue_end = 0
         self._index_end = 0
         self._index_last = -1
@@ -125,9 +132,7 @@ class MessageStore:
             if not aborted:
                 self._guard.all_changes_durable()
             raise
-        parts = Parts(
-            self._log, self._queues, self._index, self._checkpoint, self._config, self._io, self._clock()
-        )
+        parts = Parts(self._log, self._queues, self._index, self._checkpoint, self._config, self._io)
         report = recover(parts, aborted=aborted)
         self._begin(report)
         return report
@@ -144,14 +149,10 @@ class MessageStore:
         elif self._log.checksum_from is None:
             self._log.checksum_from = end
         old = self._checkpoint.stamps
-        newest = report.last_store_timestamp
-        self._stamps = Stamps(
-            max(old.log_timestamp, newest) if report.aborted else old.log_timestamp,
-            max(old.queue_timestamp, newest) if report.aborted else old.queue_timestamp,
-            self._index.full_timestamp or old.index_timestamp,
-            old.master_flushed_offset,
-            old.confirm_offset,
-        )
+        newest = report.last_store_timestamp if report.aborted else 0
+        self._log_timestamp = max(old.log_timestamp, newest)
+        self._queue_timestamp = max(old.queue_timestamp, newest)
+        self._index_timestamp = self._index.full_timestamp or old.index_timestamp
         self.write_checkpoint()
 
     def _log_recovery(self, report: RecoveryReport) -> None:
@@ -196,7 +197,7 @@ class MessageStore:
         try:
             self.flush_disk()
             self.confirm(self._log.flushed_offset)
-            self._dispatcher.build_index(self._dispatcher.index_backlog)
+            self.build_index(self.index_backlog)
             self.flush_queues()
             self.write_checkpoint()
         except StoreFull as error:
@@ -216,6 +217,11 @@ class MessageStore:
         self._guard.leave()
 
     # --- writing ---------------------------------------------------------------------------------------
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the disk has failed for good; only another start may find out what is on it."""
+        return self._poison is not None
 
     @property
     def not_writeable_reason(self) -> str | None:
@@ -250,6 +256,8 @@ class MessageStore:
             self._full_until = now_ms + _FULL_RETRY_MS
             log.warning("store.disk_full_met", path=str(error.path), wanted_bytes=error.wanted)
             raise
+        except OSError as error:
+            raise self._fail("commit log", error) from error
         finally:
             self._tail = (self._log.end_offset, now_ms)
         return answers
@@ -287,10 +295,16 @@ class MessageStore:
         """Let readers see every batch that ends at or below `offset`; what arrived, per queue.
 
         Batches are confirmed whole. Entries that find no room on the disk are tried again by the next
-        call; until then sends are refused.
+        call; until then sends are refused. After a failure of the disk nothing arrives any more.
         """
+        if self._poison is not None:
+            return []
         failpoints.hit("store.before_confirm")
-        arrivals = self._dispatcher.confirm(offset)
+        try:
+            arrivals = self._dispatcher.confirm(offset)
+        except OSError as error:
+            self._fail("consume queue", error)
+            return []
         failpoints.hit("store.after_confirm")
         if self._dispatcher.is_stuck and not self._full_until:
             self._full_until = self._clock() + _FULL_RETRY_MS
@@ -313,7 +327,7 @@ class MessageStore:
         except OSError as error:
             self._fail("commit log", error)
             raise
-        self._stamps = self._stamps._replace(log_timestamp=max(newest, self._stamps.log_timestamp))
+        self._log_timestamp = max(newest, self._log_timestamp)
         return flushed
 
     def flush_queues(self) -> None:
@@ -324,20 +338,20 @@ class MessageStore:
         indexed = self._dispatcher.indexed_offset if self._config.index_enabled else confirmed
         index_last = self._index.end_offset
         settled = not self._dispatcher.is_stuck
+        what = "consume queue"
         try:
             self._queues.flush()
+            what = "index"
             if self._config.index_enabled:
                 self._index.flush()
         except OSError as error:
-            self._fail("queues or index", error)
+            self._fail(what, error)
             raise
         if settled:
             self._queue_end = confirmed
             self._index_end, self._index_last = min(indexed, confirmed), index_last
-            self._stamps = self._stamps._replace(
-                queue_timestamp=max(stamp, self._stamps.queue_timestamp),
-                index_timestamp=max(self._index.full_timestamp, self._stamps.index_timestamp),
-            )
+            self._queue_timestamp = max(stamp, self._queue_timestamp)
+            self._index_timestamp = max(self._index.full_timestamp, self._index_timestamp)
 
     def write_checkpoint(self) -> None:
         """Write how far everything is on disk. Errors as flush_disk()."""
@@ -354,23 +368,44 @@ class MessageStore:
             -1 if sealed is None else sealed,
         )
         try:
-            self._checkpoint.write(self._stamps, watermark)
+            self._checkpoint.write(self._stamps(), watermark)
         except OSError as error:
             self._fail("checkpoint", error)
             raise
 
-    def _fail(self, what: str, error: OSError) -> None:
-        self._poison = f"the disk refused to sync the {what} ({error}); restart the broker after a look at it"
-        log.error("store.sync_failed", what=what, reason=str(error), flushed_offset=self._log.flushed_offset)
+    def _stamps(self) -> Stamps:
+        kept = self._checkpoint.stamps
+        return kept._replace(
+            log_timestamp=self._log_timestamp,
+            queue_timestamp=self._queue_timestamp,
+            index_timestamp=self._index_timestamp,
+        )
+
+    def _fail(self, what: str, error: OSError) -> StorePoisoned:
+        """The disk has failed for good; the first failure is told, others that follow from it are not."""
+        reason = f"the disk failed at the {what} ({error}); restart the broker after a look at it"
+        if self._poison is None:
+            self._poison = reason
+            flushed = self._log.flushed_offset
+            path = str(error.filename or self._config.root)
+            log.error("store.disk_failed", what=what, path=path, reason=str(error), flushed_offset=flushed)
+            self.on_failure(error)
+        return StorePoisoned(reason)
 
     def preallocate(self) -> bool:
-        """Create the next log file ahead of its use; True if one was made. For a worker thread."""
+        """Create the next log file ahead of its use; True if one was made. For a worker thread.
+
+        Errors as flush_disk().
+        """
         if not self.is_open or self._poison is not None:
             return False
         try:
             return self._log.prepare_next()
         except StoreFull:
             return False
+        except OSError as error:
+            self._fail("commit log", error)
+            raise
 
     # --- index -----------------------------------------------------------------------------------------
 
@@ -380,13 +415,23 @@ class MessageStore:
         return self._dispatcher.index_backlog
 
     def build_index(self, limit: int) -> int:
-        """Index the keys of at most `limit` waiting messages; how many keys. StoreFull keeps them waiting."""
-        return self._dispatcher.build_index(limit)
+        """Index the keys of at most `limit` waiting messages; how many keys. StoreFull keeps them waiting.
+
+        After a failure of the disk none are indexed any more.
+        """
+        if self._poison is not None:
+            return 0
+        try:
+            return self._dispatcher.build_index(limit)
+        except OSError as error:
+            self._fail("index", error)
+            return 0
 
     def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> QueryResult:
         """The newest `max_num` messages of `topic` that carry `key` (a KEYS word or the unique key) and were
         stored in [begin, end] (ms), oldest first."""
-        self._dispatcher.build_index(self._dispatcher.index_backlog)
+        with contextlib.suppress(StoreFull):  # the newest keys wait for room; what is indexed can be found
+            self.build_index(self.index_backlog)
         return query_messages(
             self._index, self._log, topic, key, min(max_num, self._config.query_count_max), begin, end
         )

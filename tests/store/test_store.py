@@ -104,7 +104,7 @@ def test_a_message_is_stored_with_all_its_fields(store: MessageStore) -> None:
     assert (record.body, record.tags, record.keys, record.unique_key) == (b"hello", "TagA", ("a", "b"), "U1")
     assert record.born_host == record.store_host == ("1:203:405:607:809:a0b:c0d:e0f", 10911)
     assert (record.physical_offset, record.size) == (answer.physical_offset, answer.size)
-    assert record.store_timestamp == answer.store_timestamp == START_MS + 2
+    assert record.store_timestamp == answer.store_timestamp == START_MS + 1
     assert "__CRC32C" in record.property_map
 
 
