@@ -107,6 +107,7 @@ class Broker:
         started = time.perf_counter()
         loop = asyncio.get_running_loop()
         store = MessageStore(to_store_config(self._config), io=self._io, clock=self._clock)
+        store.on_failure = self._on_disk_failure
         await loop.run_in_executor(self._upkeep, store.open)
         self._store = store
         self._server = RemotingServer(
@@ -193,7 +194,8 @@ class Broker:
         except asyncio.CancelledError:
             raise
         except Exception as failed:
-            log.exception("broker.task_failed", task=name)
+            if not self.disk_has_failed:
+                log.exception("broker.task_failed", task=name)
             self._fail(failed)
 
     # --- what happens while it runs -----------------------------------------------------------------------------
@@ -259,10 +261,27 @@ class Broker:
             await asyncio.sleep(services.config.flush_interval_consume_queue / 1000)
             await loop.run_in_executor(self._upkeep, _upkeep, services.store)
 
+    def _on_disk_failure(self, failed: OSError) -> None:
+        """From whichever thread met the failure."""
+        self.failed.get_loop().call_soon_threadsafe(self._disk_failed, failed)
+
+    def _disk_failed(self, failed: OSError) -> None:
+        """The store has said what failed, and where; here nothing is promised any more."""
+        if self._durability is not None:
+            self._durability.fail(failed)
+        self._fail(failed)
+
     def _fail(self, failed: Exception) -> None:
-        if not self.failed.done():
-            log.error("broker.failed", reason=str(failed) or type(failed).__name__)
-            self.failed.set_result(failed)
+        if self.failed.done():
+            return
+        tell = log.warning if self.disk_has_failed else log.error
+        tell("broker.failed", reason=str(failed) or type(failed).__name__)
+        self.failed.set_result(failed)
+
+    @property
+    def disk_has_failed(self) -> bool:
+        """Whether the disk refused a sync or a file; what is on it is known again after the next start."""
+        return self._store is not None and self._store.has_failed
 
     def _facts(self) -> dict[str, object]:
         """State for the `broker.stats` line and for metrics."""
@@ -308,9 +327,13 @@ class Broker:
             if self._services is not None:
                 await self._services.files.close()
         except OSError as failed:
-            log.error("broker.config_not_saved", reason=str(failed))  # noqa: TRY400  # the text says it all
+            tell = log.warning if self.disk_has_failed else log.error
+            tell("broker.config_not_saved", reason=str(failed))
         if self._store is not None:
-            self._store.close()
+            try:
+                self._store.close()
+            except OSError as failed:
+                self._fail(failed)
 
 
 def _upkeep(store: MessageStore) -> None:

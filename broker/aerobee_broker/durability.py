@@ -156,7 +156,8 @@ class Durability:
         self._syncing = False
         self._idle.set()
         if failed is not None:
-            self._fail(failed)
+            self.fail(failed)
+        if self.failed is not None:
             return
         self.flushes += 1
         waiting = self._waiting
@@ -168,9 +169,13 @@ class Durability:
         if self._sync and self._store.end_offset > offset:
             self._begin_sync()
 
-    def _fail(self, failed: Exception) -> None:
+    def fail(self, failed: Exception) -> None:
+        """Nothing is promised any more: refuse what waits and whatever comes. Only the first call counts."""
+        if self.failed is not None:
+            return
         self.failed = failed
-        log.error("store.sync_failed", reason=str(failed), waiting_count=self.waiting_count)
+        if self._waiting:
+            log.warning("broker.sends_abandoned", reason=str(failed), waiting_count=self.waiting_count)
         while self._waiting:
             self._answer_late(self._waiting.popleft(), self._failed_code)
         self._on_failure(failed)

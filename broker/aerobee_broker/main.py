@@ -4,17 +4,19 @@
 
 Touches  the process: event loop, signals, log configuration, systemd's notification socket.
 
-Exit codes  0 orderly stop, 1 could not start or failed (a failed sync of the disk above all), 2 wrong settings.
+Exit codes  0 orderly stop, 1 could not start or failed, 2 wrong settings, 74 the disk failed: a person has to look.
 """
 
 import argparse
 import asyncio
+import errno
 import gc
+import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NoReturn
 
 import structlog
 import uvloop
@@ -25,12 +27,21 @@ from aerobee_proto.errors import AerobeeError
 from aerobee_remoting.logs import configure_logging
 from aerobee_remoting.settings import SettingsError, load_settings
 from aerobee_remoting.systemd import ServiceNotifier
+from aerobee_store import failpoints
 
-__all__ = ["ENVIRON_PREFIX", "load_config", "main", "run", "serve"]
+__all__ = ["ENVIRON_PREFIX", "EXIT_DISK_FAILED", "load_config", "main", "run", "serve"]
 
 log = structlog.get_logger()
 
 ENVIRON_PREFIX: Final = "AEROBEE_BROKER_"
+FAILPOINTS_VARIABLE: Final = (
+    "AEROBEE_FAILPOINTS"  # for tests of crashes; what it may say is told in failpoints
+)
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_DISK_FAILED: Final = os.EX_IOERR  # 74: started again by itself it might trust a disk that has lost pages
+# A start that meets one of these has the same disk to blame as a failed sync.
+DISK_ERRORS: Final = frozenset({errno.EIO, errno.EROFS, errno.ENXIO, errno.ENODEV, errno.ESTALE})
 STOP_AFTER_FAILURE_S: Final = 0.7  # a broker that cannot write is gone within a second
 SWITCH_INTERVAL_S: Final = 0.001  # the flusher thread gets its turn within this, instead of 5 ms
 
@@ -54,13 +65,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = load_config(parsed.config, {key: value for key, _, value in pairs})
     except SettingsError as refused:
         print(f"aerobee broker: {refused}", file=sys.stderr)
-        return 2
+        return EXIT_USAGE
     return run(config, parsed.config)
 
 
 def run(config: BrokerConfig, settings_file: Path | None = None) -> int:
     """Serve until SIGTERM or SIGINT. Returns the exit code."""
     configure_logging()
+    try:
+        armed = failpoints.arm_from_text(os.environ.get(FAILPOINTS_VARIABLE, ""))
+    except ValueError as refused:
+        print(f"aerobee broker: {FAILPOINTS_VARIABLE}: {refused}", file=sys.stderr)
+        return EXIT_USAGE
+    if armed:
+        log.warning("broker.failpoints_armed", names=armed)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     # Messages are not in cycles: collecting them early costs 4 % of the send rate and finds nothing.
     gc.set_threshold(50_000, 50, 50)
@@ -81,7 +99,7 @@ async def serve(config: BrokerConfig, notifier: ServiceNotifier, settings_file: 
     except (AerobeeError, OSError, ValueError) as failed:
         log.error("broker.start_failed", reason=str(failed))  # noqa: TRY400  # the text says it all
         await broker.close()
-        return 1
+        return EXIT_DISK_FAILED if getattr(failed, "errno", None) in DISK_ERRORS else EXIT_FAILED
     notifier.ready(f"serving on {broker.address}")
     watchdog = asyncio.create_task(_stay_alive(notifier), name="watchdog")
     try:
@@ -94,15 +112,24 @@ async def serve(config: BrokerConfig, notifier: ServiceNotifier, settings_file: 
 
 
 async def _stop(broker: Broker) -> int:
-    if not broker.failed.done():
-        await broker.close()
-        return 0
-    try:
-        async with asyncio.timeout(STOP_AFTER_FAILURE_S):
-            await broker.close()
-    except TimeoutError:
-        log.error("broker.stop_cut_short", after_s=STOP_AFTER_FAILURE_S)  # noqa: TRY400
-    return 1
+    # A disk that fails during an orderly stop bounds the rest of it too.
+    closing = asyncio.create_task(broker.close(), name="close")
+    ends: set[asyncio.Future[Any]] = {closing, broker.failed}
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    if broker.failed.done():
+        await asyncio.wait({closing}, timeout=STOP_AFTER_FAILURE_S)
+    code = 0 if not broker.failed.done() else EXIT_DISK_FAILED if broker.disk_has_failed else EXIT_FAILED
+    if not closing.done():
+        log.error("broker.stop_cut_short", after_s=STOP_AFTER_FAILURE_S)
+        _end_now(code)
+    await closing
+    return code
+
+
+def _end_now(code: int) -> NoReturn:
+    """Without waiting for threads: one of them may be inside a sync that never returns."""
+    sys.stdout.flush()
+    os._exit(code)
 
 
 async def _stay_alive(notifier: ServiceNotifier) -> None:

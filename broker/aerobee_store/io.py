@@ -170,7 +170,10 @@ class _DiskFile:
     def sync(self) -> None:
         with self._closing:
             if self._fd >= 0:
-                os.fdatasync(self._fd)
+                try:
+                    os.fdatasync(self._fd)
+                except OSError as error:
+                    raise OSError(error.errno, error.strerror, str(self.path)) from error
 
     def close(self) -> None:
         if self._fd < 0:

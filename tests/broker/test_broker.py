@@ -231,8 +231,12 @@ async def test_a_failed_sync_refuses_what_waits_and_is_final(tmp_path: Path) -> 
             assert hasty.code == ResponseCode.SERVICE_NOT_AVAILABLE
             assert [one.body for one in await client.records("T")] == [b"safe"]
     assert (tmp_path / "abort").exists()
-    assert 10 in [entry.get("waiting_count") for entry in logs if entry["event"] == "store.sync_failed"]
-    assert event(logs, "broker.failed")["log_level"] == "error"
+    told = event(logs, "store.disk_failed")
+    assert told["what"] == "commit log"
+    assert told["reason"] == "[Errno 5] Input/output error"
+    assert event(logs, "broker.sends_abandoned")["waiting_count"] == 10
+    assert event(logs, "broker.failed")["log_level"] == "warning"
+    assert [entry for entry in logs if entry["log_level"] == "error"] == [told]
     async with running_broker(tmp_path) as broker, talking(broker) as client:
         assert (await client.records("T"))[0].body == b"safe"
 
@@ -262,7 +266,9 @@ async def test_a_sync_of_the_queues_that_fails_ends_the_broker_too(tmp_path: Pat
             async with asyncio.timeout(5):
                 assert await asyncio.shield(broker.failed) is disk.sync_error
             assert (await client.put("T")).code == ResponseCode.SERVICE_NOT_AVAILABLE
-    assert event(logs, "broker.task_failed")["task"] == "store upkeep"
+    told = event(logs, "store.disk_failed")
+    assert told["what"] == "consume queue"
+    assert [entry for entry in logs if entry["log_level"] == "error"] == [told]
     assert (tmp_path / "abort").exists()
 
 
