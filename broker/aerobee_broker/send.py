@@ -11,6 +11,7 @@ checks and properties 2.5 us, append and dispatch 3.3 us, answer 1.1 us.
 """
 
 import random
+import re
 from collections.abc import Sequence
 from struct import Struct
 from typing import Any, Final
@@ -61,6 +62,10 @@ SPECIAL_PROPERTIES: Final = frozenset(
         properties.INNER_NUM,
     }
 )
+TIMER_PROPERTIES: Final = frozenset(
+    {properties.TIMER_DELAY_SEC, properties.TIMER_DELAY_MS, properties.TIMER_DELIVER_MS}
+)
+NO_DELAY: Final = re.compile(r"-\d+|\+?0+", re.ASCII)  # levels that mean none; dead letters carry -1
 FRAME_WORDS: Final = Struct(">ii")
 TRANSACTION_BITS: Final = SysFlag.TRANSACTION_MASK
 HOST_BITS: Final = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
@@ -375,7 +380,9 @@ class SendProcessor:
             raise RequestError(
                 ResponseCode.MESSAGE_ILLEGAL, f"topic {topic} does not take inner batches (INNER_NUM)"
             )
-        if not (mapping.get(properties.DELAY, "").lstrip("-0") == "" and properties.DELAY in mapping):
+        if not TIMER_PROPERTIES.isdisjoint(mapping) or not NO_DELAY.fullmatch(
+            mapping.get(properties.DELAY, "0")
+        ):
             raise RequestError(
                 ResponseCode.MESSAGE_ILLEGAL, f"delayed message to topic {topic}: not served by this broker"
             )

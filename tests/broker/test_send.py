@@ -109,6 +109,26 @@ async def test_a_message_without_properties_gets_a_unique_key(client: Talker) ->
     assert all(len(key) == 32 for key in keys)
 
 
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"DELAY": "0"},
+        {"DELAY": "-1"},
+        {"DELAY": "-5"},
+        {"TRAN_MSG": "false"},
+        {"TRAN_MSG": "false", "DELAY": "0"},
+    ],
+    ids=str,
+)
+async def test_what_asks_for_no_delay_and_no_transaction_is_an_ordinary_message(
+    client: Talker, properties: dict[str, str]
+) -> None:
+    """DELAY=-1, which dead letters carry, and TRAN_MSG=false were refused as delayed messages."""
+    answer = await client.put("T", properties=text_of(properties))
+    assert answer.code == 0, answer.remark
+    assert properties.items() <= (await client.records("T"))[0].property_map.items()
+
+
 async def test_an_ipv6_client_and_an_ipv6_broker_are_stored_as_such(tmp_path: Path) -> None:
     async with (
         running_broker(tmp_path, bind_address="::1", broker_ip1="::1") as broker,
@@ -218,6 +238,11 @@ REFUSALS: dict[str, tuple[dict[str, Any], ResponseCode, str]] = {
     ),
     "a time of delivery": (
         {"properties": text_of({"TIMER_DELIVER_MS": "9999999999999"})},
+        ResponseCode.MESSAGE_ILLEGAL,
+        "delayed",
+    ),
+    "a timer beside no delay": (
+        {"properties": text_of({"DELAY": "0", "TIMER_DELAY_SEC": "5"})},
         ResponseCode.MESSAGE_ILLEGAL,
         "delayed",
     ),
