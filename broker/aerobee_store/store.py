@@ -12,10 +12,10 @@ Invariants
   permission, an error of the device), nothing is written any more and `abort` stays: what is on disk is
   known again only after the next start has looked.
 
-Threads: everything is called by one thread, but flush_disk(), flush_queues(), write_checkpoint() and
-preallocate(), which one worker thread at a time may call beside it. What they share with the rest: the log's
-end (one tuple, replaced per append), flushed positions (written by the worker alone), and the rows of files
-(tuples, replaced). close() is called when no worker is inside.
+Threads: everything is called by one thread, but flush_disk(), which a flusher thread may call beside it, and
+flush_queues(), write_checkpoint() and preallocate(), which a third may. What they share with the rest: the
+log's end (one tuple, replaced per append), what each has flushed (written by that thread alone), and the
+rows of files (tuples, replaced). close() is called when none of them is inside.
 """
 
 import contextlib
@@ -87,8 +87,11 @@ class MessageStore:
         self._full_until = 0
         # (end_offset, newest store time) as one value, for the flusher.
         self._tail = (0, 0)
-        # Written by the worker thread only, after open().
-        self._stamps = Stamps()
+        # Store times of the newest message that is on disk. Written by flush_disk() only, after open().
+        self._log_timestamp = 0
+        # The rest is written by flush_queues() only, after open().
+        self._queue_timestamp = 0
+        self._index_timestamp = 0
         self._queue_end = 0
         self._index_end = 0
         self._index_last = -1
@@ -129,9 +132,7 @@ class MessageStore:
             if not aborted:
                 self._guard.all_changes_durable()
             raise
-        parts = Parts(
-            self._log, self._queues, self._index, self._checkpoint, self._config, self._io, self._clock()
-        )
+        parts = Parts(self._log, self._queues, self._index, self._checkpoint, self._config, self._io)
         report = recover(parts, aborted=aborted)
         self._begin(report)
         return report
@@ -148,14 +149,10 @@ class MessageStore:
         elif self._log.checksum_from is None:
             self._log.checksum_from = end
         old = self._checkpoint.stamps
-        newest = report.last_store_timestamp
-        self._stamps = Stamps(
-            max(old.log_timestamp, newest) if report.aborted else old.log_timestamp,
-            max(old.queue_timestamp, newest) if report.aborted else old.queue_timestamp,
-            self._index.full_timestamp or old.index_timestamp,
-            old.master_flushed_offset,
-            old.confirm_offset,
-        )
+        newest = report.last_store_timestamp if report.aborted else 0
+        self._log_timestamp = max(old.log_timestamp, newest)
+        self._queue_timestamp = max(old.queue_timestamp, newest)
+        self._index_timestamp = self._index.full_timestamp or old.index_timestamp
         self.write_checkpoint()
 
     def _log_recovery(self, report: RecoveryReport) -> None:
@@ -330,7 +327,7 @@ class MessageStore:
         except OSError as error:
             self._fail("commit log", error)
             raise
-        self._stamps = self._stamps._replace(log_timestamp=max(newest, self._stamps.log_timestamp))
+        self._log_timestamp = max(newest, self._log_timestamp)
         return flushed
 
     def flush_queues(self) -> None:
@@ -353,10 +350,8 @@ class MessageStore:
         if settled:
             self._queue_end = confirmed
             self._index_end, self._index_last = min(indexed, confirmed), index_last
-            self._stamps = self._stamps._replace(
-                queue_timestamp=max(stamp, self._stamps.queue_timestamp),
-                index_timestamp=max(self._index.full_timestamp, self._stamps.index_timestamp),
-            )
+            self._queue_timestamp = max(stamp, self._queue_timestamp)
+            self._index_timestamp = max(self._index.full_timestamp, self._index_timestamp)
 
     def write_checkpoint(self) -> None:
         """Write how far everything is on disk. Errors as flush_disk()."""
@@ -373,10 +368,18 @@ class MessageStore:
             -1 if sealed is None else sealed,
         )
         try:
-            self._checkpoint.write(self._stamps, watermark)
+            self._checkpoint.write(self._stamps(), watermark)
         except OSError as error:
             self._fail("checkpoint", error)
             raise
+
+    def _stamps(self) -> Stamps:
+        kept = self._checkpoint.stamps
+        return kept._replace(
+            log_timestamp=self._log_timestamp,
+            queue_timestamp=self._queue_timestamp,
+            index_timestamp=self._index_timestamp,
+        )
 
     def _fail(self, what: str, error: OSError) -> StorePoisoned:
         """The disk has failed for good; the first failure is told, others that follow from it are not."""
