@@ -128,6 +128,15 @@ async def test_a_signal_stops_it_in_order(tmp_path: Path, number: signal.Signals
     assert [entry["failed"] for entry in logs if entry["event"] == "broker.stopped"] == [False]
 
 
+def test_failpoints_that_are_not_understood_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AEROBEE_FAILPOINTS", "commit_log.nowhere=kill")
+    assert main.run(broker_config(tmp_path)) == 2
+    assert "there is no failpoint 'commit_log.nowhere'" in capsys.readouterr().err
+    assert not (tmp_path / "abort").exists()
+
+
 async def test_a_taken_port_ends_it_with_code_1_and_the_reason(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, capture_logs() as logs:
         port = taken.getsockname()[1]
@@ -149,7 +158,7 @@ async def test_a_damaged_store_ends_it_with_code_1_and_the_way_out(tmp_path: Pat
     assert "length is 5" in told["reason"]
 
 
-async def test_a_failing_disk_ends_it_with_code_1_within_a_second(tmp_path: Path) -> None:
+async def test_a_failing_disk_ends_it_with_a_code_of_its_own_within_a_second(tmp_path: Path) -> None:
     def fail() -> None:
         raise OSError(errno.EIO, "Input/output error")
 
@@ -165,7 +174,7 @@ async def test_a_failing_disk_ends_it_with_code_1_within_a_second(tmp_path: Path
                     began = time.monotonic()
                     refused = await client.put("T", b"lost")
                     assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
-                    assert await serving == 1
+                    assert await serving == main.EXIT_DISK_FAILED == 74
                     assert time.monotonic() - began < 1
     assert (tmp_path / "abort").exists()
     assert "broker.failed" in [entry["event"] for entry in logs]
@@ -184,7 +193,7 @@ async def test_the_process_with_a_failing_disk_is_gone_within_a_second(tmp_path:
             client.send(*[send_request("T", b"lost", opaque=i) for i in range(50)])
             answers = await client.answers(50)
             assert {answer.code for answer in answers.values()} == {ResponseCode.SERVICE_NOT_AVAILABLE}
-            assert server.process.wait(10) == 1
+            assert server.process.wait(10) == main.EXIT_DISK_FAILED
             assert time.monotonic() - began < 1.5  # one second, and something for a busy machine
         assert "broker.failed" in events(server)
     assert (store / "abort").exists()
