@@ -422,16 +422,32 @@ class ConsumeQueue:
     def clean_before(self, log_min: int) -> int:
         """Delete the oldest files whose every record lies below `log_min`, never the last; how many."""
         removed = 0
-        while len(self._files.files) > 1:
-            first = self._files.files[0]
-            newest = ENTRY.unpack_from(first.view, first.end - first.offset - ENTRY_SIZE)
-            if newest[0] >= log_min:
-                break
+        while self._is_first_stale(log_min):
             self._files.drop_first()
             self._first_data = self._files.min_offset // ENTRY_SIZE
             removed += 1
         self.correct_min_offset(log_min)
         return removed
+
+    def release_before(self, log_min: int) -> list[MappedFile]:
+        """As clean_before(), but closing and deleting the files, oldest first, is the caller's business."""
+        first = self.entry(self.min_offset)
+        if first is not None and first.physical_offset >= log_min:
+            return []
+        released = []
+        while self._is_first_stale(log_min):
+            released.append(self._files.release_first())
+            self._first_data = self._files.min_offset // ENTRY_SIZE
+        self.correct_min_offset(log_min)
+        return released
+
+    def _is_first_stale(self, log_min: int) -> bool:
+        """Whether there is a file that may go: every record of it lies below `log_min`, and it is not the last."""
+        if len(self._files.files) < 2:
+            return False
+        first = self._files.files[0]
+        newest = ENTRY.unpack_from(first.view, first.end - first.offset - ENTRY_SIZE)
+        return bool(newest[0] < log_min)
 
     def destroy(self) -> None:
         """Delete all files and the folder; the queue is empty afterwards and may be used again."""

@@ -290,11 +290,21 @@ class IndexService:
 
     def clean_before(self, log_min: int) -> int:
         """Delete the oldest files whose records all lie below `log_min`, never the newest; how many."""
-        gone = 0
-        while gone < len(self._files) - 1 and self._files[gone].end_physical < log_min:
-            gone += 1
+        gone = self._stale_count(log_min)
         self._remove(self._files[:gone])
         return gone
+
+    def release_before(self, log_min: int) -> list[IndexFile]:
+        """As clean_before(), but closing and deleting the files, oldest first, is the caller's business."""
+        gone = self._stale_count(log_min)
+        released, self._files = list(self._files[:gone]), self._files[gone:]
+        return released
+
+    def _stale_count(self, log_min: int) -> int:
+        count = 0
+        while count < len(self._files) - 1 and self._files[count].end_physical < log_min:
+            count += 1
+        return count
 
     def destroy(self) -> None:
         """Delete all index files; foreign files stay, and the folder with them."""

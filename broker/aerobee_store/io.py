@@ -118,7 +118,10 @@ class StoreIo(Protocol):
         """Take the exclusive lock on `path` without waiting; StoreLocked when another holds it."""
 
     def disk_usage(self, path: Path) -> tuple[int, int]:
-        """(total, free) bytes of the file system that holds `path`."""
+        """(total, free) bytes of the file system that holds `path`, as far as this process may use them."""
+
+    def modified_ms(self, path: Path) -> int:
+        """When a file was last written to, by the file system's clock, in ms since the epoch. OSError."""
 
 
 class _DiskFile:
@@ -342,7 +345,11 @@ class DiskIo:
 
     def disk_usage(self, path: Path) -> tuple[int, int]:
         usage = shutil.disk_usage(path)
-        return usage.total, usage.free
+        # Not usage.total: it counts blocks that are kept back for root.
+        return usage.used + usage.free, usage.free
+
+    def modified_ms(self, path: Path) -> int:
+        return path.stat().st_mtime_ns // 1_000_000
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

@@ -169,10 +169,14 @@ class MappedFileQueue:
 
     def drop_first(self) -> None:
         """Delete the first file. Slices of it that readers hold stay readable."""
+        self._remove(self.release_first())
+        self._io.sync_folder(self.folder)
+
+    def release_first(self) -> MappedFile:
+        """Take the first file out of the row; closing and deleting it is the caller's business."""
         first, *kept = self.files
         self.files = tuple(kept)
-        self._remove(first)
-        self._io.sync_folder(self.folder)
+        return first
 
     def destroy(self) -> None:
         """Delete every file, and the folder if nothing else is in it."""

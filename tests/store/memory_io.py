@@ -119,6 +119,8 @@ class MemoryIo:
     def __init__(self, capacity: int | None = None) -> None:
         self.capacity = capacity
         # Counted up by every write, so that a test can stop at any of them.
+        # File times in ms since the epoch, for tests that want them.
+        self.modified: dict[Path, int] = {}
         self.operations = 0
         self.syncs = 0
         self._files: dict[Path, _Content] = {}
@@ -260,5 +262,10 @@ class MemoryIo:
         return _Lock(self._locked, path)
 
     def disk_usage(self, path: Path) -> tuple[int, int]:
+
+    def modified_ms(self, path: Path) -> int:
+        if path not in self._files:
+            raise FileNotFoundError(errno.ENOENT, "No such file", str(path))
+        return self.modified.get(path, 0)
         total = self.capacity if self.capacity is not None else 1 << 40
         return total, total - self.used()
