@@ -182,12 +182,14 @@ class CommitLog:
         return found if isinstance(found, ScannedRecord) else None
 
     def scan_file(
-        self, file: MappedFile, position: int, *, property_crc: bool = False
+        self, file: MappedFile, position: int, *, property_crc: bool = False, proven: bool = False
     ) -> ScannedRecord | RecordFault | Blank:
-        """What stands at `position` of `file`, wherever the log is believed to end."""
+        """What stands at `position` of `file`, wherever the log is believed to end; see scan_record()."""
         physical_offset = file.offset + position
         sealed = self.checksum_from is not None and physical_offset >= self.checksum_from
-        return scan_record(file.view, position, physical_offset, property_crc=property_crc, sealed=sealed)
+        return scan_record(
+            file.view, position, physical_offset, property_crc=property_crc, sealed=sealed, proven=proven
+        )
 
     def is_damaged(self, physical_offset: int) -> bool:
         """Whether the record that begins there is known to be damaged and must not be served."""

@@ -19,7 +19,6 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -60,7 +59,7 @@ class DataFile(Protocol):
     def zero(self, position: int, length: int) -> None:
         """Make `length` bytes from `position` zero; bytes that are zero already are not touched."""
 
-    def data_extents(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
+    def data_extents(self, begin: int, end: int) -> list[tuple[int, int]]:
         """Stretches of [begin, end) that may hold something; the rest reads as zero."""
 
     def sync(self) -> None:
@@ -155,7 +154,9 @@ class _DiskFile:
                 if self.view[at : at + count] != blank:
                     self._map[at : at + count] = blank
 
-    def data_extents(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
+    def data_extents(self, begin: int, end: int) -> list[tuple[int, int]]:
+        # All at once: reading through the map brings pages behind into the cache, which then count as data.
+        found: list[tuple[int, int]] = []
         at = begin
         while at < end:
             try:
@@ -163,12 +164,13 @@ class _DiskFile:
                 stop = os.lseek(self._fd, start, os.SEEK_HOLE)
             except OSError as error:
                 if error.errno == errno.ENXIO:
-                    return
+                    break
                 start, stop = at, end
             if start >= end:
-                return
-            yield start, min(stop, end)
+                break
+            found.append((start, min(stop, end)))
             at = stop
+        return found
 
     def sync(self) -> None:
         with self._closing:

@@ -264,10 +264,11 @@ class _Recovery:
         if not self._config.index_enabled:
             return
         index = self._parts.index
-        mark = self._watermark
-        proven = mark.index_end if mark is not None and mark.log_end <= end else 0
+        mark = self._watermark if self._watermark is not None and self._watermark.log_end <= end else None
+        proven = mark.index_end if mark is not None else 0
         found = index.recover(
-            end,
+            # Behind a watermark it is quicker to index again than to prove each entry by its record.
+            proven if mark is not None else end,
             log_min=self._log.min_offset,
             proven_offset=proven,
             probe=record_probe(self._log),
@@ -286,9 +287,9 @@ class _Recovery:
     def _index_from(self, begin: int) -> None:
         """Offer every record from `begin` on; what is indexed already is passed over."""
         batch: list[KeyedRecord] = []
-        for record in LogWalker(self._log, RecoveryReport(), property_crc=False).walk(begin):
+        for record in LogWalker(self._log, RecoveryReport(), proven=True).walk(begin):
             keyed = keyed_record(record)
-            if keyed is not None:
+            if keyed is not None and not self._log.is_damaged(record.physical_offset):
                 batch.append(keyed)
             if len(batch) >= _INDEX_BATCH:
                 self._report.indexed_keys += self._parts.index.put_many(batch)
@@ -308,10 +309,14 @@ class _Recovery:
 class LogWalker:
     """Goes through the log record by record, over damage, to its end."""
 
-    def __init__(self, log: CommitLog, report: RecoveryReport, *, property_crc: bool) -> None:
+    def __init__(
+        self, log: CommitLog, report: RecoveryReport, *, property_crc: bool = False, proven: bool = False
+    ) -> None:
         self._log = log
         self._report = report
         self._property_crc = property_crc
+        # Checksums were looked at by another walk just before.
+        self._proven = proven
         # One past the last proven record, once walk() is through.
         self.end = 0
 
@@ -322,7 +327,7 @@ class LogWalker:
         position = start - file.offset if file is not None else 0
         self.end = start
         while file is not None:
-            found = self._log.scan_file(file, position, property_crc=self._property_crc)
+            found = self._log.scan_file(file, position, property_crc=self._property_crc, proven=self._proven)
             if isinstance(found, ScannedRecord):
                 position += found.size
                 self.end = file.offset + position
@@ -364,7 +369,7 @@ class LogWalker:
         return None
 
     def _is_record(self, file: MappedFile, position: int) -> bool:
-        found = self._log.scan_file(file, position, property_crc=self._property_crc)
+        found = self._log.scan_file(file, position, property_crc=self._property_crc, proven=self._proven)
         return isinstance(found, ScannedRecord)
 
     def _note_damage(self, begin: int, end: int, reason: str) -> None:

@@ -8,7 +8,6 @@ in the middle of things.
 """
 
 import errno
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
@@ -54,9 +53,8 @@ class MemoryFile:
         if any(self._content.live[position : position + length]):
             self.write(position, bytes(length))
 
-    def data_extents(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
-        if begin < end:
-            yield begin, end
+    def data_extents(self, begin: int, end: int) -> list[tuple[int, int]]:
+        return [(begin, end)] if begin < end else []
 
     def sync(self) -> None:
         if self.closed:
@@ -119,10 +117,10 @@ class MemoryIo:
     def __init__(self, capacity: int | None = None) -> None:
         self.capacity = capacity
         # Counted up by every write, so that a test can stop at any of them.
-        # File times in ms since the epoch, for tests that want them.
-        self.modified: dict[Path, int] = {}
         self.operations = 0
         self.syncs = 0
+        # File times in ms since the epoch, for tests that want them.
+        self.modified: dict[Path, int] = {}
         self._files: dict[Path, _Content] = {}
         self._removed: dict[Path, _Content] = {}  # since the last sync of their folder
         self._locked: set[Path] = set()
@@ -262,10 +260,10 @@ class MemoryIo:
         return _Lock(self._locked, path)
 
     def disk_usage(self, path: Path) -> tuple[int, int]:
+        total = self.capacity if self.capacity is not None else 1 << 40
+        return total, total - self.used()
 
     def modified_ms(self, path: Path) -> int:
         if path not in self._files:
             raise FileNotFoundError(errno.ENOENT, "No such file", str(path))
         return self.modified.get(path, 0)
-        total = self.capacity if self.capacity is not None else 1 << 40
-        return total, total - self.used()
