@@ -132,6 +132,7 @@ def test_failpoints_that_are_not_understood_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("AEROBEE_FAILPOINTS", "commit_log.nowhere=kill")
+    monkeypatch.setattr(main, "configure_logging", lambda: None)  # it would stay so for every later test
     assert main.run(broker_config(tmp_path)) == 2
     assert "there is no failpoint 'commit_log.nowhere'" in capsys.readouterr().err
     assert not (tmp_path / "abort").exists()
