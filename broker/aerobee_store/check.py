@@ -12,6 +12,7 @@ from aerobee_store.index import IndexService
 from aerobee_store.queue_table import QueueTable
 from aerobee_store.record_scan import ScannedRecord
 from aerobee_store.recovery import HOLE_SIZE, LogWalker, RecoveryReport
+from aerobee_store.tombstones import Tombstones
 
 __all__ = ["check_store"]
 
@@ -21,12 +22,17 @@ _PLACE_SIZE = 12  # bytes of an entry that say where the record is and how long
 
 
 def check_store(
-    log: CommitLog, queues: QueueTable, index: IndexService, config: StoreConfig, confirmed_offset: int
+    log: CommitLog,
+    queues: QueueTable,
+    index: IndexService,
+    config: StoreConfig,
+    confirmed_offset: int,
+    tombstones: Tombstones | None = None,
 ) -> None:
     """Raise CorruptStore at the first thing that does not hold.
 
-    Every record from the first to the last byte is proven; every message below `confirmed_offset` is in its
-    queue at its number, and every queue entry whose record is still kept belongs to such a message, or to a
+    Every record from the first to the last byte is proven; every message below `confirmed_offset` whose topic was
+    not deleted since is in its queue at its number, and every queue entry whose record is still kept belongs to such a message, or to a
     damaged one that was put aside.
     """
     log.check()
@@ -37,6 +43,8 @@ def check_store(
     seen: dict[tuple[str, int], int] = {}
     for record in walker.walk(log.min_offset):
         if record.physical_offset >= confirmed_offset or not _is_queued(record):
+            continue
+        if tombstones is not None and tombstones.covers(record.topic, record.physical_offset):
             continue
         _check_entry(queues, record, config)
         key = (record.topic, record.queue_id)

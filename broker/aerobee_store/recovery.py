@@ -37,6 +37,7 @@ from aerobee_store.io import StoreIo
 from aerobee_store.mapped_files import MappedFile, file_name
 from aerobee_store.queue_table import QueueTable
 from aerobee_store.record_scan import BLANK, RecordFault, ScannedRecord, record_places
+from aerobee_store.tombstones import Tombstones
 
 __all__ = ["Damage", "RecoveryReport", "recover"]
 
@@ -110,6 +111,8 @@ class Parts:
     checkpoint: Checkpoint
     config: StoreConfig
     io: StoreIo
+    # Topics that were deleted: their records are in no queue.
+    tombstones: Tombstones | None = None
 
 
 def recover(parts: Parts, *, aborted: bool) -> RecoveryReport:
@@ -449,6 +452,7 @@ class _QueueRepair:
         self._start = start
         self._may_start_earlier = may_start_earlier
         self._levels = parts.config.delay_levels_ms
+        self._tombstones = parts.tombstones
         self._cursors: dict[tuple[str, int], _Cursor] = {}
 
     def prepare(self) -> None:
@@ -521,6 +525,8 @@ class _QueueRepair:
     def see(self, record: ScannedRecord) -> None:
         """The next record of the log."""
         if record.sys_flag & _TRANSACTION in (_PREPARED, _ROLLBACK):
+            return
+        if self._tombstones is not None and self._tombstones.covers(record.topic, record.physical_offset):
             return
         key = (record.topic, record.queue_id)
         cursor = self._cursors.get(key)

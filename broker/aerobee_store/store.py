@@ -32,6 +32,7 @@ from aerobee_store import failpoints
 from aerobee_store.appender import Appender
 from aerobee_store.check import check_store
 from aerobee_store.checkpoint import Checkpoint, Stamps, Watermark
+from aerobee_store.cleaning import Cleaner
 from aerobee_store.commit_log import CommitLog
 from aerobee_store.config import StoreConfig
 from aerobee_store.consume_queue import ConsumeQueueEntry
@@ -46,6 +47,7 @@ from aerobee_store.offset_by_time import offset_by_time
 from aerobee_store.query import QueryResult, query_messages
 from aerobee_store.queue_table import QueueTable
 from aerobee_store.recovery import Parts, RecoveryReport, recover
+from aerobee_store.tombstones import Tombstones
 
 __all__ = ["MessageStore"]
 
@@ -78,6 +80,9 @@ class MessageStore:
         self._appender = Appender(self._log, self._queues, config)
         self._dispatcher = Dispatcher(self._appender.pending, self._index if config.index_enabled else None)
         self._reader = MessageReader(self._log, self._queues, config)
+        self._tombstones = Tombstones(config.root, io)
+        # Deletes old files; see there which thread may do what.
+        self.cleaner = Cleaner(self._log, self._queues, self._index, io)
         self.is_open = False
         # Why nothing can be written any more; set by whichever thread met the failure, never cleared.
         self._poison: str | None = None
@@ -85,6 +90,8 @@ class MessageStore:
         self.on_failure: Callable[[OSError], None] = lambda error: None
         # When room may be looked for again after the disk was full, ms since the epoch; 0: it is not full.
         self._full_until = 0
+        # Why sends are refused although there may be room; set by refuse_sends().
+        self._refusal: str | None = None
         # (end_offset, newest store time) as one value, for the flusher.
         self._tail = (0, 0)
         # Store times of the newest message that is on disk. Written by flush_disk() only, after open().
@@ -126,13 +133,22 @@ class MessageStore:
             self._log.load()
             self._queues.load()
             self._checkpoint.load()
+            self._tombstones.load()
             if self._config.index_enabled:
                 self._index.load()
         except (StoreError, OSError):
             if not aborted:
                 self._guard.all_changes_durable()
             raise
-        parts = Parts(self._log, self._queues, self._index, self._checkpoint, self._config, self._io)
+        parts = Parts(
+            self._log,
+            self._queues,
+            self._index,
+            self._checkpoint,
+            self._config,
+            self._io,
+            self._tombstones,
+        )
         report = recover(parts, aborted=aborted)
         self._begin(report)
         return report
@@ -200,6 +216,7 @@ class MessageStore:
             self.build_index(self.index_backlog)
             self.flush_queues()
             self.write_checkpoint()
+            self._tombstones.save()
         except StoreFull as error:
             # The log has every message; the next start builds what found no room here.
             log.warning("store.closed_with_backlog", reason=str(error))
@@ -230,7 +247,11 @@ class MessageStore:
             return "it is not open"
         if self._poison is not None:
             return self._poison
-        return "the disk is full" if self._full_until else None
+        return self._refusal or ("the disk is full" if self._full_until else None)
+
+    def refuse_sends(self, reason: str | None) -> None:
+        """Take no messages until this is called again with None: the disk is nearly full. Reads go on."""
+        self._refusal = reason
 
     def append(self, messages: Sequence[NewMessage]) -> list[Appended]:
         """Store messages in order; one answer each, refusals included.
@@ -247,7 +268,7 @@ class MessageStore:
     def _append(
         self, write: Callable[[Sequence[NewMessage], int], list[Appended]], messages: Sequence[NewMessage]
     ) -> list[Appended]:
-        if not self.is_open or self._poison is not None or self._full_until:
+        if not self.is_open or self._poison is not None or self._full_until or self._refusal:
             self._check_writeable()
         now_ms = self._clock()
         try:
@@ -267,6 +288,8 @@ class MessageStore:
             raise StoreNotWriteable("it is not open")
         if self._poison is not None:
             raise StorePoisoned(self._poison)
+        if self._refusal is not None:
+            raise StoreNotWriteable(self._refusal)
         if self._dispatcher.is_stuck or self._clock() < self._full_until:
             raise StoreFull(self._config.root, self._config.commit_log_file_size)
         self._full_until = 0
@@ -397,7 +420,7 @@ class MessageStore:
 
         Errors as flush_disk().
         """
-        if not self.is_open or self._poison is not None:
+        if not self.is_open or self._poison is not None or self._refusal is not None:
             return False
         try:
             return self._log.prepare_next()
@@ -529,9 +552,22 @@ class MessageStore:
         return self._queues.topics
 
     def delete_topic(self, topic: str) -> int:
-        """Delete the topic's queues; how many there were. Its records stay in the log until cleaned."""
+        """Delete the topic's queues; how many there were. Its records stay in the log until cleaned.
+
+        A crash may bring the queues back until save_deletions() has returned.
+        """
         self._appender.forget_topic(topic)
+        self._tombstones.add(topic, self._log.end_offset)
         return self._queues.delete_topic(topic)
+
+    def save_deletions(self) -> None:
+        """Make it durable which topics were deleted before this call; for any thread.
+
+        OSError or StoreFull when that is not possible now; it is not final, and may be tried again.
+        """
+        if self.is_open and self._poison is None:
+            self._tombstones.prune(self._log.min_offset)
+            self._tombstones.save()
 
     def statistics(self) -> dict[str, int]:
         """Offsets in bytes of the log, and counts, for status lines."""
@@ -552,4 +588,6 @@ class MessageStore:
 
         Slow: for tests and for operators.
         """
-        check_store(self._log, self._queues, self._index, self._config, self.confirmed_offset)
+        check_store(
+            self._log, self._queues, self._index, self._config, self.confirmed_offset, self._tombstones
+        )
