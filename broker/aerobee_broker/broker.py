@@ -26,9 +26,10 @@ import structlog
 
 from aerobee_broker.admin import register_admin
 from aerobee_broker.config import BrokerConfig, LiveConfig, to_store_config
+from aerobee_broker.disk_keeper import DiskKeeper
 from aerobee_broker.durability import Durability
 from aerobee_broker.housekeeping import connection_lost, run_client_scan, run_stats
-from aerobee_broker.identity import identity_of
+from aerobee_broker.identity import address_of, identity_of
 from aerobee_broker.metrics import MetricsServer
 from aerobee_broker.pull import PullProcessor
 from aerobee_broker.query import QueryProcessor
@@ -41,6 +42,7 @@ from aerobee_remoting.handlers import HandlerTable
 from aerobee_remoting.server import RemotingServer, ServerConfig, TlsMode
 from aerobee_store.errors import StoreError, StoreFull
 from aerobee_store.io import DiskIo, StoreIo
+from aerobee_store.reserve import Reserve, ReservedIo
 from aerobee_store.store import MessageStore
 
 __all__ = ["Broker"]
@@ -72,7 +74,9 @@ class Broker:
         """`settings_file` is where changes of settings by request are kept; without it they last for this run."""
         self._config = config
         self._settings_file = settings_file
-        self._io = io or DiskIo()
+        disk = io or DiskIo()
+        self._reserve = Reserve(config.store_path_root_dir / "reserve", disk)
+        self._io: StoreIo = ReservedIo(disk, self._reserve)
         self._clock = clock
         self.handlers = HandlerTable()
         self._tasks: list[asyncio.Task[None]] = []
@@ -83,6 +87,7 @@ class Broker:
         self._services: Services | None = None
         self._durability: Durability | None = None
         self._pulls: PullProcessor | None = None
+        self._keeper: DiskKeeper | None = None
         self._metrics: MetricsServer | None = None
         self._sync = config.flush_disk_type == "SYNC_FLUSH"
         self.failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
@@ -115,7 +120,7 @@ class Broker:
         )
         self.port = self._server.bind(self._config.bind_address, self._config.listen_port)
         services = self._make_services(store)
-        self._register_handlers(services)
+        self._register_handlers(services, await address_of(services.identity.host))
         assert self._durability is not None
         self._durability.start()
         self._start_tasks(services)
@@ -148,13 +153,14 @@ class Broker:
         )
         self._services = services
         services.files.load()
+        services.offsets.clamp(store.readable_range)
         services.topics.restore(
             {topic: max(store.queue_ids(topic), default=0) + 1 for topic in store.topics()}
         )
         services.appended = self._appended
         return services
 
-    def _register_handlers(self, services: Services) -> None:
+    def _register_handlers(self, services: Services, address: str) -> None:
         config = self._config
         self._durability = Durability(
             services.store,
@@ -167,9 +173,9 @@ class Broker:
             on_failure=self._fail,
         )
         identity = services.identity
-        keys = UniqueKeyFactory(identity.host, os.getpid(), secrets.randbits(32), self._clock)
+        keys = UniqueKeyFactory(address, os.getpid(), secrets.randbits(32), self._clock)
         send = SendProcessor(
-            services, self._durability, store_host=(identity.host, identity.port), unique_keys=keys
+            services, self._durability, store_host=(address, identity.port), unique_keys=keys
         )
         send.register(self.handlers)
         self._pulls = PullProcessor(services)
@@ -178,7 +184,10 @@ class Broker:
         register_admin(self.handlers, services)
 
     def _start_tasks(self, services: Services) -> None:
+        self._keeper = DiskKeeper(services, self._upkeep, self._io, self._reserve)
+        services.clean = self._keeper.request
         for name, work in (
+            ("disk keeper", self._keeper.run()),
             ("config files", services.files.run()),
             ("client scan", run_client_scan(services)),
             ("stats", run_stats(services, self._facts)),
@@ -288,7 +297,9 @@ class Broker:
         assert self._server is not None
         assert self._pulls is not None
         assert self._durability is not None
+        assert self._keeper is not None
         facts: dict[str, object] = {
+            "disk_used_percent": self._keeper.used_percent,
             "connections": len(self._server.connections),
             "held_pulls": len(self._pulls.held),
             "sends_waiting": self._durability.waiting_count,
@@ -337,7 +348,7 @@ class Broker:
 
 
 def _upkeep(store: MessageStore) -> None:
-    if store.not_writeable_reason is not None:
+    if store.has_failed:
         return
     try:
         store.flush_queues()

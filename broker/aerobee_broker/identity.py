@@ -1,10 +1,13 @@
 """Who this broker is, once its ports are known."""
 
+import asyncio
+import socket
 from dataclasses import dataclass
+from ipaddress import ip_address
 
 from aerobee_broker.config import BrokerConfig, local_address
 
-__all__ = ["BrokerIdentity", "identity_of"]
+__all__ = ["BrokerIdentity", "address_of", "identity_of"]
 
 
 @dataclass(slots=True, frozen=True)
@@ -35,6 +38,25 @@ def identity_of(config: BrokerConfig, port: int) -> BrokerIdentity:
         port=port,
         ha_addr=_join(config.broker_ip2 or host, config.ha_listen_port),
     )
+
+
+async def address_of(host: str) -> str:
+    """The IP address of an advertised host, which stored messages and their ids carry; IPv4 where there is one.
+
+    OSError names the setting when a name cannot be resolved.
+    """
+    try:
+        return str(ip_address(host))
+    except ValueError:
+        pass
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise OSError(
+            error.errno, f"brokerIP1={host} is neither an IP address nor a known name: {error}"
+        ) from error
+    addresses = [(family, str(address[0])) for family, _, _, _, address in found]
+    return min(addresses, key=lambda pair: pair[0] != socket.AF_INET)[1]
 
 
 def _reachable(bind_address: str) -> str:

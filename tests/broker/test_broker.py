@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 from aerobee_broker.broker import Broker
 from aerobee_proto.bodies import SubscriptionGroupConfig, TopicConfig
 from aerobee_proto.codes import RequestCode, ResponseCode
+from aerobee_proto.message_ids import decode_offset_message_id
 from aerobee_store.errors import CorruptStore, StoreLocked
 from broker.support import Clock
 from system.faulty_disk import FaultyDisk
@@ -375,3 +376,19 @@ async def test_settings_that_cannot_be_saved_are_told_and_do_not_stop_the_stop(t
     assert any(entry["event"].startswith("broker.config_") for entry in logs if entry["log_level"] != "info")
     async with running_broker(tmp_path) as broker, talking(broker) as client:
         assert [one.body for one in await client.records("T")] == [b"kept"]
+
+
+async def test_an_advertised_name_is_registered_as_it_is_and_stored_as_its_address(tmp_path: Path) -> None:
+    """A broker with brokerIP1 as a host name, as containers have it, did not start."""
+    async with running_broker(tmp_path, broker_ip1="localhost") as broker:
+        assert broker.address == f"localhost:{broker.port}"
+        async with talking(broker.port) as talker:
+            answer = await talker.put("Topic")
+            place = decode_offset_message_id(answer.ext["msgId"])
+    assert (place.host, place.port) == ("127.0.0.1", broker.port)
+
+
+async def test_an_advertised_name_that_nobody_knows_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="brokerIP1=nowhere.invalid"):
+        async with running_broker(tmp_path, broker_ip1="nowhere.invalid"):
+            pytest.fail("a broker whose ids nobody can follow must not serve")
