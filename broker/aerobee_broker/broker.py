@@ -113,8 +113,8 @@ class Broker:
         loop = asyncio.get_running_loop()
         store = MessageStore(to_store_config(self._config), io=self._io, clock=self._clock)
         store.on_failure = self._on_disk_failure
-        await loop.run_in_executor(self._upkeep, store.open)
         self._store = store
+        await loop.run_in_executor(self._upkeep, store.open)
         self._server = RemotingServer(
             self.handlers, config=_server_config(self._config), on_disconnect=self._disconnected
         )

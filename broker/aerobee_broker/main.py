@@ -97,9 +97,11 @@ async def serve(config: BrokerConfig, notifier: ServiceNotifier, settings_file: 
     try:
         await broker.start()
     except (AerobeeError, OSError, ValueError) as failed:
-        log.error("broker.start_failed", reason=str(failed))  # noqa: TRY400  # the text says it all
+        if not broker.disk_has_failed:  # the store has told that already
+            log.error("broker.start_failed", reason=str(failed))  # noqa: TRY400  # the text says it all
         await broker.close()
-        return EXIT_DISK_FAILED if getattr(failed, "errno", None) in DISK_ERRORS else EXIT_FAILED
+        by_disk = broker.disk_has_failed or getattr(failed, "errno", None) in DISK_ERRORS
+        return EXIT_DISK_FAILED if by_disk else EXIT_FAILED
     notifier.ready(f"serving on {broker.address}")
     watchdog = asyncio.create_task(_stay_alive(notifier), name="watchdog")
     try:

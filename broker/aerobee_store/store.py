@@ -204,6 +204,9 @@ class MessageStore:
         try:
             if self._poison is None:
                 self._settle()
+        except OSError as error:
+            self._fail("store folder", error)
+            raise
         finally:
             self._release()
         log.info("store.closed", end_offset=self._tail[0], poisoned=self._poison is not None)
