@@ -389,6 +389,6 @@ async def test_an_advertised_name_is_registered_as_it_is_and_stored_as_its_addre
 
 
 async def test_an_advertised_name_that_nobody_knows_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="brokerIP1=nowhere.invalid"):
+    with pytest.raises(OSError, match=r"brokerIP1=nowhere\.invalid"):
         async with running_broker(tmp_path, broker_ip1="nowhere.invalid"):
             pytest.fail("a broker whose ids nobody can follow must not serve")
