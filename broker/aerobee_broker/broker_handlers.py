@@ -1,7 +1,7 @@
 """The broker as a whole: settings, present state, statistics, cleaning.
 
 25 UPDATE_BROKER_CONFIG   26 GET_BROKER_CONFIG   28 GET_BROKER_RUNTIME_INFO   315 VIEW_BROKER_STATS_DATA
-306 CLEAN_EXPIRED_CONSUMEQUEUE   316 CLEAN_UNUSED_TOPIC
+306 CLEAN_EXPIRED_CONSUMEQUEUE   316 CLEAN_UNUSED_TOPIC   329 DELETE_EXPIRED_COMMITLOG
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from aerobee_broker.config import field_of, hot_keys, warn_of_unserved
 from aerobee_broker.official_keys import UNSUPPORTED_KEYS
 from aerobee_broker.request_bodies import answer
 from aerobee_broker.runtime_info import disk_use, runtime_table
-from aerobee_broker.services import Services
+from aerobee_broker.services import Services, save_deletions
 from aerobee_broker.stats import Rate
 from aerobee_proto.bodies import BrokerStatsData, BrokerStatsItem, KVTable
 from aerobee_proto.codes import RequestCode, ResponseCode
@@ -30,6 +30,7 @@ __all__ = ["BrokerHandlers"]
 log = structlog.get_logger()
 
 SETTINGS_BODY_SIZE_MAX: Final = 256 * 1024
+LIGHT_PREFIX: Final = "%LMQ%"  # queues that a record's properties name; they have no settings
 
 
 class BrokerHandlers:
@@ -52,7 +53,8 @@ class BrokerHandlers:
         add(code.GET_BROKER_RUNTIME_INFO, self.runtime_info, permission=inspect)
         add(code.VIEW_BROKER_STATS_DATA, self.statistic, permission=inspect, header=ViewBrokerStatsHeader)
         add(code.CLEAN_UNUSED_TOPIC, self.clean_unused_topics, permission=admin)
-        add(code.CLEAN_EXPIRED_CONSUMEQUEUE, self.clean_expired_queues, permission=admin)
+        add(code.CLEAN_EXPIRED_CONSUMEQUEUE, self.clean_expired, permission=admin)
+        add(code.DELETE_EXPIRED_COMMITLOG, self.clean_expired, permission=admin)
 
     # --- settings ---------------------------------------------------------------------------------------------
 
@@ -135,17 +137,25 @@ class BrokerHandlers:
 
     # --- cleaning ---------------------------------------------------------------------------------------------
 
-    def clean_unused_topics(self, _: Request) -> Response:
-        """Delete the queues of topics that this broker does not have."""
+    async def clean_unused_topics(self, _: Request) -> Response:
+        """Delete the queues of topics that this broker does not have; system and light queues stay."""
         services = self._services
         for topic in services.store.topics():
-            if topic not in services.topics:
-                count = services.store.delete_topic(topic)
-                log.info("broker.unused_topic_cleaned", topic=topic, queue_count=count)
+            if topic in services.topics or services.topics.is_system(topic) or topic.startswith(LIGHT_PREFIX):
+                continue
+            services.offsets.remove_topic(topic)
+            services.stats.topic_deleted(topic)
+            count = services.store.delete_topic(topic)
+            log.info("broker.unused_topic_cleaned", topic=topic, queue_count=count)
+        await save_deletions(services)
         return Response()
 
-    def clean_expired_queues(self, _: Request) -> Response:
-        """Queue files go together with the log files that they point into, so there is nothing to do here."""
+    def clean_expired(self, _: Request) -> Response:
+        """Let expired log files go now, and with them the queue and index files that lead into them.
+
+        Answered at once: deleting takes its time. A queue keeps its numbers also when all its messages are gone.
+        """
+        self._services.clean()
         return Response()
 
 

@@ -46,7 +46,6 @@ DELAY_LEVEL_DEFAULT: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 3
 DELAY_UNIT_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 DELAY_LEVEL_COUNT_MAX: Final = 1000
 # Why keys have no effect.
-NO_CLEANING: Final = "old files are not deleted"
 NO_DELAY: Final = "delayed messages are refused"
 NO_TRANSACTIONS: Final = "transaction messages are refused"
 NO_REPLIES: Final = "request-reply is not served"
@@ -165,29 +164,31 @@ class BrokerConfig(SettingsModel):
         False, "Refuse records without a valid property CRC.", alias="forceVerifyPropCRC"
     )
     file_reserved_time: int = _key(
-        72, "Age at which files expire.", unit="h", hot=True, ge=1, le=876_000, unserved=NO_CLEANING
+        72, "Age of its newest message at which a file expires.", unit="h", hot=True, ge=1, le=876_000
     )
     delete_when: str = _key(
         "04",
-        "Hours of the day, separated by ;, at which expired files are deleted.",
+        "Local hours of the day, separated by ;, at which expired files are deleted.",
         hot=True,
         pattern=r"^([01]?\d|2[0-3])(;([01]?\d|2[0-3]))*$",
-        unserved=NO_CLEANING,
     )
     clean_file_forcibly_enable: bool = _key(
-        True, "Delete files before their age on a full disk.", hot=True, unserved=NO_CLEANING
+        True, "Above diskSpaceCleanForciblyRatio, delete the oldest files before their age.", hot=True
     )
     clean_resource_interval: Millis = _key(
-        10_000, "Pause between looks for expired files.", unit="ms", unserved=NO_CLEANING
+        10_000, "Pause between looks at the disk and for old files.", unit="ms"
     )
     disk_max_used_space_ratio: Percent = _key(
-        75, "Use of the disk at which expired files go at any hour.", unit="%", hot=True, unserved=NO_CLEANING
+        75, "Use of the disk above which expired files go at any hour.", unit="%", hot=True
     )
     disk_space_clean_forcibly_ratio: Percent = _key(
-        85, "Use of the disk at which files go before their age.", unit="%", hot=True, unserved=NO_CLEANING
+        85, "Use of the disk above which files go before their age.", unit="%", hot=True
     )
     disk_space_warning_level_ratio: Percent = _key(
-        90, "Use of the disk at which the broker calls itself not ready.", unit="%", hot=True
+        90,
+        "Use of the disk above which sends are refused, until diskSpaceCleanForciblyRatio is reached again.",
+        unit="%",
+        hot=True,
     )
 
     # Messages in.

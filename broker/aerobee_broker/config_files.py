@@ -27,7 +27,7 @@ from aerobee_store.errors import StoreFull
 from aerobee_store.io import StoreIo
 from aerobee_store.json_files import JsonFile
 
-__all__ = ["ConfigFiles", "PersistentTable", "decode_config", "encode_config"]
+__all__ = ["ConfigFiles", "PersistentTable", "decode_config", "encode_config", "table_of"]
 
 log = structlog.get_logger()
 
@@ -67,9 +67,19 @@ def decode_config(raw: bytes) -> dict[str, Any]:
             content = javajson.loads(raw)
         except FormatError as error:
             raise ValueError(str(error)) from error
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
     if not isinstance(content, dict):
         raise ValueError("the file does not hold a JSON object")  # noqa: TRY004  # bad content, not a bad call
     return content
+
+
+def table_of(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A file's table. FormatError when it is not there: an empty one is written as such, by RocketMQ too."""
+    table = content.get(name)
+    if not isinstance(table, Mapping):
+        raise FormatError(f"it has no table {name}")
+    return table
 
 
 class _Entry:
@@ -131,7 +141,7 @@ class ConfigFiles:
             if parsed is not None:
                 entry.table.take(parsed)
             if entry.reader.used_backup:
-                log.warning("broker.config_backup_used", path=str(entry.reader.path))
+                log.error("broker.config_backup_used", path=str(entry.reader.path), reason=entry.reader.fault)
             entry.saved_revision = entry.table.revision
 
     async def read(self, file_name: str) -> bytes | None:

@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 
+from aerobee_broker.config_files import table_of
 from aerobee_proto import bodies
 from aerobee_proto.bodies import DataVersion
 from aerobee_proto.errors import FormatError
@@ -110,6 +111,36 @@ class ConsumerOffsets:
         """A copy of the group's offsets in a topic, by queue."""
         return dict(self._offsets.get(f"{topic}@{group}", ()))
 
+    def clamp(self, range_of: Callable[[str, int], tuple[int, int] | None]) -> int:
+        """Move offsets that lie outside their queue to its near end; how many queues that were.
+
+        The queue may have lost its end to a crash: a group that waits beyond it would miss what comes. Offsets of
+        queues that `range_of(topic, queue_id)` does not know stay as they are.
+        """
+        moved = 0
+        for key, queues in self._offsets.items():
+            topic, at, group = key.partition("@")
+            if not at or "@" in group:
+                continue
+            for queue_id, offset in list(queues.items()):
+                found = range_of(topic, queue_id)
+                nearest = offset if found is None else min(max(offset, found[0]), found[1])
+                if nearest != offset:
+                    queues[queue_id] = nearest
+                    moved += 1
+                    log.warning(
+                        "broker.offset_clamped",
+                        topic=topic,
+                        group=group,
+                        queue_id=queue_id,
+                        consumer_offset=offset,
+                        clamped_to=nearest,
+                    )
+        if moved:
+            self._next_version()
+            self.revision += 1
+        return moved
+
     # --- resets -----------------------------------------------------------------------------------------------
 
     def assign_reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
@@ -201,9 +232,7 @@ class ConsumerOffsets:
 
     def parse(self, content: Mapping[str, Any]) -> tuple[dict[str, dict[int, int]], DataVersion]:
         """A file's content as the table keeps it. FormatError when it is not an offset table."""
-        table = content.get("offsetTable", {})
-        if not isinstance(table, Mapping):
-            raise FormatError("offsetTable is not an object")
+        table = table_of(content, "offsetTable")
         offsets = {str(key): _queues(key, value) for key, value in table.items()}
         return offsets, bodies.convert(content.get("dataVersion", {}), DataVersion)
 
@@ -219,6 +248,8 @@ def _queues(key: object, value: object) -> dict[int, int]:
     queues: dict[int, int] = {}
     for queue_id, offset in value.items():
         try:
+            if isinstance(offset, bool | float):
+                raise TypeError  # noqa: TRY301  # one place says what is wrong
             queues[int(queue_id)] = int(offset)
         except (TypeError, ValueError):
             raise FormatError(f"offsets of {key} hold {queue_id!r}: {offset!r}") from None

@@ -18,6 +18,7 @@ import structlog
 
 from aerobee_broker.attributes import alter
 from aerobee_broker.config import LiveConfig
+from aerobee_broker.config_files import table_of
 from aerobee_proto import bodies, names
 from aerobee_proto.bodies import DataVersion, SubscriptionGroupConfig
 from aerobee_proto.codes import ResponseCode
@@ -187,10 +188,10 @@ class SubscriptionGroups:
 
     def parse(self, content: Mapping[str, Any]) -> GroupFile:
         """A file's content as the table keeps it. FormatError when it is not a group table."""
-        table = content.get("subscriptionGroupTable", {})
-        forbidden = content.get("forbiddenTable", {})
-        if not isinstance(table, Mapping) or not isinstance(forbidden, Mapping):
-            raise FormatError("subscriptionGroupTable or forbiddenTable is not an object")
+        table = table_of(content, "subscriptionGroupTable")
+        forbidden = content.get("forbiddenTable") or {}
+        if not isinstance(forbidden, Mapping):
+            raise FormatError("forbiddenTable is not an object")
         groups = {str(name): bodies.convert(value, SubscriptionGroupConfig) for name, value in table.items()}
         bits = {str(group): bodies.convert(topics, dict[str, int]) for group, topics in forbidden.items()}
         return groups, bits, bodies.convert(content.get("dataVersion", {}), DataVersion)

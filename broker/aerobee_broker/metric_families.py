@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from aerobee_broker.clients import Member
+from aerobee_broker.runtime_info import earliest_ms
 from aerobee_broker.services import Services
 from aerobee_proto import names
 from aerobee_proto.bodies import TopicConfig
@@ -91,7 +92,14 @@ def _gauges(services: Services) -> dict[str, float]:
         "rocketmq_storage_size": facts["end_offset"] - facts["min_physical_offset"],
         "rocketmq_storage_flush_behind_bytes": facts["end_offset"] - facts["flushed_offset"],
         "rocketmq_storage_dispatch_behind_bytes": facts["dispatch_behind_bytes"],
+        "rocketmq_storage_message_reserve_time": _reserve_time(services),
     }
+
+
+def _reserve_time(services: Services) -> int:
+    """Age of the oldest message that is kept, ms; 0 without one."""
+    oldest_ms = earliest_ms(services)
+    return max(0, services.clock() - oldest_ms) if oldest_ms > 0 else 0
 
 
 def _topic_labels(services: Services, topic: str) -> tuple[str, ...]:

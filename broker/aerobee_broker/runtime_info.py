@@ -13,7 +13,7 @@ from aerobee_broker.services import Services
 from aerobee_proto.codes import VERSION
 from aerobee_proto.records import scan_header
 
-__all__ = ["disk_use", "runtime_table"]
+__all__ = ["disk_use", "earliest_ms", "runtime_table"]
 
 VERSION_TEXT: Final = "V5_3_3"
 POOLS: Final = {"send": 10_000, "pull": 100_000, "litePull": 100_000, "query": 20_000, "ack": 100_000}
@@ -42,11 +42,15 @@ def runtime_table(services: Services, disk: tuple[int, int]) -> dict[str, str]:
 
 
 def disk_use(path: Path) -> tuple[int, int]:
-    """(total, free) bytes of the file system of a folder, or of its nearest parent that exists."""
+    """(total, free) bytes of the file system of a folder, or of its nearest parent that exists.
+
+    Blocks that are kept back for root count as neither.
+    """
     while not path.exists() and path != path.parent:
         path = path.parent
     facts = os.statvfs(path)
-    return facts.f_blocks * facts.f_frsize, facts.f_bavail * facts.f_frsize
+    usable = facts.f_blocks - facts.f_bfree + facts.f_bavail
+    return usable * facts.f_frsize, facts.f_bavail * facts.f_frsize
 
 
 def _identity(services: Services) -> dict[str, str]:
@@ -118,7 +122,7 @@ def _store(services: Services, disk: tuple[int, int]) -> dict[str, str]:
         "dispatchMaxBuffer": "0",
         "remainHowManyDataToFlush": f"{facts['end_offset'] - facts['flushed_offset']} B",
         "remainTransientStoreBufferNumbs": "2147483647",
-        "earliestMessageTimeStamp": str(_earliest_ms(services)),
+        "earliestMessageTimeStamp": str(earliest_ms(services)),
         "commitLogDiskRatio": ratio,
         f"commitLogDiskRatio_{folder}": ratio,
         "consumeQueueDiskRatio": ratio,
@@ -126,7 +130,7 @@ def _store(services: Services, disk: tuple[int, int]) -> dict[str, str]:
     }
 
 
-def _earliest_ms(services: Services) -> int:
+def earliest_ms(services: Services) -> int:
     """Store time of the oldest record that is kept, ms; -1 without one."""
     oldest = services.store.message_at(services.store.min_physical_offset)
     if oldest is None:

@@ -1,5 +1,6 @@
 """The parts of a broker that its handlers share; made by the assembly, handed to every handler."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,13 @@ from aerobee_broker.queue_locks import QueueLocks
 from aerobee_broker.registration import NameserverRegistrar
 from aerobee_broker.stats import BrokerStats
 from aerobee_broker.topics import TopicTable
+from aerobee_proto.codes import ResponseCode
+from aerobee_proto.errors import RequestError
+from aerobee_store.errors import StoreError
 from aerobee_store.io import StoreIo
 from aerobee_store.store import MessageStore
 
-__all__ = ["Services", "make_services"]
+__all__ = ["Services", "make_services", "save_deletions"]
 
 
 @dataclass(slots=True)
@@ -41,6 +45,8 @@ class Services:
     settings_file: Path | None = None  # where hot changes are written too
     # Set by the assembly: messages were appended without a send request; see that they are flushed and read.
     appended: Callable[[], None] = lambda: None
+    # Set by the assembly: delete the expired files soon.
+    clean: Callable[[], None] = lambda: None
 
     @property
     def config(self) -> BrokerConfig:
@@ -99,3 +105,14 @@ def make_services(
         clock=clock,
         settings_file=settings_file,
     )
+
+
+async def save_deletions(services: Services) -> None:
+    """Return when it is on disk which topics were deleted. RequestError: they are, but a crash may bring them back."""
+    try:
+        await asyncio.to_thread(services.store.save_deletions)
+    except (OSError, StoreError) as error:
+        raise RequestError(
+            ResponseCode.SYSTEM_ERROR,
+            f"the topic is deleted, but that could not be written down, and a crash may bring it back: {error}",
+        ) from error

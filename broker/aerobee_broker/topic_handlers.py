@@ -15,7 +15,7 @@ import structlog
 
 from aerobee_broker.attributes import parse_alterations
 from aerobee_broker.request_bodies import answer, read_body
-from aerobee_broker.services import Services
+from aerobee_broker.services import Services, save_deletions
 from aerobee_proto import names
 from aerobee_proto.bodies import (
     ConsumeQueueData,
@@ -120,6 +120,7 @@ class TopicHandlers:
             services.stats.topic_deleted(name)
             if services.topics.delete(name):
                 services.store.delete_topic(name)
+        await save_deletions(services)
         await self._persist_and_register()
         return Response()
 

@@ -17,10 +17,11 @@ import structlog
 
 from aerobee_broker.attributes import alter
 from aerobee_broker.config import BrokerConfig, LiveConfig
+from aerobee_broker.config_files import table_of
 from aerobee_proto import bodies, names
 from aerobee_proto.bodies import DataVersion, TopicConfig
 from aerobee_proto.codes import Perm, ResponseCode
-from aerobee_proto.errors import FormatError, RequestError
+from aerobee_proto.errors import RequestError
 
 __all__ = ["TEMPLATE_TOPIC", "TopicTable", "system_topics", "unknown_topic"]
 
@@ -267,9 +268,7 @@ class TopicTable:
 
     def parse(self, content: Mapping[str, Any]) -> tuple[dict[str, TopicConfig], DataVersion]:
         """A file's content as the table keeps it. FormatError when it is not a topic table."""
-        table = content.get("topicConfigTable", {})
-        if not isinstance(table, Mapping):
-            raise FormatError("topicConfigTable is not an object")
+        table = table_of(content, "topicConfigTable")
         topics = {str(name): bodies.convert(value, TopicConfig) for name, value in table.items()}
         return topics, bodies.convert(content.get("dataVersion", {}), DataVersion)
 

@@ -32,8 +32,8 @@ def check_store(
     """Raise CorruptStore at the first thing that does not hold.
 
     Every record from the first to the last byte is proven; every message below `confirmed_offset` whose topic was
-    not deleted since is in its queue at its number, and every queue entry whose record is still kept belongs to such a message, or to a
-    damaged one that was put aside.
+    not deleted since is in its queue at its number, and every queue entry whose record is still kept belongs to
+    such a message, or to a damaged one that was put aside.
     """
     log.check()
     queues.check()

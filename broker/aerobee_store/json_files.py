@@ -9,7 +9,7 @@ Invariants
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from aerobee_store.errors import CorruptStore
 from aerobee_store.io import StoreIo
@@ -17,6 +17,9 @@ from aerobee_store.io import StoreIo
 __all__ = ["JsonFile"]
 
 T = TypeVar("T")
+
+SIZE_MAX: Final = 256 << 20  # bytes; a table of a million topics is smaller
+_MISSING: Final = "it is missing"
 
 
 class JsonFile(Generic[T]):
@@ -27,8 +30,13 @@ class JsonFile(Generic[T]):
         self.backup_path = path.with_name(path.name + ".bak")
         self._io = io
         self._parse = parse
-        # Set by load(): the main file was missing, empty or unreadable and the backup was taken.
-        self.used_backup = False
+        # Set by load(): why the main file was not taken but its backup; empty when it was.
+        self.fault = ""
+
+    @property
+    def used_backup(self) -> bool:
+        """Whether load() took the backup."""
+        return bool(self.fault)
 
     def load(self) -> T | None:
         """The parsed content; None when there is neither the file nor a backup.
@@ -36,37 +44,56 @@ class JsonFile(Generic[T]):
         A missing, empty or unreadable file gives way to its backup. CorruptStore when there is something
         but nothing that can be read.
         """
-        self.used_backup = False
-        present = False
-        reason = ""
+        self.fault = ""
+        faults: list[str] = []
         for path in (self.path, self.backup_path):
-            raw = self._io.read_bytes(path)
-            if raw is None:
-                continue
-            if raw.strip():
-                present = True
-                try:
-                    parsed = self._parse(raw)
-                except (ValueError, UnicodeDecodeError) as error:
-                    reason = reason or str(error)
-                else:
-                    self.used_backup = path is self.backup_path
-                    return parsed
-        if present:
-            way_out = f"repair it, or put a good copy in its place; {self.backup_path.name} is no better"
-            raise CorruptStore(self.path, None, f"not readable: {reason}", way_out)
-        return None
+            found = self._read(path)
+            if isinstance(found, _Content):
+                self.fault = faults[0] if faults else ""
+                return found.parsed
+            faults.append(found)
+        if faults == [_MISSING, _MISSING]:
+            return None
+        raise CorruptStore(self.path, None, f"not readable: {faults[0]}", self._way_out(faults[1]))
+
+    def _read(self, path: Path) -> "_Content[T] | str":
+        """The parsed content, or what is wrong with the file."""
+        sizes = {entry.name: entry.size for entry in self._io.list_names(path.parent)}
+        size = sizes.get(path.name)
+        if size is None:
+            return _MISSING
+        if size > SIZE_MAX:
+            return f"it has {size} bytes, more than any such file can have"
+        raw = self._io.read_bytes(path)
+        if raw is None:
+            return _MISSING
+        if not raw.strip():
+            return "it is empty"
+        try:
+            return _Content(self._parse(raw))
+        except RecursionError:
+            return "it is nested too deeply"
+        except ValueError as error:
+            return str(error)
+
+    def _way_out(self, backup_fault: str) -> str:
+        return (
+            f"its copy {self.backup_path.name} is of no use either ({backup_fault}); repair it, put a good copy in its "
+            "place, or move both away to start without what it held"
+        )
 
     def save(self, content: bytes) -> None:
         """Replace the content, durable; the one before becomes the backup unless it was not readable."""
         self._io.replace_bytes(self.path, content, keep_previous=self._is_readable())
 
     def _is_readable(self) -> bool:
-        raw = self._io.read_bytes(self.path)
-        if not raw:
-            return False
-        try:
-            self._parse(raw)
-        except ValueError:
-            return False
-        return True
+        return isinstance(self._read(self.path), _Content)
+
+
+class _Content(Generic[T]):
+    """What was read; its own type, since parsed content may be anything."""
+
+    __slots__ = ("parsed",)
+
+    def __init__(self, parsed: T) -> None:
+        self.parsed = parsed

@@ -90,7 +90,7 @@ def test_a_topic_is_forbidden_and_allowed_again() -> None:
 
 def test_other_forbidden_bits_are_kept() -> None:
     table = make_table()
-    table.take(table.parse({"forbiddenTable": {"g": {"T": 3}}}))
+    table.take(table.parse({"subscriptionGroupTable": {}, "forbiddenTable": {"g": {"T": 3}}}))
     table.set_forbidden("g", "T", forbidden=True)
     assert table.to_json()["forbiddenTable"] == {"g": {"T": 7}}
     table.set_forbidden("g", "T", forbidden=False)

@@ -56,11 +56,35 @@ def test_garbage_without_a_good_backup_is_refused_by_name(backup: bytes | None) 
     assert "topics.json.bak" in refused.value.way_out
 
 
-def test_two_empty_files_are_nothing() -> None:
+def test_empty_files_are_not_taken_for_nothing() -> None:
+    """A table without entries is written as such; an empty file is what a crash leaves of a careless writer."""
     io = MemoryIo()
     io.replace_bytes(PATH, b"")
+    with pytest.raises(CorruptStore, match=r"topics\.json: not readable: it is empty"):
+        topics(io).load()
     io.replace_bytes(PATH.with_name("topics.json.bak"), b"", keep_previous=False)
-    assert topics(io).load() is None
+    with pytest.raises(CorruptStore, match="move both away to start without what it held"):
+        topics(io).load()
+
+
+def test_nesting_without_end_is_garbage() -> None:
+    io = MemoryIo()
+    topics(io).save(b'{"n": 1}')
+    topics(io).save(b'{"n": 2}')
+    io.replace_bytes(PATH, b"[" * 200_000, keep_previous=False)
+    file = topics(io)
+    assert file.load() == {"n": 1}
+    assert file.fault == "it is nested too deeply"
+
+
+def test_a_file_that_no_table_can_fill_is_not_even_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aerobee_store.json_files.SIZE_MAX", 20)
+    io = MemoryIo()
+    topics(io).save(b'{"n": 1}')
+    topics(io).save(b'{"n": "' + b"2" * 20 + b'"}')
+    file = topics(io)
+    assert file.load() == {"n": 1}
+    assert "29 bytes" in file.fault
 
 
 def test_garbage_does_not_take_the_place_of_a_good_backup() -> None:
