@@ -318,6 +318,8 @@ class Broker:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._server is not None:
+            self._server.quiesce()  # while sends keep coming, there is always something to sync
         if self._durability is not None:
             await self._durability.drain()
         if self._metrics is not None:

@@ -103,9 +103,10 @@ class Connection(asyncio.Protocol):
         self._out: list[bytes] = []
         self._in_read = False
         self._write_scheduled = False
-        # Reading stops while either reason holds.
+        # Reading stops while any of these reasons holds.
         self.in_flight = 0
         self._write_blocked = False
+        self._done_reading = False
         self._reading_paused = False
         self._close_reason = "closed by the peer"
         # Swept by the owner (`sweep`); seconds of the loop's clock.
@@ -153,8 +154,13 @@ class Connection(asyncio.Protocol):
         self._blocked_since = None
         self._gate_reading()
 
+    def stop_reading(self) -> None:
+        """Read no more requests, for good; answers to those that were read still leave."""
+        self._done_reading = True
+        self._gate_reading()
+
     def _gate_reading(self) -> None:
-        stop = self._write_blocked or self.in_flight >= self._limits.in_flight_max
+        stop = self._done_reading or self._write_blocked or self.in_flight >= self._limits.in_flight_max
         if stop is self._reading_paused or self.transport.is_closing():
             return
         self._reading_paused = stop

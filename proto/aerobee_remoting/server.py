@@ -109,15 +109,21 @@ class RemotingServer:
         if self._sweeper is None:
             self._sweeper = loop.call_later(SWEEP_S, self._sweep)
 
-    async def close(self) -> None:
-        """Stop listening, close every connection and wait until they are gone."""
+    def quiesce(self) -> None:
+        """Accept nobody and read nothing any more; what was read can still be answered until `close`."""
         self._closing = True
-        if self._sweeper is not None:
-            self._sweeper.cancel()
         for server in self._servers:
             server.close()
         for task in self._tasks:
             task.cancel()
+        for connection in self.connections:
+            connection.stop_reading()
+
+    async def close(self) -> None:
+        """Stop listening, close every connection and wait until they are gone."""
+        self.quiesce()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for listener in (*self._bound, *self._listeners):
             listener.close()

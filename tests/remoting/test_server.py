@@ -251,6 +251,33 @@ async def test_a_taken_port_is_named() -> None:
             await RemotingServer(HandlerTable()).start("127.0.0.1", port)
 
 
+async def test_a_quiet_server_reads_nothing_more_and_still_answers_what_it_read() -> None:
+    """A stop under load that went on reading had always something left to finish."""
+    called, go_on = asyncio.Event(), asyncio.Event()
+    seen: list[int] = []
+
+    async def slow(request: Request) -> Response:
+        seen.append(request.opaque)
+        called.set()
+        await go_on.wait()
+        return Response()
+
+    handlers = HandlerTable()
+    handlers.register(900, slow, permission=Permission.ANYONE)
+    async with serving(handlers) as (server, port), raw_peer(port) as peer:
+        peer.send(Command(900, opaque=1))
+        await called.wait()
+        server.quiesce()
+        peer.send(Command(900, opaque=2))
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", port)
+        go_on.set()
+        assert (await peer.receive()).opaque == 1
+        await server.close()
+        assert await peer.is_closed_by_the_server()
+    assert seen == [1]
+
+
 async def test_close_ends_connections_and_running_requests() -> None:
     server = RemotingServer(table())
     port = await server.start("127.0.0.1", 0)
