@@ -10,7 +10,10 @@ What always holds
 """
 
 import struct
+from bisect import bisect_right
 from enum import IntEnum
+from functools import lru_cache
+from itertools import accumulate
 
 import numpy as np
 
@@ -24,6 +27,7 @@ __all__ = ["GetResult", "GetStatus", "MessageReader"]
 
 # size, magic and physical offset of a record
 _IDENTITY = struct.Struct(">iI20xq")
+_NOTHING_WRITTEN = 1 << 63
 _IDENTITY_SIZE = _IDENTITY.size
 _MAGICS = frozenset((MAGIC_V1, MAGIC_V2))
 _REQUEST_SIZE_MIN = 100
@@ -95,6 +99,8 @@ class MessageReader:
         self._config = config
         self._file_entries = config.consume_queue_file_size // ENTRY_SIZE
         self._distance = config.in_memory_distance
+        # Records from here on were written by this process: their entries need no look at them.
+        self.written_from = _NOTHING_WRITTEN
 
     def get(
         self,
@@ -127,7 +133,48 @@ class MessageReader:
             following = (offset // self._file_entries + 1) * self._file_entries
             return GetResult(GetStatus.OFFSET_FOUND_NULL, following, low, high)
         size_max = min(max(max_bytes, _REQUEST_SIZE_MIN), _REQUEST_SIZE_MAX)
+        if tag_filter is None:
+            recent = self._recent(queue, entries, offset, max_count, size_max)
+            if recent is not None:
+                return recent
         return self._collect(queue, entries, offset, max_count, size_max, tag_filter)
+
+    def _recent(
+        self, queue: ConsumeQueue, entries: memoryview, offset: int, max_count: int, size_max: int
+    ) -> GetResult | None:
+        """The usual read: everything, in memory, in one file, written by this process. None: look carefully.
+
+        6 us for 32 records that are not adjacent, against 15 us for the careful way (bench/micro_store.py).
+        """
+        config = self._config
+        count = min(len(entries) // ENTRY_SIZE, max_count, config.memory_transfer_count_max)
+        if count < 1:
+            return None
+        numbers = _entries_struct(count).unpack_from(entries)
+        places, sizes = numbers[0::3], numbers[1::3]
+        first = places[0]
+        end = self._log.end_offset
+        if first < self.written_from or first < end - self._distance:
+            return None
+        file = self._log.mapped.find(first)
+        if file is None or places[-1] >= file.end:
+            return None
+        size_sum = sum(sizes)
+        limit = min(size_max, config.memory_transfer_size_max)
+        if size_sum > limit:
+            count = max(1, bisect_right(list(accumulate(sizes)), limit))
+            places, sizes = places[:count], sizes[:count]
+            size_sum = sum(sizes)
+        view, start = file.view, file.offset
+        if places[-1] + sizes[-1] - first == size_sum:
+            body = [view[first - start : first - start + size_sum]]
+        else:
+            body = [
+                view[place - start : place - start + size] for place, size in zip(places, sizes, strict=True)
+            ]
+        return GetResult(
+            GetStatus.FOUND, offset + count, queue.min_offset, queue.max_offset, body, count, size_sum
+        )
 
     def _collect(
         self,
@@ -212,6 +259,11 @@ class MessageReader:
         return GetResult(
             status, next_offset, queue.min_offset, queue.max_offset, body, count, size_sum, suggest_slave
         )
+
+
+@lru_cache(maxsize=64)
+def _entries_struct(count: int) -> struct.Struct:
+    return struct.Struct(">" + "qiq" * count)
 
 
 def _signed32(value: int) -> int:

@@ -156,6 +156,7 @@ class MessageStore:
     def _begin(self, report: RecoveryReport) -> None:
         end = report.end_offset
         self._tail = (end, report.last_store_timestamp)
+        self._reader.written_from = end
         self._dispatcher.confirmed_offset = end
         self._dispatcher.confirmed_timestamp = report.last_store_timestamp
         self._queue_end = self._index_end = end
@@ -487,12 +488,12 @@ class MessageStore:
         queue = self._queues.get(topic, queue_id)
         return queue.max_offset if queue is not None else 0
 
-    def next_offset(self, topic: str, queue_id: int) -> int:
     def readable_range(self, topic: str, queue_id: int) -> tuple[int, int] | None:
         """(min_offset, max_offset) of a queue; None when it never held a message, or is unknown."""
         queue = self._queues.get(topic, queue_id)
         return None if queue is None or queue.max_offset == 0 else (queue.min_offset, queue.max_offset)
 
+    def next_offset(self, topic: str, queue_id: int) -> int:
         """The logical offset that the next message of the queue will get."""
         queue = self._queues.get(topic, queue_id)
         return self._appender.next_offset(queue) if queue is not None else 0

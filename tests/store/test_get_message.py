@@ -6,7 +6,7 @@ import pytest
 
 from aerobee_proto.javahash import java_hash
 from aerobee_proto.records import decode_records
-from aerobee_store.get_message import GetResult, GetStatus
+from aerobee_store.get_message import GetResult, GetStatus, MessageReader
 from aerobee_store.store import MessageStore
 from store.memory_io import MemoryIo
 from store.workload import ROOT, message, open_store
@@ -22,6 +22,12 @@ def filled(count: int, io: MemoryIo | None = None, size: int = 10, **changes: An
     store.flush_disk()
     store.confirm(store.flushed_offset)
     return store
+
+
+def opened_again(store: MessageStore, io: MemoryIo) -> MessageStore:
+    """The same messages, now written by an earlier run: their entries are checked against the records."""
+    store.close()
+    return open_store(io, consume_queue_file_size=20_000)
 
 
 def get(
@@ -85,7 +91,7 @@ def test_entries_whose_records_are_gone_are_passed_over() -> None:
 def test_entries_that_lead_nowhere_serve_nothing() -> None:
     """The entry is checked against its record: wrong size, wrong place, no record at all."""
     io = MemoryIo()
-    store = filled(5, io)
+    store = opened_again(filled(5, io), io)
     path = ROOT / "consumequeue" / "Orders" / "0" / f"{0:020d}"
     for number, position in ((1, 20 + 11), (2, 40 + 7)):
         io.flip(path, position, 3)
@@ -97,7 +103,7 @@ def test_entries_that_lead_nowhere_serve_nothing() -> None:
 
 def test_a_read_of_removed_records_alone_says_so() -> None:
     io = MemoryIo()
-    store = filled(3, io)
+    store = opened_again(filled(3, io), io)
     log = ROOT / "commitlog" / f"{0:020d}"
     for number in range(3):
         entry = store.queue_entry("Orders", 0, number)
@@ -105,6 +111,27 @@ def test_a_read_of_removed_records_alone_says_so() -> None:
         io.flip(log, entry.physical_offset + 30)
     found = get(store, 0)
     assert (found.status, found.next_offset, found.body) == (GetStatus.MESSAGE_WAS_REMOVING, 3, [])
+
+
+@pytest.mark.parametrize("file_size", [20_000, 3_000])
+def test_the_quick_way_and_the_careful_way_find_the_same(file_size: int) -> None:
+    """Messages of this run are read without a look at each; every limit and every border must hold all the same."""
+    store = open_store(MemoryIo(), consume_queue_file_size=400, commit_log_file_size=file_size)
+    for number in range(90):
+        sizes = [(number * 37) % 200 + part for part in range(number % 4 + 1)]
+        store.append([message(body=bytes(size), queue_id=part % 2) for part, size in enumerate(sizes)])
+    store.flush_disk()
+    store.confirm(store.flushed_offset)
+    quick = store._reader
+    careful = MessageReader(store._log, store._queues, store._config)
+    for queue_id in (0, 1):
+        for offset in range(store.max_offset("Orders", queue_id)):
+            for count, size in ((1, ALL), (7, ALL), (32, ALL), (1000, ALL), (32, 700), (32, 100)):
+                asked = ("Orders", queue_id, offset, count, size, None)
+                found, expected = quick.get(*asked), careful.get(*asked)
+                assert b"".join(found.body) == b"".join(expected.body)
+                for name in ("status", "next_offset", "min_offset", "max_offset", "count", "size"):
+                    assert getattr(found, name) == getattr(expected, name), (name, asked)
 
 
 # --- how much -------------------------------------------------------------------------------------------
