@@ -13,7 +13,7 @@ from aerobee_console.failures import USAGE, Failure
 
 if TYPE_CHECKING:
     from aerobee_broker.broker import Broker
-    from aerobee_broker.config import BrokerConfig
+    from aerobee_broker.config import BrokerConfig as BrokerConfig
     from aerobee_nameserver.server import NameServer
 
 __all__ = [

@@ -51,6 +51,10 @@ CODES: Final = {
 }
 
 
+# Refusals that mean "there is no such thing", by the protocol's names of their codes.
+ABSENT: Final = frozenset({"TOPIC_NOT_EXIST", "SUBSCRIPTION_GROUP_NOT_EXIST", "QUERY_NOT_FOUND"})
+
+
 class Failure(Exception):
     """A command cannot go on: what is wrong and what to do, and the exit code of its class."""
 
@@ -67,8 +71,19 @@ def exit_code_of(error: BaseException) -> int:
     """The exit code of an error's class; FAULT for one that nobody foresaw."""
     if isinstance(error, Failure):
         return error.code
+    if getattr(error, "code_name", "") in ABSENT:
+        return NOT_FOUND
+    if type(error).__name__ == "NoRoute" and not _was_denied(error):
+        return UNREACHABLE
     known = (CODES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in CODES)
     return next(known, FAULT)
+
+
+def _was_denied(error: BaseException) -> bool:
+    """Whether a nameserver said that there is no such topic, rather than nothing at all."""
+    from aerobee.errors import UNKNOWN_TOPIC
+
+    return any(answer.outcome == UNKNOWN_TOPIC for answer in getattr(error, "answers", ()))
 
 
 def describe(error: BaseException) -> str:

@@ -16,7 +16,7 @@ from aerobee_console.failures import Failure
 from aerobee_console.ports import is_free, owner_of
 
 if TYPE_CHECKING:
-    from aerobee_broker.config import BrokerConfig
+    from aerobee_console.daemons import BrokerConfig
 
 __all__ = ["check_settings", "check_store", "is_container_address", "is_loopback"]
 

@@ -40,8 +40,11 @@ def query(
     message_id: Annotated[
         str | None, Parameter(name="--id", help="One message by its id, either kind.")
     ] = None,
-    begin: Annotated[str | None, Parameter(help="Stored since: -1h, or an ISO time with a zone.")] = None,
-    end: Annotated[str | None, Parameter(help="Stored until.")] = None,
+    begin: Annotated[
+        str | None,
+        Parameter(allow_leading_hyphen=True, help="Stored since: -1h, or an ISO time with a zone."),
+    ] = None,
+    end: Annotated[str | None, Parameter(allow_leading_hyphen=True, help="Stored until.")] = None,
     count: Annotated[int, Parameter(help="At most so many; of more, the newest.")] = 64,
     output: Output = "table",
     connect: Connect | None = None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from aerobee_console.failures import OK
+from aerobee_console.failures import OK, USAGE, Failure
 from aerobee_console.messages import MessagePrinter, StreamFormat
 from aerobee_console.session import Connect, run
 
@@ -41,11 +41,14 @@ def consume(
         str,
         Parameter(
             name="--from",
+            allow_leading_hyphen=True,
             help="earliest, latest, an offset, -1h, or an ISO time with a zone. With a group: where it has "
             "committed nothing.",
         ),
     ] = "earliest",
-    until: Annotated[str, Parameter(help="Where to end; as --from.")] = "now",
+    until: Annotated[
+        str, Parameter(allow_leading_hyphen=True, help="Where to end: now, -1h, or an ISO time with a zone.")
+    ] = "now",
     count: Annotated[int | None, Parameter(help="End after this many messages.")] = None,
     tags: Tags = None,
     queues: Annotated[
@@ -60,6 +63,9 @@ def consume(
 
     With --group the group goes on where it stopped; what was printed is committed.
     """
+    if until.isdecimal():
+        # A queue that is shorter would be waited for.
+        raise Failure("--until takes a time; --count ends after so many messages", USAGE)
     options: dict[str, Any] = {
         "start": start,
         "end": None if follow else until,

@@ -70,7 +70,11 @@ def send(
     sharding_key: Annotated[str | None, Parameter(help="Equal keys go to one queue, in order.")] = None,
     file: Annotated[
         Path | None,
-        Parameter(name=["--file", "-f"], help="Send each line of this file; - is standard input."),
+        Parameter(
+            name=["--file", "-f"],
+            allow_leading_hyphen=True,
+            help="Send each line of this file; - is standard input.",
+        ),
     ] = None,
     output: Output = "table",
     connect: Connect | None = None,
@@ -152,12 +156,15 @@ class _Tally:
             if error is None:
                 self.sent += 1
                 self._done(1)
-                return
-            self.failed += 1
-            if self.first_failure is None or line_number < self.first_failure[0]:
-                self.first_failure = (line_number, error)
+            else:
+                self.fail(line_number, error)
 
         return ended
+
+    def fail(self, line_number: int, error: BaseException) -> None:
+        self.failed += 1
+        if self.first_failure is None or line_number < self.first_failure[0]:
+            self.first_failure = (line_number, error)
 
 
 async def _send_lines(
@@ -186,6 +193,8 @@ async def _send_until_failure(
     producer: "Producer", topic: str, file: Path, options: dict[str, Any], tally: _Tally
 ) -> None:
     """Everything that was accepted is waited for by the end of the producer; the first failure stops reading."""
+    from aerobee import ClientError
+
     number = 0
     async for lines in _line_batches(file):
         for line in lines:
@@ -196,7 +205,12 @@ async def _send_until_failure(
                 tally.skipped += 1
                 continue
             await producer.ready()
-            producer.send_nowait(topic, line, **options).add_done_callback(tally.watch(number))
+            try:
+                accepted = producer.send_nowait(topic, line, **options)
+            except ClientError as refused:
+                tally.fail(number, refused)
+            else:
+                accepted.add_done_callback(tally.watch(number))
 
 
 async def _line_batches(file: Path) -> AsyncIterator[list[bytes]]:

@@ -1,0 +1,168 @@
+"""`aerobee topic`, `group` and `cluster` against a broker."""
+
+import os
+import pty
+
+import pytest
+
+from aerobee_console.failures import Failure
+from aerobee_console.topics import confirm
+from console.support import Runner
+
+
+def test_a_topic_from_its_making_to_its_end(cluster: Runner) -> None:
+    made = cluster("topic", "create", "a-topic", "--queues", "2", "--attribute", "message.type=NORMAL")
+    assert (made.code, made.out) == (0, "topic a-topic is created on broker-a\n")
+    assert "a-topic" in cluster("topic", "list").lines
+    assert cluster("topic", "alter", "a-topic", "--queues", "3", "--perm", "r").code == 0
+    (config,) = cluster("topic", "describe", "a-topic", "-o", "json").json["configs"]
+    assert (config["read_queues"], config["write_queues"], config["permission"]) == (3, 3, "r")
+    assert cluster("topic", "delete", "a-topic", "--yes").out == "topic a-topic is deleted on broker-a\n"
+    assert "a-topic" not in cluster("topic", "list").lines
+    assert cluster("topic", "describe", "a-topic").code == 5
+
+
+def test_describe_shows_settings_groups_and_queues(cluster: Runner) -> None:
+    cluster("topic", "create", "a-described", "--queues", "2")
+    cluster("send", "a-described", "x", "--queue", "1")
+    cluster("consume", "a-described", "--group", "a-reader")
+    shown = cluster("topic", "describe", "a-described").lines
+    assert shown[0] == "broker-a: 2 queues to read, 2 to write, permission rw"
+    assert shown[1] == "groups: a-reader"
+    assert shown[2] == "messages: 1"
+    heads, *rows = shown[4:]
+    assert heads.split() == [
+        "broker",
+        "queue",
+        "min",
+        "offset",
+        "max",
+        "offset",
+        "messages",
+        "last",
+        "stored",
+    ]
+    assert [row.split()[:5] for row in rows] == [
+        ["broker-a", "0", "0", "0", "0"],
+        ["broker-a", "1", "0", "1", "1"],
+    ]
+    facts = cluster("topic", "describe", "a-described", "-o", "json").json
+    assert list(facts) == ["schema_version", "topic", "message_count", "groups", "configs", "queues"]
+    assert list(facts["queues"][0]) == [
+        "broker_name",
+        "queue_id",
+        "min_offset",
+        "max_offset",
+        "message_count",
+        "last_stored_ms",
+    ]
+
+
+def test_route_shows_brokers_and_addresses(cluster: Runner) -> None:
+    cluster("topic", "create", "a-route", "--queues", "5", "--write-queues", "3")
+    (route,) = cluster("topic", "route", "a-route", "-o", "json").json["routes"]
+    addr = route.pop("addr")
+    assert addr.startswith("127.0.0.1:")
+    assert route == {
+        "broker_name": "broker-a",
+        "cluster_name": "DefaultCluster",
+        "broker_id": 0,
+        "read_queues": 5,
+        "write_queues": 3,
+        "permission": "rw",
+    }
+    assert addr in cluster("topic", "route", "a-route").lines[1]
+
+
+def test_system_topics_are_listed_on_demand(cluster: Runner) -> None:
+    own = cluster("topic", "list", "-o", "json").json["topics"]
+    every = cluster("topic", "list", "--all", "-o", "json").json["topics"]
+    assert {"topic": "TBW102"} in every
+    assert {"topic": "TBW102"} not in own
+
+
+def test_a_group_from_its_making_to_its_end(cluster: Runner) -> None:
+    assert cluster("group", "create", "a-group", "--retries", "3").code == 0
+    groups = {one["group"]: one for one in cluster("group", "list", "-o", "json").json["groups"]}
+    assert groups["a-group"] == {
+        "group": "a-group",
+        "consume_enabled": True,
+        "broadcast_enabled": True,
+        "retry_max_times": 3,
+    }
+    shown = cluster("group", "describe", "a-group")
+    assert shown.lines == ["lag: 0 messages", "members: nobody is online"]
+    assert cluster("group", "delete", "a-group", "-y").code == 0
+    gone = cluster("group", "describe", "a-group")
+    assert gone.code == 5
+    assert "no broker knows group 'a-group'" in gone.err
+
+
+def test_a_groups_progress_as_a_table(cluster: Runner) -> None:
+    cluster("topic", "create", "a-progress", "--queues", "1")
+    for _ in range(3):
+        cluster("send", "a-progress", "x")
+    cluster("consume", "a-progress", "--group", "a-slow", "--count", "1")
+    lines = cluster("group", "describe", "a-slow").lines
+    assert lines[0] == "lag: 2 messages"
+    heads = "topic broker queue broker offset group offset lag last consumed"
+    assert " ".join(lines[-2].split()) == heads
+    assert lines[-1].split()[:6] == ["a-progress", "broker-a", "0", "3", "1", "2"]
+
+
+def test_the_cluster_and_one_brokers_figures_and_settings(cluster: Runner) -> None:
+    (broker,) = cluster("cluster", "-o", "json").json["brokers"]
+    assert (broker["broker_name"], broker["role"]) == ("broker-a", "master")
+    assert broker["addr"] in cluster("cluster").lines[1]
+    for name in ("broker-a", broker["addr"]):
+        assert (
+            cluster("cluster", "status", name, "-o", "json").json["status"]["brokerVersionDesc"] == "V5_3_3"
+        )
+    config = cluster("cluster", "config", "broker-a", "flushDiskType", "-o", "json").json["config"]
+    assert config == {"flushDiskType": "SYNC_FLUSH"}
+    assert len(cluster("cluster", "config", "broker-a").lines) > 50
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["topic", "create", "bad topic"], 2, "'bad topic' has ' '"),
+        (["topic", "create", "t", "--queues", "0"], 2, "at least one queue"),
+        (["topic", "create", "t", "--attribute", "x"], 2, "--attribute x: write name=value"),
+        (["topic", "create", "t", "--broker", "nobody"], 5, "nobody"),
+        (["topic", "alter", "t"], 2, "nothing to change"),
+        (["topic", "alter", "nowhere", "--queues", "2"], 5, "no route for topic 'nowhere'"),
+        (["topic", "delete", "t"], 2, "Nobody is here to answer: add --yes"),
+        (["group", "delete", "g"], 2, "Nobody is here to answer: add --yes"),
+        (["cluster", "status", "nobody"], 5, "nobody"),
+        (["cluster", "config", "broker-a", "noSuchKey"], 5, "noSuchKey"),
+    ],
+)
+def test_what_cannot_be_done_is_told_with_the_cause(
+    words: list[str], code: int, said: str, cluster: Runner
+) -> None:
+    refused = cluster(*words)
+    assert said in refused.err
+    assert (refused.code, refused.out) == (code, "")
+    assert "Traceback" not in refused.err
+
+
+@pytest.mark.parametrize(
+    ("answer", "goes_on"), [("y\n", True), ("YES\n", True), ("n\n", False), ("\n", False)]
+)
+def test_a_person_is_asked(
+    answer: str, goes_on: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours, theirs = pty.openpty()
+    try:
+        with os.fdopen(theirs) as terminal:
+            monkeypatch.setattr("sys.stdin", terminal)
+            os.write(ours, answer.encode())
+            if goes_on:
+                confirm("Sure?", yes=False)
+            else:
+                with pytest.raises(Failure, match="nothing was changed"):
+                    confirm("Sure?", yes=False)
+    finally:
+        os.close(ours)
+    assert capsys.readouterr().err == "Sure? [y/N] "

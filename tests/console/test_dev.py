@@ -1,0 +1,94 @@
+"""`aerobee dev`: everything in one process, for the first try."""
+
+import contextlib
+import re
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import ours
+from aerobee_console.dev import _sizes_of
+from console.support import program
+from programs import Server
+
+READY = r"Ctrl-C stops both"
+
+
+def address(output: str, what: str) -> str:
+    found = re.search(rf"^{what} +(\S+)", output, re.MULTILINE)
+    assert found, output
+    return found[1]
+
+
+@contextlib.contextmanager
+def dev(*words: str) -> Iterator[Server]:
+    with Server("dev", [*ours.command(), "dev", *words], "", READY) as started:
+        yield started
+
+
+def test_the_next_command_that_it_prints_works_and_ctrl_c_leaves_nothing() -> None:
+    with dev() as started:
+        folder = Path(address(started.output, "store"))
+        assert folder.is_dir()
+        found = re.search(r"aerobee (send .*)", started.output)
+        assert found
+        words = found[1].replace("'", "").split()
+        assert program(*words).code == 0
+        tail = re.search(r"aerobee (tail .*)", started.output)
+        assert tail
+        assert program(*tail[1].split()).out.endswith("  hello\n")
+        started.process.send_signal(signal.SIGINT)
+        assert started.process.wait(30) == 0
+    assert not folder.exists()
+
+
+def test_taken_ports_are_replaced_and_it_says_by_whom() -> None:
+    with contextlib.ExitStack() as taken:
+        for port in (9876, 10911):
+            held = taken.enter_context(socket.socket())
+            with contextlib.suppress(OSError):  # then somebody else has it, which serves as well
+                held.bind(("127.0.0.1", port))
+                held.listen()
+        with dev("--set", "metricsPromExporterPort=0") as started:
+            assert "port 9876 is taken" in started.output
+            assert "port 10911 is taken" in started.output
+            nameserver = address(started.output, "nameserver")
+            assert nameserver != "127.0.0.1:9876"
+            assert f"-n {nameserver}" in started.output
+            assert address(started.output, "broker") in program("cluster", "-n", nameserver).out
+
+
+def test_a_store_of_ones_own_is_kept_and_opened_again(tmp_path: Path) -> None:
+    words = ["--store", str(tmp_path / "kept"), "--set", "metricsPromExporterPort=0"]
+    small = [
+        "--set",
+        "mappedFileSizeCommitLog=65536",
+        "--set",
+        "maxHashSlotNum=100",
+        "--set",
+        "maxIndexNum=100",
+    ]
+    with dev(*words, *small) as started:
+        nameserver = address(started.output, "nameserver")
+        assert program("send", "kept", "still here", "-n", nameserver).code == 0
+        assert started.stop() == 0
+    assert (tmp_path / "kept" / "commitlog").is_dir()
+    assert not (tmp_path / "kept" / "abort").exists()
+    with dev(*words, *small[2:]) as started:
+        nameserver = address(started.output, "nameserver")
+        assert "still here" in program("tail", "kept", "-n", nameserver).out
+
+
+def test_the_file_sizes_of_a_store_are_taken_from_its_files(tmp_path: Path) -> None:
+    assert _sizes_of(tmp_path) == {}
+    for path, size in (("commitlog/0", 4096), ("consumequeue/t/0/0", 320)):
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).write_bytes(bytes(size))
+    assert _sizes_of(tmp_path) == {"mappedFileSizeCommitLog": "4096", "mappedFileSizeConsumeQueue": "320"}
+
+
+def test_a_wrong_setting_stops_it_with_the_cause(tmp_path: Path) -> None:
+    refused = program("dev", "--store", str(tmp_path), "--set", "flushDiskTyp=ASYNC_FLUSH")
+    assert refused.code == 2
+    assert "did you mean flushDiskType?" in refused.err

@@ -1,0 +1,152 @@
+"""`aerobee send` against a broker."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from console.support import Runner, environment, program
+
+
+def test_one_message_says_where_it_is(cluster: Runner) -> None:
+    sent = cluster(
+        "send", "s-one", "hello", "--tags", "new", "--key", "k1", "--key", "k2", "--property", "a=b=c"
+    )
+    assert sent.code == 0
+    head, row = sent.lines
+    assert head.split() == ["message", "id", "broker", "queue", "offset", "status"]
+    assert row.split()[1] == "broker-a"
+    found = cluster("query", "s-one", "k2", "-o", "json").json["messages"]
+    assert [(one["body"], one["tags"], one["keys"], one["properties"]["a"]) for one in found] == [
+        ("hello", "new", ["k1", "k2"], "b=c")
+    ]
+
+
+def test_the_result_as_json(cluster: Runner) -> None:
+    (sent,) = cluster("send", "s-json", '{"a": 1}', "-o", "json").json["sent"]
+    assert list(sent) == [
+        "message_id",
+        "offset_message_id",
+        "topic",
+        "broker_name",
+        "queue_id",
+        "queue_offset",
+        "status",
+    ]
+    assert (sent["topic"], sent["status"]) == ("s-json", "OK")
+
+
+def test_queue_and_sharding_key_choose_the_queue(cluster: Runner) -> None:
+    cluster("topic", "create", "s-queue", "--queues", "4")
+    (sent,) = cluster("send", "s-queue", "x", "--queue", "2", "-o", "json").json["sent"]
+    assert sent["queue_id"] == 2
+    sharded = {
+        cluster("send", "s-queue", "x", "--sharding-key", "k", "-o", "json").json["sent"][0]["queue_id"]
+        for _ in range(3)
+    }
+    assert len(sharded) == 1
+
+
+def test_a_file_is_sent_a_message_a_line(cluster: Runner, tmp_path: Path) -> None:
+    lines = [f"line {number}" for number in range(5_000)]
+    file = tmp_path / "lines"
+    file.write_text("\n".join([*lines, "", "from another system\r", "the last one has no end"]))
+    sent = cluster("send", "s-lines", "--file", str(file))
+    assert sent.code == 0
+    assert sent.out.startswith("sent 5002 messages in ")
+    assert sent.out.endswith("1 empty lines skipped\n")
+    assert sent.err == "", "no bar where nobody looks"
+    read = cluster("consume", "s-lines", "-o", "raw")
+    assert sorted(read.lines) == sorted([*lines, "from another system", "the last one has no end"])
+
+
+def test_the_tally_of_a_file_as_json(cluster: Runner, tmp_path: Path) -> None:
+    file = tmp_path / "lines"
+    file.write_text("a\nb\n")
+    tally = cluster("send", "s-tally", "-f", str(file), "-o", "json").json
+    assert (tally["sent"], tally["failed"], tally["skipped"]) == (2, 0, 0)
+
+
+def test_a_body_from_standard_input(nameserver: str) -> None:
+    sent = program("send", "s-stdin", "-n", nameserver, stdin="from a pipe")
+    assert sent.code == 0
+    assert program("tail", "s-stdin", "-n", nameserver).out.endswith("  from a pipe\n")
+
+
+def test_a_slow_pipe_is_sent_as_it_comes(nameserver: str) -> None:
+    """A whole line arrives while the pipe is still open."""
+    assert program("topic", "create", "s-slow", "-n", nameserver).code == 0
+    sender = subprocess.Popen(
+        [sys.executable, "-m", "aerobee_console", "send", "s-slow", "--file", "-", "-n", nameserver],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    assert sender.stdin is not None
+    with sender:
+        sender.stdin.write("first\nhalf a li")
+        sender.stdin.flush()
+        read = program("consume", "s-slow", "--follow", "--count", "1", "-o", "raw", "-n", nameserver)
+        assert read.out == "first\n"
+        out, _ = sender.communicate("ne\n")
+    assert out.startswith("sent 2 messages")
+
+
+def test_an_interrupt_ends_the_wait_for_a_pipe(nameserver: str) -> None:
+    assert program("topic", "create", "s-stop", "-n", nameserver).code == 0
+    sender = subprocess.Popen(
+        [sys.executable, "-m", "aerobee_console", "send", "s-stop", "--file", "-", "-n", nameserver],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    assert sender.stdin is not None
+    assert sender.stderr is not None
+    with sender, sender.stderr as errors:
+        sender.stdin.write("sent before the interrupt\n")
+        sender.stdin.flush()
+        program("consume", "s-stop", "--follow", "--count", "1", "-n", nameserver)
+        sender.send_signal(2)
+        assert sender.wait(30) == 130
+        assert errors.read() == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["send", "t", "b", "--property", "a"], 2, "--property a: write name=value"),
+        (["send", "t", "b", "--delay", "7s"], 2, "--delay 7s: one of 1s, 5s"),
+        (["send", "t", "b", "--delay", "19"], 2, "a level from 1 to 18"),
+        (["send", "t", "b", "--file", "f"], 2, "not both"),
+        (["send", "bad topic", "b"], 2, "the topic name 'bad topic' has ' '"),
+        (["send", "t", ""], 2, "empty body"),
+        (["send", "t", "--file", "/nowhere/lines"], 2, "/nowhere/lines: No such file"),
+        (["send", "t", "b", "--queue", "99"], 2, "99"),
+    ],
+)
+def test_what_cannot_be_sent_is_told_with_the_cause(
+    words: list[str], code: int, said: str, cluster: Runner
+) -> None:
+    refused = cluster(*words)
+    assert said in refused.err
+    assert (refused.code, refused.out) == (code, "")
+    assert "Traceback" not in refused.err
+
+
+def test_a_line_that_the_broker_would_refuse_stops_the_file_and_is_named(
+    cluster: Runner, tmp_path: Path
+) -> None:
+    file = tmp_path / "lines"
+    file.write_bytes(b"good\n" + os.urandom(5 << 20).replace(b"\n", b"x") + b"\nnever read\n")
+    refused = cluster("send", "s-large", "--file", str(file))
+    assert refused.code == 2
+    assert "sent 1 messages" in refused.out
+    assert "line 2 was not sent" in refused.err
+
+
+def test_devices_that_cannot_be_waited_for_are_read(cluster: Runner) -> None:
+    assert "sent 0 messages" in cluster("send", "s-null", "--file", "/dev/null").out
