@@ -386,12 +386,12 @@ class IndexFile:
         self._fit_times(count, probe)
         self.next_entry = count + 1
         self.used_slots, changed = self._fit_slots(count)
-        if dropped:
-            self._data.zero(self._entries_at + self.next_entry * ENTRY_SIZE, dropped * ENTRY_SIZE)
+        # To the end of the file: entries whose header was lost lie behind those that it counts.
+        rest = self._entries_at + self.next_entry * ENTRY_SIZE
+        self._data.zero(rest, self._data.size - rest)
         self._write_header()
-        changed = changed or bool(dropped) or before != bytes(self._view[:HEADER_SIZE])
-        self.dirty = self.dirty or changed
-        return changed
+        self.dirty = True
+        return changed or bool(dropped) or before != bytes(self._view[:HEADER_SIZE])
 
     def _fit_times(self, count: int, probe: RecordProbe | None) -> None:
         first, last = self._entry(1), self._entry(count)

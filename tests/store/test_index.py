@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from aerobee_proto.javahash import index_key_hash
@@ -366,6 +366,7 @@ def test_files_behind_a_shortened_one_go(tmp_path: Path) -> None:
     assert (found.end_offset, found.kept_entries, len(found.removed_files)) == (600, 14, 2)
 
 
+@example(batches=[2, 1], survived=[True, False, False, False, True, True], log_records=1)
 @given(
     batches=st.lists(st.integers(1, 6), min_size=1, max_size=6),
     survived=st.lists(st.booleans(), max_size=60),
