@@ -431,14 +431,13 @@ class ConsumeQueue:
 
     def release_before(self, log_min: int) -> list[MappedFile]:
         """As clean_before(), but closing and deleting the files, oldest first, is the caller's business."""
-        first = self.entry(self.min_offset)
-        if first is not None and first.physical_offset >= log_min:
-            return []
         released = []
         while self._is_first_stale(log_min):
             released.append(self._files.release_first())
             self._first_data = self._files.min_offset // ENTRY_SIZE
-        self.correct_min_offset(log_min)
+        first = self.entry(self.min_offset)
+        if first is None or first.physical_offset < log_min:
+            self.correct_min_offset(log_min)
         return released
 
     def _is_first_stale(self, log_min: int) -> bool:
