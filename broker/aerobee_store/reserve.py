@@ -43,7 +43,6 @@ class Reserve:
         """Where it lies: the store folder."""
         return self._path.parent
 
-    @property
     def is_there(self) -> bool:
         """Whether there is a whole reserve."""
         names = self._io.list_names(self._path.parent)
@@ -60,7 +59,7 @@ class Reserve:
     def refill(self) -> bool:
         """Make the reserve if it is not there; False when there is no room for it and as much again."""
         with self._changing:
-            if self.is_there:
+            if self.is_there():
                 return True
             try:
                 self._io.make_folder(self._path.parent)
