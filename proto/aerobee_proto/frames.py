@@ -16,6 +16,7 @@ Invariants
   lost its boundaries and must be closed.
 """
 
+from collections.abc import Mapping
 from struct import Struct
 from struct import error as struct_error
 from typing import Annotated, Any, Final, TypeAlias
@@ -234,7 +235,7 @@ def _text(value: object) -> str:
     return _json_encoder.encode(value).decode()
 
 
-def _text_fields(fields: dict[str, Any] | None) -> dict[str, str] | None:
+def _text_fields(fields: Mapping[str, Any] | None) -> dict[str, str] | None:
     if fields is None:
         return None
     return {key: _text(value) for key, value in fields.items() if value is not None}
@@ -254,27 +255,19 @@ def decode_command(frame: Frame) -> Command:
 
 def _decode_json(header: bytes, body: bytes) -> Command:
     try:
-        read = _json_decoder.decode(header)
+        return _command_of(_json_decoder.decode(header), body, CODEC_JSON)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as broken:
         raise FrameError(f"JSON header of {len(header)} bytes is not readable: {broken}") from broken
-    return Command(
-        read.code,
-        opaque=read.opaque,
-        flag=read.flag,
-        version=read.version,
-        language=language_name(read.language),
-        remark=read.remark,
-        ext_fields=_text_fields(read.ext_fields),
-        body=body,
-        codec=CODEC_JSON,
-    )
 
 
 def _decode_msgpack(header: bytes, body: bytes) -> Command:
     try:
-        read = _msgpack_decoder.decode(header)
+        return _command_of(_msgpack_decoder.decode(header), body, CODEC_MSGPACK)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as broken:
         raise FrameError(f"msgpack header of {len(header)} bytes is not readable: {broken}") from broken
+
+
+def _command_of(read: _JsonHeader | _MsgpackHeader, body: bytes, codec: int) -> Command:
     return Command(
         read.code,
         opaque=read.opaque,
@@ -284,7 +277,7 @@ def _decode_msgpack(header: bytes, body: bytes) -> Command:
         remark=read.remark,
         ext_fields=_text_fields(read.ext_fields),
         body=body,
-        codec=CODEC_MSGPACK,
+        codec=codec,
     )
 
 
