@@ -103,7 +103,7 @@ async def serve(config: BrokerConfig, notifier: ServiceNotifier, settings_file: 
         by_disk = broker.disk_has_failed or getattr(failed, "errno", None) in DISK_ERRORS
         return EXIT_DISK_FAILED if by_disk else EXIT_FAILED
     notifier.ready(f"serving on {broker.address}")
-    watchdog = asyncio.create_task(_stay_alive(notifier), name="watchdog")
+    watchdog = asyncio.create_task(notifier.stay_alive(), name="watchdog")
     try:
         await stop.wait()
     finally:
@@ -132,11 +132,3 @@ def _end_now(code: int) -> NoReturn:
     """Without waiting for threads: one of them may be inside a sync that never returns."""
     sys.stdout.flush()
     os._exit(code)
-
-
-async def _stay_alive(notifier: ServiceNotifier) -> None:
-    """Signs of life for systemd's watchdog; ends at once when nobody watches."""
-    interval_s = notifier.watchdog_interval_s
-    while interval_s is not None:
-        notifier.alive()
-        await asyncio.sleep(interval_s)

@@ -58,7 +58,7 @@ async def serve(config: NameserverConfig, notifier: ServiceNotifier) -> int:
     if server is None:
         return 1
     notifier.ready(f"listening on {server.address}")
-    watchdog = asyncio.create_task(_stay_alive(notifier), name="watchdog")
+    watchdog = asyncio.create_task(notifier.stay_alive(), name="watchdog")
     try:
         await stop.wait()
     finally:
@@ -81,14 +81,6 @@ async def _started(config: NameserverConfig) -> NameServer | None:
             await server.close()
         return None
     return server
-
-
-async def _stay_alive(notifier: ServiceNotifier) -> None:
-    """Signs of life for systemd's watchdog; ends at once when nobody watches."""
-    interval_s = notifier.watchdog_interval_s
-    while interval_s is not None:
-        notifier.alive()
-        await asyncio.sleep(interval_s)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -8,6 +8,7 @@ Invariants
 - A call never waits: what the socket cannot take at once is dropped.
 """
 
+import asyncio
 import os
 import socket
 from collections.abc import Mapping
@@ -59,6 +60,12 @@ class ServiceNotifier:
     def alive(self) -> bool:
         """A sign of life; systemd restarts the service when they stay away (WatchdogSec=)."""
         return self._send("WATCHDOG=1")
+
+    async def stay_alive(self) -> None:
+        """Signs of life for as long as it runs; ends at once when nobody watches."""
+        while self.watchdog_interval_s is not None:
+            self.alive()
+            await asyncio.sleep(self.watchdog_interval_s)
 
     def extend_start(self, seconds: int) -> bool:
         """Ask for `seconds` more, from now, before the start counts as failed: for a long recovery."""
