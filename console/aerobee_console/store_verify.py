@@ -11,6 +11,7 @@ Touches  a store folder through `StoreFolder`, reading.
 In a store that a broker has open, what arrives during the walk is left out.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,6 +44,9 @@ __all__ = ["Verified", "verify"]
 TRANSACTION_MASK: Final = 0xC
 NOT_QUEUED: Final = frozenset({0x4, 0xC})  # prepared and rolled back
 REBUILT: Final = "a start of our broker builds it again from the log"
+ORPHANED: Final = (
+    "their records are damaged or missing: see what is said of the log, and restore them from a copy"
+)
 FINDINGS_PER_QUEUE_MAX: Final = 3
 
 
@@ -154,6 +158,17 @@ class _Queue:
             int.from_bytes(raw[12:], "big", signed=True),
         )
 
+    def places(self, folder: StoreFolder) -> Iterator[tuple[int, int]]:
+        """Logical offset and physical offset of each entry that leads into the log."""
+        assert folder.log_end is not None
+        begin, end = folder.log_begin, folder.log_end.offset
+        for number, file in enumerate(self.files):
+            entries = self.entries(number)
+            places, sizes = entries["physical_offset"], entries["size"]
+            inside = (sizes > 0) & (sizes != BLANK_SIZE) & (places >= begin) & (places < end)
+            for at in inside.nonzero()[0].tolist():
+                yield file.offset // ENTRY_SIZE + at, int(places[at])
+
     def entries(self, number: int) -> "Entries":
         """All entries of one file as an array."""
         import numpy as np
@@ -212,14 +227,23 @@ def _check_matches(result: Verified, path: Path, topic: str, queue: _Queue, lead
     elif queue.behind:
         _add(result, path, f"the last {queue.behind} records have no entry", topic)
     if leading > queue.matched and not queue.unmatched:
-        reason = f"{leading - queue.matched} entries lead to no record"
-        _add(
-            result,
-            path,
-            reason,
-            topic,
-            advice="their records are damaged or missing: see what is said of the log",
-        )
+        _name_orphans(result, path, topic, queue, leading - queue.matched)
+
+
+def _name_orphans(result: Verified, path: Path, topic: str, queue: _Queue, count: int) -> None:
+    """Entries that lead to no record of their queue: the first few by place, the others by number."""
+    named = 0
+    for logical_offset, place in queue.places(result.folder):
+        if named == min(count, FINDINGS_PER_QUEUE_MAX):
+            break
+        record = result.folder.record_at(place)
+        found = (record.topic, record.queue_id, record.queue_offset) if record is not None else None
+        if found != (topic, int(path.name), logical_offset):
+            named += 1
+            reason = f"entry {logical_offset} leads to {place}, where no record of its queue is"
+            _add(result, path, reason, topic, logical_offset * ENTRY_SIZE, ORPHANED)
+    if count > named:
+        _add(result, path, f"{count - named} more entries lead to no record", topic, advice=ORPHANED)
 
 
 def _check_log_end(folder: StoreFolder) -> None:
