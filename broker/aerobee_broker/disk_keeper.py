@@ -87,6 +87,7 @@ class DiskKeeper:
         self._clock = SteadyClock(services.clock, uptime)
         self._clock_told = False
         self._wake = asyncio.Event()
+        self._one_round = asyncio.Lock()
         self._asked = False
         self._refused = False
         # As found by the last look; None where it could not be found out.
@@ -113,6 +114,10 @@ class DiskKeeper:
 
     async def round(self) -> None:
         """Look at the disks, then clean. What goes wrong is told and tried again by the next round."""
+        async with self._one_round:
+            await self._round()
+
+    async def _round(self) -> None:
         asked, self._asked = self._asked, False
         try:
             await self.look()

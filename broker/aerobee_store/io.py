@@ -362,7 +362,7 @@ class DiskIo:
             os.close(fd)
             if error.errno in (errno.EACCES, errno.EAGAIN):
                 raise StoreLocked(path) from error
-            raise
+            raise OSError(error.errno, error.strerror, str(path)) from error
         return _DiskLock(fd, _identity(os.fstat(fd)), _locked_here)
 
     def disk_usage(self, path: Path) -> tuple[int, int]:
