@@ -12,6 +12,7 @@ import asyncio
 import errno
 import gc
 import os
+import resource
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -79,11 +80,18 @@ def run(config: BrokerConfig, settings_file: Path | None = None) -> int:
         return EXIT_USAGE
     if armed:
         log.warning("broker.failpoints_armed", names=armed)
+    _raise_open_files_limit()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     # Messages are not in cycles: collecting them early costs 4 % of the send rate and finds nothing.
     gc.set_threshold(50_000, 50, 50)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve(config, ServiceNotifier.of_process(), settings_file))
+
+
+def _raise_open_files_limit() -> None:
+    """Every store file and connection takes a descriptor: use all that may be had, as the JVM does."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def serve(config: BrokerConfig, notifier: ServiceNotifier, settings_file: Path | None = None) -> int:

@@ -60,15 +60,20 @@ class StoreLocked(StoreError):
 
 
 class StoreFull(StoreError):
-    """There is no room for `wanted` bytes under `path`; nothing was changed and reads go on."""
+    """There is no room for `wanted` bytes under `path`; nothing was changed and reads go on.
 
-    def __init__(self, path: Path, wanted: int) -> None:
-        super().__init__(path, wanted)
+    `reason` is the system's, when it is known: a limit of the process (open files) is no room either.
+    """
+
+    def __init__(self, path: Path, wanted: int, reason: str = "") -> None:
+        super().__init__(path, wanted, reason)
         self.path = path
         self.wanted = wanted
+        self.reason = reason
 
     def __str__(self) -> str:
-        return f"no room for {self.wanted} bytes at {self.path}; free space or raise the disk's size"
+        why = f" ({self.reason})" if self.reason else ""
+        return f"no room for {self.wanted} bytes at {self.path}{why}; free space or raise the limit"
 
 
 class StoreNotWriteable(StoreError):

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from aerobee_store import failpoints
-from aerobee_store.errors import CorruptStore, StoreError, StoreFull, StoreLocked
+from aerobee_store.errors import CorruptStore, StoreFull, StoreLocked
 
 __all__ = ["Buffer", "DataFile", "DiskIo", "FolderEntry", "LockHandle", "StoreIo"]
 
@@ -31,7 +31,9 @@ Buffer = bytes | bytearray | memoryview
 
 _ZERO_CHUNK = 1 << 20
 _WRITE_CALL_MIN = 32 * 1024  # bytes from which a write call is cheaper than a write through the map
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+# What is not there now and may be later, without anything being wrong with the disk: space, quota, inodes (the first
+# again), descriptors, address space.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _WRONG_LENGTH = "configure the file size that the store was written with, or move the file away"
 
 
@@ -153,7 +155,10 @@ class _DiskFile:
         # sends with 4 KiB bodies (`bench/compare.py --only "4 KiB"`), nothing gained for small ones.
         left = memoryview(data)
         while left:
-            written = os.pwrite(self._fd, left, position)
+            try:
+                written = os.pwrite(self._fd, left, position)
+            except OSError as error:
+                raise _at(self.path, error) from error
             left = left[written:]
             position += written
 
@@ -191,7 +196,7 @@ class _DiskFile:
                 try:
                     os.fdatasync(self._fd)
                 except OSError as error:
-                    raise OSError(error.errno, error.strerror, str(self.path)) from error
+                    raise _at(self.path, error) from error
 
     def close(self) -> None:
         if self._fd < 0:
@@ -231,11 +236,21 @@ class DiskIo:
     """The real disk. Stateless."""
 
     def open_file(self, path: Path, size: int, *, create: bool = False, writable: bool = True) -> DataFile:
+        try:
+            return self._open_file(path, size, create=create, writable=writable)
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                raise StoreFull(path, size, error.strerror or "") from error
+            raise _at(path, error) from error
+
+    def _open_file(self, path: Path, size: int, *, create: bool, writable: bool) -> DataFile:
         fd = self._create(path, size) if create else self._open(path, size, writable=writable)
         try:
             return _DiskFile(path, fd, size, writable=writable)
         except BaseException:
             os.close(fd)
+            if create:
+                path.unlink()
             raise
 
     def _create(self, path: Path, size: int) -> int:
@@ -248,11 +263,9 @@ class DiskIo:
             failpoints.hit("io.file_allocated")
             os.fsync(fd)
             self.sync_folder(path.parent)
-        except OSError as error:
+        except BaseException:
             os.close(fd)
             path.unlink()
-            if error.errno in _NO_ROOM:
-                raise StoreFull(path, size) from error
             raise
         return fd
 
@@ -266,17 +279,11 @@ class DiskIo:
         fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
         try:
             found = os.fstat(fd)
-            if found.st_size != size:
-                raise CorruptStore(path, None, f"length is {found.st_size}, must be {size}", _WRONG_LENGTH)
+            _check_length(path, found.st_size, size)
             if writable and found.st_blocks * 512 < size:
                 # Official brokers leave holes; a store into one could meet a full disk as SIGBUS.
                 os.posix_fallocate(fd, 0, size)
-        except OSError as error:
-            os.close(fd)
-            if error.errno in _NO_ROOM:
-                raise StoreFull(path, size) from error
-            raise
-        except StoreError:
+        except BaseException:
             os.close(fd)
             raise
         return fd
@@ -372,6 +379,16 @@ class DiskIo:
 
     def modified_ms(self, path: Path) -> int:
         return path.stat().st_mtime_ns // 1_000_000
+
+
+def _check_length(path: Path, found: int, wanted: int) -> None:
+    if found != wanted:
+        raise CorruptStore(path, None, f"length is {found}, must be {wanted}", _WRONG_LENGTH)
+
+
+def _at(path: Path, error: OSError) -> OSError:
+    """The same error, with the path of the file for which the system gave none."""
+    return error if error.filename else OSError(error.errno, error.strerror, str(path))
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """The one door to the disk, on the real disk."""
 
 import errno
+import mmap
 import os
 from pathlib import Path
 
@@ -58,6 +59,50 @@ def test_no_room_is_said_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(StoreFull, match="no room for 4096 bytes"):
         IO.open_file(tmp_path / "file", 4096, create=True)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("call", ["open", "fsync"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.EDQUOT])
+def test_no_inode_and_no_descriptor_are_no_room_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    """They would have ended the broker as if its disk had failed."""
+
+    def refuse(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, refuse)
+        with pytest.raises(StoreFull, match=os.strerror(number)):
+            IO.open_file(tmp_path / "file", 4096, create=True)
+    IO.open_file(tmp_path / "file", 4096, create=True).close()
+
+
+def test_no_room_for_a_map_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that was left there would be in the way of every later try."""
+
+    def no_map(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(mmap, "mmap", no_map)
+        with pytest.raises(StoreFull, match="Cannot allocate memory"):
+            IO.open_file(tmp_path / "file", 4096, create=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_sync_or_write_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    file = IO.open_file(tmp_path / "file", 1 << 20, create=True)
+    monkeypatch.setattr(os, "fdatasync", fail)
+    monkeypatch.setattr(os, "pwrite", fail)
+    with pytest.raises(OSError, match=r"Errno 5.*/file'"):
+        file.sync()
+    with pytest.raises(OSError, match=r"Errno 5.*/file'"):
+        file.write(0, bytes(1 << 20))
+    file.close()
 
 
 def test_writes_are_seen_at_once_and_are_in_the_file(tmp_path: Path) -> None:
