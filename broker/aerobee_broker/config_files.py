@@ -144,10 +144,13 @@ class ConfigFiles:
                 log.error("broker.config_backup_used", path=str(entry.reader.path), reason=entry.reader.fault)
             entry.saved_revision = entry.table.revision
 
-    async def read(self, file_name: str) -> bytes | None:
-        """Another file of the config folder; None when there is none."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self._io.read_bytes, self._folder / file_name)
+    async def read(self, file_name: str) -> dict[str, Any] | None:
+        """Content of another file of the config folder, or of its backup; None when there is neither.
+
+        CorruptStore when there is something, but nothing that can be read.
+        """
+        file = JsonFile(self._folder / file_name, self._io, decode_config)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, file.load)
 
     async def save(self, *tables: PersistentTable) -> None:
         """Return when everything that changed before this call (in these tables; none: in all) is on disk.

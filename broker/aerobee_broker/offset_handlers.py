@@ -7,7 +7,6 @@
 A queue that does not exist has the offsets 0 and no earliest message (-1), as clients expect of a young topic.
 """
 
-from aerobee_broker.config_files import decode_config
 from aerobee_broker.consumer_offsets import starting_offset
 from aerobee_broker.groups import unknown_group
 from aerobee_broker.request_bodies import answer
@@ -23,6 +22,7 @@ from aerobee_proto.headers import (
     UpdateConsumerOffsetHeader,
 )
 from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
+from aerobee_store.errors import CorruptStore
 from aerobee_store.get_message import GetStatus
 
 __all__ = ["OffsetHandlers"]
@@ -146,12 +146,10 @@ class OffsetHandlers:
 
     async def all_delay_offsets(self, _: Request) -> Response:
         """How far each delay level is, from its file; SYSTEM_ERROR when there is none."""
-        raw = await self._services.files.read("delayOffset.json")
-        if raw is None:
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR, "delayOffset.json does not exist: no delay level moved"
-            )
         try:
-            return answer(bodies.convert(decode_config(raw), AllDelayOffsets))
-        except (ValueError, FormatError) as error:
+            content = await self._services.files.read("delayOffset.json")
+            if content is not None:
+                return answer(bodies.convert(content, AllDelayOffsets))
+        except (CorruptStore, FormatError) as error:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"delayOffset.json: {error}") from error
+        raise RequestError(ResponseCode.SYSTEM_ERROR, "delayOffset.json does not exist: no delay level moved")

@@ -173,7 +173,7 @@ async def test_missing_files_are_a_new_broker(tmp_path: Path) -> None:
 async def test_other_files_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "delayOffset.json").write_bytes(b"{}")
     async with tables_of(tmp_path) as tables:
-        assert await tables.files.read("delayOffset.json") == b"{}"
+        assert await tables.files.read("delayOffset.json") == {}
         assert await tables.files.read("missing.json") is None
 
 
