@@ -9,9 +9,10 @@ from aerobee_store.consume_queue import ENTRY, ENTRY_SIZE
 from aerobee_store.delay import SCHEDULE_TOPIC, entry_tag
 from aerobee_store.errors import CorruptStore
 from aerobee_store.index import IndexService
+from aerobee_store.log_walk import Damage, LogWalker
 from aerobee_store.queue_table import QueueTable
 from aerobee_store.record_scan import ScannedRecord
-from aerobee_store.recovery import HOLE_SIZE, LogWalker, RecoveryReport
+from aerobee_store.recovery import HOLE_SIZE
 from aerobee_store.tombstones import Tombstones
 
 __all__ = ["check_store"]
@@ -38,8 +39,8 @@ def check_store(
     log.check()
     queues.check()
     index.check()
-    report = RecoveryReport()
-    walker = LogWalker(log, report, property_crc=config.verify_property_crc)
+    damage: list[Damage] = []
+    walker = LogWalker(log, damage, property_crc=config.verify_property_crc)
     seen: dict[tuple[str, int], int] = {}
     for record in walker.walk(log.min_offset):
         if record.physical_offset >= confirmed_offset or not _is_queued(record):
@@ -49,7 +50,7 @@ def check_store(
         _check_entry(queues, record, config)
         key = (record.topic, record.queue_id)
         seen[key] = seen.get(key, 0) + 1
-    for found in report.damage:
+    for found in damage:
         if not log.is_damaged(found.begin):
             raise CorruptStore(found.path, found.begin, found.reason)
     if walker.end != log.end_offset:

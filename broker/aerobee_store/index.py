@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,11 +34,14 @@ from aerobee_store.io import StoreIo
 
 __all__ = [
     "QUERY_NUM_MAX",
+    "HashedKeys",
     "IndexRecovery",
     "IndexService",
     "IndexedRecord",
     "KeyedRecord",
     "RecordProbe",
+    "hashed_keys",
+    "joined_keys",
     "key_texts",
 ]
 
@@ -51,6 +54,14 @@ QUERY_NUM_MAX: Final = 64
 _NAME_DIGITS: Final = 17
 
 _Ints = NDArray[np.int64]
+
+
+class HashedKeys(NamedTuple):
+    """Keys in log order, arrays of one length: hash of `topic#key`, place and store time (ms) of the record."""
+
+    hashes: _Ints
+    physical_offsets: _Ints
+    store_timestamps: _Ints
 
 
 @dataclass(slots=True, frozen=True)
@@ -71,6 +82,25 @@ def key_texts(topic: str, keys: str | None, unique_key: str | None) -> list[str]
     if keys:
         texts += [f"{topic}#{piece}" for piece in keys.split(" ") if piece]
     return texts
+
+
+def hashed_keys(records: Sequence[KeyedRecord]) -> HashedKeys:
+    """All keys of these records, in the order of their entries."""
+    texts: list[str] = []
+    counts: list[int] = []
+    for topic, keys, unique_key, _, _ in records:
+        before = len(texts)
+        texts += key_texts(topic, keys, unique_key)
+        counts.append(len(texts) - before)
+    hashes = index_key_hash_many(texts).astype(np.int64)
+    offsets = np.repeat(np.array([record[3] for record in records], np.int64), counts)
+    stamps = np.repeat(np.array([record[4] for record in records], np.int64), counts)
+    return HashedKeys(hashes, offsets, stamps)
+
+
+def joined_keys(parts: Sequence[HashedKeys]) -> HashedKeys:
+    """Several, at least one, behind each other."""
+    return HashedKeys(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
 class IndexService:
@@ -204,21 +234,18 @@ class IndexService:
         end_offset = self.end_offset
         if records and records[0][3] <= end_offset:
             records = [record for record in records if record[3] >= end_offset]
-        texts: list[str] = []
-        counts: list[int] = []
-        for topic, keys, unique_key, _, _ in records:
-            before = len(texts)
-            texts += key_texts(topic, keys, unique_key)
-            counts.append(len(texts) - before)
-        if not texts:
-            return 0
-        hashes = index_key_hash_many(texts).astype(np.int64)
-        offsets = np.repeat(np.array([record[3] for record in records], np.int64), counts)
-        stamps = np.repeat(np.array([record[4] for record in records], np.int64), counts)
-        if int(offsets[0]) == end_offset:
-            new = self._new_keys(hashes, offsets)
-            hashes, offsets, stamps = hashes[new], offsets[new], stamps[new]
-        self._put(hashes, offsets, stamps)
+        return self.put_hashed(hashed_keys(records)) if records else 0
+
+    def put_hashed(self, keys: HashedKeys) -> int:
+        """As put_many(), for keys whose hashes are known."""
+        hashes, offsets, stamps = keys
+        end_offset = self.end_offset
+        if len(offsets) and int(offsets[0]) <= end_offset:
+            left = offsets >= end_offset
+            left[left] = self._new_keys(hashes[left], offsets[left])
+            hashes, offsets, stamps = hashes[left], offsets[left], stamps[left]
+        if len(hashes):
+            self._put(hashes, offsets, stamps)
         return len(hashes)
 
     def _new_keys(self, hashes: _Ints, offsets: _Ints) -> NDArray[np.bool_]:

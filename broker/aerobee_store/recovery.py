@@ -17,9 +17,12 @@ when it is small, else a file chosen by the checkpoint's times) and every record
 - The index keeps what its own recovery proves, and is given all records behind that.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from aerobee_proto.errors import RecordError
 from aerobee_proto.javahash import index_key_hash
@@ -29,42 +32,41 @@ from aerobee_store import failpoints
 from aerobee_store.checkpoint import Checkpoint
 from aerobee_store.commit_log import CommitLog
 from aerobee_store.config import StoreConfig
-from aerobee_store.consume_queue import ENTRY, ENTRY_SIZE, ConsumeQueue, ConsumeQueueEntry
+from aerobee_store.consume_queue import ENTRY, ENTRY_DTYPE, ENTRY_SIZE, ConsumeQueue, ConsumeQueueEntry
 from aerobee_store.delay import SCHEDULE_TOPIC, entry_tag
 from aerobee_store.errors import CorruptStore
-from aerobee_store.index import IndexedRecord, IndexService, KeyedRecord, key_texts
+from aerobee_store.index import (
+    HashedKeys,
+    IndexedRecord,
+    IndexService,
+    KeyedRecord,
+    hashed_keys,
+    joined_keys,
+    key_texts,
+)
 from aerobee_store.io import StoreIo
-from aerobee_store.mapped_files import MappedFile, file_name
+from aerobee_store.log_walk import Damage, LogWalker
 from aerobee_store.queue_table import QueueTable
-from aerobee_store.record_scan import BLANK, RecordFault, ScannedRecord, record_places
+from aerobee_store.record_columns import Ints, Stretch
+from aerobee_store.record_scan import ScannedRecord
 from aerobee_store.tombstones import Tombstones
 
 __all__ = ["Damage", "RecoveryReport", "recover"]
 
 _TRANSACTION = 0xC
 _PREPARED, _ROLLBACK = 0x4, 0xC
-# Packed entries kept per queue before they are written, and records offered to the index at once.
-_QUEUE_BATCH = 1024
+# Bytes of packed entries kept per queue before they are written, and keys offered to the index at once.
+_QUEUE_BATCH_SIZE = 64 << 10
 _PLACE_SIZE = 12  # bytes of an entry that say where the record is and how long
-_INDEX_BATCH = 4096
+_INDEX_BATCH = 1 << 17
+# Records of a queue that are looked at one by one before many at a time are tried again.
+_CAREFUL_RUN_MAX = 1024
 _COMPARE_WINDOW = 4096
-_SEARCH_STEP = 4 << 20
-_FILE_MISSING = "the file is missing"
 # Size in the entries that keep the numbers of records which cannot be read; no record is so short.
 HOLE_SIZE = 1
 # Below the store's root: copies of damaged stretches, named <first offset>-<one past the last>.
 QUARANTINE = "quarantine"
 ACCEPT_LOSS = "restore the missing bytes from a copy, or start once with accept_loss to go on without them"
-
-
-@dataclass(slots=True, frozen=True)
-class Damage:
-    """A stretch [begin, end) of the log without a proven record, with proven ones behind it."""
-
-    begin: int
-    end: int
-    path: Path
-    reason: str
 
 
 @dataclass(slots=True)
@@ -230,15 +232,21 @@ class _Recovery:
         report.damage, report.dropped, report.shifted_queues = [], [], []
         report.walked_records = report.dispatched_records = report.duplicate_records = 0
         report.renumbered_records = report.hole_entries = report.orphan_entries = 0
-        walker = LogWalker(self._log, report, property_crc=self._config.verify_property_crc)
+        walker = LogWalker(self._log, report.damage, property_crc=self._config.verify_property_crc)
         first = self._log.mapped.min_offset
         repair = _QueueRepair(self._parts, report, start, may_start_earlier=start > first)
         repair.prepare()
         failpoints.hit("recovery.prepared")
-        for record in walker.walk(start):
-            report.walked_records += 1
-            report.last_store_timestamp = max(report.last_store_timestamp, record.store_timestamp)
-            repair.see(record)
+        for found in walker.stretches(start):
+            if isinstance(found, ScannedRecord):
+                report.walked_records += 1
+                newest = found.store_timestamp
+                repair.see(found)
+            else:
+                report.walked_records += found.count
+                newest = int(found.store_timestamps.max())
+                repair.see_many(found)
+            report.last_store_timestamp = max(report.last_store_timestamp, newest)
         # Before entries go whose records may come back from a copy.
         self._check_loss(walker.end)
         repair.finish(walker.end)
@@ -289,15 +297,31 @@ class _Recovery:
 
     def _index_from(self, begin: int) -> None:
         """Offer every record from `begin` on; what is indexed already is passed over."""
-        batch: list[KeyedRecord] = []
-        for record in LogWalker(self._log, RecoveryReport(), proven=True).walk(begin):
-            keyed = keyed_record(record)
-            if keyed is not None and not self._log.is_damaged(record.physical_offset):
-                batch.append(keyed)
-            if len(batch) >= _INDEX_BATCH:
-                self._report.indexed_keys += self._parts.index.put_many(batch)
-                batch = []
-        self._report.indexed_keys += self._parts.index.put_many(batch)
+        batch: list[HashedKeys] = []
+        count = 0
+        for found in LogWalker(self._log, [], proven=True).stretches(begin):
+            keys = self._keys_of(found)
+            count += len(keys.hashes)
+            batch.append(keys)
+            if count >= _INDEX_BATCH:
+                self._report.indexed_keys += self._parts.index.put_hashed(joined_keys(batch))
+                batch, count = [], 0
+        if count:
+            self._report.indexed_keys += self._parts.index.put_hashed(joined_keys(batch))
+
+    def _keys_of(self, found: Stretch | ScannedRecord) -> HashedKeys:
+        if isinstance(found, ScannedRecord):
+            keyed = keyed_record(found)
+            is_kept = keyed is not None and not self._log.is_damaged(found.physical_offset)
+            return hashed_keys([keyed] if keyed is not None and is_kept else [])
+        begin, end = int(found.physical_offsets[0]), found.end_offset
+        near = [(low, high) for low, high in self._log.damaged if low < end and high > begin]
+        if not near:
+            return found.keys()
+        kept = np.ones(found.count, np.bool_)
+        for low, high in near:
+            kept &= (found.physical_offsets < low) | (found.physical_offsets >= high)
+        return found.keys(kept)
 
     def _make_durable(self) -> None:
         """What was found in the page cache may never have reached the disk."""
@@ -307,88 +331,6 @@ class _Recovery:
                 file.data.sync()
         self._parts.queues.flush()
         self._parts.index.flush()
-
-
-class LogWalker:
-    """Goes through the log record by record, over damage, to its end."""
-
-    def __init__(
-        self, log: CommitLog, report: RecoveryReport, *, property_crc: bool = False, proven: bool = False
-    ) -> None:
-        self._log = log
-        self._report = report
-        self._property_crc = property_crc
-        # Checksums were looked at by another walk just before.
-        self._proven = proven
-        # One past the last proven record, once walk() is through.
-        self.end = 0
-
-    def walk(self, start: int) -> Iterator[ScannedRecord]:
-        """Every proven record from `start`, which must be where a record begins."""
-        files = self._log.mapped
-        file = files.find(start)
-        position = start - file.offset if file is not None else 0
-        self.end = start
-        while file is not None:
-            found = self._log.scan_file(file, position, property_crc=self._property_crc, proven=self._proven)
-            if isinstance(found, ScannedRecord):
-                position += found.size
-                self.end = file.offset + position
-                yield found
-                continue
-            following = files.next_file(file)
-            if found is BLANK and (following is None or following.offset == file.end):
-                file, position = following, 0
-                if file is not None:
-                    self.end = file.offset
-                continue
-            if isinstance(found, RecordFault):
-                file, position = self._step_over(file, position, found.reason)
-            else:
-                file, position = self._step_over(file, len(file.view), _FILE_MISSING)
-
-    def _step_over(self, file: MappedFile, position: int, reason: str) -> tuple[MappedFile | None, int]:
-        """The next proven record behind a bad place; without one the log ends before it."""
-        begin = file.offset + position
-        for other in self._log.mapped.files:
-            if other.end <= begin:
-                continue
-            first = position + 1 if other is file else 0
-            found = self._first_record(other, first)
-            if found is not None:
-                self._note_damage(begin, other.offset + found, reason)
-                return other, found
-        return None, 0
-
-    def _first_record(self, file: MappedFile, first: int) -> int | None:
-        """Position of the first proven record at or behind `first`."""
-        for begin, end in file.data.data_extents(first, len(file.view)):
-            for at in range(begin, end, _SEARCH_STEP):
-                # A magic may begin in the step before, and lies 4 bytes into its record.
-                stop = min(at + _SEARCH_STEP, end)
-                for position in record_places(file.view, max(at - 3, first), stop):
-                    if position >= first and self._is_record(file, position):
-                        return position
-        return None
-
-    def _is_record(self, file: MappedFile, position: int) -> bool:
-        found = self._log.scan_file(file, position, property_crc=self._property_crc, proven=self._proven)
-        return isinstance(found, ScannedRecord)
-
-    def _note_damage(self, begin: int, end: int, reason: str) -> None:
-        """One entry for each file that the bad stretch touches, so that each can be named and copied."""
-        at = begin
-        for file in self._log.mapped.files:
-            if file.end <= at or file.offset > end:
-                continue
-            if file.offset > at:
-                missing = self._log.folder / file_name(at)
-                self._report.damage.append(Damage(at, file.offset, missing, _FILE_MISSING))
-                at = file.offset
-            stop = min(file.end, end)
-            if stop > at:
-                self._report.damage.append(Damage(at, stop, file.data.path, reason))
-                at = stop
 
 
 # --- queues ------------------------------------------------------------------------------------------------
@@ -419,7 +361,7 @@ class _Cursor:
         self.shift = 0
         # True from the first disagreement on: the queue was cut at next_offset and is written again.
         self.writing = next_offset >= queue.max_offset
-        self.pending: list[bytes] = []
+        self.pending = bytearray()  # packed entries from pending_first on
         self.pending_first = next_offset
         # Packed entries from view_first on, for comparing.
         self.view: memoryview = memoryview(b"")
@@ -428,7 +370,7 @@ class _Cursor:
     def last_physical_end(self) -> int:
         """Where the record before next_offset ends, for a queue that is being written."""
         if self.pending:
-            physical_offset, size, _ = ENTRY.unpack(self.pending[-1])
+            physical_offset, size, _ = ENTRY.unpack_from(self.pending, len(self.pending) - ENTRY_SIZE)
             return int(physical_offset + size)
         return max(self.queue.last_physical_end, 0)
 
@@ -467,9 +409,16 @@ class _QueueRepair:
             self._report.cut_entries += recovery.cut_entries
             if recovery.gaps:
                 queue.cut_at(recovery.gaps[0][0])
-            if (doubts or recovery.gaps) and self._may_start_earlier:
+            if self._is_dead(queue):
+                queue.cut_at(0)
+            elif (doubts or recovery.gaps) and self._may_start_earlier:
                 raise _StartEarlier(max(queue.last_physical_end, 0))
             self._cursors[queue.topic, queue.queue_id] = self._cursor(queue)
+
+    def _is_dead(self, queue: ConsumeQueue) -> bool:
+        """Whether all of it was deleted with its topic, and only the files came back."""
+        end = self._tombstones.end_of(queue.topic) if self._tombstones is not None else 0
+        return 0 < queue.last_physical_end <= end
 
     def _verify(self, queue: ConsumeQueue, doubts: list[int]) -> Callable[[ConsumeQueueEntry, int], bool]:
         """Entries of records that the walk will see are the walk's business; others must hold now.
@@ -528,11 +477,57 @@ class _QueueRepair:
             return
         if self._tombstones is not None and self._tombstones.covers(record.topic, record.physical_offset):
             return
-        key = (record.topic, record.queue_id)
-        cursor = self._cursors.get(key)
+        self._see(self._cursor_of(record.topic, record.queue_id), record)
+
+    def _cursor_of(self, topic: str, queue_id: int) -> _Cursor:
+        cursor = self._cursors.get((topic, queue_id))
         if cursor is None:
-            queue = self._queues.get_or_create(record.topic, record.queue_id)
-            cursor = self._cursors[key] = _Cursor(queue, 0)
+            queue = self._queues.get_or_create(topic, queue_id)
+            cursor = self._cursors[topic, queue_id] = _Cursor(queue, 0)
+        return cursor
+
+    def see_many(self, stretch: Stretch) -> None:
+        """As see() for each of the next records of the log, but queue after queue."""
+        packed = stretch.entries(self._levels)
+        for topic, queue_id, members in stretch.queues():
+            if self._tombstones is not None and (dead_end := self._tombstones.end_of(topic)):
+                members = members[stretch.physical_offsets[members] >= dead_end]
+            if len(members):
+                self._see_run(self._cursor_of(topic, queue_id), stretch, packed, members)
+
+    def _see_run(self, cursor: _Cursor, stretch: Stretch, packed: NDArray[np.void], members: Ints) -> None:
+        """Records of one queue: many at a time while they follow each other, one by one where they do not."""
+        careful = 1
+        while len(members):
+            step = self._many(cursor, stretch.queue_offsets[members], packed[members])
+            if step:
+                careful = 1
+            else:
+                step = min(careful, len(members))
+                for member in members[:step].tolist():
+                    self._see(cursor, stretch.record(member))
+                careful = min(2 * careful, _CAREFUL_RUN_MAX)
+            members = members[step:]
+
+    def _many(self, cursor: _Cursor, offsets: Ints, packed: NDArray[np.void]) -> int:
+        """How many of the next records are as they should be: their entries are there, or written now."""
+        following = np.arange(cursor.next_offset, cursor.next_offset + len(offsets))
+        count = _leading_true(offsets + cursor.shift == following)
+        if cursor.writing or not count:
+            if count:
+                self._append(cursor, packed[:count].tobytes())
+            return count
+        present = np.frombuffer(cursor.queue.read(cursor.next_offset, count), ENTRY_DTYPE)
+        packed = packed[: len(present)]
+        same = (present["physical_offset"] == packed["physical_offset"]) & (present["size"] == packed["size"])
+        # Due times of delayed messages stay as they were given, whatever the delay levels are now.
+        if cursor.queue.topic != SCHEDULE_TOPIC:
+            same &= present["tag_hash"] == packed["tag_hash"]
+        count = _leading_true(same)
+        cursor.next_offset += count
+        return count
+
+    def _see(self, cursor: _Cursor, record: ScannedRecord) -> None:
         tag = entry_tag(record.topic, record.properties, record.store_timestamp, self._levels)
         packed = ENTRY.pack(record.physical_offset, record.size, tag)
         if not cursor.writing:
@@ -603,10 +598,15 @@ class _QueueRepair:
                 raise _StartEarlier(cursor.last_physical_end())
             else:
                 self._fill_hole(cursor, record, wanted)
-        cursor.pending.append(packed)
-        cursor.next_offset += 1
-        self._report.dispatched_records += 1
-        if len(cursor.pending) >= _QUEUE_BATCH:
+        self._append(cursor, packed)
+
+    def _append(self, cursor: _Cursor, packed: bytes) -> None:
+        """Entries that go on where the queue ends."""
+        count = len(packed) // ENTRY_SIZE
+        cursor.pending += packed
+        cursor.next_offset += count
+        self._report.dispatched_records += count
+        if len(cursor.pending) >= _QUEUE_BATCH_SIZE:
             self._flush(cursor)
 
     def _fill_hole(self, cursor: _Cursor, record: ScannedRecord, wanted: int) -> None:
@@ -621,15 +621,15 @@ class _QueueRepair:
             self._report.renumbered_records += 1
             return
         places = range(record.physical_offset - count, record.physical_offset)
-        cursor.pending.extend(ENTRY.pack(place, HOLE_SIZE, 0) for place in places)
+        cursor.pending += b"".join(ENTRY.pack(place, HOLE_SIZE, 0) for place in places)
         self._report.hole_entries += count
         cursor.next_offset = wanted
 
     def _flush(self, cursor: _Cursor) -> None:
         if cursor.pending:
-            cursor.queue.put_entries(cursor.pending_first, b"".join(cursor.pending))
-            cursor.pending_first += len(cursor.pending)
-            cursor.pending = []
+            cursor.queue.put_entries(cursor.pending_first, bytes(cursor.pending))
+            cursor.pending_first += len(cursor.pending) // ENTRY_SIZE
+            cursor.pending.clear()
 
     def finish(self, end: int) -> None:
         """The walk is over: entries that no record stands behind go."""
@@ -643,6 +643,11 @@ class _QueueRepair:
             if dropped > 0:
                 self._report.cut_entries += dropped
                 self._report.dropped.append((queue.topic, queue.queue_id, queue.max_offset, dropped))
+
+
+def _leading_true(flags: NDArray[np.bool_]) -> int:
+    """Number of true values before the first false one."""
+    return len(flags) if flags.all() else int(np.argmin(flags))
 
 
 def quarantined(io: StoreIo, folder: Path) -> tuple[tuple[int, int], ...]:
