@@ -13,6 +13,7 @@ refused, `on_failure` is called once, and no further answer leaves.
 Invariants
 - A SUCCESS answer in sync mode leaves only after `flushed_offset` has passed the end of its record.
 - The event loop never waits for the disk.
+- No SUCCESS answer leaves after a failure of the disk, also of another file than the log.
 - At most one sync runs at a time; `_syncing` is true from the moment it is asked for until its result is here.
 """
 
@@ -39,6 +40,11 @@ class SyncedLog(Protocol):
 
     @property
     def flushed_offset(self) -> int: ...
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the disk has failed, whichever thread met it; `fail` is called soon then."""
+        ...
 
     def flush_disk(self) -> int:
         """Sync what is appended; the new durable offset. Runs in the thread. OSError is final."""
@@ -157,7 +163,7 @@ class Durability:
         self._idle.set()
         if failed is not None:
             self.fail(failed)
-        if self.failed is not None:
+        if self.failed is not None or self._store.has_failed:
             return
         self.flushes += 1
         waiting = self._waiting

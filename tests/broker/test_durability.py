@@ -20,6 +20,7 @@ class Disk:
     def __init__(self) -> None:
         self.end_offset = 0
         self.flushed_offset = 0
+        self.has_failed = False
         self.syncs = 0
         self.error: Exception | None = None
         self.begun = asyncio.Queue[int]()  # end offsets that syncs were begun with
@@ -216,6 +217,24 @@ async def test_a_failed_sync_is_final(sync: Scene) -> None:
     assert client.got == [b"ok 14"] + [b"after 14"] * 3
     assert sync.disk.syncs == 0
     assert len(sync.failures) == 1
+
+
+async def test_nothing_is_promised_once_another_thread_has_met_a_failure(sync: Scene) -> None:
+    """The refusal of a later send overtook the success of an earlier one: an answer after the failure."""
+    client = Client()
+    sync.answer(client)
+    assert await sync.disk.begun.get() == 100
+    sync.disk.has_failed = True
+    sync.disk.let_go()
+    async with asyncio.timeout(10):
+        while sync.disk.syncs == 0:
+            await asyncio.to_thread(lambda: None)
+    error = OSError(5, "Input/output error")
+    sync.durability.fail(error)
+    sync.durability.fail(OSError(5, "another one"))
+    assert client.got == [b"ok 14"]
+    assert client.held == 0
+    assert sync.durability.failed is error
 
 
 async def test_any_error_of_the_disk_thread_is_final(sync: Scene) -> None:
