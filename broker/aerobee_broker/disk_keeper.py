@@ -119,6 +119,8 @@ class DiskKeeper:
 
     async def _round(self) -> None:
         asked, self._asked = self._asked, False
+        if self._services.store.has_failed:
+            return
         try:
             await self.look()
             if asked or self._uptime() - self._started >= FIRST_CLEANING_MS:

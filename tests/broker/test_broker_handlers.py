@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from aerobee_broker.config_files import decode_config
 from aerobee_broker.services import Services
 from aerobee_proto.bodies import BrokerStatsData, DataVersion, KVTable
 from aerobee_proto.codes import RequestCode, ResponseCode
@@ -144,7 +145,40 @@ async def test_queues_without_a_topic_are_cleaned(services: Services, peer: Peer
     put(services, "Gone")
     assert (await peer.ask(RequestCode.CLEAN_UNUSED_TOPIC)).code == 0
     assert services.store.topics() == ["T"]
-    assert (await peer.ask(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)).code == 0
+
+
+async def test_system_and_light_queues_are_no_unused_topics(services: Services, peer: Peer) -> None:
+    """They may have no settings and are in use all the same."""
+    kept = ["%LMQ%light", "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer"]
+    for topic in [*kept, "Gone"]:
+        put(services, topic)
+        services.topics.delete(topic)
+    services.offsets.commit("g", "Gone", 0, 1)
+    assert (await peer.ask(RequestCode.CLEAN_UNUSED_TOPIC)).code == 0
+    assert services.store.topics() == sorted(kept)
+    assert services.offsets.get("g", "Gone", 0) is None
+    assert services.store._tombstones.topics == {"Gone": services.store.end_offset}
+
+
+async def test_deleting_a_topic_is_on_disk_when_it_is_answered(services: Services, peer: Peer) -> None:
+    for topic in ("T", "U"):
+        services.topics.restore({topic: 1})
+        put(services, topic)
+    folder = services.config.store_path_root_dir
+    assert (await peer.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})).code == 0
+    assert "T" in decode_config((folder / "config" / "deletedTopics.json").read_bytes())["topics"]
+    assert not (folder / "consumequeue" / "T").exists()
+    assert (folder / "consumequeue" / "U").exists()
+
+
+@pytest.mark.parametrize(
+    "code", [RequestCode.DELETE_EXPIRED_COMMITLOG, RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE]
+)
+async def test_cleaning_can_be_asked_for(code: int, services: Services, peer: Peer) -> None:
+    asked: list[bool] = []
+    services.clean = lambda: asked.append(True)
+    assert (await peer.ask(code)).code == 0
+    assert asked == [True]
 
 
 async def test_codes_that_are_not_served_are_named(peer: Peer) -> None:

@@ -17,7 +17,7 @@ from aerobee_broker.registration import NameserverState
 from aerobee_broker.services import Services
 from aerobee_proto.bodies import ConsumerData, SubscriptionData
 from aerobee_remoting.connection import Connection
-from broker.support import Clock, put
+from broker.support import START_MS, Clock, put
 
 NODE = {"cluster": "GoldenCluster", "node_type": "broker", "node_id": "golden-a"}
 DISK = (100 << 30, 60 << 30)
@@ -92,6 +92,7 @@ async def test_a_scrape_shows_the_traffic(services: Services, server: MetricsSer
     assert sum(found["rocketmq_consumer_connections"].values()) == 1.0
     assert found["rocketmq_broker_permission"] == {frozenset(): 6.0}
     assert found["rocketmq_storage_size"][frozenset()] == services.store.end_offset
+    assert found["rocketmq_storage_message_reserve_time"] == {frozenset(): services.clock() - START_MS}
     assert found["aerobee_broker_connections"] == {frozenset(): 3.0}
     assert "aerobee_broker_note" not in found
     assert found["process_resident_memory_bytes"]
