@@ -78,20 +78,21 @@ class LogWalker:
 
     def walk(self, start: int) -> Iterator[ScannedRecord]:
         """Every proven record from `start`, which must be where a record begins. The careful way alone."""
-        for found in self._steps(start, fast=False):
+        for found in self._steps(start, None, fast=False):
             assert isinstance(found, ScannedRecord)
             yield found
 
-    def stretches(self, start: int) -> Iterator[Stretch | ScannedRecord]:
-        """As walk(), many records at a time wherever that is possible."""
-        return self._steps(start, fast=not self._property_crc)
+    def stretches(self, start: int, stop: int | None = None) -> Iterator[Stretch | ScannedRecord]:
+        """As walk(), many records at a time wherever that is possible. Nothing is looked at from the physical
+        offset `stop` on, where a record or the log must be known to end."""
+        return self._steps(start, stop, fast=not self._property_crc)
 
-    def _steps(self, start: int, *, fast: bool) -> Iterator[Stretch | ScannedRecord]:
+    def _steps(self, start: int, stop: int | None, *, fast: bool) -> Iterator[Stretch | ScannedRecord]:
         files = self._log.mapped
         file = files.find(start)
         position = start - file.offset if file is not None else 0
         self.end = start
-        while file is not None:
+        while file is not None and (stop is None or file.offset + position < stop):
             found = self._step(file, position, fast=fast)
             if isinstance(found, Stretch):
                 position = found.end

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from aerobee_proto.checksum import check_property_crc, check_record_checksum
 from aerobee_proto.errors import RecordError
 from aerobee_proto.records import MAGIC_V1, MAGIC_V2, RecordHeader, scan_header
+from aerobee_store.io import is_zero
 
 __all__ = ["BLANK", "Blank", "RecordFault", "ScannedRecord", "record_places", "scan_record"]
 
@@ -103,9 +104,9 @@ def _checksum_fault(header: RecordHeader, properties: bytes, property_crc: bool,
 
 def record_places(view: memoryview, begin: int, end: int) -> Iterator[int]:
     """Positions at which a record may begin, by its magic, which lies in [begin, end) of `view`."""
+    if is_zero(view[begin:end]):
+        return  # untouched space behind the log
     window = bytes(view[begin:end])
-    if window == bytes(len(window)):
-        return  # untouched space behind the log: told apart 20 times faster than by looking for a magic
     found = _next_magic(window, 0)
     while found is not None:
         if begin + found >= 4:

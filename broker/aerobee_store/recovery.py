@@ -293,13 +293,13 @@ class _Recovery:
         if mark is not None and found.end_offset >= mark.index_last:
             # Nothing of what was on disk is missing: records up to there without an entry have no keys.
             begin = max(begin, proven)
-        self._index_from(begin)
+        self._index_from(begin, end)
 
-    def _index_from(self, begin: int) -> None:
-        """Offer every record from `begin` on; what is indexed already is passed over."""
+    def _index_from(self, begin: int, end: int) -> None:
+        """Offer every record in [begin, end); what is indexed already is passed over."""
         batch: list[HashedKeys] = []
         count = 0
-        for found in LogWalker(self._log, [], proven=True).stretches(begin):
+        for found in LogWalker(self._log, [], proven=True).stretches(begin, end):
             keys = self._keys_of(found)
             count += len(keys.hashes)
             batch.append(keys)
