@@ -10,6 +10,7 @@ Walking the log
   otherwise. While a broker writes, a torn end is a record on its way.
 """
 
+import contextlib
 import errno
 import fcntl
 import mmap
@@ -28,9 +29,11 @@ from aerobee_proto.records import StoredRecord, decode_record, scan_header
 from aerobee_store.checkpoint import CHECKPOINT_SIZE, Checkpoint
 from aerobee_store.consume_queue import BLANK_SIZE, ENTRY_DTYPE, ENTRY_SIZE
 from aerobee_store.delay import SCHEDULE_TOPIC, entry_tag
+from aerobee_store.errors import CorruptStore
 from aerobee_store.index_file import HEADER_SIZE as INDEX_HEADER_SIZE
 from aerobee_store.io import DiskIo
 from aerobee_store.record_scan import Blank, RecordFault, ScannedRecord, record_places, scan_record
+from aerobee_store.tombstones import Tombstones
 
 __all__ = [
     "BLANK_SIZE",
@@ -145,6 +148,14 @@ class StoreFolder:
     def log_begin(self) -> int:
         """Physical offset of the first byte kept."""
         return self.log_files[0].offset if self.log_files else 0
+
+    def deleted_topics(self) -> Tombstones:
+        """Topics that were deleted while the log still has messages of them. None that can be known when the list
+        is damaged: the check of the tables names it."""
+        tombstones = Tombstones(self.root, DiskIo())
+        with contextlib.suppress(CorruptStore):
+            tombstones.load()
+        return tombstones
 
     def name_of(self, path: Path) -> str:
         """A path as findings show it: below the root, or whole."""

@@ -85,10 +85,20 @@ def verify(folder: StoreFolder, advance: Advance) -> Verified:
     result = Verified(folder)
     queues = {(topic, queue_id): _Queue(files) for topic, queue_id, files, _ in folder.queues()}
     result.queue_count = len(queues)
+    deleted = folder.deleted_topics()
+    dead_count = 0
     for record in folder.walk(advance):
         result.record_count += 1
-        if record.sys_flag & TRANSACTION_MASK not in NOT_QUEUED:
-            queues.setdefault((record.topic, record.queue_id), _Queue([])).meet(record)
+        if record.sys_flag & TRANSACTION_MASK in NOT_QUEUED:
+            continue
+        if deleted.covers(record.topic, record.physical_offset):
+            dead_count += 1
+            continue
+        queues.setdefault((record.topic, record.queue_id), _Queue([])).meet(record)
+    if dead_count:
+        result.notes.append(
+            f"{dead_count} records are of topics that were deleted; they go with their log files"
+        )
     assert folder.log_end is not None
     for (topic, queue_id), queue in sorted(queues.items()):
         _check_queue(result, topic, queue_id, queue)

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from aerobee_console.store import StoreFolder, _extents
+from aerobee_store.io import DiskIo
 from console.support import Runner, environment, program
 from store.golden import DAMAGED, WHOLE, expect, unpack
+from store.workload import message, open_store
 
 # Damage that cannot be seen from outside or that is none: what was lost left no trace, the file is made anew by every
 # start, or (queues of a store that was not closed) the log has everything and the next start goes on with it.
@@ -122,6 +124,23 @@ def test_the_verdict_for_people(tmp_path: Path, aerobee: Runner) -> None:
     assert shown[-1] == "2 findings"
     sound = aerobee("store", "verify", str(unpack("clean", tmp_path / "2"))).lines
     assert sound[-1] == "sound"
+
+
+def test_messages_of_a_deleted_topic_are_no_damage(tmp_path: Path, aerobee: Runner) -> None:
+    store = open_store(DiskIo(), root=tmp_path)
+    for topic in ("Gone", "Stays"):
+        store.append([message(topic, unique_key="U")] * 3)
+    store.flush_disk()
+    store.confirm(store.flushed_offset)
+    store.delete_topic("Gone")
+    store.close()
+    found = aerobee("store", "verify", str(tmp_path))
+    assert "note       3 records are of topics that were deleted" in found.out
+    assert found.code == 0
+    (tmp_path / "config" / "deletedTopics.json").write_text("garbage")
+    found = aerobee("store", "verify", str(tmp_path))
+    assert "deletedTopics.json" in found.out
+    assert found.code == 1
 
 
 def test_dump_has_every_record_of_the_official_reader(tmp_path: Path, aerobee: Runner) -> None:
