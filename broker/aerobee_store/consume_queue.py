@@ -51,6 +51,7 @@ _FILES_VERIFIED_MAX: Final = 3
 # Entries looked at by one numpy step of a scan: a short tail is found without paging in the whole file.
 _SCAN_STEP: Final = 8192
 _NOTHING: Final = memoryview(b"")
+_NEVER: Final = 1 << 62  # a physical offset that no record reaches
 
 _Entries = NDArray[np.void]
 
@@ -159,17 +160,23 @@ class ConsumeQueue:
         self.min_offset = self._first_data
 
     def recover(
-        self, verify: Verify | None = None, *, log_min: int = 0, proven_offset: int = 0
+        self,
+        verify: Verify | None = None,
+        *,
+        log_min: int = 0,
+        proven_offset: int = 0,
+        walked_from: int = _NEVER,
     ) -> QueueRecovery:
         """Find the end of the valid entries, drop what is behind it, and zero it on disk.
 
         `verify(entry, logical_offset)` compares an entry with its record; it is not asked about records
-        below the physical offset `log_min`, which are gone. Entries of records below `proven_offset` are
+        below the physical offset `log_min`, which are gone, nor about those from `walked_from` on, which the
+        caller is going to compare. Entries of records below `proven_offset` are
         known to be durable: only the last of them is verified, and of the files before it the first and
         last entry. Without that knowledge (0) every entry must be sound by itself and behind the one
         before it (about 13 ms a million), and the entries of the last three files are all verified.
         """
-        end = self._valid_end(_Check(verify, log_min, proven_offset))
+        end = self._valid_end(_Check(verify, log_min, proven_offset, walked_from))
         cut_entries = self._count_until_zero(end)
         self._cut(end)
         self._flushed_offset = 0
@@ -476,7 +483,7 @@ class ConsumeQueue:
         base = span.start
         start = max(self._first_data - base, 0)
         self._require(start < len(span), file, "file without entries")
-        check = _Check(None, 0, 0)
+        check = _Check(None, 0, 0, _NEVER)
         good = check.good_entries(file, base, start, start, previous_end)
         self._require(good >= len(span), file, f"broken entry {base + good}", good * ENTRY_SIZE)
         tail = file.view[len(span) * ENTRY_SIZE :]
@@ -499,6 +506,7 @@ class _Check:
     verify: Verify | None
     log_min: int
     proven_offset: int
+    walked_from: int
 
     def good_entries(self, file: MappedFile, base: int, start: int, deep_from: int, previous_end: int) -> int:
         """One past the last valid entry of `file`, counted in the file; all arguments but the last are too.
@@ -537,7 +545,9 @@ class _Check:
         return sound and self._verified(entry, offset)
 
     def _verified(self, entry: ConsumeQueueEntry, offset: int) -> bool:
-        return self.verify is None or entry.physical_offset < self.log_min or self.verify(entry, offset)
+        if self.verify is None or not self.log_min <= entry.physical_offset < self.walked_from:
+            return True
+        return self.verify(entry, offset)
 
     def _good_run(self, file: MappedFile, base: int, start: int, previous_end: int) -> int:
         """One past the last of the valid entries that follow each other from `start`."""
@@ -561,7 +571,9 @@ class _Check:
 
     def _first_unverified(self, entries: _Entries, base: int) -> int:
         """Leading entries that agree with their records."""
-        for index, fields in enumerate(entries.tolist()):
+        begins = entries["physical_offset"]
+        asked = np.flatnonzero((begins >= self.log_min) & (begins < self.walked_from))
+        for index, fields in zip(asked.tolist(), entries[asked].tolist(), strict=True):
             if not self._verified(ConsumeQueueEntry._make(fields), base + index):
                 return index
         return len(entries)

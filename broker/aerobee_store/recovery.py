@@ -405,6 +405,7 @@ class _QueueRepair:
                 self._verify(queue, doubts),
                 log_min=self._log.mapped.min_offset,
                 proven_offset=self._start,
+                walked_from=self._start,
             )
             self._report.cut_entries += recovery.cut_entries
             if recovery.gaps:
@@ -421,7 +422,7 @@ class _QueueRepair:
         return 0 < queue.last_physical_end <= end
 
     def _verify(self, queue: ConsumeQueue, doubts: list[int]) -> Callable[[ConsumeQueueEntry, int], bool]:
-        """Entries of records that the walk will see are the walk's business; others must hold now.
+        """Entries of records before the walk must hold now.
 
         `doubts` gets the logical offsets of those that do not.
         """
@@ -430,7 +431,7 @@ class _QueueRepair:
             place = entry.physical_offset
             if entry.size == HOLE_SIZE:
                 return True
-            if place >= self._start or _agrees(self._log, queue, entry):
+            if _agrees(self._log, queue, entry):
                 return True
             if self._log.is_damaged(place) or self._log.mapped.find(place) is None:
                 return True
