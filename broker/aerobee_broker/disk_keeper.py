@@ -25,6 +25,7 @@ from aerobee_store.cleaning import (
     CleaningRules,
     Deleted,
     DiskUse,
+    LogFileFacts,
     Moment,
     SteadyClock,
     may_send,
@@ -33,6 +34,7 @@ from aerobee_store.cleaning import (
 from aerobee_store.errors import StoreError
 from aerobee_store.io import StoreIo
 from aerobee_store.reserve import Reserve
+from aerobee_store.store import MessageStore
 
 __all__ = ["FIRST_CLEANING_MS", "DiskKeeper", "cleaning_rules", "uptime_ms"]
 
@@ -174,8 +176,7 @@ class DiskKeeper:
     async def _clean(self, *, asked: bool) -> bool:
         """One plan, carried out; whether log files went."""
         store = self._services.store
-        settled = min(store.flushed_offset, store.confirmed_offset)
-        files = await self._in_worker(store.cleaner.survey, settled)
+        files = await self._in_worker(_survey, store)
         moment = Moment(self._now(), self.disks, asked)
         plan = plan_cleaning(files, cleaning_rules(self._services.config), moment)
         store.cleaner.release_log_files(plan)
@@ -208,6 +209,12 @@ class DiskKeeper:
 
     async def _in_worker(self, call: Callable[[Unpack[Ts]], T], *arguments: *Ts) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._worker, call, *arguments)
+
+
+def _survey(store: MessageStore) -> list[LogFileFacts]:
+    """The oldest log files that may go: their queue entries are brought to the disk first."""
+    store.flush_queues()
+    return store.cleaner.survey(store.settled_offset)
 
 
 def _tell(plan: CleaningPlan, deleted: list[Deleted]) -> None:

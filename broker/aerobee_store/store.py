@@ -338,6 +338,14 @@ class MessageStore:
             log.warning("store.disk_full_met", path=str(self._config.consume_queue_path))
         return arrivals
 
+    @property
+    def settled_offset(self) -> int:
+        """Physical offset below which messages and their queue entries are on disk, as after the last flush_queues().
+
+        Nothing above may be cleaned away: a queue that lost both would give out its numbers again.
+        """
+        return min(self._queue_end, self._log.flushed_offset)
+
     # --- durability ------------------------------------------------------------------------------------
 
     def flush_disk(self) -> int:
