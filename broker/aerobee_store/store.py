@@ -46,7 +46,7 @@ from aerobee_store.messages import Appended, Arrival, NewMessage
 from aerobee_store.offset_by_time import offset_by_time
 from aerobee_store.query import QueryResult, query_messages
 from aerobee_store.queue_table import QueueTable
-from aerobee_store.recovery import Parts, RecoveryReport, recover
+from aerobee_store.recovery import QUARANTINE, Parts, RecoveryReport, recover
 from aerobee_store.tombstones import Tombstones
 
 __all__ = ["MessageStore"]
@@ -150,8 +150,24 @@ class MessageStore:
             self._tombstones,
         )
         report = recover(parts, aborted=aborted)
+        if aborted:
+            self._sync_names()
+        # Messages that are written where deleted ones were lost are not theirs.
+        self._tombstones.clamp(report.end_offset)
+        self._tombstones.save()
         self._begin(report)
         return report
+
+    def _sync_names(self) -> None:
+        """Names that a killed process had made may not be on disk: it was to sync their folders next."""
+        root, queues = self._config.root, self._config.consume_queue_path
+        folders = [root.parent, root, root / "config", root / QUARANTINE]
+        folders += [self._config.commit_log_path, self._config.index_path, queues]
+        folders += [queues / topic for topic in self._queues.topics]
+        folders += [queues / queue.topic / str(queue.queue_id) for queue in self._queues]
+        for folder in folders:
+            if self._io.list_names(folder):
+                self._io.sync_folder(folder)
 
     def _begin(self, report: RecoveryReport) -> None:
         end = report.end_offset
@@ -274,6 +290,8 @@ class MessageStore:
     ) -> list[Appended]:
         if not self.is_open or self._poison is not None or self._full_until or self._refusal:
             self._check_writeable()
+        if self._tombstones.is_dirty:
+            self._settle_deletions()
         now_ms = self._clock()
         try:
             answers = write(messages, now_ms)
@@ -286,6 +304,13 @@ class MessageStore:
         finally:
             self._tail = (self._log.end_offset, now_ms)
         return answers
+
+    def _settle_deletions(self) -> None:
+        """No message may follow a deletion that a crash takes back: it could be of the same topic."""
+        try:
+            self._tombstones.save()
+        except OSError as error:
+            raise self._fail("list of deleted topics", error) from error
 
     def _check_writeable(self) -> None:
         if not self.is_open:
@@ -314,6 +339,14 @@ class MessageStore:
         return self._dispatcher.confirmed_offset
 
     @property
+    def settled_offset(self) -> int:
+        """Physical offset below which messages and their queue entries are on disk, as after the last flush_queues().
+
+        Nothing above may be cleaned away: a queue that lost both would give out its numbers again.
+        """
+        return min(self._queue_end, self._log.flushed_offset)
+
+    @property
     def min_physical_offset(self) -> int:
         """Physical offset of the first byte that is kept."""
         return self._log.min_offset
@@ -337,14 +370,6 @@ class MessageStore:
             self._full_until = self._clock() + _FULL_RETRY_MS
             log.warning("store.disk_full_met", path=str(self._config.consume_queue_path))
         return arrivals
-
-    @property
-    def settled_offset(self) -> int:
-        """Physical offset below which messages and their queue entries are on disk, as after the last flush_queues().
-
-        Nothing above may be cleaned away: a queue that lost both would give out its numbers again.
-        """
-        return min(self._queue_end, self._log.flushed_offset)
 
     # --- durability ------------------------------------------------------------------------------------
 
@@ -571,10 +596,13 @@ class MessageStore:
     def delete_topic(self, topic: str) -> int:
         """Delete the topic's queues; how many there were. Its records stay in the log until cleaned.
 
-        A crash may bring the queues back until save_deletions() has returned.
+        That is on disk already, unless save_deletions() says why it cannot be; then a crash may bring them back.
         """
         self._appender.forget_topic(topic)
         self._tombstones.add(topic, self._log.end_offset)
+        # First, as queues that are gone without a reason are built again under numbers that were given out anew.
+        with contextlib.suppress(OSError, StoreFull):
+            self._tombstones.save()
         return self._queues.delete_topic(topic)
 
     def save_deletions(self) -> None:

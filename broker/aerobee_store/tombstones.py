@@ -9,6 +9,8 @@ the same name that was made later.
 
 Invariants
 - An entry stays until the log begins above it.
+- Nothing is written to a topic that was deleted before that is on disk: else its new messages would, after a crash,
+  meet the old ones under the same numbers.
 - Garbage in the file is an error by name, never "nothing was deleted": queues that come back would be read again.
 
 Threads: every method but load() may be called by any thread.
@@ -62,6 +64,17 @@ class Tombstones:
         with self._changing:
             if any(end <= log_min for end in self._ends.values()):
                 self._ends = {topic: end for topic, end in self._ends.items() if end > log_min}
+
+    def clamp(self, log_end: int) -> None:
+        """The log ends at `log_end` after a crash: what is written from there on is not dead."""
+        with self._changing:
+            if any(end > log_end for end in self._ends.values()):
+                self._ends = {topic: min(end, log_end) for topic, end in self._ends.items()}
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether something is known here that is not on disk."""
+        return self._ends is not self._saved
 
     @property
     def topics(self) -> dict[str, int]:

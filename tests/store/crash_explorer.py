@@ -1,0 +1,348 @@
+"""Work on a store, all disks that a crash at any step of it may leave, and what the store makes of each.
+
+A seed is a scenario: file sizes, and three lives of a store. Each life does random work; the first starts on an empty
+disk, each other one on one that a crash of the life before it has left. Of each life every step is looked at, and of
+the disks that a crash there may leave all, when they are few, or some. Each is recovered and checked (crash_model),
+recovered again, which must change nothing; and some crash again while they recover, up to three times.
+
+    PYTHONPATH=tests .venv/bin/python -m store.crash_explorer SEED      one scenario again, to its first failure
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+
+import structlog
+
+from aerobee_store.cleaning import CleaningPlan
+from aerobee_store.config import StoreConfig
+from aerobee_store.messages import PutStatus
+from aerobee_store.recovery import RecoveryReport
+from aerobee_store.store import MessageStore
+from store.crash_disk import CrashIo, Disk, Step, Survival, survivals
+from store.crash_model import Message, Promise, check_store, settings_file
+from store.workload import HOST, HOST_V6, TAGS, Clock, message
+
+__all__ = ["CrashFailure", "Explored", "explore"]
+
+ROOT = Path("/store")
+TOPICS = ("Orders", "%RETRY%g", "B")
+LIVES = 3
+WORK_PER_LIFE = 34
+DEPTH_MAX = 3
+FEW = 12
+SAMPLES = 3
+# They say who ran and how far it got; what a writer left half done is not looked at by anybody.
+NOT_COMPARED = ("/checkpoint", "/lock", "/abort", ".tmp")
+
+
+@dataclass(slots=True)
+class Explored:
+    """What came of a scenario: how many states were recovered and checked, and the digests of the distinct ones."""
+
+    seed: int
+    states: int = 0
+    steps: int = 0
+    deepest: int = 0
+    digests: set[bytes] = field(default_factory=set)
+
+
+class CrashFailure(Exception):
+    """A state in which the store was not what it had promised to be."""
+
+    def __init__(self, seed: int, place: str, reason: str) -> None:
+        super().__init__(seed, place, reason)
+        self.seed = seed
+        self.place = place
+        self.reason = reason
+
+    def __str__(self) -> str:
+        again = f"PYTHONPATH=tests .venv/bin/python -m store.crash_explorer {self.seed}"
+        return f"seed {self.seed}, {self.place}: {self.reason}\nagain with:  {again}"
+
+
+def config_of(random: Random) -> StoreConfig:
+    """Files so small that everything rolls all the time; pages enough that writes are torn between them."""
+    slots, entries = random.choice(((7, 40), (20, 60), (1100, 200)))
+    return StoreConfig(
+        root=ROOT,
+        commit_log_file_size=random.choice((4096, 4096, 8192, 16384)),
+        consume_queue_file_size=random.choice((200, 400, 400, 8000)),
+        index_slots=slots,
+        index_entries=entries,
+        memory_size=1 << 30,
+    )
+
+
+class Life:
+    """A store at work, and what it has promised after each step of its disk."""
+
+    def __init__(
+        self, random: Random, config: StoreConfig, disk: Disk, promise: Promise, clock: Clock
+    ) -> None:
+        self._random = random
+        self._config = config
+        self._clock = clock
+        self._number = 0
+        self.io = CrashIo(disk)
+        self._store = MessageStore(config, io=self.io, clock=clock)
+        self._settings = settings_file(ROOT, self.io)
+        # (steps taken, what is promised from then on)
+        self.promises: list[tuple[int, Promise]] = []
+        self._promise = promise
+        self._say(promise)
+
+    def _say(self, promise: Promise) -> None:
+        self._promise = promise
+        self.promises.append((len(self.io.steps), promise))
+
+    def run(self) -> None:
+        """Open the store, work, and stop; closed in order now and then."""
+        self._open()
+        kinds: list[tuple[Callable[[], None], float]] = [
+            (self._append, 40),
+            (self._flush, 24),
+            (self._index, 5),
+            (self._flush_queues, 6),
+            (self._checkpoint, 5),
+            (self._preallocate, 3),
+            (self._save_settings, 4),
+            (self._clean, 4),
+            (self._delete_topic, 3),
+            (self._reopen, 2),
+        ]
+        works, weights = zip(*kinds, strict=True)
+        for work in self._random.choices(works, weights, k=WORK_PER_LIFE):
+            work()
+        if self._random.random() < 0.5:
+            self._store.close()
+
+    def _open(self) -> None:
+        report = self._store.open()
+        left = check_store(self._store, report, self._promise)
+        # What is lost is forgotten: it must not come back behind what is written now.
+        known = {found.physical_offset: found for found in left}
+        begin = self._store.min_physical_offset
+        settings = self._settings.load()
+        assert settings in self._promise.settings
+        ends = self._store._tombstones.topics
+        seen = replace(
+            self._promise,
+            known=known,
+            damaged=self._store._log.damaged,
+            log_min=begin,
+            dead=ends,
+            dying=ends,
+            settings=(settings,),
+            numbers={},
+        )
+        numbers = {
+            (topic, queue_id): self._store.max_offset(topic, queue_id)
+            for topic in self._store.topics()
+            for queue_id in self._store.queue_ids(topic)
+        }
+        self._say(replace(seen.acknowledged(report.end_offset), numbers=numbers))
+
+    def _reopen(self) -> None:
+        self._acknowledge_all()
+        self._store.close()
+        self._store = MessageStore(self._config, io=self.io, clock=self._clock)
+        self._open()
+
+    def _acknowledge_all(self) -> None:
+        self._store.flush_disk()
+        self._say(self._promise.acknowledged(self._store.flushed_offset))
+
+    def _append(self) -> None:
+        random = self._random
+        batch = [self._message() for _ in range(random.choice((1, 1, 1, 2, 3, 8)))]
+        write = self._store.append_group if random.random() < 0.2 else self._store.append
+        for new, answer in zip(batch, write(batch), strict=True):
+            if answer.status is PutStatus.PUT_OK:
+                view = self._store._log.read(answer.physical_offset, answer.size)
+                assert view is not None
+                found = Message(new, answer.physical_offset, answer.queue_offset, bytes(view))
+                self._promise.known[found.physical_offset] = found
+
+    def _message(self, topic: str | None = None) -> "message":  # type: ignore[valid-type]
+        random = self._random
+        self._number += 1
+        return message(
+            topic or random.choice(TOPICS),
+            random.randrange(2),
+            random.randbytes(random.choice((0, 9, 40, 40, 120, 700))),
+            tag=random.choice(TAGS),
+            keys=random.choice((None, None, f"k{random.randrange(9)}", "k1 k2")),
+            unique_key=random.choice((None, f"U{self._number}", f"U{self._number}")),
+            host=random.choice((HOST, HOST, HOST_V6)),
+        )
+
+    def _flush(self) -> None:
+        flushed = self._store.flush_disk()
+        self._say(self._promise.acknowledged(flushed))
+        self._store.confirm(flushed)
+
+    def _index(self) -> None:
+        self._store.build_index(self._random.randrange(1, 30))
+
+    def _flush_queues(self) -> None:
+        self._store.flush_queues()
+
+    def _checkpoint(self) -> None:
+        self._store.write_checkpoint()
+
+    def _preallocate(self) -> None:
+        self._store.preallocate()
+
+    def _save_settings(self) -> None:
+        old = self._promise.settings
+        new = b'{"counter":%d,"text":"%s"}' % (self._number, b"x" * self._random.randrange(3000))
+        self._number += 1
+        self._say(replace(self._promise, settings=(*old, new)))
+        self._settings.save(new)
+        self._say(replace(self._promise, settings=(new,)))
+
+    def _clean(self) -> None:
+        store = self._store
+        files = store.cleaner.survey(store.settled_offset)
+        doomed = files[: self._random.randrange(1, 3)]
+        if doomed:
+            self._say(replace(self._promise, log_min_after=doomed[-1].end))
+            store.cleaner.clean(CleaningPlan(tuple(doomed), "asked"))
+            self._say(replace(self._promise, log_min=doomed[-1].end))
+
+    def _delete_topic(self) -> None:
+        topic = self._random.choice(TOPICS)
+        self._say(self._promise.deleting(topic, self._store.end_offset))
+        self._store.delete_topic(topic)
+        # The topic may be made anew and get messages before the deletion is written down.
+        while self._random.random() < 0.5:
+            self._random.choice((self._append, self._flush))()
+        self._store.save_deletions()
+        self._say(self._promise.deleted())
+
+
+class Explorer:
+    """Goes through one scenario."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = Random(seed)
+        self._config = config_of(self._random)
+        self._clock = Clock()
+        self.result = Explored(seed)
+        self._place = "the work itself"
+
+    def run(self) -> Explored:
+        """Everything; CrashFailure at the first state that is not as promised."""
+        try:
+            self._explore_lives()
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise CrashFailure(self.result.seed, self._place, reason) from error
+        return self.result
+
+    def _explore_lives(self) -> None:
+        disk, promise = Disk(), Promise()
+        for number in range(LIVES):
+            start = disk.kill()
+            life = Life(self._random, self._config, disk, promise, self._clock)
+            self._place = f"life {number}, at work"
+            life.run()
+            self.result.steps += len(life.io.steps)
+            ends = list(self._explore(start, life.io.steps, life.promises, f"life {number}", 1))
+            disk, promise = self._random.choice(ends[len(ends) // 2 :])
+            promise = replace(promise, known=dict(promise.known))
+
+    def _explore(
+        self, start: Disk, steps: list[Step], promises: list[tuple[int, Promise]], place: str, depth: int
+    ) -> Iterator[tuple[Disk, Promise]]:
+        """Look at every step; yields a disk that a crash may leave, with its promise, for each of them."""
+        following = iter([*promises[1:], (len(steps) + 1, promises[-1][1])])
+        promise, (until, then) = promises[0][1], next(following)
+        disk = start
+        for count in range(len(steps) + 1):
+            if count:
+                disk.apply(steps[count - 1])
+            while count >= until:
+                promise, (until, then) = then, next(following)
+            self._place = f"{place}, after step {count}"
+            yield self._crash_here(disk, promise, depth), promise
+
+    def _crash_here(self, disk: Disk, promise: Promise, depth: int) -> Disk:
+        """Look at the disks that a crash now may leave; one of them."""
+        place = self._place
+        left = disk
+        for number, survival in enumerate(survivals(disk, self._random, few=FEW, samples=SAMPLES)):
+            self._place = f"{place}, disk {number} {survival.answers}"
+            left = disk.crash(survival)
+            self._look_at(left.kill(), promise, depth)
+        if depth == 1 and self._random.random() < 0.2:
+            self._place = f"{place}, killed"
+            self._look_at(disk.kill(), promise, depth)
+        self._place = place
+        return left
+
+    def _look_at(self, disk: Disk, promise: Promise, depth: int) -> None:
+        """One state: recover it, check it, recover it again; and crash again on the way now and then."""
+        digest = disk.digest()
+        start = disk.kill()
+        io = CrashIo(disk)
+        store = MessageStore(self._config, io=io, clock=self._clock)
+        report = store.open()
+        check_store(store, report, promise)
+        assert settings_file(ROOT, io).load() in promise.settings
+        self._recover_again(io, report)
+        self.result.states += 1
+        self.result.digests.add(digest)
+        self.result.deepest = max(self.result.deepest, depth)
+        if depth < DEPTH_MAX and io.steps and self._random.random() < 0.1:
+            self._crash_on_the_way(start, io.steps, promise, depth)
+
+    def _recover_again(self, io: CrashIo, report: RecoveryReport) -> None:
+        """What recovery left is on disk, and recovering it changes nothing."""
+        before = io.disk.files()
+        answers = tuple(0 for _ in io.disk.questions())
+        again = CrashIo(io.disk.crash(Survival(answers, self._random)))
+        store = MessageStore(self._config, io=again, clock=self._clock)
+        second = store.open()
+        assert (second.end_offset, second.lost) == (report.end_offset, [])
+        after = again.disk.files()
+        changed = {name for name in {*before, *after} if before.get(name) != after.get(name)}
+        changed = {name for name in changed if not name.endswith(NOT_COMPARED)}
+        assert not changed, f"recovering again changed {sorted(changed)}"
+
+    def _crash_on_the_way(self, start: Disk, steps: list[Step], promise: Promise, depth: int) -> None:
+        place = self._place
+        count = self._random.randrange(len(steps) + 1)
+        for step in steps[:count]:
+            start.apply(step)
+        self._place = f"{place}; recovering, after step {count}"
+        self._crash_here(start, promise, depth + 1)
+        self._place = place
+
+
+def explore(seed: int) -> Explored:
+    """One scenario."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    return Explorer(seed).run()
+
+
+def main() -> None:
+    """The scenarios named on the command line; `A-B` are all from A to B."""
+    for text in sys.argv[1:]:
+        first, _, last = text.partition("-")
+        for seed in range(int(first), int(last or first) + 1):
+            began = time.perf_counter()
+            found = explore(seed)
+            took = time.perf_counter() - began
+            print(
+                f"seed {seed}: {found.states} states, {len(found.digests)} distinct, {found.steps} steps, "
+                f"depth {found.deepest}, {found.states / took:.0f} a second"
+            )
+
+
+if __name__ == "__main__":
+    main()
