@@ -51,6 +51,13 @@ def verify(
             help="Demand RocketMQ's own record checksum (enabledAppendPropCRC).",
         ),
     ] = False,
+    resume: Annotated[
+        Path | None,
+        Parameter(
+            help="A file outside the store: an interrupted run leaves there where it was, and the same command"
+            " goes on from it."
+        ),
+    ] = None,
     json: Json = False,
     output: Output = "table",
 ) -> int:
@@ -58,12 +65,14 @@ def verify(
 
     Exit code 0: sound; 1: damaged, with what and where; 2: it cannot be read.
     """
+    from aerobee_console.store_resume import Resume
     from aerobee_console.store_verify import verify as look_at
 
     store = StoreFolder(folder, commit_log, property_crc=property_crc)
+    kept = Resume(resume, folder) if resume is not None else None
     total = sum(file.size for file in store.log_files)
     with progress(f"verifying {folder}", total, in_bytes=True) as advance:
-        found = look_at(store, advance)
+        found = look_at(store, advance, kept)
     facts = found.facts() | {"findings": [asdict(finding) for finding in found.findings]}
     facts["notes"] = found.notes
     if json or output == "json":

@@ -12,6 +12,7 @@ In a store that a broker has open, what arrives during the walk is left out.
 """
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,8 +29,10 @@ from aerobee_console.store import (
     Finding,
     ScannedRecord,
     StoreFolder,
+    Stretch,
     entry_tag,
 )
+from aerobee_console.store_resume import Resume
 from aerobee_proto.errors import FormatError
 from aerobee_proto.javajson import loads
 
@@ -38,6 +41,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Entries = NDArray[np.void]
+    Flags = NDArray[np.bool_]
+    Ints = NDArray[np.int64]
 
 __all__ = ["Verified", "verify"]
 
@@ -48,6 +53,8 @@ ORPHANED: Final = (
     "their records are damaged or missing: see what is said of the log, and restore them from a copy"
 )
 FINDINGS_PER_QUEUE_MAX: Final = 3
+# Bytes of log after which a run that can be gone on with writes down where it is.
+SAVE_STEP: Final = 256 << 20
 
 
 class Verified:
@@ -80,40 +87,117 @@ class Verified:
         }
 
 
-def verify(folder: StoreFolder, advance: Advance) -> Verified:
-    """Look at everything. `advance` is told how many bytes of the log are behind."""
+def verify(folder: StoreFolder, advance: Advance, resume: Resume | None = None) -> Verified:
+    """Look at everything. `advance` is told how many bytes of the log are behind. With `resume` an earlier run that
+    was interrupted is gone on with, and this one leaves behind where it is."""
     result = Verified(folder)
-    queues = {(topic, queue_id): _Queue(files) for topic, queue_id, files, _ in folder.queues()}
-    result.queue_count = len(queues)
-    deleted = folder.deleted_topics()
-    dead_count = 0
-    for record in folder.walk(advance):
-        result.record_count += 1
-        if record.sys_flag & TRANSACTION_MASK in NOT_QUEUED:
-            continue
-        if deleted.covers(record.topic, record.physical_offset):
-            dead_count += 1
-            continue
-        queues.setdefault((record.topic, record.queue_id), _Queue([])).meet(record)
-    if dead_count:
+    tally = _Tally(folder)
+    start = tally.take_up(resume.load(folder)) if resume is not None else folder.log_begin
+    advance(start - folder.log_begin)
+    try:
+        for found in folder.stretches(advance, start):
+            tally.meet(found)
+            if resume is not None and tally.end - start >= SAVE_STEP:
+                start = tally.end
+                resume.save(folder, tally.facts())
+    except BaseException:
+        if resume is not None:
+            resume.save(folder, tally.facts())
+        raise
+    result.record_count, result.queue_count = tally.record_count, tally.queue_count
+    if tally.dead_count:
         result.notes.append(
-            f"{dead_count} records are of topics that were deleted; they go with their log files"
+            f"{tally.dead_count} records are of topics that were deleted; they go with their log files"
         )
     assert folder.log_end is not None
-    for (topic, queue_id), queue in sorted(queues.items()):
+    for (topic, queue_id), queue in sorted(tally.queues.items()):
         _check_queue(result, topic, queue_id, queue)
     _check_log_end(folder)
     _check_index(result)
     _check_checkpoint(folder)
     _check_tables(folder)
+    # What was met just before an interruption may have been met again.
+    result.findings[:] = dict.fromkeys(result.findings)
+    if resume is not None:
+        resume.done()
     return result
+
+
+class _Tally:
+    """What the walk of the log has met so far; it can be written down and taken up again."""
+
+    def __init__(self, folder: StoreFolder) -> None:
+        self._folder = folder
+        self._deleted = folder.deleted_topics()
+        self.queues = {
+            (topic, queue_id): _Queue(files, is_schedule=topic == SCHEDULE_TOPIC)
+            for topic, queue_id, files, _ in folder.queues()
+        }
+        self.queue_count = len(self.queues)
+        self.record_count = self.dead_count = 0
+        # One past the last record that was met.
+        self.end = folder.log_begin
+
+    def meet(self, found: Stretch | ScannedRecord) -> None:
+        """Count the next records of the log, and look for their entries."""
+        if isinstance(found, ScannedRecord):
+            self._meet_one(found)
+        else:
+            self._meet_many(found)
+
+    def _meet_one(self, record: ScannedRecord) -> None:
+        self.end = record.physical_offset + record.size
+        self.record_count += 1
+        if record.sys_flag & TRANSACTION_MASK in NOT_QUEUED:
+            return
+        if self._deleted.covers(record.topic, record.physical_offset):
+            self.dead_count += 1
+        else:
+            self._queue(record.topic, record.queue_id).meet(record)
+
+    def _meet_many(self, stretch: Stretch) -> None:
+        self.end = stretch.end_offset
+        self.record_count += stretch.count
+        packed = stretch.entries(())
+        for topic, queue_id, members in stretch.queues():
+            dead = int((stretch.physical_offsets[members] < self._deleted.end_of(topic)).sum())
+            self.dead_count += dead
+            if dead < len(members):
+                self._queue(topic, queue_id).meet_many(stretch, members[dead:], packed)
+
+    def _queue(self, topic: str, queue_id: int) -> "_Queue":
+        return self.queues.setdefault((topic, queue_id), _Queue([]))
+
+    def facts(self) -> dict[str, Any]:
+        """For take_up() of another run."""
+        return {
+            "end": self.end,
+            "records": self.record_count,
+            "dead": self.dead_count,
+            "findings": [asdict(one) for one in self._folder.findings],
+            "queues": [[topic, number, queue.facts()] for (topic, number), queue in self.queues.items()],
+        }
+
+    def take_up(self, facts: dict[str, Any] | None) -> int:
+        """Go on where these facts() ended; the physical offset from which on to walk."""
+        if facts is None:
+            return self.end
+        known = {str(one) for one in self._folder.findings}
+        earlier = [Finding(**one) for one in facts["findings"]]
+        self._folder.findings += [one for one in earlier if str(one) not in known]
+        self.end, self.record_count, self.dead_count = facts["end"], facts["records"], facts["dead"]
+        for topic, number, queue in facts["queues"]:
+            self._queue(topic, number).take_up(queue)
+        return self.end
 
 
 class _Queue:
     """The entries of one queue, and what the records say about them."""
 
-    def __init__(self, files: list[DataFile]) -> None:
+    def __init__(self, files: list[DataFile], *, is_schedule: bool = False) -> None:
         self.files = files
+        # Due times of delayed messages depend on settings that are not in the store.
+        self.is_schedule = is_schedule
         self._views = [file.view() for file in files]
         self._size = files[0].size if files else 0
         # One past the last entry that is filled.
@@ -134,6 +218,44 @@ class _Queue:
             self.unmatched += 1
             if len(self.first_unmatched) < FINDINGS_PER_QUEUE_MAX:
                 self.first_unmatched.append(record)
+
+    def meet_many(self, stretch: Stretch, members: "Ints", packed: "Entries") -> None:
+        """As meet(), for these records of a stretch and the entries that they should have."""
+        leading = self._lead(stretch.queue_offsets[members], packed[members])
+        self.matched += int(leading.sum())
+        others = members[~leading]
+        behind = stretch.queue_offsets[others] >= self._end
+        self.behind += int(behind.sum())
+        unmatched = others[~behind]
+        self.unmatched += len(unmatched)
+        wanted = FINDINGS_PER_QUEUE_MAX - len(self.first_unmatched)
+        self.first_unmatched += [stretch.record(member) for member in unmatched[:wanted].tolist()]
+
+    def _lead(self, offsets: "Ints", wanted: "Entries") -> "Flags":
+        """Which of the entries with these logical offsets are the wanted ones."""
+        import numpy as np
+
+        leading = np.zeros(len(offsets), np.bool_)
+        for number, file in enumerate(self.files):
+            found = self.entries(number)
+            at = offsets - file.offset // ENTRY_SIZE
+            inside = np.flatnonzero((at >= 0) & (at < len(found)))
+            here, there = found[at[inside]], wanted[inside]
+            same = (here["physical_offset"] == there["physical_offset"]) & (here["size"] == there["size"])
+            if not self.is_schedule:
+                same &= here["tag_hash"] == there["tag_hash"]
+            leading[inside] = same
+        return leading
+
+    def facts(self) -> list[Any]:
+        """For take_up() of another run."""
+        kept = [one[:-1] for one in self.first_unmatched]  # what is said of them needs no properties
+        return [self.matched, self.behind, self.unmatched, kept]
+
+    def take_up(self, facts: list[Any]) -> None:
+        """Go on where these facts() ended."""
+        self.matched, self.behind, self.unmatched, kept = facts
+        self.first_unmatched = [ScannedRecord._make((*one, b"")) for one in kept]
 
     def _filled_end(self) -> int:
         for number in range(len(self.files) - 1, -1, -1):
