@@ -34,16 +34,22 @@ from programs import Program, ProgramError
 from system.running import Talker, send_request, talking, text_of
 
 __all__ = [
+    "BATCH_TOPIC",
+    "CONNECTION_LOST",
     "BrokerProcess",
     "Ending",
     "Ledger",
+    "Settings",
     "batches",
     "check_closed_store",
     "endings",
     "find_by_key",
+    "make_load_topics",
     "run_cycle",
+    "send_one",
     "singles",
     "start",
+    "topic_fields",
     "verify",
 ]
 
@@ -53,13 +59,18 @@ SETTINGS: Final[dict[str, object]] = {
     "bindAddress": "127.0.0.1",
     "brokerIP1": "127.0.0.1",
     "mappedFileSizeCommitLog": 64 * 1024,
-    "mappedFileSizeConsumeQueue": 1000,
+    "mappedFileSizeConsumeQueue": 4000,
     "maxHashSlotNum": 100,
     "maxIndexNum": 400,
     "flushIntervalCommitLog": 5,
     "flushIntervalConsumeQueue": 10,
     "flushConsumerOffsetInterval": 10,
     "metricsExporterType": "DISABLE",
+    # However full this machine's disk is: nothing is deleted, nothing refused.
+    "diskSpaceWarningLevelRatio": 100,
+    "diskSpaceCleanForciblyRatio": 100,
+    "diskMaxUsedSpaceRatio": 100,
+    "fileReservedTime": 10_000,
     "maxTransferBytesOnMessageInMemory": 1 << 20,
     "maxTransferCountOnMessageInMemory": 1000,
     "maxTransferBytesOnMessageInDisk": 1 << 20,
@@ -118,11 +129,17 @@ class Ledger:
     sent: list[Sent] = field(default_factory=list)
     owed: dict[int, Place] = field(default_factory=dict)  # acknowledged, or seen by a reader
     acknowledged: set[int] = field(default_factory=set)
-    refused: list[Command] = field(default_factory=list)
     made_topics: dict[str, int] = field(default_factory=dict)  # to their number of queues
+    consumable: int = 0  # one past the last message of Single-B that was acknowledged
     commits: set[int] = field(default_factory=set)  # consumer offsets that were sent
     commit_on_disk: int = 0
     verified: int = 0  # times everything owed was found
+    # Of the cycle that runs.
+    pausing: bool = False  # send nothing new
+    sent_before: int = 0
+    answered: int = 0
+    refused: list[Command] = field(default_factory=list)
+    refusing: set[Talker] = field(default_factory=set)  # connections on which that was
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @classmethod
@@ -143,10 +160,36 @@ class Ledger:
         return number
 
     def acknowledge(self, number: int, place: Place) -> None:
+        self.answered += 1
         assert self.owed.get(number, place) == place
         self.acknowledged.add(number)
+        if self.sent[number].topic == "Single-B":
+            self.consumable = max(self.consumable, place.queue_offset + 1)
         self.owed[number] = place
         self.changed.set()
+
+    @property
+    def waiting_count(self) -> int:
+        """Messages of this cycle that have no answer yet."""
+        return len(self.sent) - self.sent_before - self.answered
+
+    async def silence(self) -> None:
+        """Send nothing new and wait for the answers that are due."""
+        self.pausing = True
+        while self.waiting_count:
+            self.changed.clear()
+            await self.changed.wait()
+
+    def refuse(self, talker: Talker, answer: Command, count: int) -> None:
+        self.answered += count
+        self.refused.append(answer)
+        self.refusing.add(talker)
+        self.changed.set()
+
+    def begin_cycle(self) -> None:
+        self.sent_before, self.answered, self.pausing = len(self.sent), 0, False
+        self.refused.clear()
+        self.refusing.clear()
 
     async def acknowledgements(self, count: int) -> None:
         """Wait for `count` more."""
@@ -207,15 +250,24 @@ async def singles(talker: Talker, ledger: Ledger) -> None:
     with suppress(*CONNECTION_LOST):
         while True:
             commands = []
-            while len(waiting) < WINDOW:
+            while len(waiting) < WINDOW and not ledger.pausing:
                 topic = ledger.dice.choice(SINGLE_TOPICS)
                 number = ledger.new(topic, ledger.dice.randrange(QUEUES[topic]))
                 waiting[number] = number
                 commands.append(_single(ledger.sent[number], number))
             talker.send(*commands)
-            for _ in range(WINDOW // 2):
+            for _ in range(min(WINDOW // 2, len(waiting)) or 1):
                 answer = await talker.receive()
-                _take(ledger, answer, [waiting.pop(answer.opaque)])
+                _take(talker, ledger, answer, [waiting.pop(answer.opaque)])
+
+
+async def send_one(talker: Talker, ledger: Ledger) -> Command:
+    """Send a message and take its answer."""
+    number = ledger.new("Single-A", 0)
+    answer = await talker.exchange(_single(ledger.sent[number], number))
+    if answer.code == 0:
+        _take(talker, ledger, answer, [number])
+    return answer
 
 
 def _single(message: Sent, opaque: int) -> Command:
@@ -225,10 +277,11 @@ def _single(message: Sent, opaque: int) -> Command:
     )
 
 
-def _take(ledger: Ledger, answer: Command, numbers: list[int]) -> None:
+def _take(talker: Talker, ledger: Ledger, answer: Command, numbers: list[int]) -> None:
     if answer.code != 0:
-        ledger.refused.append(answer)
+        ledger.refuse(talker, answer, len(numbers))
         return
+    assert talker not in ledger.refusing, f"seed {ledger.seed}: acknowledged on a connection after a refusal"
     first = int(answer.ext["queueOffset"])
     ids = answer.ext["msgId"].split(",")
     for at, (number, message_id) in enumerate(zip(numbers, ids, strict=True)):
@@ -240,13 +293,13 @@ async def batches(talker: Talker, ledger: Ledger) -> None:
     waiting: dict[int, list[int]] = {}
     with suppress(*CONNECTION_LOST):
         while True:
-            while len(waiting) < BATCHES_WINDOW:
+            while len(waiting) < BATCHES_WINDOW and not ledger.pausing:
                 queue_id = ledger.dice.randrange(QUEUES[BATCH_TOPIC])
                 numbers = [ledger.new(BATCH_TOPIC, queue_id) for _ in range(BATCH_SIZE)]
                 waiting[numbers[0]] = numbers
                 talker.send(_batch([ledger.sent[number] for number in numbers], numbers[0]))
             answer = await talker.receive()
-            _take(ledger, answer, waiting.pop(answer.opaque))
+            _take(talker, ledger, answer, waiting.pop(answer.opaque))
 
 
 def _batch(messages: list[Sent], opaque: int) -> Command:
@@ -270,8 +323,20 @@ async def administration(talker: Talker, ledger: Ledger, store: Path) -> None:
             await _commit_and_see(talker, ledger, store)
 
 
+async def make_load_topics(talker: Talker) -> None:
+    """The topics that load is sent to."""
+    for topic, queues in QUEUES.items():
+        await make_topic(talker, topic, queues)
+
+
 async def make_topic(talker: Talker, name: str, queues: int) -> None:
-    fields = {
+    answer = await talker.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, topic_fields(name, queues))
+    assert answer.code == 0, answer
+
+
+def topic_fields(name: str, queues: int) -> dict[str, str]:
+    """What a request to make a topic says."""
+    return {
         "topic": name,
         "defaultTopic": "TBW102",
         "readQueueNums": str(queues),
@@ -281,21 +346,18 @@ async def make_topic(talker: Talker, name: str, queues: int) -> None:
         "topicSysFlag": "0",
         "order": "false",
     }
-    answer = await talker.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, fields)
-    assert answer.code == 0, answer
 
 
 async def _commit_and_see(talker: Talker, ledger: Ledger, store: Path) -> None:
-    """Commit growing offsets until one of them is in the file: that many writes later it must be."""
-    for _ in range(10_000):
-        offset = max(ledger.commits, default=0) + 1
-        ledger.commits.add(offset)
-        fields = {"consumerGroup": GROUP, "topic": "Single-B", "queueId": "0", "commitOffset": str(offset)}
+    """Commit what may have been consumed, again and again, until a newer offset is in the file."""
+    while True:
+        ledger.commits.add(ledger.consumable)
+        place = {"consumerGroup": GROUP, "topic": "Single-B", "queueId": "0"}
+        fields = place | {"commitOffset": str(ledger.consumable)}
         answer = await talker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, fields)
         assert answer.code == 0, answer
         if _see_offset(ledger, store):
             return
-    raise AssertionError("10,000 commits and none of them has reached the disk")
 
 
 def _see_offset(ledger: Ledger, store: Path) -> bool:
@@ -317,9 +379,9 @@ def _offset_on_disk(store: Path) -> int:
 # --- what has to be there -----------------------------------------------------------------------------------------
 
 
-async def verify(talker: Talker, ledger: Ledger) -> None:
-    """Everything owed when this is called is there, at its place, byte for byte; nothing twice, no holes."""
-    owed = dict(ledger.owed)
+async def verify(talker: Talker, ledger: Ledger, owed: dict[int, Place] | None = None) -> None:
+    """Everything owed (now, unless it is given) is there, at its place, byte for byte; nothing twice, no holes."""
+    owed = dict(ledger.owed) if owed is None else owed
     made, commit = dict(ledger.made_topics), ledger.commit_on_disk
     found: dict[int, Place] = {}
     for topic, queues in QUEUES.items():
@@ -394,10 +456,10 @@ async def find_by_key(talker: Talker, ledger: Ledger) -> int:
     return len(wanted)
 
 
-def check_closed_store(store: Path) -> None:
+def check_closed_store(store: Path, settings: Settings) -> None:
     """Open the folder of a stopped broker and compare everything with everything."""
-    given = {key: value for key, value in SETTINGS.items() if key != "listenPort"}
-    config = BrokerConfig(**{"storePathRootDir": store, **given})  # type: ignore[arg-type]
+    given: dict[str, Any] = {"storePathRootDir": store, **SETTINGS, **settings}
+    config = BrokerConfig(**given)
     opened = MessageStore(to_store_config(config), io=DiskIo(), clock=lambda: 2**41)
     opened.open()
     try:
@@ -411,9 +473,13 @@ def check_closed_store(store: Path) -> None:
 
 @dataclass(slots=True, frozen=True)
 class Ending:
-    """How a cycle ends: after so many acknowledgements or ms, or by the process itself at a failpoint."""
+    """How a cycle ends: after so many acknowledgements or ms, or by the process itself at a failpoint.
+
+    `quiet`: with nothing under way, so that the last record of the log is one that was acknowledged.
+    """
 
     acks: int = 0
+    quiet: bool = False
     timer_ms: int = 0
     failpoint: str = ""
     passes: int = 1
@@ -430,7 +496,7 @@ def endings(seed: int, count: int, first: int) -> Iterator[Ending]:
     for number in range(count):
         kind = number % 5
         if kind == 0:
-            yield Ending(acks=dice.randint(1, 2500))
+            yield Ending(acks=dice.randint(1, 2500), quiet=dice.random() < 0.5)
         elif kind == 1:
             yield Ending(timer_ms=dice.randint(1, 400))
         else:
@@ -458,6 +524,7 @@ async def run_cycle(store: Path, ledger: Ledger, ending: Ending, settings: Setti
 
 
 async def _run(broker: BrokerProcess, store: Path, ledger: Ledger, ending: Ending) -> bool:
+    ledger.begin_cycle()
     gone = asyncio.create_task(broker.ended())
     async with AsyncExitStack() as stack:
         try:
@@ -468,8 +535,7 @@ async def _run(broker: BrokerProcess, store: Path, ledger: Ledger, ending: Endin
             return True
         reader, one, other, admin = connections
         if not ledger.sent:
-            for topic, queues in QUEUES.items():
-                await make_topic(reader, topic, queues)
+            await make_load_topics(reader)
             group = await reader.ask(
                 RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
                 body=json.dumps({"groupName": GROUP}).encode(),
@@ -509,7 +575,6 @@ async def _end(
         assert not ledger.refused, (
             f"seed {ledger.seed}, {ending}: {ledger.refused[0]}\n{broker.program.output}"
         )
-    ledger.refused.clear()
     return in_time
 
 
@@ -522,3 +587,5 @@ async def _moment(ledger: Ledger, ending: Ending) -> None:
         await ledger.acknowledgements(200)
     else:
         await ledger.acknowledgements(ending.acks or ACKS_MAX)
+    if ending.quiet:
+        await ledger.silence()

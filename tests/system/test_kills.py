@@ -39,7 +39,7 @@ async def live_through(store: Path, seed: int) -> None:
     assert len(ledger.acknowledged) > 1000
     assert ledger.commit_on_disk > 0
     assert ledger.verified > CYCLES // 3
-    check_closed_store(store)
+    check_closed_store(store, settings)
 
 
 @pytest.mark.slow
