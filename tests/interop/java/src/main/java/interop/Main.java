@@ -31,6 +31,7 @@ public final class Main {
     private static Map<String, Object> run(String command, Arguments arguments) throws Exception {
         return switch (command) {
             case "send" -> Send.run(arguments);
+            case "endure" -> Endure.run(arguments);
             case "push" -> Receive.push(arguments);
             case "lite" -> Receive.lite(arguments);
             case "admin" -> Admin.run(arguments);
