@@ -545,7 +545,9 @@ class _Check:
         return sound and self._verified(entry, offset)
 
     def _verified(self, entry: ConsumeQueueEntry, offset: int) -> bool:
-        if self.verify is None or not self.log_min <= entry.physical_offset < self.walked_from:
+        if entry.physical_offset < self.log_min:
+            return entry.physical_offset + entry.size <= self.log_min  # records do not span files
+        if self.verify is None or entry.physical_offset >= self.walked_from:
             return True
         return self.verify(entry, offset)
 
@@ -572,7 +574,7 @@ class _Check:
     def _first_unverified(self, entries: _Entries, base: int) -> int:
         """Leading entries that agree with their records."""
         begins = entries["physical_offset"]
-        asked = np.flatnonzero((begins >= self.log_min) & (begins < self.walked_from))
+        asked = np.flatnonzero((begins + entries["size"] > self.log_min) & (begins < self.walked_from))
         for index, fields in zip(asked.tolist(), entries[asked].tolist(), strict=True):
             if not self._verified(ConsumeQueueEntry._make(fields), base + index):
                 return index

@@ -387,7 +387,9 @@ class IndexFile:
         same_slot = slots[np.where(backwards, previous, 0)] == slots[numbers]
         linked = backwards & (same_slot | (previous == 0))
         inside = (offsets >= bounds) & (offsets < log_end)
-        flags: NDArray[np.bool_] = inside & linked & (hashes >= 0) & (entries["time_diff"] >= 0)
+        # All zero is what a lost page holds, and all but never the first key of the first record of a log.
+        written = (hashes != 0) | (offsets != 0) | (previous != 0)
+        flags: NDArray[np.bool_] = inside & linked & written & (hashes >= 0) & (entries["time_diff"] >= 0)
         return flags
 
     def cut(self, count: int, probe: RecordProbe | None) -> bool:

@@ -290,10 +290,23 @@ class _Recovery:
         if begin < self._log.min_offset:
             small = end - self._log.min_offset <= self._config.full_walk_size_max
             begin = self._log.min_offset if small else start
+        if mark is not None and (found.cut_entries or found.end_offset < mark.index_last):
+            self._distrust_index(found.end_offset)
         if mark is not None and found.end_offset >= mark.index_last:
-            # Nothing of what was on disk is missing: records up to there without an entry have no keys.
+            # Nothing of what was on disk is missing, but maybe keys of the newest record, when an earlier recovery
+            # was interrupted. Records from there up to what was on disk have no keys.
+            newest = self._log.scan(begin)
+            self._index_from(begin, begin + newest.size if newest is not None else begin)
             begin = max(begin, proven)
         self._index_from(begin, end)
+
+    def _distrust_index(self, end_offset: int) -> None:
+        """Entries from `end_offset` on are written again: until that is done they are not known to be on disk."""
+        checkpoint = self._parts.checkpoint
+        mark = checkpoint.watermark
+        assert mark is not None
+        known = min(mark.index_end, max(end_offset, 0))
+        checkpoint.write(checkpoint.stamps, mark._replace(index_end=known, index_last=end_offset))
 
     def _index_from(self, begin: int, end: int) -> None:
         """Offer every record in [begin, end); what is indexed already is passed over."""
@@ -586,8 +599,23 @@ class _QueueRepair:
             and record.queue_offset + cursor.shift < cursor.queue.min_offset
         )
 
+    def _has_false_front(self, cursor: _Cursor, wanted: int) -> bool:
+        """Whether the entry `wanted`, which is a kept record's, leads to one that was cleaned away long ago."""
+        entry = cursor.queue.entry(wanted) if wanted < cursor.next_offset else None
+        return entry is not None and entry.physical_offset < self._log.mapped.min_offset
+
+    def _begin_anew(self, cursor: _Cursor, wanted: int) -> None:
+        """Nothing of the queue's files is true: another queue's, or what a lost page held before."""
+        if self._may_start_earlier:
+            raise _StartEarlier(0)
+        cursor.queue.cut_at(0)
+        cursor.pending = []
+        cursor.next_offset = cursor.pending_first = wanted
+
     def _write(self, cursor: _Cursor, record: ScannedRecord, packed: bytes) -> None:
         wanted = record.queue_offset + cursor.shift
+        if self._has_false_front(cursor, wanted):
+            self._begin_anew(cursor, wanted)
         if wanted != cursor.next_offset:
             empty = cursor.queue.max_offset == 0 and not cursor.pending
             if empty and (wanted == 0 or not self._may_start_earlier):
