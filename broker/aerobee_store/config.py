@@ -66,6 +66,8 @@ class StoreConfig:
     verify_property_crc: bool = False
     accept_loss: bool = False
     full_walk_size_max: int = 256 * 1024 * 1024
+    # Believe nothing that is said of queues and index: compare all queues with the log, build the index anew.
+    rebuild: bool = False
 
     def __post_init__(self) -> None:
         if self.commit_log_file_size < _FILE_SIZE_MIN:

@@ -29,7 +29,7 @@ from aerobee_proto.javahash import index_key_hash
 from aerobee_proto.properties import find_property
 from aerobee_proto.records import RECORD_SIZE_MIN, RecordHeader, scan_header
 from aerobee_store import failpoints
-from aerobee_store.checkpoint import Checkpoint
+from aerobee_store.checkpoint import Checkpoint, Watermark
 from aerobee_store.commit_log import CommitLog
 from aerobee_store.config import StoreConfig
 from aerobee_store.consume_queue import ENTRY, ENTRY_DTYPE, ENTRY_SIZE, ConsumeQueue, ConsumeQueueEntry
@@ -51,7 +51,7 @@ from aerobee_store.record_columns import Ints, Stretch
 from aerobee_store.record_scan import ScannedRecord
 from aerobee_store.tombstones import Tombstones
 
-__all__ = ["Damage", "RecoveryReport", "recover"]
+__all__ = ["REBUILD_MARKER", "STEPS", "Damage", "RecoveryReport", "recover"]
 
 _TRANSACTION = 0xC
 _PREPARED, _ROLLBACK = 0x4, 0xC
@@ -61,11 +61,17 @@ _PLACE_SIZE = 12  # bytes of an entry that say where the record is and how long
 _INDEX_BATCH = 1 << 17
 # Records of a queue that are looked at one by one before many at a time are tried again.
 _CAREFUL_RUN_MAX = 1024
+# Bytes of the log whose keys may have to be indexed again when a recovery is interrupted.
+_SAVE_STEP = 1 << 30
 _COMPARE_WINDOW = 4096
 # Size in the entries that keep the numbers of records which cannot be read; no record is so short.
 HOLE_SIZE = 1
 # Below the store's root: copies of damaged stretches, named <first offset>-<one past the last>.
 QUARANTINE = "quarantine"
+# Below the store's root while a rebuild is under way; whoever completes a recovery removes it.
+REBUILD_MARKER = "rebuild"
+# What recovery goes through the log for, in order.
+STEPS = ("log and queues", "index")
 ACCEPT_LOSS = "restore the missing bytes from a copy, or start once with accept_loss to go on without them"
 
 
@@ -115,6 +121,8 @@ class Parts:
     io: StoreIo
     # Topics that were deleted: their records are in no queue.
     tombstones: Tombstones | None = None
+    # Told the name of the step (a value of STEPS) and how many more bytes of the log it is through with.
+    advance: Callable[[str, int], None] = lambda _step, _size: None
 
 
 def recover(parts: Parts, *, aborted: bool) -> RecoveryReport:
@@ -123,7 +131,21 @@ def recover(parts: Parts, *, aborted: bool) -> RecoveryReport:
     Raises CorruptStore, with nothing changed but queue and index files that the log can rebuild, when
     records are missing that were known to be on disk and the config does not accept the loss.
     """
+    if parts.config.rebuild:
+        _start_over(parts)
     return _Recovery(parts, aborted).run()
+
+
+def _start_over(parts: Parts) -> None:
+    """Forget what is known of queues and index, unless an earlier run did and was interrupted behind that."""
+    marker = parts.config.root / REBUILD_MARKER
+    if parts.io.read_bytes(marker) is not None:
+        return
+    checkpoint = parts.checkpoint
+    known = checkpoint.watermark or Watermark(0, 0, 0)
+    checkpoint.write(checkpoint.stamps, known._replace(queue_end=0, index_end=0, index_last=-1))
+    parts.index.destroy()
+    parts.io.replace_bytes(marker, b"aerobee store repair\n", keep_previous=False)
 
 
 class _Recovery:
@@ -240,12 +262,14 @@ class _Recovery:
         for found in walker.stretches(start):
             if isinstance(found, ScannedRecord):
                 report.walked_records += 1
-                newest = found.store_timestamp
+                newest, size = found.store_timestamp, found.size
                 repair.see(found)
             else:
                 report.walked_records += found.count
                 newest = int(found.store_timestamps.max())
+                size = found.end_offset - int(found.physical_offsets[0])
                 repair.see_many(found)
+            self._parts.advance(STEPS[0], size)
             report.last_store_timestamp = max(report.last_store_timestamp, newest)
         # Before entries go whose records may come back from a copy.
         self._check_loss(walker.end)
@@ -312,15 +336,32 @@ class _Recovery:
         """Offer every record in [begin, end); what is indexed already is passed over."""
         batch: list[HashedKeys] = []
         count = 0
-        for found in LogWalker(self._log, [], proven=True).stretches(begin, end):
+        at = saved_at = begin
+        walker = LogWalker(self._log, [], proven=True)
+        for found in walker.stretches(begin, end):
             keys = self._keys_of(found)
             count += len(keys.hashes)
             batch.append(keys)
             if count >= _INDEX_BATCH:
-                self._report.indexed_keys += self._parts.index.put_hashed(joined_keys(batch))
+                self._put_keys(batch)
                 batch, count = [], 0
+                if walker.end - saved_at >= _SAVE_STEP:
+                    saved_at = walker.end
+                    self._save(saved_at, end)
+            self._parts.advance(STEPS[1], walker.end - at)
+            at = walker.end
         if count:
-            self._report.indexed_keys += self._parts.index.put_hashed(joined_keys(batch))
+            self._put_keys(batch)
+
+    def _put_keys(self, batch: list[HashedKeys]) -> None:
+        self._report.indexed_keys += self._parts.index.put_hashed(joined_keys(batch))
+
+    def _save(self, index_end: int, end: int) -> None:
+        """A recovery that is interrupted from here on goes on here: everything but the rest of the index is done."""
+        self._make_durable()
+        sealed_from = -1 if self._log.checksum_from is None else self._log.checksum_from
+        mark = Watermark(end, end, index_end, self._parts.index.end_offset, sealed_from)
+        self._parts.checkpoint.write(self._parts.checkpoint.stamps, mark)
 
     def _keys_of(self, found: Stretch | ScannedRecord) -> HashedKeys:
         if isinstance(found, ScannedRecord):
@@ -609,7 +650,7 @@ class _QueueRepair:
         if self._may_start_earlier:
             raise _StartEarlier(0)
         cursor.queue.cut_at(0)
-        cursor.pending = []
+        cursor.pending.clear()
         cursor.next_offset = cursor.pending_first = wanted
 
     def _write(self, cursor: _Cursor, record: ScannedRecord, packed: bytes) -> None:

@@ -46,7 +46,7 @@ from aerobee_store.messages import Appended, Arrival, NewMessage
 from aerobee_store.offset_by_time import offset_by_time
 from aerobee_store.query import QueryResult, query_messages
 from aerobee_store.queue_table import QueueTable
-from aerobee_store.recovery import QUARANTINE, Parts, RecoveryReport, recover
+from aerobee_store.recovery import QUARANTINE, REBUILD_MARKER, Parts, RecoveryReport, recover
 from aerobee_store.tombstones import Tombstones
 
 __all__ = ["MessageStore"]
@@ -88,6 +88,8 @@ class MessageStore:
         self._poison: str | None = None
         # Called once, by the thread that met it, when the disk has failed for good.
         self.on_failure: Callable[[OSError], None] = lambda error: None
+        # Told by open() how far it is: the step, and how many more bytes of the log are behind it.
+        self.on_progress: Callable[[str, int], None] = lambda step, size: None
         # When room may be looked for again after the disk was full, ms since the epoch; 0: it is not full.
         self._full_until = 0
         # Why sends are refused although there may be room; set by refuse_sends().
@@ -148,6 +150,7 @@ class MessageStore:
             self._config,
             self._io,
             self._tombstones,
+            self.on_progress,
         )
         report = recover(parts, aborted=aborted)
         if aborted:
@@ -187,6 +190,8 @@ class MessageStore:
         self._queue_timestamp = max(old.queue_timestamp, newest)
         self._index_timestamp = self._index.full_timestamp or old.index_timestamp
         self.write_checkpoint()
+        if self._io.read_bytes(self._config.root / REBUILD_MARKER) is not None:
+            self._io.unlink(self._config.root / REBUILD_MARKER)
 
     def _log_recovery(self, report: RecoveryReport) -> None:
         for name in self._index.foreign_names:

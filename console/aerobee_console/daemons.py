@@ -14,6 +14,7 @@ from aerobee_console.failures import USAGE, Failure
 if TYPE_CHECKING:
     from aerobee_broker.broker import Broker
     from aerobee_broker.config import BrokerConfig as BrokerConfig
+    from aerobee_console.store import StoreSettings
     from aerobee_nameserver.server import NameServer
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "make_nameserver",
     "nameserver",
     "parse_settings",
+    "store_settings",
 ]
 
 SettingsFile = Annotated[Path | None, Parameter(name=["--config", "-c"], help="Properties or TOML file.")]
@@ -84,6 +86,13 @@ def broker_settings(file: Path | None, overrides: dict[str, str]) -> "BrokerConf
     from aerobee_broker.main import load_config
 
     return load_config(file, overrides)
+
+
+def store_settings(file: Path | None, overrides: dict[str, str]) -> "StoreSettings":
+    """What a broker with these settings would give its store. Raises SettingsError with every problem."""
+    from aerobee_broker.config import to_store_config
+
+    return to_store_config(broker_settings(file, overrides))
 
 
 def configure_logs(stream: TextIO) -> None:

@@ -1,7 +1,7 @@
 """A store folder seen from outside: files, records, what is damaged. The only module here that knows the store.
 
 Touches  the folder, reading: files are mapped read-only, the lock is asked for and never taken. The folder may be
-         in use by a broker, ours or RocketMQ's.
+         in use by a broker, ours or RocketMQ's. Only rebuild() opens the store itself, under its lock.
 
 Walking the log
 - A record is proven by lengths, place, body CRC and, where it has one, its whole-record checksum.
@@ -16,20 +16,22 @@ import fcntl
 import mmap
 import os
 import struct
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from aerobee_console.failures import USAGE, Failure
+from aerobee_console.failures import FAULT, USAGE, Failure
 from aerobee_proto.errors import RecordError
 from aerobee_proto.records import StoredRecord, decode_record, scan_header
 from aerobee_store.checkpoint import CHECKPOINT_SIZE, Checkpoint
+from aerobee_store.config import StoreConfig
 from aerobee_store.consume_queue import BLANK_SIZE, ENTRY_DTYPE, ENTRY_SIZE
 from aerobee_store.delay import SCHEDULE_TOPIC, entry_tag
-from aerobee_store.errors import CorruptStore
+from aerobee_store.errors import CorruptStore, StoreLocked
 from aerobee_store.index_file import HEADER_SIZE as INDEX_HEADER_SIZE
 from aerobee_store.io import DiskIo
 from aerobee_store.log_walk import FastSteps
@@ -50,8 +52,10 @@ __all__ = [
     "LogEnd",
     "ScannedRecord",
     "StoreFolder",
+    "StoreSettings",
     "Stretch",
     "entry_tag",
+    "rebuild",
 ]
 
 PARTS: Final = ("commitlog", "consumequeue", "index", "config", "checkpoint", "abort", "lock")
@@ -67,6 +71,7 @@ DAMAGED: Final = (
 FLOCK: Final = struct.Struct("hhqqi4x")
 
 Advance = Callable[[int], None]
+StoreSettings = StoreConfig
 
 
 @dataclass(slots=True, frozen=True)
@@ -363,6 +368,31 @@ class StoreFolder:
         topic: str | None = None,
     ) -> None:
         self.findings.append(Finding(self.name_of(path), reason, advice, begin, end, topic))
+
+
+def rebuild(
+    settings: StoreSettings, on_progress: Callable[[str, int], None], *, accept_loss: bool
+) -> dict[str, Any]:
+    """Let the store recover believing nothing but its log; what it found and did, by the names of its report.
+
+    `on_progress` is told the step and how many more bytes of the log are behind it. Raises Failure when a broker
+    has the store (exit code 2) or somebody must decide first (1).
+    """
+    from aerobee_store.store import MessageStore
+
+    chosen = replace(settings, rebuild=True, accept_loss=accept_loss)
+    store = MessageStore(chosen, io=DiskIo(), clock=lambda: time.time_ns() // 1_000_000)
+    store.on_progress = on_progress
+    try:
+        report = store.open()
+    except StoreLocked as locked:
+        raise Failure(str(locked), USAGE) from locked
+    except CorruptStore as broken:
+        raise Failure(
+            str(broken).replace("start once with accept_loss", "give --accept-loss"), FAULT
+        ) from broken
+    store.close()
+    return asdict(report)
 
 
 def _place_of(found: Stretch | ScannedRecord) -> int:

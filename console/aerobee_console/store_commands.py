@@ -1,6 +1,6 @@
-"""`aerobee store ...`: look into a store folder, whoever wrote it and whether or not it is in use.
+"""`aerobee store ...`: look into a store folder, whoever wrote it and whether or not it is in use; mend it.
 
-Touches  the folder, reading; standard output. Exit codes: 0 sound, 1 damaged, 2 unreadable.
+Touches  the folder, reading (`repair` alone changes it); standard output. Exit codes: 0 sound, 1 damaged, 2 unreadable.
 """
 
 import json
@@ -12,17 +12,22 @@ from typing import Annotated, Any, Final
 
 from cyclopts import App, Parameter
 
+from aerobee_console.daemons import Settings, SettingsFile, configure_logs, parse_settings
 from aerobee_console.failures import FAULT, OK, USAGE, Failure
 from aerobee_console.messages import preview, record_facts, time_text
 from aerobee_console.progress import progress
 from aerobee_console.session import Output
-from aerobee_console.store import Finding, ScannedRecord, StoreFolder
+from aerobee_console.store import Finding, ScannedRecord, StoreFolder, rebuild
 from aerobee_console.store_files import summaries
 from aerobee_console.tables import Column, print_json, print_table, printable
 
 __all__ = ["app"]
 
-app = App("store", help="Verify or dump a store folder, without changing a byte of it.", help_epilogue="")
+app = App(
+    "store",
+    help="Verify or dump a store folder, without changing a byte of it; repair one that no broker has open.",
+    help_epilogue="",
+)
 Folder = Annotated[Path, Parameter(help="The store folder: the one with commitlog in it.")]
 CommitLog = Annotated[Path | None, Parameter(help="The commit log's folder, if it is elsewhere.")]
 Json = Annotated[bool, Parameter(negative=(), show_default=False, help="The same as -o json.")]
@@ -96,6 +101,82 @@ def _print_verdict(facts: dict[str, Any], findings: list[Finding]) -> None:
     for note in facts["notes"]:
         sys.stdout.write(f"note       {note}\n")
     sys.stdout.write(f"{len(findings)} findings\n" if findings else "sound\n")
+
+
+@app.command
+def repair(
+    folder: Folder,
+    /,
+    *,
+    dry_run: Annotated[
+        bool, Parameter(negative=(), show_default=False, help="Look and tell what would be done.")
+    ] = False,
+    accept_loss: Annotated[
+        bool,
+        Parameter(
+            negative=(),
+            show_default=False,
+            help="Go on without bytes that were on disk and are missing at the end of the log.",
+        ),
+    ] = False,
+    commit_log: CommitLog = None,
+    config: SettingsFile = None,
+    settings: Settings = (),
+    json: Json = False,
+    output: Output = "table",
+) -> int:
+    """Build queues and index again from the log, put damaged records aside, cut a torn end.
+
+    The log decides: queue entries that agree with it stay, the index is built anew. No broker may have the store. A run
+    that is interrupted is gone on with by the next one, and by the next start of a broker. File sizes are those of
+    the files; other settings that matter (message delay levels, index sizes) come from the broker's file.
+
+    Exit code 0: whole; 1: damaged records or missing ones were met, or you have to decide; 2: it cannot be opened.
+    """
+    from aerobee_console.store_repair import plan, settings_of
+    from aerobee_console.store_verify import verify as look_at
+
+    store = StoreFolder(folder, commit_log)
+    chosen = settings_of(store, config, parse_settings(settings))
+    total = sum(file.size for file in store.log_files)
+    if dry_run:
+        with progress(f"reading {folder}", total, in_bytes=True) as advance:
+            found = look_at(store, advance)
+        _print_list(plan(found), "would", as_json=json or output == "json")
+        return FAULT if found.findings else OK
+    configure_logs(sys.stderr)
+    with progress(f"repairing {folder}", 2 * total, in_bytes=True) as advance:
+        report = rebuild(chosen, lambda _, size: advance(size), accept_loss=accept_loss)
+    _print_list(_done(report), "did", as_json=json or output == "json")
+    return FAULT if report["damage"] or report["lost"] else OK
+
+
+def _done(report: dict[str, Any]) -> list[str]:
+    """What a repair found and did, a sentence each."""
+    counts = (
+        ("walked_records", "read {} records"),
+        ("dispatched_records", "wrote {} queue entries"),
+        ("cut_entries", "took out {} queue entries that lead to no record"),
+        ("hole_entries", "kept the numbers of {} records that cannot be read"),
+        ("indexed_keys", "indexed {} keys"),
+    )
+    steps = [text.format(report[name]) for name, text in counts if report[name]]
+    steps += [
+        f"put aside, into quarantine/: {one['path']} at {one['begin']}: {one['reason']}"
+        for one in report["damage"]
+    ]
+    steps += [
+        f"dropped {count} entries of {topic}/{queue_id} from {offset} on: no record is behind them"
+        for topic, queue_id, offset, count in report["dropped"]
+    ]
+    return steps + [f"went on without what is missing: {text}" for text in report["lost"]]
+
+
+def _print_list(steps: list[str], what: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json({what: steps})
+    else:
+        sys.stdout.write("".join(f"{printable(step)}\n" for step in steps))
 
 
 @app.command
