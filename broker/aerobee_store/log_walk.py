@@ -14,7 +14,7 @@ from typing import Final
 
 from aerobee_store.commit_log import CommitLog
 from aerobee_store.mapped_files import MappedFile, file_name
-from aerobee_store.record_columns import Stretch, sound_records
+from aerobee_store.record_columns import STRETCH_SIZE, Stretch, sound_records
 from aerobee_store.record_scan import BLANK, Blank, RecordFault, ScannedRecord, record_places
 
 __all__ = ["Damage", "FastSteps", "LogWalker"]
@@ -93,7 +93,7 @@ class LogWalker:
         position = start - file.offset if file is not None else 0
         self.end = start
         while file is not None and (stop is None or file.offset + position < stop):
-            found = self._step(file, position, fast=fast)
+            found = self._step(file, position, stop, fast=fast)
             if isinstance(found, Stretch):
                 position = found.end
                 self.end = file.offset + position
@@ -116,16 +116,23 @@ class LogWalker:
                 file, position = self._step_over(file, len(file.view), _FILE_MISSING)
 
     def _step(
-        self, file: MappedFile, position: int, *, fast: bool
+        self, file: MappedFile, position: int, stop: int | None, *, fast: bool
     ) -> Stretch | ScannedRecord | RecordFault | Blank:
-        found = self._fast_step(file, position) if fast else None
+        found = self._fast_step(file, position, stop) if fast else None
         return found if found is not None else self._careful_step(file, position)
 
-    def _fast_step(self, file: MappedFile, position: int) -> Stretch | None:
+    def _fast_step(self, file: MappedFile, position: int, stop: int | None) -> Stretch | None:
         if not self._fast_steps.try_now():
             return None
-        sealed_from = self._log.checksum_from
-        found = sound_records(file.view, position, file.offset, sealed_from=sealed_from, proven=self._proven)
+        furthest = position + STRETCH_SIZE
+        found = sound_records(
+            file.view,
+            position,
+            file.offset,
+            stop=furthest if stop is None else min(furthest, stop - file.offset),
+            sealed_from=self._log.checksum_from,
+            proven=self._proven,
+        )
         self._fast_steps.tried(found.count if found is not None else 0)
         return found
 

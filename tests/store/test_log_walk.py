@@ -62,6 +62,17 @@ def test_both_ways_agree_on_sound_and_damaged_logs(seed: int, sealed: bool) -> N
     assert fast == careful
 
 
+def test_nothing_is_looked_at_from_the_stop_on() -> None:
+    io, work = filled(Random(8))
+    for last in (0, 5, len(work.stored) // 2, len(work.stored) - 1):
+        log = work.restart(io)._log
+        log.load()
+        walker = LogWalker(log, [])
+        found = list(walker.stretches(0, work.stored[last].end))
+        assert sum(1 if isinstance(one, ScannedRecord) else one.count for one in found) == last + 1
+        assert walker.end == work.stored[last].end
+
+
 def test_the_fast_way_rests_longer_each_time_it_is_of_no_use() -> None:
     steps = FastSteps()
     rests = []
