@@ -22,6 +22,7 @@ begin_timestamp whatever it says.
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -346,7 +347,10 @@ class IndexFile:
         record: IndexedRecord | None = None
         record_at = -1
         first = self._first_at(proven_offset, sound)
-        for number in range(first, sound + 1):
+        # Zeros, as a page holds them that never reached the disk, look like keys of a record at 0.
+        at_zero = range(1, min(self._first_at(1, sound), first))
+        doubtful = (number for number in at_zero if self._entry(number)[0] == 0)
+        for number in chain(doubtful, range(first, sound + 1)):
             key_hash, physical_offset, _, _ = self._entry(number)
             if physical_offset != record_at:
                 record, record_at = probe(physical_offset), physical_offset
@@ -387,9 +391,7 @@ class IndexFile:
         same_slot = slots[np.where(backwards, previous, 0)] == slots[numbers]
         linked = backwards & (same_slot | (previous == 0))
         inside = (offsets >= bounds) & (offsets < log_end)
-        # All zero is what a lost page holds, and all but never the first key of the first record of a log.
-        written = (hashes != 0) | (offsets != 0) | (previous != 0)
-        flags: NDArray[np.bool_] = inside & linked & written & (hashes >= 0) & (entries["time_diff"] >= 0)
+        flags: NDArray[np.bool_] = inside & linked & (hashes >= 0) & (entries["time_diff"] >= 0)
         return flags
 
     def cut(self, count: int, probe: RecordProbe | None) -> bool:

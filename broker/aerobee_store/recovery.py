@@ -301,11 +301,13 @@ class _Recovery:
         index = self._parts.index
         mark = self._watermark if self._watermark is not None and self._watermark.log_end <= end else None
         proven = mark.index_end if mark is not None else 0
+        # Between the newest entry that was on disk and the watermark there is none, whatever a torn page says.
+        known = min(mark.index_last + 1, proven) if mark is not None else 0
         found = index.recover(
             # Behind a watermark it is quicker to index again than to prove each entry by its record.
-            proven if mark is not None else end,
+            known if mark is not None else end,
             log_min=self._log.min_offset,
-            proven_offset=proven,
+            proven_offset=known,
             probe=record_probe(self._log),
             settled=not self._report.aborted,
         )
@@ -330,7 +332,7 @@ class _Recovery:
         mark = checkpoint.watermark
         assert mark is not None
         known = min(mark.index_end, max(end_offset, 0))
-        checkpoint.write(checkpoint.stamps, mark._replace(index_end=known, index_last=end_offset))
+        checkpoint.write(checkpoint.stamps, mark._replace(index_end=known, index_last=known - 1))
 
     def _index_from(self, begin: int, end: int) -> None:
         """Offer every record in [begin, end); what is indexed already is passed over."""
