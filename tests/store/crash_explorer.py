@@ -234,6 +234,9 @@ class Explorer:
         self._clock = Clock()
         self.result = Explored(seed)
         self._place = "the work itself"
+        # Counts the promises; and what was looked at, with the promise that then held.
+        self._era = 0
+        self._seen: set[tuple[bytes, int]] = set()
 
     def run(self) -> Explored:
         """Everything; CrashFailure at the first state that is not as promised."""
@@ -263,11 +266,13 @@ class Explorer:
         following = iter([*promises[1:], (len(steps) + 1, promises[-1][1])])
         promise, (until, then) = promises[0][1], next(following)
         disk = start
+        self._era += 1
         for count in range(len(steps) + 1):
             if count:
                 disk.apply(steps[count - 1])
             while count >= until:
                 promise, (until, then) = then, next(following)
+                self._era += 1
             self._place = f"{place}, after step {count}"
             yield self._crash_here(disk, promise, depth), promise
 
@@ -288,6 +293,9 @@ class Explorer:
     def _look_at(self, disk: Disk, promise: Promise, depth: int) -> None:
         """One state: recover it, check it, recover it again; and crash again on the way now and then."""
         digest = disk.digest()
+        if (digest, self._era) in self._seen:
+            return
+        self._seen.add((digest, self._era))
         start = disk.kill()
         io = CrashIo(disk)
         store = MessageStore(self._config, io=io, clock=self._clock)
