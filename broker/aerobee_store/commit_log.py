@@ -48,6 +48,8 @@ class CommitLog:
         self._last: MappedFile | None = None
         # Stretches [begin, end) that recovery or a scrub found to hold no proven record.
         self.damaged: tuple[tuple[int, int], ...] = ()
+        # Recovery has proven every record from here on, or it was written since; those below it never looked at.
+        self.proven_from = 0
         # Every record from here on was written with the whole-record checksum; None: nothing is known.
         self.checksum_from: int | None = None
         # Moved by flush() (and recovery) only.
@@ -190,6 +192,13 @@ class CommitLog:
         return scan_record(
             file.view, position, physical_offset, property_crc=property_crc, sealed=sealed, proven=proven
         )
+
+    def prove(self, physical_offset: int, size: int) -> ScannedRecord | None:
+        """As scan(); a record of `size` bytes that does not hold is known to be damaged from now on."""
+        found = self.scan(physical_offset)
+        if found is None:
+            self.damaged = (*self.damaged, (physical_offset, physical_offset + size))
+        return found
 
     def is_damaged(self, physical_offset: int) -> bool:
         """Whether the record that begins there is known to be damaged and must not be served."""

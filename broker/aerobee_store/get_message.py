@@ -4,7 +4,8 @@ Touches  queue files and the commit log, reading. No clock.
 
 What always holds
 - A record is served only if its entry agrees with it: magic, size and the stored physical offset; and not
-  if it is known to be damaged.
+  if it is known to be damaged. One that this run has neither written nor proven at its start is proven first,
+  with all its checksums (about 8 us), and must name the queue that it is served from.
 - Records that lie next to each other in the log leave as one slice; slices stay readable while held.
 - A call never crosses the end of a queue file and never scans more than `scan_size_max` bytes of entries.
 """
@@ -191,6 +192,8 @@ class MessageReader:
         end = log.end_offset
         log_min = log.min_offset
         damaged = log.damaged
+        proven_from = log.proven_from
+        topic, queue_id = queue.topic, queue.queue_id
         memory_floor = end - self._distance
         in_memory = False
         count_limit = min(max_count, config.disk_transfer_count_max)
@@ -239,6 +242,10 @@ class MessageReader:
                 known = stored_offset == physical_offset and found_size == size and magic in _MAGICS
                 if damaged and log.is_damaged(physical_offset):
                     known = False
+                elif known and physical_offset < proven_from:
+                    proven = log.prove(physical_offset, size)
+                    damaged = log.damaged
+                    known = proven is not None and proven.topic == topic and proven.queue_id == queue_id
             if not known:
                 if not count:
                     status = GetStatus.MESSAGE_WAS_REMOVING

@@ -63,6 +63,8 @@ def _header_at(log: CommitLog, physical_offset: int) -> RecordHeader | None:
         header = scan_header(file.view, physical_offset - file.offset)
     except RecordError:
         return None
+    if physical_offset < log.proven_from and log.prove(physical_offset, header.size) is None:
+        return None
     return None if header.is_blank or header.physical_offset != physical_offset else header
 
 

@@ -175,6 +175,7 @@ class MessageStore:
     def _begin(self, report: RecoveryReport) -> None:
         end = report.end_offset
         self._tail = (end, report.last_store_timestamp)
+        self._log.proven_from = report.start_offset
         self._reader.written_from = end
         self._dispatcher.confirmed_offset = end
         self._dispatcher.confirmed_timestamp = report.last_store_timestamp
@@ -497,9 +498,13 @@ class MessageStore:
         stored in [begin, end] (ms), oldest first."""
         with contextlib.suppress(StoreFull):  # the newest keys wait for room; what is indexed can be found
             self.build_index(self.index_backlog)
-        return query_messages(
+        known = self._log.damaged
+        found = query_messages(
             self._index, self._log, topic, key, min(max_num, self._config.query_count_max), begin, end
         )
+        if self._log.damaged is not known:
+            self._tell_damage(known)
+        return found
 
     # --- reading ---------------------------------------------------------------------------------------
 
@@ -514,7 +519,22 @@ class MessageStore:
         tag_filter: frozenset[int] | None,
     ) -> GetResult:
         """Records of a queue from the logical `offset` on, as stored; see MessageReader.get()."""
-        return self._reader.get(topic, queue_id, offset, max_count, max_bytes, tag_filter)
+        known = self._log.damaged
+        found = self._reader.get(topic, queue_id, offset, max_count, max_bytes, tag_filter)
+        if self._log.damaged is not known:
+            self._tell_damage(known)
+        return found
+
+    def _tell_damage(self, known: tuple[tuple[int, int], ...]) -> None:
+        """Name the records that a reader asked for and did not get: those that were not `known` before."""
+        for begin, end in self._log.damaged[len(known) :]:
+            log.error(
+                "store.damage_found",
+                path=str(self._config.commit_log_path),
+                physical_offset=begin,
+                end_offset=end,
+                reason="a record read from the disk does not match its checksum",
+            )
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         """First readable logical offset; 0 for an unknown queue."""
