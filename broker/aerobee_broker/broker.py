@@ -33,6 +33,7 @@ from aerobee_broker.identity import address_of, identity_of
 from aerobee_broker.metrics import MetricsServer
 from aerobee_broker.pull import PullProcessor
 from aerobee_broker.query import QueryProcessor
+from aerobee_broker.scrubbing import Scrubbing
 from aerobee_broker.send import SendProcessor
 from aerobee_broker.services import Services, make_services
 from aerobee_proto.codes import ResponseCode
@@ -192,6 +193,7 @@ class Broker:
             ("client scan", run_client_scan(services)),
             ("stats", run_stats(services, self._facts)),
             ("store upkeep", self._run_upkeep(services)),
+            ("store scrub", Scrubbing(services, self._upkeep).run()),
         ):
             self._tasks.append(asyncio.create_task(self._watched(name, work), name=name))
         self._sweep_held_pulls()

@@ -190,6 +190,17 @@ class BrokerConfig(SettingsModel):
         unit="%",
         hot=True,
     )
+    scrub_bytes_per_second: int = _key(
+        2 * MIB,
+        "How fast the store is read again in the background, in search of rot; 0: not at all. Ours.",
+        unit="bytes/s",
+        hot=True,
+        ge=0,
+        le=2**40,
+    )
+    scrub_interval: Millis = _key(
+        86_400_000, "Shortest time between the beginnings of two such rounds. Ours.", unit="ms", hot=True
+    )
 
     # Messages in.
     max_message_size: int = _key(4 * MIB, "Largest body.", unit="bytes", ge=1, le=16 * MIB - 128 * KIB)

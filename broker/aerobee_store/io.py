@@ -72,6 +72,10 @@ class DataFile(Protocol):
     def zero(self, position: int, length: int) -> None:
         """Make `length` bytes from `position` zero; bytes that are zero already are not touched."""
 
+    def read(self, position: int, length: int) -> bytes:
+        """A copy of these bytes. Unlike `view`, which ends the process at a bad sector, it raises OSError there,
+        and other threads run while the disk is waited for."""
+
     def data_extents(self, begin: int, end: int) -> list[tuple[int, int]]:
         """Stretches of [begin, end) that may hold something; the rest reads as zero."""
 
@@ -174,6 +178,14 @@ class _DiskFile:
                 raise _at(self.path, error) from error
             left = left[written:]
             position += written
+
+    def read(self, position: int, length: int) -> bytes:
+        pieces = []
+        while length and (piece := os.pread(self._fd, length, position)):
+            pieces.append(piece)
+            position += len(piece)
+            length -= len(piece)
+        return b"".join(pieces)
 
     def zero(self, position: int, length: int) -> None:
         end = position + length

@@ -51,7 +51,7 @@ from aerobee_store.record_columns import Ints, Stretch
 from aerobee_store.record_scan import ScannedRecord
 from aerobee_store.tombstones import Tombstones
 
-__all__ = ["REBUILD_MARKER", "STEPS", "Damage", "RecoveryReport", "recover"]
+__all__ = ["REBUILD_MARKER", "STEPS", "Damage", "RecoveryReport", "put_aside", "recover"]
 
 _TRANSACTION = 0xC
 _PREPARED, _ROLLBACK = 0x4, 0xC
@@ -286,11 +286,10 @@ class _Recovery:
         folder = self._config.root / QUARANTINE
         for damage in self._report.damage:
             piece = self._log.mapped.find(damage.begin)
-            path = folder / f"{damage.begin:020d}-{damage.end:020d}"
-            if piece is not None and self._parts.io.read_bytes(path) is None:
+            if piece is not None:
                 begin = damage.begin - piece.offset
                 content = bytes(piece.view[begin : damage.end - piece.offset])
-                self._parts.io.replace_bytes(path, content, keep_previous=False)
+                put_aside(self._parts.io, self._config.root, damage, content)
         self._log.damaged = quarantined(self._parts.io, folder)
 
     # --- index -----------------------------------------------------------------------------------------
@@ -720,6 +719,13 @@ class _QueueRepair:
 def _leading_true(flags: NDArray[np.bool_]) -> int:
     """Number of true values before the first false one."""
     return len(flags) if flags.all() else int(np.argmin(flags))
+
+
+def put_aside(io: StoreIo, root: Path, damage: Damage, content: bytes) -> None:
+    """Keep a copy of a damaged stretch under the name that keeps readers away from it; one that is there stays."""
+    path = root / QUARANTINE / f"{damage.begin:020d}-{damage.end:020d}"
+    if io.read_bytes(path) is None:
+        io.replace_bytes(path, content, keep_previous=False)
 
 
 def quarantined(io: StoreIo, folder: Path) -> tuple[tuple[int, int], ...]:

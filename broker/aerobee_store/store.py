@@ -42,11 +42,13 @@ from aerobee_store.get_message import GetResult, MessageReader
 from aerobee_store.index import IndexService
 from aerobee_store.io import StoreIo
 from aerobee_store.lock import StoreGuard
+from aerobee_store.log_walk import Damage
 from aerobee_store.messages import Appended, Arrival, NewMessage
 from aerobee_store.offset_by_time import offset_by_time
 from aerobee_store.query import QueryResult, query_messages
 from aerobee_store.queue_table import QueueTable
 from aerobee_store.recovery import QUARANTINE, REBUILD_MARKER, Parts, RecoveryReport, recover
+from aerobee_store.scrub import Scrubber, ScrubParts, ScrubStep
 from aerobee_store.tombstones import Tombstones
 
 __all__ = ["MessageStore"]
@@ -88,6 +90,10 @@ class MessageStore:
         self._poison: str | None = None
         # Called once, by the thread that met it, when the disk has failed for good.
         self.on_failure: Callable[[OSError], None] = lambda error: None
+        # Made by open(), used by scrub() only.
+        self._scrubber: Scrubber | None = None
+        # Counted by scrub(): bytes read, damaged stretches found, entries written again; the last two of this round.
+        self._scrubbed = self._scrub_damage = self._scrub_mended = 0
         # Told by open() how far it is: the step, and how many more bytes of the log are behind it.
         self.on_progress: Callable[[str, int], None] = lambda step, size: None
         # When room may be looked for again after the disk was full, ms since the epoch; 0: it is not full.
@@ -190,6 +196,17 @@ class MessageStore:
         self._log_timestamp = max(old.log_timestamp, newest)
         self._queue_timestamp = max(old.queue_timestamp, newest)
         self._index_timestamp = self._index.full_timestamp or old.index_timestamp
+        self._scrubber = Scrubber(
+            ScrubParts(
+                self._log,
+                self._queues,
+                self._config,
+                self._io,
+                self._tombstones,
+                lambda: self.settled_offset,
+                frozenset((topic, queue_id) for topic, queue_id, _ in report.shifted_queues),
+            )
+        )
         self.write_checkpoint()
         if self._io.read_bytes(self._config.root / REBUILD_MARKER) is not None:
             self._io.unlink(self._config.root / REBUILD_MARKER)
@@ -198,13 +215,7 @@ class MessageStore:
         for name in self._index.foreign_names:
             log.warning("store.foreign_file_found", path=str(self._config.index_path / name))
         for damage in report.damage:
-            log.error(
-                "store.damage_found",
-                path=str(damage.path),
-                physical_offset=damage.begin,
-                end_offset=damage.end,
-                reason=damage.reason,
-            )
+            self._tell_one_damage(damage)
         for topic, queue_id, offset, count in report.dropped:
             log.warning(
                 "store.entries_dropped", topic=topic, queue_id=queue_id, logical_offset=offset, count=count
@@ -215,6 +226,15 @@ class MessageStore:
         for name in ("damage", "dropped", "lost", "shifted_queues", "removed_index_files"):
             facts[name] = len(facts[name])
         log.info("store.recovered", **facts)
+
+    def _tell_one_damage(self, damage: Damage) -> None:
+        log.error(
+            "store.damage_found",
+            path=str(damage.path),
+            physical_offset=damage.begin,
+            end_offset=damage.end,
+            reason=damage.reason,
+        )
 
     def close(self) -> None:
         """Make everything durable and readable, remove the mark of an unfinished run, give the lock back.
@@ -506,6 +526,47 @@ class MessageStore:
             self._tell_damage(known)
         return found
 
+    # --- looking for rot -------------------------------------------------------------------------------
+
+    def scrub(self) -> ScrubStep:
+        """Read on a little in what is stored, and put aside or mend what is not as it was written.
+
+        For the worker thread that deletes files. StoreFull when there is no room for the copy of a damaged stretch:
+        it is not served all the same. Errors as flush_disk().
+        """
+        if self._poison is not None:
+            raise StorePoisoned(self._poison)
+        if self._scrubber is None:
+            raise StoreNotWriteable("it is not open")
+        try:
+            step = self._scrubber.step()
+        except OSError as error:
+            self._fail("scrub", error)
+            raise
+        self._tell_scrubbed(step)
+        return step
+
+    def _tell_scrubbed(self, step: ScrubStep) -> None:
+        for damage in step.damage:
+            # The quick way of reads must not serve it either.
+            self._reader.written_from = max(self._reader.written_from, damage.end)
+            self._tell_one_damage(damage)
+        for topic, queue_id, offset in step.mended:
+            log.warning("store.entry_mended", topic=topic, queue_id=queue_id, logical_offset=offset)
+        for topic, queue_id, offset in step.unmended:
+            log.warning("store.entry_wrong", topic=topic, queue_id=queue_id, logical_offset=offset)
+        self._scrubbed += step.size
+        self._scrub_damage += len(step.damage)
+        self._scrub_mended += len(step.mended)
+        if step.is_round_done:
+            log.info(
+                "store.scrub_finished",
+                end_offset=self.settled_offset,
+                damage=self._scrub_damage,
+                mended=self._scrub_mended,
+            )
+            self._scrub_damage = self._scrub_mended = 0
+
     # --- reading ---------------------------------------------------------------------------------------
 
     def get_message(
@@ -651,6 +712,8 @@ class MessageStore:
             "commit_log_files": len(self._log.mapped.files),
             "queues": len(self._queues),
             "index_files": len(self._index.files),
+            "damaged_stretches": len(self._log.damaged),
+            "scrubbed_bytes": self._scrubbed,
         }
 
     def check(self) -> None:

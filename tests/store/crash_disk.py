@@ -79,6 +79,22 @@ class Disk:
         self._pending: dict[str, list[Step]] = {}
         self._next = 0
 
+    @classmethod
+    def holding(cls, files: dict[str, bytes]) -> "Disk":
+        """A disk with these files, all certain."""
+        disk = cls()
+        for number, (path, content) in enumerate(sorted(files.items()), 1):
+            disk._inodes[number] = inode = _Inode(content)
+            inode.length_is_durable = True
+            disk.names[path] = number
+            folder = _parent(path)
+            while folder not in disk.folders:
+                disk.folders.add(folder)
+                folder = _parent(folder)
+        disk._durable_names, disk._durable_folders = dict(disk.names), set(disk.folders)
+        disk._next = len(files)
+        return disk
+
     # --- reading ---------------------------------------------------------------------------------------
 
     def content(self, path: str) -> bytearray | None:
@@ -308,6 +324,9 @@ class CrashFile:
     def zero(self, position: int, length: int) -> None:
         if any(self.view[position : position + length]):
             self.write(position, bytes(length))
+
+    def read(self, position: int, length: int) -> bytes:
+        return bytes(self.view[position : position + length])
 
     def data_extents(self, begin: int, end: int) -> list[tuple[int, int]]:
         """Pages that hold something, as a file system with holes tells it."""

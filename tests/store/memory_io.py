@@ -53,6 +53,9 @@ class MemoryFile:
         if any(self._content.live[position : position + length]):
             self.write(position, bytes(length))
 
+    def read(self, position: int, length: int) -> bytes:
+        return bytes(self.view[position : position + length])
+
     def data_extents(self, begin: int, end: int) -> list[tuple[int, int]]:
         return [(begin, end)] if begin < end else []
 

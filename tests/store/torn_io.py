@@ -13,7 +13,7 @@ class RememberingFile:
         self._writes = writes
         self.path, self.size, self.view = file.path, file.size, file.view
         self.sync, self.zero, self.close = file.sync, file.zero, file.close
-        self.data_extents = file.data_extents
+        self.data_extents, self.read = file.data_extents, file.read
 
     def write(self, position: int, data: bytes | bytearray | memoryview) -> None:
         self._writes.append((self.path, position, bytes(data)))

@@ -16,7 +16,7 @@ class _FaultyFile:
         self._disk = disk
         self.path, self.size, self.view = file.path, file.size, file.view
         self.write, self.zero, self.close = file.write, file.zero, file.close
-        self.data_extents = file.data_extents
+        self.data_extents, self.read = file.data_extents, file.read
 
     def sync(self) -> None:
         self._disk.syncs += 1

@@ -1,0 +1,112 @@
+"""The scrub's task: at the rate that is set, a round in its time, nothing while it is turned off."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from aerobee_broker.scrubbing import FIRST_ROUND_S, LOOK_S, Scrubbing
+from aerobee_broker.services import Services
+from aerobee_store.errors import StoreFull
+from aerobee_store.scrub import ScrubStep
+from broker.support import put
+
+
+class _Here(Executor):
+    """Does the work at once."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(fn(*args, **kwargs))
+        except Exception as failed:
+            done.set_exception(failed)
+        return done
+
+
+class _Over(BaseException):
+    pass
+
+
+class _Time:
+    """Sleeps pass at once and are written down; after `last` of them it is over."""
+
+    def __init__(self, last: int) -> None:
+        self.now = 1000.0
+        self.slept: list[float] = []
+        self._last = last
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(round(seconds, 3))
+        self.now += seconds
+        if len(self.slept) == self._last:
+            raise _Over
+        await asyncio.sleep(0)
+
+
+async def run(services: Services, last: int) -> list[float]:
+    time = _Time(last)
+    scrubbing = Scrubbing(services, _Here(), sleep=time.sleep, uptime=lambda: time.now)
+    with pytest.raises(_Over):
+        await scrubbing.run()
+    return time.slept
+
+
+def settings(services: Services, **changes: int) -> None:
+    services.live.value = services.config.model_copy(update=changes)
+
+
+async def test_steps_keep_to_the_rate_and_rounds_to_their_interval(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = iter([ScrubStep(3_000), ScrubStep(1_000), ScrubStep(500, is_round_done=True)] * 2)
+    monkeypatch.setattr(services.store, "scrub", lambda: next(steps))
+    settings(services, scrub_bytes_per_second=1_000, scrub_interval=25_000)
+    slept = await run(services, 7)
+    assert slept == [FIRST_ROUND_S, 3.0, 1.0, LOOK_S, LOOK_S, 1.0, 3.0]
+
+
+async def test_a_real_round_is_told(services: Services) -> None:
+    for _ in range(20):
+        put(services, "T")
+    services.store.flush_disk()
+    services.store.flush_queues()
+    with capture_logs() as said:
+        await run(services, 4)
+    finished = [one for one in said if one["event"] == "store.scrub_finished"]
+    assert [one["end_offset"] for one in finished] == [services.store.end_offset]
+    assert services.store.statistics()["scrubbed_bytes"] == services.store.end_offset
+
+
+async def test_a_rate_of_nothing_reads_nothing_until_it_is_changed(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+
+    def scrub() -> ScrubStep:
+        nonlocal calls
+        calls += 1
+        return ScrubStep(0, is_round_done=True)
+
+    monkeypatch.setattr(services.store, "scrub", scrub)
+    settings(services, scrub_bytes_per_second=0)
+    assert await run(services, 5) == [FIRST_ROUND_S, LOOK_S, LOOK_S, LOOK_S, LOOK_S]
+    assert calls == 0
+    settings(services, scrub_bytes_per_second=1)
+    await run(services, 3)
+    assert calls == 1
+
+
+async def test_no_room_for_a_copy_is_told_and_tried_again(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scrub() -> ScrubStep:
+        raise StoreFull(services.store._config.root, 100)
+
+    monkeypatch.setattr(services.store, "scrub", scrub)
+    with capture_logs() as said:
+        assert await run(services, 3) == [FIRST_ROUND_S, LOOK_S, LOOK_S]
+    assert [one["event"] for one in said] == ["store.scrub_delayed"] * 2
