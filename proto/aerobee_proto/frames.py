@@ -305,7 +305,9 @@ def _decode_binary(header: bytes, body: bytes) -> Command:
 def _decode_entries(header: bytes, position: int, size: int) -> dict[str, str]:
     end = position + size
     if end > len(header):
-        raise FrameError(f"ROCKETMQ header announces {size} bytes of fields, {len(header) - position} are there")
+        raise FrameError(
+            f"ROCKETMQ header announces {size} bytes of fields, {len(header) - position} are there"
+        )
     fields: dict[str, str] = {}
     key_size_at, value_size_at = _I16.unpack_from, _I32.unpack_from
     try:

@@ -268,7 +268,8 @@ async def test_a_sync_of_the_queues_that_fails_ends_the_broker_too(tmp_path: Pat
                 assert await asyncio.shield(broker.failed) is disk.sync_error
             assert (await client.put("T")).code == ResponseCode.SERVICE_NOT_AVAILABLE
     told = event(logs, "store.disk_failed")
-    assert told["what"] in {"consume queue", "checkpoint"}  # whichever the next round of upkeep comes to first
+    # Whichever the next round of upkeep comes to first.
+    assert told["what"] in {"consume queue", "checkpoint"}
     assert [entry for entry in logs if entry["log_level"] == "error"] == [told]
     assert (tmp_path / "abort").exists()
 

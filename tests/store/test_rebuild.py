@@ -61,7 +61,9 @@ def test_rot_where_no_start_looks_is_mended() -> None:
     assert report.walked_records == len(work.stored)
     assert report.indexed_keys >= len(work.stored) // 2
     assert set(told) == set(STEPS)
-    assert {step: round(size / store.end_offset, 1) for step, size in told.items()} == dict.fromkeys(STEPS, 1.0)
+    assert {step: round(size / store.end_offset, 1) for step, size in told.items()} == dict.fromkeys(
+        STEPS, 1.0
+    )
     assert io.read_bytes(ROOT / REBUILD_MARKER) is None
     store.close()
 
