@@ -32,6 +32,7 @@ BLANK_MAGIC = 0xCBD43194
 BLANK_SIZE_MIN = 8
 
 _BLANK = struct.Struct(">iI")
+_LOOK_STEP = 1 << 20  # bytes looked at together
 
 
 class CommitLog:
@@ -64,11 +65,29 @@ class CommitLog:
         """Open the files; where the log ends is for recovery to find (`set_end`)."""
         self.mapped.load()
 
-    def set_end(self, offset: int) -> None:
-        """Recovery's result: the log ends at `offset`. Everything behind it is removed and zeroed, durable."""
+    def set_end(self, offset: int) -> int:
+        """Recovery's result: the log ends at `offset`. Everything behind it is removed and zeroed, durable.
+
+        How many bytes behind it go up to the last one that is not zero: the torn part.
+        """
+        cut = self._written_end(offset) - offset
         self.mapped.truncate(offset)
         self.end_offset = self.flushed_offset = offset
         self._last = self.mapped.find(offset)
+        return cut
+
+    def _written_end(self, offset: int) -> int:
+        """One past the last byte behind `offset` that is not zero; `offset` when all are."""
+        for file in reversed(self.mapped.files):
+            for begin, end in reversed(file.data.data_extents(max(offset - file.offset, 0), len(file.view))):
+                for stop in range(end, begin, -_LOOK_STEP):
+                    start = max(stop - _LOOK_STEP, begin)
+                    filled = len(file.data.read(start, stop - start).rstrip(b"\0"))
+                    if filled:
+                        return file.offset + start + filled
+            if file.offset <= offset:
+                break
+        return offset
 
     def close(self) -> None:
         """Close the files and remove the one made ahead and not used."""

@@ -86,6 +86,7 @@ class RecoveryReport:
     walked_records: int = 0
     dispatched_records: int = 0
     cut_entries: int = 0
+    torn_bytes: int = 0
     duplicate_records: int = 0
     renumbered_records: int = 0
     hole_entries: int = 0
@@ -175,7 +176,7 @@ class _Recovery:
                 self._distrust(start)
         failpoints.hit("recovery.walked")
         self._quarantine()
-        self._log.set_end(end)
+        self._report.torn_bytes = self._log.set_end(end)
         failpoints.hit("recovery.cut")
         report.start_offset, report.end_offset = start, end
         report.min_offset = self._log.min_offset

@@ -216,6 +216,8 @@ class MessageStore:
             log.warning("store.foreign_file_found", path=str(self._config.index_path / name))
         for damage in report.damage:
             self._tell_one_damage(damage)
+        if report.torn_bytes:
+            log.warning("store.torn_end_cut", physical_offset=report.end_offset, size=report.torn_bytes)
         for topic, queue_id, offset, count in report.dropped:
             log.warning(
                 "store.entries_dropped", topic=topic, queue_id=queue_id, logical_offset=offset, count=count

@@ -2,7 +2,9 @@
 
 Touches  <root>/config/deletedTopics.json, a name that RocketMQ does not use.
 
-    {"format": 1, "topics": {"Orders": 73014444032}}        the log's end when the topic was deleted
+    {"format": 1, "topics": {"Orders": 73014444032}, "checksum": "8A9136AA"}
+
+The number is the log's end when the topic was deleted; the checksum is the CRC-32C of the table (compact, keys sorted).
 
 Messages of the topic below that physical offset belong to no queue any more; those from there on are of a topic of
 the same name that was made later.
@@ -12,6 +14,7 @@ Invariants
 - Nothing is written to a topic that was deleted before that is on disk: else its new messages would, after a crash,
   meet the old ones under the same numbers.
 - Garbage in the file is an error by name, never "nothing was deleted": queues that come back would be read again.
+  For the same reason the backup is no older than the file: both hold the same.
 
 Threads: every method but load() may be called by any thread.
 """
@@ -20,6 +23,8 @@ import json
 import threading
 from pathlib import Path
 from typing import Final
+
+from crc32c import crc32c
 
 from aerobee_store.io import StoreIo
 from aerobee_store.json_files import JsonFile
@@ -87,8 +92,10 @@ class Tombstones:
             ends = self._ends
             if ends is self._saved:
                 return
-            content = {"format": _FORMAT, "topics": dict(sorted(ends.items()))}
-            self._file.save(json.dumps(content, indent=2).encode() + b"\n")
+            content = {"format": _FORMAT, "topics": dict(sorted(ends.items())), "checksum": _checksum(ends)}
+            raw = json.dumps(content, indent=2).encode() + b"\n"
+            self._file.save(raw)
+            self._file.save(raw)
             self._saved = ends
 
 
@@ -99,4 +106,13 @@ def _parse(raw: bytes) -> dict[str, int]:
     topics = content.get("topics")
     if not isinstance(topics, dict) or not all(type(end) is int and end >= 0 for end in topics.values()):
         raise ValueError("topics is not a table of names and offsets")
+    if content.keys() - {"format", "topics", "checksum"}:
+        raise ValueError("there is a key that was never written")
+    if content.get("checksum") not in (None, _checksum(topics)):
+        raise ValueError("the table does not match its checksum")
     return topics
+
+
+def _checksum(ends: dict[str, int]) -> str:
+    table = json.dumps(ends, sort_keys=True, separators=(",", ":"))
+    return f"{crc32c(table.encode()):08X}"

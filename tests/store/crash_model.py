@@ -43,6 +43,12 @@ class Message:
         self.end = physical_offset + len(record)
         self._new = new
 
+    @property
+    def texts(self) -> list[str]:
+        """The keys under which it can be found."""
+        unique_key = [self._new.unique_key] if self._new.unique_key else []
+        return [*unique_key, *(self._new.keys or "").split()]
+
     @cached_property
     def key_hashes(self) -> list[int]:
         """As the index has them, sorted."""

@@ -42,7 +42,9 @@ def test_what_was_saved_comes_back() -> None:
     assert again.covers("T", 999)
     assert not again.covers("T", 1000)
     assert not again.covers("U", 0)
-    assert json.loads(io.read_bytes(PATH) or b"") == {"format": 1, "topics": {"%RETRY%g": 50, "T": 1000}}
+    content = json.loads(io.read_bytes(PATH) or b"")
+    assert {**content, "checksum": ""} == {"format": 1, "topics": {"%RETRY%g": 50, "T": 1000}, "checksum": ""}
+    assert io.read_bytes(PATH.with_name(FILE_NAME + ".bak")) == io.read_bytes(PATH)
 
 
 def test_deleting_a_topic_again_counts() -> None:
@@ -87,6 +89,8 @@ GARBAGE = {
     "zeros": b"\0" * 100,
     "a list": b"[]",
     "no table": b'{"format": 1}',
+    "another number": b'{"format": 1, "topics": {"T": 5}, "checksum": "00000000"}',
+    "another key": b'{"format": 1, "topics": {"T": 5}, "checksun": "00000000"}',
     "another format": b'{"format": 2, "topics": {}}',
     "text for an offset": b'{"format": 1, "topics": {"T": "5"}}',
     "true for an offset": b'{"format": 1, "topics": {"T": true}}',
@@ -229,5 +233,5 @@ def test_official_brokers_may_run_in_between(tmp_path: Path) -> None:
     store.delete_topic("T")
     store.save_deletions()
     store.close()
-    assert [path.name for path in (tmp_path / "config").iterdir()] == [FILE_NAME]
+    assert [path.name for path in (tmp_path / "config").iterdir()] == [FILE_NAME, FILE_NAME + ".bak"]
     assert not (tmp_path / "consumequeue" / "T").exists()
