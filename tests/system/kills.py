@@ -418,7 +418,7 @@ async def _read_queue(
         assert answer.code == 0, f"seed {ledger.seed}: {topic}/{queue_id} at {offset} of {until}: {answer}"
         for record in decode_records(answer.body):
             assert record.queue_offset == offset, (
-                f"seed {ledger.seed}: hole in {topic}/{queue_id} at {offset}"
+                f"seed {ledger.seed}: {topic}/{queue_id} has {record.queue_offset} at {offset} of {until}"
             )
             assert record.physical_offset > previous_end
             offset, previous_end = offset + 1, record.physical_offset
@@ -525,6 +525,8 @@ async def run_cycle(store: Path, ledger: Ledger, ending: Ending, settings: Setti
 
 async def _run(broker: BrokerProcess, store: Path, ledger: Ledger, ending: Ending) -> bool:
     ledger.begin_cycle()
+    complaints = [line for line in broker.events() if line["level"] == "error"]
+    assert not complaints, f"seed {ledger.seed}: a kill is no damage: {complaints}"
     gone = asyncio.create_task(broker.ended())
     async with AsyncExitStack() as stack:
         try:
