@@ -442,7 +442,8 @@ class IndexFile:
         for number in range(1, count + 1, _SCAN_STEP):
             hashes = self._entries(number, min(_SCAN_STEP, count + 1 - number))["key_hash"]
             numbers = np.arange(number, number + len(hashes))
-            np.maximum.at(newest, hashes.astype(np.int64) % self.slot_count, numbers)
+            # Of several entries of a slot the last assignment stays, which is that of the newest.
+            newest[hashes.astype(np.int64) % self.slot_count] = numbers
         return newest
 
     # --- invariants ------------------------------------------------------------------------------------
