@@ -148,6 +148,9 @@ class MessageStore:
             if not aborted:
                 self._guard.all_changes_durable()
             raise
+        if aborted:
+            # Before anything is done because of a name that is there, or of what is found under it.
+            self._sync_names()
         parts = Parts(
             self._log,
             self._queues,
@@ -159,8 +162,6 @@ class MessageStore:
             self.on_progress,
         )
         report = recover(parts, aborted=aborted)
-        if aborted:
-            self._sync_names()
         # Messages that are written where deleted ones were lost are not theirs.
         self._tombstones.clamp(report.end_offset)
         self._tombstones.save()
