@@ -405,6 +405,30 @@ def test_recovery_leaves_nothing_to_recover(case: str, tmp_path: Path, clock: Cl
     assert {n for n, raw in contents(root).items() if raw != before.get(n)} <= {"checkpoint"}
 
 
+@pytest.mark.parametrize("case", OPENED)
+def test_every_loss_is_named_in_the_log(case: str, tmp_path: Path, clock: Clock) -> None:
+    """A record that is there no more lies in a stretch of damage, or where the log was cut and said so."""
+    store = store_of(case, unpack(case, tmp_path), clock)
+    with capture_logs() as logs:
+        store.open()
+    named = [range(e["physical_offset"], e["end_offset"]) for e in logs if e["event"] == "store.damage_found"]
+    cuts = [e["physical_offset"] for e in logs if e["event"] == "store.torn_end_cut"]
+    dropped = [e for e in logs if e["event"] == "store.entries_dropped"]
+    first = store.min_physical_offset
+    for place, digest in originals(case).items():
+        record = store.message_at(place)
+        if place < first or (record is not None and digest_of(record).startswith(digest)):
+            continue
+        if place in UNDETECTABLE.get(case, ()):
+            continue
+        assert (
+            any(place in stretch for stretch in named)
+            or any(place >= cut for cut in cuts)
+            or (dropped and place >= store.end_offset)
+        ), f"the record at {place} went without a word"
+    store.close()
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_an_operator_must_decide_is_refused(case: str, tmp_path: Path, clock: Clock) -> None:
     root = unpack(case, tmp_path)
