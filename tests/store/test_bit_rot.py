@@ -1,4 +1,4 @@
-"""Single flipped bits and missing file ends, over every kind of file: found, never served, little lost, never a riddle."""
+"""Single flipped bits and missing file ends in every kind of file: found, never served, little lost, never a riddle."""
 
 import multiprocessing
 from collections import Counter
@@ -12,7 +12,15 @@ from store.bit_rot import Outcomes, flip_many, truncate_many
 FLIPS = 10_000
 TRUNCATIONS = 2_000
 PIECES = 20
-KINDS = {"commitlog", "consumequeue", "index", "checkpoint", "topics.json", "topics.json.bak", "deletedTopics.json"}
+KINDS = {
+    "commitlog",
+    "consumequeue",
+    "index",
+    "checkpoint",
+    "topics.json",
+    "topics.json.bak",
+    "deletedTopics.json",
+}
 KINDS |= {"deletedTopics.json.bak", "abort", "lock"}
 
 
@@ -31,7 +39,9 @@ def tell(capsys: pytest.CaptureFixture[str], what: str, total: Counter[tuple[str
     for (_, end), count in total.items():
         ends[end] += count
     with capsys.disabled():
-        print(f"\n{total.total()} {what}: " + ", ".join(f"{end} {count}" for end, count in sorted(ends.items())))
+        print(
+            f"\n{total.total()} {what}: " + ", ".join(f"{end} {count}" for end, count in sorted(ends.items()))
+        )
 
 
 @pytest.mark.slow
