@@ -474,8 +474,11 @@ class _QueueRepair:
 
     def _is_dead(self, queue: ConsumeQueue) -> bool:
         """Whether all of it was deleted with its topic, and only the files came back."""
-        end = self._tombstones.end_of(queue.topic) if self._tombstones is not None else 0
-        return 0 < queue.last_physical_end <= end
+        if self._tombstones is None:
+            return False
+        # Not the newest entry: that may be what a lost page held before.
+        known = queue.entry(self._first_walked(queue) - 1) or queue.entry(queue.min_offset)
+        return known is not None and self._tombstones.covers(queue.topic, known.physical_offset)
 
     def _verify(self, queue: ConsumeQueue, doubts: list[int]) -> Callable[[ConsumeQueueEntry, int], bool]:
         """Entries of records before the walk must hold now.
@@ -496,7 +499,8 @@ class _QueueRepair:
 
         return verify
 
-    def _cursor(self, queue: ConsumeQueue) -> _Cursor:
+    def _first_walked(self, queue: ConsumeQueue) -> int:
+        """Logical offset of the first entry whose record the walk will see."""
         low, high = (queue.file_spans[0].start, queue.max_offset) if queue.file_spans else (0, 0)
         low = max(low, queue.min_offset)
         while low < high:
@@ -506,6 +510,10 @@ class _QueueRepair:
                 low = middle + 1
             else:
                 high = middle
+        return low
+
+    def _cursor(self, queue: ConsumeQueue) -> _Cursor:
+        low = self._first_walked(queue)
         cursor = _Cursor(queue, low)
         cursor.shift = self._shift(queue, low)
         if cursor.shift:
