@@ -29,7 +29,7 @@ from aerobee_broker.config import BrokerConfig, LiveConfig, to_store_config
 from aerobee_broker.disk_keeper import DiskKeeper
 from aerobee_broker.durability import Durability
 from aerobee_broker.housekeeping import connection_lost, run_client_scan, run_stats
-from aerobee_broker.identity import address_of, identity_of
+from aerobee_broker.identity import BrokerIdentity, address_of, identity_of
 from aerobee_broker.metrics import MetricsServer
 from aerobee_broker.pull import PullProcessor
 from aerobee_broker.query import QueryProcessor
@@ -120,8 +120,10 @@ class Broker:
             self.handlers, config=_server_config(self._config), on_disconnect=self._disconnected
         )
         self.port = self._server.bind(self._config.bind_address, self._config.listen_port)
-        services = self._make_services(store)
-        self._register_handlers(services, await address_of(services.identity.host))
+        identity = identity_of(self._config, self.port)
+        address = await address_of(identity.host)
+        services = self._make_services(store, identity, address)
+        self._register_handlers(services, address)
         assert self._durability is not None
         self._durability.start()
         self._start_tasks(services)
@@ -141,9 +143,8 @@ class Broker:
             took_ms=round((time.perf_counter() - started) * 1000),
         )
 
-    def _make_services(self, store: MessageStore) -> Services:
+    def _make_services(self, store: MessageStore, identity: BrokerIdentity, address: str) -> Services:
         live = LiveConfig(self._config, now_ms=self._clock())
-        identity = identity_of(self._config, self.port)
         services = make_services(
             live,
             identity=identity,
@@ -151,6 +152,7 @@ class Broker:
             io=self._io,
             clock=self._clock,
             settings_file=self._settings_file,
+            address=address,
         )
         self._services = services
         services.files.load()
@@ -173,6 +175,7 @@ class Broker:
             on_flushed=self._flushed,
             on_failure=self._fail,
         )
+        services.durable = self._durability.settled
         identity = services.identity
         keys = UniqueKeyFactory(address, os.getpid(), secrets.randbits(32), self._clock)
         send = SendProcessor(

@@ -2,6 +2,7 @@
 
 25 UPDATE_BROKER_CONFIG   26 GET_BROKER_CONFIG   28 GET_BROKER_RUNTIME_INFO   315 VIEW_BROKER_STATS_DATA
 306 CLEAN_EXPIRED_CONSUMEQUEUE   316 CLEAN_UNUSED_TOPIC   329 DELETE_EXPIRED_COMMITLOG
+907 GET_BROKER_HA_STATUS   908 RESET_MASTER_FLUSH_OFFSET
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from aerobee_broker.request_bodies import answer
 from aerobee_broker.runtime_info import disk_use, runtime_table
 from aerobee_broker.services import Services, save_deletions
 from aerobee_broker.stats import Rate
-from aerobee_proto.bodies import BrokerStatsData, BrokerStatsItem, KVTable
+from aerobee_proto.bodies import BrokerStatsData, BrokerStatsItem, HaStatus, KVTable
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.errors import RequestError
 from aerobee_proto.headers import ViewBrokerStatsHeader
@@ -52,6 +53,8 @@ class BrokerHandlers:
         add(code.GET_BROKER_CONFIG, self.config, permission=admin)
         add(code.GET_BROKER_RUNTIME_INFO, self.runtime_info, permission=inspect)
         add(code.VIEW_BROKER_STATS_DATA, self.statistic, permission=inspect, header=ViewBrokerStatsHeader)
+        add(code.GET_BROKER_HA_STATUS, self.replication, permission=inspect)
+        add(code.RESET_MASTER_FLUSH_OFFSET, self.reset_master_flush, permission=admin)
         add(code.CLEAN_UNUSED_TOPIC, self.clean_unused_topics, permission=admin)
         add(code.CLEAN_EXPIRED_CONSUMEQUEUE, self.clean_expired, permission=admin)
         add(code.DELETE_EXPIRED_COMMITLOG, self.clean_expired, permission=admin)
@@ -134,6 +137,14 @@ class BrokerHandlers:
                 stats_day=_item(counter.last_day()),
             )
         )
+
+    def replication(self, _: Request) -> Response:
+        """The state of replication: a master, and the end of its log."""
+        return answer(HaStatus(master_commit_log_max_offset=self._services.store.end_offset))
+
+    def reset_master_flush(self, _: Request) -> Response:
+        """Success without a change: the number belongs to a replica, a master has nothing to reset."""
+        return Response()
 
     # --- cleaning ---------------------------------------------------------------------------------------------
 

@@ -49,7 +49,6 @@ DELAY_LEVEL_COUNT_MAX: Final = 1000
 NO_DELAY: Final = "delayed messages are refused"
 NO_TRANSACTIONS: Final = "transaction messages are refused"
 NO_REPLIES: Final = "request-reply is not served"
-NO_RESETS: Final = "offsets are not reset by request"
 NO_REPLICAS: Final = "there are no replicas"
 # An address of a network that is reserved for documentation: a UDP socket "connected" to it sends nothing,
 # but the kernel tells which local address would be used to leave this machine.
@@ -253,7 +252,7 @@ class BrokerConfig(SettingsModel):
     enable_property_filter: bool = _key(False, "SQL92 filters; refused.")
     slave_read_enable: bool = _key(False, "Send readers of old messages to a slave.", hot=True)
     use_server_side_reset_offset: bool = _key(
-        True, "Reset offsets in the broker, not in clients.", hot=True, unserved=NO_RESETS
+        True, "Reset offsets in the broker, not in clients.", hot=True
     )
     access_message_in_memory_max_ratio: Percent = _key(
         40, "Share of memory in which recent messages are taken to be.", unit="%"

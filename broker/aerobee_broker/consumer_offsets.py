@@ -12,7 +12,7 @@ Invariants
 - A pending reset wins over a stored offset until the group's next pull has learned of it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -23,7 +23,7 @@ from aerobee_proto import bodies
 from aerobee_proto.bodies import DataVersion
 from aerobee_proto.errors import FormatError
 
-__all__ = ["ConsumerOffsets", "offset_key", "starting_offset"]
+__all__ = ["OFFSET_MAX", "ConsumerOffsets", "offset_key", "starting_offset"]
 
 log = structlog.get_logger()
 
@@ -65,6 +65,8 @@ class ConsumerOffsets:
         self.version = DataVersion(timestamp=clock())
         self.revision = 0
         self.on_dirty: Callable[[], None] = lambda: None  # written at intervals, not on change
+        # Set by who holds pulls: (group, topic, queue id) was reset, those that wait there must learn of it.
+        self.on_reset: Callable[[str, str, int], None] = lambda group, topic, queue_id: None
 
     # --- reading and moving -----------------------------------------------------------------------------------
 
@@ -148,7 +150,9 @@ class ConsumerOffsets:
         key = f"{topic}@{group}"
         self._resets.setdefault(key, {})[queue_id] = max(0, offset)
         self._offsets.setdefault(key, {})[queue_id] = max(0, offset)
+        self._next_version()
         self.revision += 1
+        self.on_reset(group, topic, queue_id)
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
         """The pending reset of a queue, which is over with this call; None when there is none."""
@@ -172,6 +176,15 @@ class ConsumerOffsets:
     def groups_of(self, topic: str) -> list[str]:
         """Groups with committed offsets in the topic, sorted."""
         return sorted(group for name, group in self._pairs() if name == topic)
+
+    def slowest(self, topic: str, *, without: Collection[str] = ()) -> dict[int, int]:
+        """The smallest committed offset of any group in each queue of a topic."""
+        result: dict[int, int] = {}
+        for group in self.groups_of(topic):
+            if group not in without:
+                for queue_id, offset in self._offsets[f"{topic}@{group}"].items():
+                    result[queue_id] = min(offset, result.get(queue_id, offset))
+        return result
 
     def _pairs(self) -> list[tuple[str, str]]:
         split = [key.split("@") for key in self._offsets]

@@ -26,6 +26,7 @@ from typing import Protocol
 import structlog
 
 from aerobee_remoting.connection import Connection
+from aerobee_store.errors import StorePoisoned
 
 __all__ = ["Durability", "SyncedLog", "WaitingAnswer"]
 
@@ -100,6 +101,7 @@ class Durability:
         self._loop = asyncio.get_running_loop()
         # Moved by the event loop only.
         self._waiting: deque[WaitingAnswer] = deque()
+        self._settling: deque[tuple[int, asyncio.Future[None]]] = deque()  # end offset, who waits for it
         self._syncing = False
         self._sync_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
@@ -143,6 +145,18 @@ class Durability:
         connection.hold(count)
         self.request_flush()
 
+    async def settled(self) -> None:
+        """Return when everything appended so far is as durable as promised. StorePoisoned: it never will be."""
+        if self.failed is not None:
+            raise StorePoisoned(f"the disk has failed: {self.failed}")
+        end_offset = self._store.end_offset
+        if not self._sync or self._store.flushed_offset >= end_offset:
+            return
+        done = self._loop.create_future()
+        self._settling.append((end_offset, done))
+        self.request_flush()
+        await done
+
     def request_flush(self) -> None:
         """Sync soon: after the reads that are ready in this turn of the loop, so that they share the sync."""
         if not self._syncing and not self._sync_scheduled:
@@ -171,6 +185,10 @@ class Durability:
             answer = waiting.popleft()
             answer.connection.hold(-answer.count)
             answer.connection.write_now(answer.payload)
+        while self._settling and self._settling[0][0] <= offset:
+            done = self._settling.popleft()[1]
+            if not done.done():
+                done.set_result(None)
         self._on_flushed(offset)
         if self._sync and self._store.end_offset > offset:
             self._begin_sync()
@@ -184,6 +202,10 @@ class Durability:
             log.warning("broker.sends_abandoned", reason=str(failed), waiting_count=self.waiting_count)
         while self._waiting:
             self._answer_late(self._waiting.popleft(), self._failed_code)
+        while self._settling:
+            done = self._settling.popleft()[1]
+            if not done.done():
+                done.set_exception(StorePoisoned(f"the disk has failed: {failed}"))
         self._on_failure(failed)
 
     def _answer_late(self, answer: WaitingAnswer, code: int) -> None:

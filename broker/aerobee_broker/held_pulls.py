@@ -4,8 +4,8 @@ A held pull wakes when a message that its filter lets through has become readabl
 is over. Who calls says what arrived and what time it is, and runs what is returned.
 
 Invariants
-- A pull is in the table once, in the queue that it asked for; it leaves when it is returned by `ready` or
-  `expired`, or with its connection.
+- A pull is in the table once, in the queue that it asked for; it leaves when it is returned by `ready`, `take`
+  or `expired`, or with its connection.
 - Nothing here looks at more than one queue per arrival, at more than the expired pulls per sweep, or at more
   than its own pulls per lost connection.
 """
@@ -90,6 +90,12 @@ class HeldPulls(Generic[T]):
         woken = [pull for pull in pulls if pull.wants(max_offset, tag_hashes)]
         self._leave(woken)
         return [pull for pull in woken if not self._is_gone(pull.owner)]
+
+    def take(self, topic: str, queue_id: int, wanted: Callable[[T], bool]) -> list[HeldPull[T]]:
+        """Take out the pulls of a queue whose work is `wanted`; those of gone owners vanish."""
+        taken = [pull for pull in self._by_queue.get((topic, queue_id), ()) if wanted(pull.work)]
+        self._leave(taken)
+        return [pull for pull in taken if not self._is_gone(pull.owner)]
 
     def expired(self, now_ms: int) -> list[HeldPull[T]]:
         """Take out the pulls whose time is over; those of gone owners vanish."""

@@ -2,20 +2,21 @@
 
     14 QUERY_CONSUMER_OFFSET   15 UPDATE_CONSUMER_OFFSET   29 SEARCH_OFFSET_BY_TIMESTAMP
     30 GET_MAX_OFFSET   31 GET_MIN_OFFSET   32 GET_EARLIEST_MSG_STORETIME
-    43 GET_ALL_CONSUMER_OFFSET   45 GET_ALL_DELAY_OFFSET
+    43 GET_ALL_CONSUMER_OFFSET   45 GET_ALL_DELAY_OFFSET   308 QUERY_CORRECTION_OFFSET
 
 A queue that does not exist has the offsets 0 and no earliest message (-1), as clients expect of a young topic.
 """
 
-from aerobee_broker.consumer_offsets import starting_offset
+from aerobee_broker.consumer_offsets import OFFSET_MAX, starting_offset
 from aerobee_broker.groups import unknown_group
 from aerobee_broker.request_bodies import answer
 from aerobee_broker.services import Services
 from aerobee_proto import bodies, javajson
-from aerobee_proto.bodies import AllDelayOffsets, TopicConfig
+from aerobee_proto.bodies import AllDelayOffsets, CorrectionOffsets, TopicConfig
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.errors import FormatError, RequestError
 from aerobee_proto.headers import (
+    CorrectionOffsetHeader,
     QueryConsumerOffsetHeader,
     QueueHeader,
     SearchOffsetHeader,
@@ -44,6 +45,12 @@ class OffsetHandlers:
         add(code.GET_MAX_OFFSET, self.max_offset, permission=subscribe, header=QueueHeader)
         add(code.GET_MIN_OFFSET, self.min_offset, permission=subscribe, header=QueueHeader)
         add(code.GET_EARLIEST_MSG_STORETIME, self.earliest_time, permission=subscribe, header=QueueHeader)
+        add(
+            code.QUERY_CORRECTION_OFFSET,
+            self.corrections,
+            permission=Permission.INSPECT,
+            header=CorrectionOffsetHeader,
+        )
         add(code.GET_ALL_CONSUMER_OFFSET, self.all_consumer_offsets, permission=cluster)
         add(code.GET_ALL_DELAY_OFFSET, self.all_delay_offsets, permission=cluster)
 
@@ -100,6 +107,17 @@ class OffsetHandlers:
             raise RequestError(ResponseCode.INVALID_PARAMETER, f"offset {offset} is negative")
         services.offsets.commit(group, topic, queue_id, offset)
         return Response()
+
+    def corrections(self, request: Request) -> Response:
+        """How far the slowest group is in each queue; the largest number where that is ahead of compareGroup."""
+        header: CorrectionOffsetHeader = request.header
+        offsets = self._services.offsets
+        left_out = [name.strip() for name in (header.filter_groups or "").split(",")]
+        slowest = offsets.slowest(header.topic, without=left_out)
+        for queue_id, compared in offsets.of_group(header.compare_group, header.topic).items():
+            if slowest.get(queue_id, OFFSET_MAX) > compared:
+                slowest[queue_id] = OFFSET_MAX
+        return answer(CorrectionOffsets(correction_offsets=slowest))
 
     # --- of queues --------------------------------------------------------------------------------------------
 

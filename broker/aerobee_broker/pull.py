@@ -82,6 +82,7 @@ class PullProcessor:
             services.config.max_held_pulls,
             is_gone=lambda owner: isinstance(owner, Connection) and owner.is_closed,
         )
+        services.offsets.on_reset = self.group_reset
 
     def register(self, table: HandlerTable) -> None:
         for code in (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE):
@@ -240,6 +241,15 @@ class PullProcessor:
         """Run the held pulls that new readable messages are for."""
         for pull in self.held.ready(topic, queue_id, max_offset, tag_hashes):
             self._run_again(pull)
+
+    def group_reset(self, group: str, topic: str, queue_id: int) -> None:
+        """Tell a member that waits in a queue at once where the group goes on."""
+        for pull in self.held.take(topic, queue_id, lambda work: bool(work.header.consumer_group == group)):
+            offset = self._services.offsets.take_reset(group, topic, queue_id)
+            if offset is None:
+                self._run_again(pull)
+            else:
+                pull.work.respond(self._moved(pull.work, offset))
 
     def expire(self) -> None:
         """Answer the held pulls whose time is over."""

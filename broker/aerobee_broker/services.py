@@ -1,7 +1,7 @@
 """The parts of a broker that its handlers share; made by the assembly, handed to every handler."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,8 @@ from aerobee_broker.consumer_offsets import ConsumerOffsets
 from aerobee_broker.consumers import ConsumerTable
 from aerobee_broker.groups import SubscriptionGroups
 from aerobee_broker.identity import BrokerIdentity
+from aerobee_broker.message_writer import MessageWriter
+from aerobee_broker.parking import ParkingRules
 from aerobee_broker.producers import ProducerTable
 from aerobee_broker.queue_locks import QueueLocks
 from aerobee_broker.registration import NameserverRegistrar
@@ -23,6 +25,10 @@ from aerobee_store.io import StoreIo
 from aerobee_store.store import MessageStore
 
 __all__ = ["Services", "make_services", "save_deletions"]
+
+
+async def at_once() -> None:
+    """For a broker that promises no more than the append."""
 
 
 @dataclass(slots=True)
@@ -41,10 +47,14 @@ class Services:
     locks: QueueLocks
     registrar: NameserverRegistrar
     stats: BrokerStats
+    parking: ParkingRules
+    writer: MessageWriter
     clock: Callable[[], int]  # epoch ms
     settings_file: Path | None = None  # where hot changes are written too
     # Set by the assembly: messages were appended without a send request; see that they are flushed and read.
     appended: Callable[[], None] = lambda: None
+    # Set by the assembly: return when what was appended is as durable as a send's answer promises.
+    durable: Callable[[], Awaitable[None]] = at_once
     # Set by the assembly: delete the expired files soon.
     clean: Callable[[], None] = lambda: None
 
@@ -69,14 +79,18 @@ def make_services(
     clock: Callable[[], int],
     registrar: NameserverRegistrar | None = None,
     settings_file: Path | None = None,
+    address: str = "127.0.0.1",
 ) -> Services:
-    """Make the tables with empty content and join them; `files.load()` fills them."""
+    """Make the tables with empty content and join them; `files.load()` fills them.
+
+    `address` is the IP address under which this broker stores messages.
+    """
     config = live.value
     warn_of_unserved(config, unserved_keys())
     topics = TopicTable(live, clock)
     groups = SubscriptionGroups(live, clock)
     offsets = ConsumerOffsets(clock)
-    return Services(
+    services = Services(
         live=live,
         identity=identity,
         store=store,
@@ -102,9 +116,18 @@ def make_services(
         locks=QueueLocks(),
         registrar=registrar or NameserverRegistrar(live, topics, clock, identity),
         stats=BrokerStats(config.broker_cluster_name, clock()),
+        parking=ParkingRules(),
+        writer=MessageWriter(
+            store,
+            host=(address, identity.port),
+            clock=clock,
+            appended=lambda: services.appended(),
+            durable=lambda: services.durable(),
+        ),
         clock=clock,
         settings_file=settings_file,
     )
+    return services
 
 
 async def save_deletions(services: Services) -> None:

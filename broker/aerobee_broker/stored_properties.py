@@ -12,12 +12,12 @@ Invariants
 - Stored bytes are empty or end with 0x02.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from aerobee_proto import properties as names
 
-__all__ = ["StoredProperties"]
+__all__ = ["StoredProperties", "join_stored"]
 
 # Names that the broker sets or removes: their presence calls for the general way.
 _OWN_NAMES: Final = frozenset(
@@ -74,6 +74,12 @@ class StoredProperties:
         mapping |= self._added
         kept = {name: value for name, value in mapping.items() if name not in _REMOVED_NAMES}
         return _join(kept).encode("utf-8", "replace"), mapping
+
+
+def join_stored(mapping: Mapping[str, str]) -> bytes:
+    """The stored bytes of properties that came out of a record or a request, without what is never stored."""
+    kept = {name: value for name, value in mapping.items() if name not in _REMOVED_NAMES and value}
+    return _join(kept).encode("utf-8", "replace")
 
 
 def _join(mapping: dict[str, str]) -> str:

@@ -565,7 +565,7 @@ REFUSED_BATCHES: dict[str, tuple[list[BatchEntry], ResponseCode]] = {
     "a delay in one": ([*entries(b"a"), *entries(b"b", DELAY="3")], ResponseCode.MESSAGE_ILLEGAL),
     "a transaction in one": (
         [*entries(b"a"), *entries(b"b", TRAN_MSG="true")],
-        ResponseCode.NO_PERMISSION,
+        ResponseCode.MESSAGE_ILLEGAL,
     ),
     "an inner batch in one": ([*entries(b"a"), *entries(b"b", INNER_NUM="9")], ResponseCode.MESSAGE_ILLEGAL),
 }

@@ -1,0 +1,115 @@
+"""Where a message goes instead of its topic for a while: delays and half messages.
+
+Touches  nothing.
+
+Whoever keeps messages back adds a rule; a send, a retry and a committed transaction ask for the place of their
+message. Only messages that carry a property or a flag of `needs_place` are asked about, so ordinary ones pay
+nothing.
+
+Invariants
+- A message is changed by at most one rule, the first that applies.
+- What no rule takes is stored in its own topic.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from aerobee_broker.stored_properties import join_stored
+from aerobee_proto import properties
+from aerobee_proto.codes import ResponseCode, SysFlag
+from aerobee_proto.errors import RequestError
+from aerobee_proto.javahash import tag_hash
+from aerobee_store.messages import NewMessage
+
+__all__ = ["SPECIAL_PROPERTIES", "ParkingRules", "Rule", "is_transaction", "moved", "needs_place"]
+
+NO_DELAY: Final = re.compile(r"-\d+|\+?0+", re.ASCII)  # levels that mean none; dead letters carry -1
+TIMER_PROPERTIES: Final = frozenset(
+    {properties.TIMER_DELAY_SEC, properties.TIMER_DELAY_MS, properties.TIMER_DELIVER_MS}
+)
+# Properties that ask for something other than "store it and show it".
+SPECIAL_PROPERTIES: Final = frozenset(
+    {
+        properties.DELAY,
+        properties.TIMER_DELAY_SEC,
+        properties.TIMER_DELAY_MS,
+        properties.TIMER_DELIVER_MS,
+        properties.TRANSACTION_PREPARED,
+        properties.INNER_NUM,
+    }
+)
+
+Rule = Callable[[NewMessage, Mapping[str, str]], NewMessage | None]
+"""The message in its parked form, or None when the rule does not apply. RequestError refuses the message."""
+
+
+def needs_place(sys_flag: int, mapping: Mapping[str, str]) -> bool:
+    """Whether a message with these properties asks for more than its place in the topic."""
+    return (
+        is_transaction(sys_flag, mapping)
+        or not NO_DELAY.fullmatch(mapping.get(properties.DELAY, "0"))
+        or not TIMER_PROPERTIES.isdisjoint(mapping)
+        or properties.INNER_NUM in mapping
+    )
+
+
+def is_transaction(sys_flag: int, mapping: Mapping[str, str]) -> bool:
+    """Whether a message belongs to a transaction, by either of the marks that clients set."""
+    marked = mapping.get(properties.TRANSACTION_PREPARED, "").lower() == "true"
+    return marked or bool(sys_flag & SysFlag.TRANSACTION_MASK)
+
+
+def moved(
+    message: NewMessage, topic: str, queue_id: int, mapping: Mapping[str, str], *, sys_flag: int | None = None
+) -> NewMessage:
+    """A copy of the message for another queue, with these properties instead of its own."""
+    return NewMessage(
+        topic,
+        topic.encode(),
+        queue_id,
+        message.flag,
+        message.sys_flag if sys_flag is None else sys_flag,
+        message.born_timestamp,
+        message.born_host,
+        message.store_host,
+        message.reconsume_times,
+        message.prepared_transaction_offset,
+        message.body,
+        join_stored(mapping),
+        tag_hash(mapping.get(properties.TAGS)),
+        mapping.get(properties.KEYS),
+        mapping.get(properties.UNIQ_KEY),
+    )
+
+
+class ParkingRules:
+    """The rules, in the order in which they are asked."""
+
+    def __init__(self) -> None:
+        self._rules: list[Rule] = [_no_inner_batch]
+
+    def add(self, rule: Rule) -> None:
+        self._rules.append(rule)
+
+    def place(self, message: NewMessage, mapping: Mapping[str, str]) -> NewMessage:
+        """The message as it is to be stored: itself, or its parked form. RequestError: refused."""
+        for rule in self._rules:
+            placed = rule(message, mapping)
+            if placed is not None:
+                return placed
+        if needs_place(message.sys_flag, mapping):
+            transaction = is_transaction(message.sys_flag, mapping)
+            raise RequestError(
+                ResponseCode.NO_PERMISSION if transaction else ResponseCode.MESSAGE_ILLEGAL,
+                f"delayed or transaction message to topic {message.topic}: not served by this broker",
+            )
+        return message
+
+
+def _no_inner_batch(message: NewMessage, mapping: Mapping[str, str]) -> None:
+    if properties.INNER_NUM in mapping:
+        raise RequestError(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"topic {message.topic} does not take inner batches (property INNER_NUM); send a plain batch",
+        )
