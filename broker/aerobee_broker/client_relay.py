@@ -109,7 +109,9 @@ class ClientRelay:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"msgId: {error}") from error
         record = self._services.store.message_at(place.physical_offset)
         if record is None:
-            raise RequestError(ResponseCode.SYSTEM_ERROR, f"no message with the id {message_id} is stored here")
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR, f"no message with the id {message_id} is stored here"
+            )
         return record
 
     async def _relay(self, member: Member, code: int, ext: dict[str, str], body: bytes) -> Response:
@@ -148,7 +150,9 @@ class ClientRelay:
             )
         )
 
-    async def _status_of(self, member: Member, header: ConsumerStatusHeader) -> dict[MessageQueue, int] | None:
+    async def _status_of(
+        self, member: Member, header: ConsumerStatusHeader
+    ) -> dict[MessageQueue, int] | None:
         question = GroupTopicHeader(group=header.group, topic=header.topic)
         try:
             given = await member.connection.request(

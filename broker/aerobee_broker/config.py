@@ -251,9 +251,7 @@ class BrokerConfig(SettingsModel):
     lite_pull_message_enable: bool = _key(True, "Serve LITE_PULL_MESSAGE.", hot=True)
     enable_property_filter: bool = _key(False, "SQL92 filters; refused.")
     slave_read_enable: bool = _key(False, "Send readers of old messages to a slave.", hot=True)
-    use_server_side_reset_offset: bool = _key(
-        True, "Reset offsets in the broker, not in clients.", hot=True
-    )
+    use_server_side_reset_offset: bool = _key(True, "Reset offsets in the broker, not in clients.", hot=True)
     access_message_in_memory_max_ratio: Percent = _key(
         40, "Share of memory in which recent messages are taken to be.", unit="%"
     )

@@ -129,13 +129,16 @@ class GroupHandlers:
         return answer(GroupForbidden(group=header.group, topic=header.topic, readable=readable))
 
     async def clone_offsets(self, request: Request) -> Response:
-        """Start a group where another one stands, in one topic or in all of them."""
+        """Start a group where another one stands, in one topic or in all of them.
+
+        Topics that do not exist are left out, and, unless `offline`, those that the source has given up.
+        """
         header: CloneGroupOffsetHeader = request.header
         services = self._services
         services.groups.require(header.dest_group)
         topics = [header.topic] if header.topic else services.offsets.topics_of(header.src_group)
-        for topic in topics:
-            services.offsets.clone(header.src_group, header.dest_group, topic)
+        for config in self._consumed(header.src_group, topics, given_up_too=header.offline):
+            services.offsets.clone(header.src_group, header.dest_group, config.topic_name)
         return await self._persisted()
 
     async def _persisted(self) -> Response:
@@ -251,10 +254,12 @@ class GroupHandlers:
             body.consume_stats_list.append({group: tables})
         return answer(body)
 
-    def _consumed(self, group: str, topics: Sequence[str]) -> list[TopicConfig]:
+    def _consumed(
+        self, group: str, topics: Sequence[str], *, given_up_too: bool = False
+    ) -> list[TopicConfig]:
         """Those of the topics that exist and that the group, while it is online, still subscribes to."""
         services = self._services
-        online = services.consumers.get(group)
+        online = None if given_up_too else services.consumers.get(group)
         subscribed = online.subscriptions if online is not None and online.subscriptions else None
         configs = [services.topics.get(topic) for topic in topics]
         return [

@@ -53,6 +53,9 @@ __all__ = [
     "GroupConfigList",
     "GroupForbidden",
     "GroupList",
+    "HaClientInfo",
+    "HaConnectionInfo",
+    "HaStatus",
     "HeartbeatData",
     "JsonBody",
     "KVTable",
@@ -68,8 +71,10 @@ __all__ = [
     "ProducerTableInfo",
     "QueryConsumeQueueBody",
     "QueueData",
+    "QueueOffset",
     "RegisterBrokerBody",
     "ResetOffsetBody",
+    "ResetOffsetListBody",
     "SubscriptionBody",
     "SubscriptionData",
     "SubscriptionGroupConfig",
@@ -623,6 +628,21 @@ class ResetOffsetBody(JsonBody):
     offset_table: dict[MessageQueue, Long] = field(default_factory=dict)
 
 
+class QueueOffset(JsonBody):
+    """One queue's logical offset, as an entry of a list."""
+
+    broker_name: str = ""
+    offset: Long = 0
+    queue_id: Int = 0
+    topic: str = ""
+
+
+class ResetOffsetListBody(JsonBody):
+    """ResetOffsetBody for clients written in C++, which read no objects as keys (220)."""
+
+    offset_table: list[QueueOffset] = field(default_factory=list)
+
+
 class ConsumerStatusBody(JsonBody):
     """Logical offset by queue (221), and that by client id (223)."""
 
@@ -706,6 +726,39 @@ class QueryConsumeQueueBody(JsonBody):
     min_queue_index: Long = 0
     queue_data: list[ConsumeQueueData] = field(default_factory=list)
     subscription_data: SubscriptionData | None = None
+
+
+class HaConnectionInfo(JsonBody):
+    """One replica as its master sees it; offsets in bytes of the commit log."""
+
+    addr: str = ""
+    diff: Long = 0
+    in_sync: bool = False
+    slave_ack_offset: Long = 0
+    transfer_from_where: Long = 0
+    transferred_byte_in_second: Long = 0
+
+
+class HaClientInfo(JsonBody):
+    """A replica's own view of its connection to the master; all zero on a master."""
+
+    activated: bool = False
+    last_read_timestamp: Long = 0
+    last_write_timestamp: Long = 0
+    master_addr: str | None = None
+    master_flush_offset: Long = 0
+    max_offset: Long = 0
+    transferred_byte_in_second: Long = 0
+
+
+class HaStatus(JsonBody):
+    """State of replication (907)."""
+
+    ha_client_runtime_info: HaClientInfo = field(default_factory=HaClientInfo)
+    ha_connection_info: list[HaConnectionInfo] = field(default_factory=list)
+    in_sync_slave_nums: Int = 0
+    master: bool = True
+    master_commit_log_max_offset: Long = 0
 
 
 class BrokerStatsItem(JsonBody):

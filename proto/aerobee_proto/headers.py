@@ -241,6 +241,40 @@ class ConsumerRunningInfoHeader(RequestHeader, kw_only=True):
     jstack_enable: bool = False
 
 
+class ResetClientOffsetHeader(RequestHeader, kw_only=True):
+    """RESET_CONSUMER_CLIENT_OFFSET, from the broker to the members of a group."""
+
+    topic: str
+    group: str
+    timestamp: I64
+    is_force: bool = False
+
+
+class ConsumerStatusHeader(RequestHeader, kw_only=True):
+    """INVOKE_BROKER_TO_GET_CONSUMER_STATUS; `client_addr` holds a client id, empty for all members."""
+
+    topic: str
+    group: str
+    client_addr: str | None = None
+
+
+class ConsumeDirectlyHeader(RequestHeader, kw_only=True):
+    """CONSUME_MESSAGE_DIRECTLY; `msg_id` is an offset id."""
+
+    consumer_group: str
+    client_id: str | None = None
+    msg_id: str | None = None
+    topic: str | None = None
+
+
+class CorrectionOffsetHeader(RequestHeader, kw_only=True):
+    """QUERY_CORRECTION_OFFSET; `filter_groups` are left out, separated by commas."""
+
+    filter_groups: str | None = None
+    compare_group: str
+    topic: str
+
+
 class CloneGroupOffsetHeader(RequestHeader, kw_only=True):
     src_group: str
     dest_group: str

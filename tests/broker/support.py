@@ -13,7 +13,7 @@ from aerobee_broker.config import BrokerConfig, LiveConfig
 from aerobee_broker.identity import identity_of
 from aerobee_broker.services import Services, make_services
 from aerobee_proto.codes import RequestCode
-from aerobee_proto.frames import Command, FrameDecoder, decode_command, encode_command
+from aerobee_proto.frames import FLAG_RESPONSE, Command, FrameDecoder, decode_command, encode_command
 from aerobee_proto.javahash import tag_hash
 from aerobee_remoting.connection import Connection
 from aerobee_remoting.handlers import HandlerTable
@@ -123,6 +123,11 @@ class Peer:
         """The next request that the broker sent to this client."""
         async with asyncio.timeout(10):
             return await self._next()
+
+    def reply(self, request: Command, code: int = 0, *, body: bytes = b"", remark: str | None = None) -> None:
+        """Answer a request of the broker's."""
+        command = Command(code, opaque=request.opaque, flag=FLAG_RESPONSE, remark=remark, body=body)
+        self.connection.data_received(encode_command(command))
 
     def pending_requests(self) -> list[Command]:
         """Requests that the broker has sent so far."""

@@ -109,6 +109,8 @@ class TestChanges:
         assert (await online.ask(RequestCode.CLONE_GROUP_OFFSET, ext)).code == 0
         assert services.offsets.topics_of("h") == ["T"]
         await online.ask(RequestCode.CLONE_GROUP_OFFSET, ext | {"topic": ""})
+        assert services.offsets.topics_of("h") == ["T"], "g is online and has given up U"
+        await online.ask(RequestCode.CLONE_GROUP_OFFSET, ext | {"topic": "", "offline": "true"})
         assert services.offsets.get("h", "U", 0) == 6
         assert saved(services, "consumerOffset.json")["offsetTable"]["T@h"] == {"0": 5}
 
