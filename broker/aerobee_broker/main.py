@@ -84,6 +84,7 @@ def run(config: BrokerConfig, settings_file: Path | None = None) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     # Messages are not in cycles: collecting them early costs 4 % of the send rate and finds nothing.
     gc.set_threshold(50_000, 50, 50)
+    gc.freeze()  # what the modules brought stays
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve(config, ServiceNotifier.of_process(), settings_file))
 
