@@ -49,6 +49,7 @@ class CommitLog:
         self._last: MappedFile | None = None
         # Stretches [begin, end) that recovery or a scrub found to hold no proven record.
         self.damaged: tuple[tuple[int, int], ...] = ()
+        self._adding_damaged = threading.Lock()  # readers and the scrub find damage in threads of their own
         # Recovery has proven every record from here on, or it was written since; those below it never looked at.
         self.proven_from = 0
         # Every record from here on was written with the whole-record checksum; None: nothing is known.
@@ -216,8 +217,13 @@ class CommitLog:
         """As scan(); a record of `size` bytes that does not hold is known to be damaged from now on."""
         found = self.scan(physical_offset)
         if found is None:
-            self.damaged = (*self.damaged, (physical_offset, physical_offset + size))
+            self.add_damaged(physical_offset, physical_offset + size)
         return found
+
+    def add_damaged(self, begin: int, end: int) -> None:
+        """Keep readers away from a stretch from now on. From whichever thread found it."""
+        with self._adding_damaged:
+            self.damaged = (*self.damaged, (begin, end))
 
     def is_damaged(self, physical_offset: int) -> bool:
         """Whether the record that begins there is known to be damaged and must not be served."""

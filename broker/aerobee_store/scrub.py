@@ -193,7 +193,7 @@ class Scrubber:
         return end
 
     def _put_aside(self, damage: Damage, step: ScrubStep) -> None:
-        self._log.damaged = (*self._log.damaged, (damage.begin, damage.end))
+        self._log.add_damaged(damage.begin, damage.end)
         step.damage.append(damage)
         try:
             content = self._read_all(damage)
