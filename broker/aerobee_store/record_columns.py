@@ -30,7 +30,7 @@ from aerobee_store.delay import SCHEDULE_TOPIC, entry_tag
 from aerobee_store.index import HashedKeys
 from aerobee_store.record_scan import ScannedRecord
 
-__all__ = ["STRETCH_SIZE", "Ints", "Stretch", "sound_records"]
+__all__ = ["STRETCH_SIZE", "FieldReader", "Flags", "Ints", "Stretch", "Texts", "sound_records"]
 
 # Bytes of records that one call looks at: the fixed cost of the array operations, about 0.3 ms, is spread over
 # some ten thousand small records, and all columns stay in the processor's cache.
@@ -67,7 +67,7 @@ Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 
-class _Reader:
+class FieldReader:
     """Fields of any width at any positions of a buffer of at least RECORD_SIZE_MIN bytes."""
 
     __slots__ = ("_buffer", "bytes", "size")
@@ -91,28 +91,29 @@ class _Reader:
         return found
 
 
-class _Texts(NamedTuple):
+class Texts(NamedTuple):
     """Values of a property: the record of each (by index, ascending), where it begins, its length in bytes."""
 
     records: Ints
     begins: Ints
     lengths: Ints
 
-    def where(self, chosen: Flags) -> "_Texts":
-        return _Texts(self.records[chosen], self.begins[chosen], self.lengths[chosen])
+    def where(self, chosen: Flags) -> "Texts":
+        return Texts(self.records[chosen], self.begins[chosen], self.lengths[chosen])
 
 
 def sound_records(
     view: memoryview,
     begin: int,
-    base: int,
+    base: int | None,
     *,
     stop: int | None = None,
     sealed_from: int | None = None,
     proven: bool = False,
 ) -> "Stretch | None":
     """The sound records that follow each other from position `begin` of `view`, whose first byte has the physical
-    offset `base`; None when there is none to begin with.
+    offset `base`; None when there is none to begin with. With `base` None the records were taken together from
+    different places, and the physical offsets that they carry are not looked at.
 
     Ends with the first record that ends at or behind `stop` (STRETCH_SIZE further without one). From the physical
     offset `sealed_from` on every record must have its whole-record checksum. `proven` leaves the checksums out.
@@ -148,34 +149,32 @@ class Stretch:
     """Consecutive sound records, oldest first; every column has `count` values."""
 
     __slots__ = (
-        "_base",
-        "_body_at",
         "_body_crc",
-        "_body_end",
-        "_ends",
         "_names",
-        "_properties_at",
-        "_reader",
         "_topic_at",
         "_topic_end",
         "_topics",
         "_view",
         "begins",
+        "body_begins",
+        "body_ends",
         "count",
+        "ends",
         "physical_offsets",
+        "property_begins",
         "queue_ids",
         "queue_offsets",
+        "reader",
         "sizes",
         "store_timestamps",
         "sys_flags",
     )
 
-    def __init__(self, view: memoryview, base: int, places: Ints) -> None:
+    def __init__(self, view: memoryview, base: int | None, places: Ints) -> None:
         """Read the heads at `places`; nothing is proven before measure() and prove()."""
         self._view = view
-        self._base = base
-        self._reader = _Reader(view)
-        heads = self._reader.at(_HEAD, places)
+        self.reader = FieldReader(view)
+        heads = self.reader.at(_HEAD, places)
         self.begins = places
         self.count = len(places)
         self.sizes: Ints = heads["size"].astype(np.int64)
@@ -184,15 +183,16 @@ class Stretch:
         self.physical_offsets: Ints = heads["physical_offset"].astype(np.int64)
         self.sys_flags: Ints = heads["sys_flag"].astype(np.int64)
         self._body_crc: Ints = heads["body_crc"].astype(np.int64)
-        self._ends = places + self.sizes
+        self.ends = places + self.sizes
         magic = heads["magic"]
-        self._body_at = self._body_end = self._topic_at = self._topic_end = self._properties_at = places
+        self.body_begins = self.body_ends = self._topic_at = self._topic_end = self.property_begins = places
         self.store_timestamps = places
         self._topics: tuple[list[str], Ints] | None = None
         self._names: tuple[Ints, Ints] | None = None
         is_record = (magic == MAGIC_V1) | (magic == MAGIC_V2)
-        in_place = self.physical_offsets == places + base
-        self._keep(is_record & in_place & (self.queue_ids >= 0) & (self.queue_offsets >= 0))
+        if base is not None:
+            is_record &= self.physical_offsets == places + base
+        self._keep(is_record & (self.queue_ids >= 0) & (self.queue_offsets >= 0))
 
     def _keep(self, good: Flags) -> None:
         """Forget everything from the first record on that is not good."""
@@ -210,12 +210,12 @@ class Stretch:
             "sys_flags",
             "store_timestamps",
             "_body_crc",
-            "_ends",
-            "_body_at",
-            "_body_end",
+            "ends",
+            "body_begins",
+            "body_ends",
             "_topic_at",
             "_topic_end",
-            "_properties_at",
+            "property_begins",
         ):
             setattr(self, name, getattr(self, name)[:count])
 
@@ -230,35 +230,35 @@ class Stretch:
         if not self.count:
             return False
         born, head = born[: self.count], head[: self.count]
-        self._body_at = self.begins + head
-        self.store_timestamps = self._reader.at(">i8", self.begins + 56 + born).astype(np.int64)
-        lengths = self._reader.at(">i4", self._body_at - 4).astype(np.int64)
-        is_long = self._reader.at(">u4", self.begins + 4) == MAGIC_V2
-        self._body_end = self._body_at + lengths
-        self._topic_at = self._body_end + 1 + is_long
-        fits = (lengths >= 0) & (self._topic_at + 2 <= self._ends)
+        self.body_begins = self.begins + head
+        self.store_timestamps = self.reader.at(">i8", self.begins + 56 + born).astype(np.int64)
+        lengths = self.reader.at(">i4", self.body_begins - 4).astype(np.int64)
+        is_long = self.reader.at(">u4", self.begins + 4) == MAGIC_V2
+        self.body_ends = self.body_begins + lengths
+        self._topic_at = self.body_ends + 1 + is_long
+        fits = (lengths >= 0) & (self._topic_at + 2 <= self.ends)
         self._keep(fits & (self.store_timestamps > 0))
         return bool(self.count) and self._measure_texts(is_long[: self.count])
 
     def _measure_texts(self, is_long: Flags) -> bool:
-        lengths = self._reader.bytes[self._body_end].astype(np.int64)
+        lengths = self.reader.bytes[self.body_ends].astype(np.int64)
         good = lengths <= TOPIC_LENGTH_V1_MAX
         if is_long.any():
-            lengths = np.where(is_long, self._reader.at(">i2", self._body_end), lengths).astype(np.int64)
+            lengths = np.where(is_long, self.reader.at(">i2", self.body_ends), lengths).astype(np.int64)
             good = np.where(is_long, lengths >= 0, good)
         self._topic_end = self._topic_at + lengths
-        self._properties_at = self._topic_end + 2
-        self._keep(good & (self._properties_at <= self._ends))
+        self.property_begins = self._topic_end + 2
+        self._keep(good & (self.property_begins <= self.ends))
         if not self.count:
             return False
-        properties = self._reader.at(">i2", self._topic_end)
-        self._keep((properties >= 0) & (self._properties_at + properties == self._ends))
+        properties = self.reader.at(">i2", self._topic_end)
+        self._keep((properties >= 0) & (self.property_begins + properties == self.ends))
         return self.count > 0
 
     def prove(self, sealed_from: int | None) -> bool:
         """Look at all checksums; whether any record is left."""
         view = self._view
-        parts = zip(self._body_at.tolist(), self._body_end.tolist(), strict=True)
+        parts = zip(self.body_begins.tolist(), self.body_ends.tolist(), strict=True)
         found = np.array([crc32(view[begin:end]) for begin, end in parts], np.int64)
         self._keep(found & BODY_CRC_MASK == self._body_crc)
         if self.count:
@@ -267,7 +267,7 @@ class Stretch:
 
     def _prove_whole(self, sealed_from: int | None) -> None:
         """The whole-record checksum, as check_record_checksum() looks at it."""
-        entry_at = self._checksum_places()
+        entry_at = self.checksum_places()
         present = entry_at >= 0
         good = np.ones(self.count, np.bool_)
         if sealed_from is not None:
@@ -284,36 +284,36 @@ class Stretch:
             good[present] = stale | (is_own & checked)
         self._keep(good)
 
-    def _checksum_places(self) -> Ints:
+    def checksum_places(self) -> Ints:
         """Where each record's checksum entry begins, -1 where it has none."""
-        at = self._ends - RECORD_CHECKSUM_SIZE
+        at = self.ends - RECORD_CHECKSUM_SIZE
         last = self._named(at)
         if last.all():
             return at
         before = np.maximum(at - PROPERTY_CRC_SIZE, self.begins)
         followed = self._named(before) & (before >= self.begins + 36)
-        name_at = self._ends - PROPERTY_CRC_SIZE
-        followed &= self._reader.at("<u8", name_at) == _PROPERTY_CRC_NAME
-        followed &= self._reader.bytes[name_at + 8] == 1
+        name_at = self.ends - PROPERTY_CRC_SIZE
+        followed &= self.reader.at("<u8", name_at) == _PROPERTY_CRC_NAME
+        followed &= self.reader.bytes[name_at + 8] == 1
         places: Ints = np.where(last, at, np.where(followed, before, -1))
         return places
 
     def _named(self, at: Ints) -> Flags:
-        named: Flags = (self._reader.at("<u8", at) == _CHECKSUM_NAME) & (self._reader.bytes[at + 8] == 1)
+        named: Flags = (self.reader.at("<u8", at) == _CHECKSUM_NAME) & (self.reader.bytes[at + 8] == 1)
         return named
 
     def _carries(self, at: Ints, values: Ints) -> Flags:
         """Whether the 8 upper-case hex digits of the low 32 bits of `values` stand at `at`."""
         low = (values & 0xFFFFFFFF).astype(np.uint32)
         wanted = _HEX_DIGITS[(low[:, None] >> _HEX_SHIFTS) & 15]
-        same: Flags = wanted.view("<u8")[:, 0] == self._reader.at("<u8", at)
+        same: Flags = wanted.view("<u8")[:, 0] == self.reader.at("<u8", at)
         return same
 
     def _is_intact(self, entries: Ints, begins: Ints) -> Flags:
         view = self._view
         parts = zip(begins.tolist(), entries.tolist(), strict=True)
         found = np.array([crc32c(view[begin:end]) for begin, end in parts], np.int64)
-        closed: Flags = self._reader.bytes[entries + 33] == 2
+        closed: Flags = self.reader.bytes[entries + 33] == 2
         return closed & self._carries(entries + 25, found)
 
     # --- reading ---------------------------------------------------------------------------------------
@@ -321,12 +321,12 @@ class Stretch:
     @property
     def end(self) -> int:
         """Position one past the last record."""
-        return int(self._ends[-1])
+        return int(self.ends[-1])
 
     @property
     def end_offset(self) -> int:
         """Physical offset one past the last record."""
-        return self._base + self.end
+        return int(self.physical_offsets[-1] + self.sizes[-1])
 
     def record(self, index: int) -> ScannedRecord:
         """One of the records, as scan_record() gives it."""
@@ -339,7 +339,7 @@ class Stretch:
             int(self.queue_offsets[index]),
             int(self.sys_flags[index]),
             int(self.store_timestamps[index]),
-            bytes(self._view[self._properties_at[index] : self._ends[index]]),
+            bytes(self._view[self.property_begins[index] : self.ends[index]]),
         )
 
     def topics(self) -> tuple[list[str], Ints]:
@@ -377,7 +377,7 @@ class Stretch:
 
     def _tags(self, delay_levels_ms: tuple[int, ...]) -> Ints:
         tags = np.zeros(self.count, np.int64)
-        found = self._values(b"TAGS")
+        found = self.values(b"TAGS")
         if len(found.records):
             raw, ids = self._distinct(found.begins, found.lengths)
             hashes = np.array([tag_hash(one.decode("utf-8", "replace")) for one in raw], np.int64)
@@ -394,7 +394,7 @@ class Stretch:
         wanted = self.sys_flags & _TRANSACTION != _ROLLBACK
         if chosen is not None:
             wanted &= chosen
-        unique, keys = (self._values(name) for name in (b"UNIQ_KEY", b"KEYS"))
+        unique, keys = (self.values(name) for name in (b"UNIQ_KEY", b"KEYS"))
         unique = unique.where(wanted[unique.records])
         keys = keys.where(wanted[keys.records])
         parts = [*self._key_hashes(unique, is_list=False), *self._key_hashes(keys, is_list=True)]
@@ -404,7 +404,7 @@ class Stretch:
         hashes = np.concatenate([one[1] for one in parts])[order]
         return HashedKeys(hashes, self.physical_offsets[records], self.store_timestamps[records])
 
-    def _key_hashes(self, texts: _Texts, *, is_list: bool) -> Iterator[tuple[Ints, Ints]]:
+    def _key_hashes(self, texts: Texts, *, is_list: bool) -> Iterator[tuple[Ints, Ints]]:
         """(records, key hashes) of values: single keys, or with `is_list` keys between blanks."""
         names, ids = self.topics()
         prefixes = np.array([java_hash(name + "#") for name in names], np.int64).astype(np.uint32)
@@ -414,7 +414,7 @@ class Stretch:
             if length > _TEXT_LENGTH_MAX:
                 odd.append(members)
                 continue
-            rows = self._reader.rows(texts.begins[members], length)
+            rows = self.reader.rows(texts.begins[members], length)
             plain = (rows < 128).all(axis=1)
             if is_list:
                 plain &= (rows != 32).all(axis=1)
@@ -426,7 +426,7 @@ class Stretch:
         slow = np.concatenate(odd) if odd else np.zeros(0, np.int64)
         yield self._odd_key_hashes(texts, slow, is_list)
 
-    def _odd_key_hashes(self, texts: _Texts, members: Ints, is_list: bool) -> tuple[Ints, Ints]:
+    def _odd_key_hashes(self, texts: Texts, members: Ints, is_list: bool) -> tuple[Ints, Ints]:
         """One by one: several keys, long ones, and those that are not ASCII."""
         names, ids = self.topics()
         records: list[int] = []
@@ -441,32 +441,38 @@ class Stretch:
                     hashes.append(index_key_hash(f"{names[ids[record]]}#{piece}"))
         return np.array(records, np.int64), np.array(hashes, np.int64)
 
-    def _values(self, name: bytes) -> _Texts:
+    @property
+    def born_timestamps(self) -> Ints:
+        """When the senders made the messages, ms since the epoch."""
+        found: Ints = self.reader.at(">i8", self.begins + 40).astype(np.int64)
+        return found
+
+    def values(self, name: bytes) -> Texts:
         """What find_property() finds under `name` (4 or 8 bytes) in each record that has it."""
-        ends_of_names, ends_of_values = self._separators()
-        reader, width = self._reader, len(name)
+        ends_of_names, ends_of_values = self.separators()
+        reader, width = self.reader, len(name)
         at = ends_of_names[ends_of_names >= self.begins[0] + RECORD_SIZE_MIN]
         word = np.frombuffer(name, f"<u{width}")[0]
         at = at[reader.at(f"<u{width}", at - width) == word]
         records = np.searchsorted(self.begins, at, "right") - 1
         begins = at - width
-        first = self._properties_at[records]
+        first = self.property_begins[records]
         whole = (begins == first) | ((begins > first) & (reader.bytes[begins - 1] == 2))
         at, records = at[whole], records[whole]
         following = ends_of_values[np.searchsorted(ends_of_values, at)]
-        lengths = np.minimum(following, self._ends[records]) - at - 1
+        lengths = np.minimum(following, self.ends[records]) - at - 1
         filled = lengths > 0
         # Of several the last counts, and of several assignments to one place too.
         last = np.full(self.count, -1, np.int64)
         last[records[filled]] = np.flatnonzero(filled)
         chosen = last[last >= 0]
-        return _Texts(records[chosen], at[chosen] + 1, lengths[chosen])
+        return Texts(records[chosen], at[chosen] + 1, lengths[chosen])
 
-    def _separators(self) -> tuple[Ints, Ints]:
+    def separators(self) -> tuple[Ints, Ints]:
         """Positions of all bytes that end a name, and of all that end a value; the latter with one beyond all."""
         if self._names is None:
             begin, end = int(self.begins[0]), self.end
-            piece = self._reader.bytes[begin:end]
+            piece = self.reader.bytes[begin:end]
             values = np.append(np.flatnonzero(piece == 2), end - begin)
             self._names = np.flatnonzero(piece == 1) + begin, values + begin
         return self._names
@@ -491,7 +497,7 @@ class Stretch:
 
     def _distinct_rows(self, begins: Ints, members: Ints, length: int, found: list[bytes], ids: Ints) -> Ints:
         """As _distinct() for pieces of one length; the members that are left after _DISTINCT_MAX pieces."""
-        rows = self._reader.rows(begins[members], length)
+        rows = self.reader.rows(begins[members], length)
         for _ in range(_DISTINCT_MAX):
             if not len(members):
                 break
