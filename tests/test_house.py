@@ -46,6 +46,9 @@ ROOMS = {
     "aerobee_nameserver": Room("nameserver", imports=frozenset({"aerobee_remoting"})),
     "aerobee": Room("client", imports=frozenset({"aerobee_remoting"}), closed_to=TERMINAL | SETTINGS),
     "aerobee_console": Room("console", imports=frozenset({"aerobee"})),
+    "aerobee_pytest": Room(
+        "console", imports=frozenset({"aerobee", "aerobee_console"}), closed_to=TERMINAL | SETTINGS
+    ),
     "pyspark_aerobee": Room("pipeline", imports=frozenset({"aerobee", "aerobee_store"})),
 }
 BELOW_ALL = "aerobee_proto"
@@ -55,6 +58,7 @@ DOORS = {
     ("aerobee_console", "daemons.py"): frozenset(
         {"aerobee_broker", "aerobee_nameserver", "aerobee_remoting"}
     ),
+    ("aerobee_console", "local_cluster.py"): frozenset({"aerobee_broker", "aerobee_nameserver"}),
     ("aerobee_console", "store.py"): frozenset({"aerobee_store"}),
 }
 

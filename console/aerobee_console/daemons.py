@@ -1,6 +1,7 @@
-"""The server programs, started from the command line. The only module here that knows nameserver and broker.
+"""The server programs, started from the command line. With `local_cluster.py` the only module here
+that knows nameserver and broker.
 
-Touches  the process, through the `run` of the two rooms; in a development cluster the event loop alone.
+Touches  the process, through the `run` of the two rooms.
 """
 
 from collections.abc import Iterable
@@ -12,10 +13,8 @@ from cyclopts import Parameter
 from aerobee_console.failures import USAGE, Failure
 
 if TYPE_CHECKING:
-    from aerobee_broker.broker import Broker
     from aerobee_broker.config import BrokerConfig as BrokerConfig
     from aerobee_console.store import StoreSettings
-    from aerobee_nameserver.server import NameServer
 
 __all__ = [
     "Settings",
@@ -23,8 +22,6 @@ __all__ = [
     "broker",
     "broker_settings",
     "configure_logs",
-    "make_broker",
-    "make_nameserver",
     "nameserver",
     "parse_settings",
     "store_settings",
@@ -100,18 +97,3 @@ def configure_logs(stream: TextIO) -> None:
     from aerobee_remoting.logs import configure_logging
 
     configure_logging(stream=stream)
-
-
-def make_nameserver(host: str, port: int) -> "NameServer":
-    """A nameserver for this process that keeps nothing on disk; not started. Port 0 takes a free one."""
-    from aerobee_nameserver.config import load_config
-    from aerobee_nameserver.server import NameServer
-
-    return NameServer(load_config(None, {"bindAddress": host, "listenPort": str(port)}), keep_kv=False)
-
-
-def make_broker(overrides: dict[str, str]) -> "Broker":
-    """A broker for this process; not started. Needs a running event loop. Raises SettingsError."""
-    from aerobee_broker.broker import Broker
-
-    return Broker(broker_settings(None, overrides))

@@ -18,17 +18,17 @@ from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from aerobee_console.daemons import Settings, configure_logs, make_broker, make_nameserver, parse_settings
+from aerobee_console.daemons import Settings, configure_logs, parse_settings
 from aerobee_console.failures import FAULT, OK
 from aerobee_console.ports import is_free, owner_of
 from aerobee_console.tables import Column, print_table
 
 __all__ = ["dev"]
 
-HOST: Final = "127.0.0.1"
 NAMESERVER_PORT: Final = 9876
 BROKER_PORT: Final = 10911
 METRICS_PORT: Final = 5557
+HOST: Final = "127.0.0.1"
 # Files of a store that is thrown away: small, because they are allocated in full when they are made.
 SMALL_FILES: Final = {
     "mappedFileSizeCommitLog": str(64 << 20),
@@ -66,43 +66,23 @@ async def _serve(folder: Path, overrides: dict[str, str], *, temporary: bool) ->
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    nameserver = make_nameserver(HOST, _port("nameserver", NAMESERVER_PORT))
-    try:
-        await nameserver.start()
-        return await _serve_broker(f"{HOST}:{nameserver.port}", folder, overrides, stop, temporary=temporary)
-    finally:
-        await nameserver.close()
-
-
-async def _serve_broker(
-    nameserver: str, folder: Path, overrides: dict[str, str], stop: asyncio.Event, *, temporary: bool
-) -> int:
-    wanted = _broker_settings(nameserver, folder, overrides)
+    port = _port("nameserver", NAMESERVER_PORT)
+    wanted = {"listenPort": str(BROKER_PORT), "metricsPromExporterPort": str(METRICS_PORT), **overrides}
     for key, what in (("listenPort", "broker"), ("metricsPromExporterPort", "metrics page")):
         if key not in overrides:
             wanted[key] = str(_port(what, int(wanted[key])))
-    broker = make_broker(wanted)
-    broker.failed.add_done_callback(lambda _: stop.set())
+    from aerobee_console.local_cluster import LocalCluster
+
+    cluster = LocalCluster(folder, wanted, nameserver_port=port)
+    cluster.failed.add_done_callback(lambda _: stop.set())
     try:
-        await broker.start()
+        await cluster.start()
         where = "temporary, goes away with this process" if temporary else "kept"
-        _greet(nameserver, broker.address, wanted["metricsPromExporterPort"], folder, where)
+        _greet(cluster.nameserver, cluster.broker, wanted["metricsPromExporterPort"], folder, where)
         await stop.wait()
     finally:
-        await broker.close()
-    return FAULT if broker.failed.done() else OK
-
-
-def _broker_settings(nameserver: str, folder: Path, overrides: dict[str, str]) -> dict[str, str]:
-    return {
-        "bindAddress": HOST,
-        "brokerIP1": HOST,
-        "listenPort": str(BROKER_PORT),
-        "metricsPromExporterPort": str(METRICS_PORT),
-        "namesrvAddr": nameserver,
-        "storePathRootDir": str(folder),
-        **overrides,
-    }
+        await cluster.close()
+    return FAULT if cluster.failed.done() else OK
 
 
 def _port(what: str, port: int) -> int:
