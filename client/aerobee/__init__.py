@@ -7,13 +7,17 @@
             result = await producer.send("orders", b"17", keys="o-17", tags="new")
         async for message in mq.reader("orders", start="-1h", end="now"):
             print(message.queue_offset, message.body)
+        async with mq.consumer("billing", {"orders": "new || paid"}) as consumer:
+            async for message in consumer:
+                print(message.text())
 
 `aerobee.sync` has the same names for programs without an event loop.
 """
 
 from aerobee.admin import Admin, BrokerNode, GroupProgress, QueueOffsets, QueueProgress, TopicDescription
 from aerobee.client import Client
-from aerobee.config import ClientConfig, FetchConfig, ProducerConfig
+from aerobee.codecs import Codec, CodecError, JsonCodec, MsgpackCodec, PydanticCodec, TextCodec
+from aerobee.config import ClientConfig, ConsumerConfig, Credentials, FetchConfig, ProducerConfig
 from aerobee.errors import (
     Attempt,
     BrokerRefused,
@@ -30,6 +34,8 @@ from aerobee.errors import (
     RequestTimeout,
     SendFailed,
 )
+from aerobee.group_consumer import GroupConsumer
+from aerobee.group_message import DeadLetter, GroupMessage, RetryLater
 from aerobee.message import Message, MessageBatch, OutgoingMessage, SendResult, SendStatus
 from aerobee.producer import Producer
 from aerobee.pull_consumer import PullConsumer
@@ -47,13 +53,22 @@ __all__ = [
     "ClientClosed",
     "ClientConfig",
     "ClientError",
+    "Codec",
+    "CodecError",
+    "ConsumerConfig",
+    "Credentials",
     "DamagedRecord",
+    "DeadLetter",
     "FetchConfig",
+    "GroupConsumer",
+    "GroupMessage",
     "GroupProgress",
     "InvalidMessage",
+    "JsonCodec",
     "Message",
     "MessageBatch",
     "MessageQueue",
+    "MsgpackCodec",
     "NameserverAnswer",
     "NoBroker",
     "NoNameserver",
@@ -62,12 +77,15 @@ __all__ = [
     "Producer",
     "ProducerConfig",
     "PullConsumer",
+    "PydanticCodec",
     "QueueOffsets",
     "QueueProgress",
     "Reader",
     "RequestTimeout",
+    "RetryLater",
     "SendFailed",
     "SendResult",
     "SendStatus",
+    "TextCodec",
     "TopicDescription",
 ]

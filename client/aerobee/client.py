@@ -11,23 +11,30 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self, TypeVar, overload
 
 from aerobee.admin import Admin
-from aerobee.config import ClientConfig, FetchConfig, ProducerConfig, parse_addrs
+from aerobee.codecs import Codec
+from aerobee.config import ClientConfig, ConsumerConfig, Credentials, FetchConfig, ProducerConfig, parse_addrs
 from aerobee.delivery import Delivery
 from aerobee.errors import ClientClosed, InvalidMessage
 from aerobee.fetching import Fetcher, parse_tags
+from aerobee.group_consumer import GroupConsumer
+from aerobee.group_member import GroupMember, GroupSettings
 from aerobee.message import Message
 from aerobee.outgoing import Encoder, checked_group, checked_topic
 from aerobee.producer import Producer
 from aerobee.pull_consumer import PullConsumer
 from aerobee.reader import Reader
 from aerobee.routes import MessageQueue
+from aerobee.send_back import SendBack
 from aerobee.session import QueueSelection, Session, clock_ms
-from aerobee.start_at import Where, parse_where
+from aerobee.start_at import AtOffset, Where, parse_where
+from aerobee.subscriptions import Topics, parse_topics
 
 __all__ = ["Client"]
+
+T = TypeVar("T")
 
 # RocketMQ's own group for tools: known to every broker, so reading needs no group of its own.
 READER_GROUP: Final = "TOOLS_CONSUMER"
@@ -50,12 +57,15 @@ class Client:
         *,
         config: ClientConfig | None = None,
         tls: ssl.SSLContext | bool | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         settings = config or ClientConfig()
         if nameservers is not None:
             settings = replace(settings, nameservers=parse_addrs(nameservers))
         if tls is not None:
             settings = replace(settings, tls=tls)
+        if credentials is not None:
+            settings = replace(settings, credentials=credentials)
         self.config: Final = settings
         self._salt = random.SystemRandom().getrandbits(32)
         self._ip = _local_ip()
@@ -195,6 +205,104 @@ class Client:
             clock_ms=clock_ms,
             on_open=session.add_consumer,
             on_close=session.remove_consumer,
+        )
+
+    @overload
+    def consumer(
+        self,
+        group: str,
+        topics: Topics,
+        *,
+        start: Where = "earliest",
+        orderly: bool = False,
+        model: Literal["clustering", "broadcasting"] = "clustering",
+        codec: None = None,
+        config: ConsumerConfig | None = None,
+        **settings: Any,
+    ) -> GroupConsumer[bytes]: ...
+
+    @overload
+    def consumer(
+        self,
+        group: str,
+        topics: Topics,
+        *,
+        start: Where = "earliest",
+        orderly: bool = False,
+        model: Literal["clustering", "broadcasting"] = "clustering",
+        codec: Codec[T],
+        config: ConsumerConfig | None = None,
+        **settings: Any,
+    ) -> GroupConsumer[T]: ...
+
+    def consumer(
+        self,
+        group: str,
+        topics: Topics,
+        *,
+        start: Where = "earliest",
+        orderly: bool = False,
+        model: Literal["clustering", "broadcasting"] = "clustering",
+        codec: Codec[Any] | None = None,
+        config: ConsumerConfig | None = None,
+        **settings: Any,
+    ) -> GroupConsumer[Any]:
+        """A member of a consumer group, to be used as `async with`. Members share the topics' queues out.
+
+        topics   a topic, several, or a mapping of topics to filters: `{"orders": "new || paid", "returns": None}`
+        start    where the group begins in a queue in which it has committed nothing: "earliest", "latest", a time
+        orderly  queues are locked for one member and handled strictly in order; a message that fails is repeated
+                 before the next one
+        model    "clustering": each message goes to one member; "broadcasting": to every member, each keeps its
+                 offsets in a file
+        codec    what `message.value` is read with
+        config   or single settings by name: `consumer(..., auto_ack=False)`; see `ConsumerConfig`
+        """
+        session = self._open()
+        session.check_free(checked_group(group))
+        chosen: ConsumerConfig = _with_settings(config or ConsumerConfig(), settings)
+        position = parse_where(start, clock_ms())
+        if isinstance(position, AtOffset):
+            raise InvalidMessage("a group starts at an end of its queues or at a time, not at an offset")
+        broadcasting = model == "broadcasting"
+        if broadcasting and orderly:
+            raise InvalidMessage("a broadcasting group cannot be orderly: its members share no queues")
+        wanted = GroupSettings(
+            group=group,
+            subscriptions=parse_topics(topics, clock_ms(), None if broadcasting else group),
+            start=position,
+            orderly=orderly,
+            broadcasting=broadcasting,
+            client_id=self.client_id,
+            stable_name=f"{self._ip}@{self.config.client_name or 'DEFAULT'}",
+        )
+        return GroupConsumer(
+            config=chosen,
+            client_config=self.config,
+            codec=codec,
+            make_member=lambda on_records: GroupMember(
+                wanted,
+                chosen,
+                self.config,
+                peers=session.peers,
+                routes=session.routes,
+                offsets=session.offsets,
+                clock_ms=clock_ms,
+                on_records=on_records,
+            ),
+            send_back=SendBack(
+                group,
+                chosen.max_reconsume_times,
+                peers=session.peers,
+                routes=session.routes,
+                clock_ms=clock_ms,
+            ),
+            replier=session.replier,
+            offsets=session.offsets,
+            clock_ms=clock_ms,
+            watch=None,
+            on_open=session.add_member,
+            on_close=session.remove_member,
         )
 
     async def query(

@@ -1,21 +1,24 @@
 """Settings of a client. Plain frozen values: the defaults work, every unit is in the name.
 
-    ClientConfig    where the nameservers are, time-outs, TLS, limits
+    ClientConfig    where the nameservers are, time-outs, TLS, access keys, limits
     ProducerConfig  batching, retries, compression, queue choice
-    FetchConfig     how readers and consumers pull
+    FetchConfig     how readers and pull consumers pull
+    ConsumerConfig  how a member of a group pulls, repeats, commits and ends
 
-`ClientConfig.from_env` reads AEROBEE_NAMESERVERS (or RocketMQ's own NAMESRV_ADDR) and AEROBEE_TLS.
+`ClientConfig.from_env` reads AEROBEE_NAMESERVERS (or RocketMQ's own NAMESRV_ADDR), AEROBEE_TLS, AEROBEE_ACCESS_KEY
+and AEROBEE_SECRET_KEY.
 """
 
 import ssl
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, Literal
 
 from aerobee.errors import InvalidMessage
 from aerobee_proto.codes import NAMESERVER_DEFAULT_PORT
 
-__all__ = ["ClientConfig", "FetchConfig", "ProducerConfig", "parse_addrs"]
+__all__ = ["ClientConfig", "ConsumerConfig", "Credentials", "FetchConfig", "ProducerConfig", "parse_addrs"]
 
 DEFAULT_NAMESERVER: Final = f"127.0.0.1:{NAMESERVER_DEFAULT_PORT}"
 
@@ -43,6 +46,15 @@ def _with_port(addr: str) -> str:
     return f"{host}:{port}"
 
 
+@dataclass(slots=True, frozen=True)
+class Credentials:
+    """Who signs the requests: RocketMQ's access key (its user name), secret key, and a security token if any."""
+
+    access_key: str
+    secret_key: str = field(repr=False)
+    security_token: str | None = field(default=None, repr=False)
+
+
 @dataclass(slots=True, frozen=True, kw_only=True)
 class ClientConfig:
     """Settings of one client.
@@ -52,6 +64,7 @@ class ClientConfig:
     route_poll_s          how often known routes are asked for again
     heartbeat_s           how often brokers hear from this client
     tls                   None: plain; True: TLS with the system's certificates; or a context of your own
+    credentials           every request is signed with them; None leaves requests unsigned
     client_name           middle part of the client id; None takes the process id
     body_size_max         bytes; larger bodies are refused before they are sent
     decompressed_size_max bytes; a received body that inflates to more is a DamagedRecord
@@ -63,6 +76,7 @@ class ClientConfig:
     route_poll_s: float = 30.0
     heartbeat_s: float = 30.0
     tls: ssl.SSLContext | bool | None = None
+    credentials: Credentials | None = None
     client_name: str | None = None
     body_size_max: int = 4 * 1024 * 1024
     decompressed_size_max: int = 64 * 1024 * 1024
@@ -73,7 +87,16 @@ class ClientConfig:
         """Settings from environment variables; what is not set keeps its default."""
         addrs = environ.get("AEROBEE_NAMESERVERS") or environ.get("NAMESRV_ADDR")
         tls = environ.get("AEROBEE_TLS", "").strip().lower() in {"1", "true", "yes", "on"}
-        return cls(nameservers=parse_addrs(addrs or DEFAULT_NAMESERVER), tls=tls or None)
+        access_key, secret_key = environ.get("AEROBEE_ACCESS_KEY"), environ.get("AEROBEE_SECRET_KEY")
+        if bool(access_key) != bool(secret_key):
+            raise InvalidMessage(
+                "AEROBEE_ACCESS_KEY and AEROBEE_SECRET_KEY go together; one of them is not set"
+            )
+        return cls(
+            nameservers=parse_addrs(addrs or DEFAULT_NAMESERVER),
+            tls=tls or None,
+            credentials=Credentials(access_key, secret_key) if access_key and secret_key else None,
+        )
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -129,3 +152,48 @@ class FetchConfig:
     retry_s: float = 0.1
     retry_max_s: float = 3.0
     give_up_s: float | None = None
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class ConsumerConfig:
+    """Settings of a member of a consumer group.
+
+    pull_count           messages asked for with one pull; brokers have limits of their own
+    hold_s               how long a broker may hold a pull when there is nothing new
+    answer_margin_s      how much later than hold_s an answer may come
+    queue_count_max      messages of one queue that are here and not done; its pulls pause above it
+    queue_bytes_max      or as many bytes
+    queue_span_max       or as many offsets between the oldest message that is not done and the newest
+    auto_ack             a message counts as done when the next one is asked for; else only when it is acked
+    max_reconsume_times  redeliveries before a message goes to the dead-letter topic; None takes the group's own
+                         number (16), for orderly groups no bound
+    suspend_s            orderly: pause before a message that failed is handed out again
+    resend_s             pause before a message whose send-back failed is handed out again
+    commit_s             how often offsets are committed
+    rebalance_s          how often queues are shared out anew without a sign from a broker
+    lock_s, lock_valid_s orderly: how often queue locks are renewed, how long a lock is trusted
+    close_timeout_s      how long close() waits for handlers, and then for brokers
+    wait_for_topics      False: a topic that does not exist is an error at the start; True: it may come later
+    offsets_folder       broadcasting: where offsets are kept; None is .rocketmq_offsets in the home folder
+    retry_s, retry_max_s pause after a failed pull; doubles from the one to the other
+    """
+
+    pull_count: int = 32
+    hold_s: float = 15.0
+    answer_margin_s: float = 15.0
+    queue_count_max: int = 1000
+    queue_bytes_max: int = 32 * 1024 * 1024
+    queue_span_max: int = 2000
+    auto_ack: bool = True
+    max_reconsume_times: int | None = None
+    suspend_s: float = 1.0
+    resend_s: float = 5.0
+    commit_s: float = 5.0
+    rebalance_s: float = 20.0
+    lock_s: float = 20.0
+    lock_valid_s: float = 30.0
+    close_timeout_s: float = 10.0
+    wait_for_topics: bool = False
+    offsets_folder: Path | None = None
+    retry_s: float = 0.1
+    retry_max_s: float = 3.0

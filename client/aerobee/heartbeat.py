@@ -5,32 +5,29 @@ from typing import Final
 
 from aerobee_proto.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 
-__all__ = ["RESERVED_GROUP", "heartbeat_body"]
+__all__ = ["RESERVED_GROUP", "heartbeat_body", "pull_group"]
 
 # The official clients name this producer group too; brokers know it.
 RESERVED_GROUP: Final = "CLIENT_INNER_PRODUCER"
 
 
 def heartbeat_body(
-    client_id: str,
-    producer_groups: Iterable[str],
-    consumers: Mapping[str, Mapping[str, str]],
-    sub_version: int,
+    client_id: str, producer_groups: Iterable[str], consumers: Iterable[ConsumerData]
 ) -> bytes:
-    """Body of HEART_BEAT.
-
-    `consumers` maps group to its topics and their tag filters; `sub_version` (epoch milliseconds) orders a
-    client's subscriptions in time.
-    """
+    """Body of HEART_BEAT: what this client produces for and consumes for."""
     producers = sorted({RESERVED_GROUP, *producer_groups})
     return HeartbeatData(
         client_id=client_id,
-        consumer_data_set=[_consumer(group, consumers[group], sub_version) for group in sorted(consumers)],
+        consumer_data_set=sorted(consumers, key=lambda consumer: consumer.group_name),
         producer_data_set=[ProducerData(group_name=group) for group in producers],
     ).to_bytes()
 
 
-def _consumer(group: str, topics: Mapping[str, str], sub_version: int) -> ConsumerData:
+def pull_group(group: str, topics: Mapping[str, str], sub_version: int) -> ConsumerData:
+    """A group of pull consumers: its topics and their tag filters.
+
+    `sub_version` (epoch milliseconds) orders a client's subscriptions in time.
+    """
     return ConsumerData(
         consume_type="CONSUME_ACTIVELY",
         group_name=group,

@@ -75,7 +75,17 @@ class Offsets:
 
     async def commit(self, group: str, queue: MessageQueue, offset: int) -> None:
         """Store the offset that the group will read next."""
-        await self._peers.call(
+        await self._peers.call(*await self._commit(group, queue, offset))
+
+    async def commit_oneway(self, group: str, queue: MessageQueue, offset: int) -> None:
+        """As `commit`, without an answer: for one of many commits, of which the next makes good what is lost."""
+        await self._peers.oneway(*await self._commit(group, queue, offset))
+
+    async def _commit(
+        self, group: str, queue: MessageQueue, offset: int
+    ) -> tuple[str, str, RequestCode, dict[str, str]]:
+        """Words, address, code and header of a commit."""
+        return (
             f"commit offset {offset} of group {group!r} in {queue}",
             await self._addr(queue),
             RequestCode.UPDATE_CONSUMER_OFFSET,

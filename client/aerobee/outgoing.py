@@ -17,7 +17,7 @@ from aerobee_proto.errors import RequestError
 from aerobee_proto.message_ids import UniqueKeyFactory
 from aerobee_proto.names import check_group, check_topic
 
-__all__ = ["Encoder", "Outgoing", "checked_group", "checked_topic"]
+__all__ = ["Encoder", "Outgoing", "body_bytes", "checked_group", "checked_topic", "user_properties"]
 
 # What the protocol itself keeps in properties; this client writes those it needs from arguments.
 RESERVED_PROPERTIES: Final = frozenset(
@@ -98,7 +98,7 @@ class Encoder:
         timeout_s: float | None,
     ) -> Outgoing:
         """The message as it travels; InvalidMessage says what no broker would take."""
-        data = body if type(body) is bytes else _body_bytes(body)
+        data = body if type(body) is bytes else body_bytes(body)
         if not data or len(data) > self._body_size_max:
             raise InvalidMessage(_body_fault(topic, len(data), self._body_size_max))
         if not -FLAG_BOUND <= flag < FLAG_BOUND:
@@ -141,7 +141,8 @@ def checked_group(group: str) -> str:
     return group
 
 
-def _body_bytes(body: object) -> bytes:
+def body_bytes(body: object) -> bytes:
+    """A body as bytes; text is UTF-8. InvalidMessage for anything else."""
     if isinstance(body, str):
         try:
             return body.encode()
@@ -166,7 +167,7 @@ def _property_text(
     delay_level: int,
 ) -> str:
     """The properties of a message besides its id, checked, in property form."""
-    text = "".join([_user_entry(name, value) for name, value in properties.items()]) if properties else ""
+    text = user_properties(properties)
     if tags:
         text += _entry("TAGS", tags)
     if keys:
@@ -178,6 +179,11 @@ def _property_text(
             raise InvalidMessage(f"delay_level {delay_level} is not 1..{DELAY_LEVELS}")
         text += f"DELAY\x01{delay_level}\x02"
     return text
+
+
+def user_properties(properties: Mapping[str, str] | None) -> str:
+    """A caller's own properties in property form; InvalidMessage for names of the protocol and empty ones."""
+    return "".join([_user_entry(name, value) for name, value in properties.items()]) if properties else ""
 
 
 def _check_size(text: str) -> None:

@@ -5,6 +5,7 @@ Touches  the remoting client. Everything above speaks through `Peers` and sees C
 
 from typing import Final
 
+from aerobee.config import Credentials
 from aerobee.errors import (
     UNKNOWN_TOPIC,
     BrokerRefused,
@@ -13,6 +14,7 @@ from aerobee.errors import (
     NoNameserver,
     RequestTimeout,
 )
+from aerobee.signing import signed
 from aerobee_proto.codes import ResponseCode
 from aerobee_proto.frames import Command
 from aerobee_proto.headers import RequestHeader
@@ -32,9 +34,12 @@ class Peers:
     `what` says in words what the caller wants ("create topic 'a'"); it opens every error text.
     """
 
-    def __init__(self, remoting: RemotingClient, timeout_s: float) -> None:
+    def __init__(
+        self, remoting: RemotingClient, timeout_s: float, credentials: Credentials | None = None
+    ) -> None:
         self._remoting = remoting
         self.timeout_s = timeout_s
+        self._credentials = credentials
 
     async def request(
         self,
@@ -47,6 +52,8 @@ class Peers:
     ) -> Command:
         """The answer, whatever its code. RequestTimeout or BrokerUnreachable when there is none."""
         limit = self.timeout_s if timeout_s is None else timeout_s
+        if self._credentials is not None:
+            header = signed(header, body, self._credentials)
         try:
             return await self._remoting.request(addr, code, header, body, limit)
         except RemotingTimeout as late:
@@ -71,10 +78,20 @@ class Peers:
 
     async def oneway(self, what: str, addr: str, code: int, header: Header = None, body: bytes = b"") -> None:
         """Send and expect no answer. BrokerUnreachable when it cannot even be sent."""
+        if self._credentials is not None:
+            header = signed(header, body, self._credentials)
         try:
             await self._remoting.oneway(addr, code, header, body)
         except RemotingError as failed:
             raise BrokerUnreachable(what, addr, str(failed)) from failed
+
+    def oneway_if_connected(self, addr: str, code: int, header: dict[str, str]) -> None:
+        """Send and expect no answer, if there is a connection; it is not made for this."""
+        connection = self._remoting.connected(addr)
+        if connection is not None:
+            connection.send_oneway(
+                code, header if self._credentials is None else signed(header, b"", self._credentials)
+            )
 
 
 class Nameservers:

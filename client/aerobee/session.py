@@ -12,6 +12,7 @@ import os
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import structlog
@@ -20,18 +21,22 @@ from aerobee.admin import Admin
 from aerobee.config import ClientConfig, FetchConfig
 from aerobee.errors import ClientError, InvalidMessage
 from aerobee.fetching import Fetcher
-from aerobee.heartbeat import heartbeat_body
+from aerobee.group_consumer import GroupConsumer
+from aerobee.heartbeat import heartbeat_body, pull_group
 from aerobee.offsets import Offsets
 from aerobee.peers import Nameservers, Peers
 from aerobee.producer import Producer
 from aerobee.pull_consumer import PullConsumer
 from aerobee.query import Queries
+from aerobee.replies import PendingReplies, Replier
 from aerobee.route_table import RouteTable
 from aerobee.routes import MessageQueue, Route
+from aerobee.server_requests import ServerRequests
 from aerobee.start_at import AtOffset, Position
 from aerobee_proto.codes import RequestCode
 from aerobee_proto.message_ids import UniqueKeyFactory
 from aerobee_remoting.client import RemotingClient, RemotingClientConfig
+from aerobee_remoting.connection import Connection
 
 __all__ = ["QueueSelection", "Session", "clock_ms"]
 
@@ -53,14 +58,20 @@ class Session:
         self._config = config
         self._client_id = client_id
         tls = ssl.create_default_context() if config.tls is True else config.tls or None
-        self._remoting = RemotingClient(None, RemotingClientConfig(tls=tls))
-        self.peers = Peers(self._remoting, config.request_timeout_s)
+        self.replies = PendingReplies()
+        self.requests = ServerRequests(self.replies, config.nameservers, config.decompressed_size_max)
+        self._remoting = RemotingClient(
+            self.requests.table(), RemotingClientConfig(tls=tls), on_connect=self._on_connect
+        )
+        self.peers = Peers(self._remoting, config.request_timeout_s, config.credentials)
         self.nameservers = Nameservers(self.peers, config.nameservers, start=salt)
         self.routes = RouteTable(self.nameservers)
         self.offsets = Offsets(self.peers, self.routes)
         self.queries = Queries(self.peers, self.routes, clock_ms, config.decompressed_size_max)
         self.admin = Admin(self.peers, self.nameservers, self.offsets)
         self.keys = UniqueKeyFactory(ip, os.getpid(), salt, clock_ms)
+        self.replier = Replier(peers=self.peers, routes=self.routes, keys=self.keys, clock_ms=clock_ms)
+        self.requests.broker_name_of = self.routes.broker_name_of
         # Moved by the calls below.
         # Those that still pull are kept alive by their tasks; the others go when nobody reads any more.
         self._fetchers: WeakSet[Fetcher] = WeakSet()
@@ -71,6 +82,7 @@ class Session:
         self._followers: WeakKeyDictionary[Fetcher, str] = WeakKeyDictionary()
         self._beat_now = asyncio.Event()
         self._greeted: set[str] = set()
+        self._greeting: set[str] = set()
 
     def start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -82,6 +94,7 @@ class Session:
 
     async def close(self) -> None:
         try:
+            await asyncio.gather(*(member.close() for member in list(self.requests.consumers.values())))
             await asyncio.gather(*(producer.close() for producer in list(self._producers)))
             await asyncio.gather(*(consumer.close() for consumer in list(self._consumers)))
             await asyncio.gather(*(fetcher.close() for fetcher in list(self._fetchers)))
@@ -114,13 +127,28 @@ class Session:
         if all(other.group != consumer.group for other in self._consumers):
             self._say_goodbye({"consumerGroup": consumer.group})
 
+    async def add_member(self, member: GroupConsumer[Any]) -> None:
+        """Brokers must know a member before it asks who else there is: the first heartbeat is waited for."""
+        self.requests.consumers[member.group] = member
+        await self.beat()
+
+    def check_free(self, group: str) -> None:
+        """InvalidMessage when this client is a member of the group already: brokers tell members apart by client."""
+        if group in self.requests.consumers or any(one.group == group for one in self._consumers):
+            raise InvalidMessage(
+                f"this client has a consumer of group {group!r} already; a second member needs a Client of its own"
+            )
+
+    def remove_member(self, member: GroupConsumer[Any]) -> None:
+        if self.requests.consumers.get(member.group) is member:
+            del self.requests.consumers[member.group]
+            self._say_goodbye({"consumerGroup": member.group})
+
     def _say_goodbye(self, group: dict[str, str]) -> None:
         """Tell brokers that a group has left here. Those that are gone find out by themselves."""
         header = {"clientID": self._client_id} | group
         for addr in self._greeted:
-            connection = self._remoting.connected(addr)
-            if connection is not None:
-                connection.send_oneway(RequestCode.UNREGISTER_CLIENT, header)
+            self.peers.oneway_if_connected(addr, RequestCode.UNREGISTER_CLIENT, header)
 
     # --- reading ----------------------------------------------------------------------------------------------
 
@@ -180,28 +208,39 @@ class Session:
         for fetcher, topic in list(self._followers.items()):
             if topic == route.topic and not fetcher.closed:
                 _add_new_queues(fetcher, route)
-        if self._producers or self._consumers:
+        if self._somebody_is_here():
             self._beat_now.set()
+
+    def _on_connect(self, addr: str, _: Connection) -> None:
+        """Brokers know members by their connections: a new one must be told who is behind it."""
+        if addr not in self._greeting and addr not in self._config.nameservers and self._somebody_is_here():
+            self._beat_now.set()
+
+    def _somebody_is_here(self) -> bool:
+        return bool(self._producers or self._consumers or self.requests.consumers)
 
     async def beat(self) -> None:
         """One heartbeat to every broker that should get one."""
-        if not self._producers and not self._consumers:
+        if not self._somebody_is_here():
             return
-        consumers: dict[str, dict[str, str]] = {}
+        topics: dict[str, dict[str, str]] = {}
         for consumer in self._consumers:
-            consumers.setdefault(consumer.group, {})[consumer.topic] = consumer.tags
-        body = heartbeat_body(
-            self._client_id, (producer.group for producer in self._producers), consumers, clock_ms()
-        )
+            topics.setdefault(consumer.group, {})[consumer.topic] = consumer.tags
+        consumers = [pull_group(group, wanted, clock_ms()) for group, wanted in topics.items()]
+        consumers += [one.member.settings.heartbeat for one in self.requests.consumers.values()]
+        body = heartbeat_body(self._client_id, (producer.group for producer in self._producers), consumers)
         addrs = self.routes.all_addrs() if consumers else self.routes.masters()
         await asyncio.gather(*(self._beat_one(addr, body) for addr in addrs))
 
     async def _beat_one(self, addr: str, body: bytes) -> None:
+        self._greeting.add(addr)
         try:
             await self.peers.call("heartbeat", addr, RequestCode.HEART_BEAT, {}, body)
             self._greeted.add(addr)
         except ClientError as failed:
             log.debug("client.heartbeat_failed", addr=addr, reason=str(failed))
+        finally:
+            self._greeting.discard(addr)
 
 
 def _select_queues(route: Route, selection: QueueSelection) -> list[MessageQueue]:

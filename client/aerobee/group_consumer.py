@@ -1,0 +1,457 @@
+"""The group consumer: messages of a group, shared out among its members, handed to a loop or to a handler.
+
+    async with client.consumer("billing", {"orders": "new || paid"}) as consumer:
+        async for message in consumer:
+            ...
+
+Delivery  At least once. A message is committed when it and everything before it in its queue is settled. What was
+          handed out and not settled when the program ends, or when its queue goes to another member, comes again.
+Loop      A message counts as acked when the next one is asked for, unless it was settled otherwise or `auto_ack` is
+          off. Leaving the loop by `break` or an exception settles nothing: the message in hand goes back.
+Handler   `run(handler)` acks what the handler returned from, sends back what it raised from, and puts bodies that the
+          codec cannot read with the dead letters.
+"""
+
+import asyncio
+import inspect
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping
+from types import TracebackType
+from typing import Any, Final, Generic, Self, TypeVar
+
+import structlog
+
+from aerobee.codecs import Codec, CodecError
+from aerobee.config import ClientConfig, ConsumerConfig
+from aerobee.errors import ClientClosed, ClientError, InvalidMessage
+from aerobee.group_member import GroupMember
+from aerobee.group_message import DEAD_LETTER_LEVEL, DeadLetter, GroupMessage, Outcome, RetryLater, level_for
+from aerobee.key_runner import KeyRunner
+from aerobee.message import SendResult
+from aerobee.offsets import Offsets
+from aerobee.owned_queue import OwnedQueue
+from aerobee.rates import Rates
+from aerobee.replies import Replier
+from aerobee.routes import MessageQueue
+from aerobee.send_back import SendBack
+from aerobee.start_at import Where, parse_where
+from aerobee.watching import Watch
+
+__all__ = ["GroupConsumer", "Handler", "by_sharding_key"]
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+Handler = Callable[[GroupMessage[T]], Awaitable[object] | object]
+BATCH_COUNT_MAX: Final = 512
+
+
+def by_sharding_key(message: GroupMessage[Any]) -> Hashable | None:
+    """Messages of one queue with equal sharding keys stay in order; those without one are free."""
+    key = message.sharding_key
+    return None if key is None else (message.owned.queue, key)
+
+
+class GroupConsumer(Generic[T]):
+    """One member of a consumer group. Made by `Client.consumer()`; use it as `async with`."""
+
+    def __init__(
+        self,
+        *,
+        config: ConsumerConfig,
+        client_config: ClientConfig,
+        codec: Codec[T] | None,
+        make_member: Callable[[Callable[[OwnedQueue], None]], GroupMember],
+        send_back: SendBack,
+        replier: Replier,
+        offsets: Offsets,
+        clock_ms: Callable[[], int],
+        watch: Watch | None,
+        on_open: Callable[["GroupConsumer[Any]"], Awaitable[None]],
+        on_close: Callable[["GroupConsumer[Any]"], None],
+    ) -> None:
+        # Fixed for life.
+        self.member: Final = make_member(self._on_records)
+        self.config = config
+        self._body_size_max = client_config.decompressed_size_max
+        self.codec = codec
+        self._send_back = send_back
+        self._replier = replier
+        self._offsets = offsets
+        self._clock_ms = clock_ms
+        self._watch = watch
+        self._on_open = on_open
+        self._on_close = on_close
+        # Moved by the calls below. A queue is in `_ready` once (its in_ready) while it may have something to hand out.
+        self._ready: deque[OwnedQueue] = deque()
+        self._arrived = asyncio.Event()
+        self._runner: KeyRunner[GroupMessage[T]] | None = None
+        self._handler: Handler[T] | None = None
+        self._timers: set[asyncio.TimerHandle] = set()
+        self._rates: dict[str, Rates] = {}
+        self.concurrency = 1  # messages in hand at a time; run() says how many
+        self.started_ms = 0  # epoch milliseconds
+        self._opened = False
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        if self._closed or self._opened:
+            raise ClientClosed("consumer")
+        await self.member.prepare()
+        self._opened = True
+        self.started_ms = self._clock_ms()
+        try:
+            await self._on_open(self)
+            await self.member.start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def group(self) -> str:
+        """The group's name."""
+        return self.member.settings.group
+
+    @property
+    def orderly(self) -> bool:
+        """Whether queues are locked and handled strictly in order."""
+        return self.member.settings.orderly
+
+    # --- a loop over messages ---------------------------------------------------------------------------------
+
+    async def __aiter__(self) -> AsyncIterator[GroupMessage[T]]:
+        """Single messages, until the consumer is closed. Raises what ended a queue (DamagedRecord, a bad filter)."""
+        self._check_open()
+        auto_ack = self.config.auto_ack
+        while (message := self._take() or await self._wait_for_one()) is not None:
+            finished = False
+            try:
+                yield message
+                finished = True
+            finally:
+                if auto_ack:
+                    if finished:
+                        message.settle_acked()
+                    else:
+                        self._put_back(message)
+
+    async def batches(self, max_count: int = BATCH_COUNT_MAX) -> AsyncIterator[list[GroupMessage[T]]]:
+        """What is there, at least one message and at most `max_count`, from any queues.
+
+        All messages of a batch count as acked when the next batch is asked for, as in the loop over messages.
+        """
+        self._check_open()
+        auto_ack = self.config.auto_ack
+        while (first := self._take() or await self._wait_for_one()) is not None:
+            batch = [first]
+            while len(batch) < max_count and (message := self._take()) is not None:
+                batch.append(message)
+            finished = False
+            try:
+                yield batch
+                finished = True
+            finally:
+                if auto_ack:
+                    for message in batch:
+                        if finished:
+                            message.settle_acked()
+                        else:
+                            self._put_back(message)
+
+    # --- a handler --------------------------------------------------------------------------------------------
+
+    async def run(
+        self,
+        handler: Handler[T],
+        *,
+        concurrency: int = 16,
+        order_key: Callable[[GroupMessage[T]], Hashable | None] | None = by_sharding_key,
+    ) -> None:
+        """Call `handler` with every message until the consumer is closed.
+
+        handler      a coroutine function, or a plain one, which is run in a thread
+        concurrency  so many messages are in the handler at a time; of an orderly group one of each queue at most
+        order_key    messages with equal keys are handled one after the other; None handles any two at once
+
+        The handler returns: acked. It raises RetryLater or DeadLetter: that. It raises CodecError: dead letter, for
+        the body will never be readable. It raises anything else: logged, and delivered again later.
+        """
+        self._check_open()
+        if self._runner is not None and self._runner.is_working:
+            raise InvalidMessage(
+                "run() is on its way already; raise `concurrency` instead of calling it twice"
+            )
+        if concurrency < 1:
+            raise InvalidMessage(f"concurrency {concurrency} is not a number of messages at a time")
+        self._handler = handler
+        self.concurrency = concurrency
+        self._runner = KeyRunner(self._take_one, self._process, order_key or _no_key, concurrency)
+        await self._runner.run()
+
+    async def _take_one(self) -> GroupMessage[T] | None:
+        return self._take() or await self._wait_for_one()
+
+    async def _process(self, message: GroupMessage[T]) -> None:
+        """One message through the handler; it is settled afterwards, unless this is cancelled."""
+        assert self._handler is not None
+        watch = self._watch
+        try:
+            if watch is None:
+                await _call(self._handler, message)
+            else:
+                with watch.handling(message):
+                    await _call(self._handler, message)
+        except RetryLater as wish:
+            await self._settle_later(message, level_for(wish.delay, wish.delay_level))
+        except (DeadLetter, CodecError) as hopeless:
+            log.warning("client.message_given_up", message_id=message.message_id, reason=str(hopeless))
+            await self._settle_later(message, DEAD_LETTER_LEVEL)
+        except Exception:
+            log.exception(
+                "client.handler_failed",
+                group=self.group,
+                topic=message.topic,
+                message_id=message.message_id,
+                reconsume_times=message.reconsume_times,
+            )
+            await self._settle_later(message, 0)
+        else:
+            message.settle_acked()
+
+    @staticmethod
+    async def _settle_later(message: GroupMessage[T], level: int) -> None:
+        if level == DEAD_LETTER_LEVEL:
+            await message.dead_letter()
+        else:
+            await message.retry_later(delay_level=level)
+
+    async def consume_directly(self, message: GroupMessage[T]) -> None:
+        """Handle one message that an operator sent here; raises what the handler raised.
+
+        InvalidMessage when no handler is running.
+        """
+        if self._handler is None:
+            raise InvalidMessage("this consumer has no handler: its program reads messages in a loop")
+        await _call(self._handler, message)
+
+    # --- offsets ----------------------------------------------------------------------------------------------
+
+    @property
+    def queues(self) -> tuple[MessageQueue, ...]:
+        """The queues that are this member's now, those of the retry topic included."""
+        return tuple(sorted(self.member.owned))
+
+    @property
+    def positions(self) -> dict[MessageQueue, int]:
+        """For each own queue the offset that would be committed now."""
+        return self.member.committable()
+
+    async def commit(self) -> None:
+        """Commit now what is settled, instead of within `commit_s`."""
+        self._check_open()
+        await self.member.commit()
+
+    async def seek(self, where: Where, queue: MessageQueue | None = None) -> None:
+        """Go on at `where` (as `start` of `Client.consumer`) in one own queue, or in all but the retry queues.
+
+        What was pulled is dropped and the new offset committed, so that the group stays there.
+        """
+        self._check_open()
+        position = parse_where(where, self._clock_ms())
+        chosen = [queue] if queue is not None else [one for one in self.queues if not _is_retry(one)]
+        for one in chosen:
+            if one not in self.member.owned:
+                raise InvalidMessage(f"{one} is not one of this member's queues")
+        found = await asyncio.gather(*(self._offsets.resolve(one, position) for one in chosen))
+        await self.member.reset(dict(zip(chosen, found, strict=True)))
+
+    def pause(self, *queues: MessageQueue) -> None:
+        """Hand out nothing of these queues (without any: of all own ones) until `resume`."""
+        self.member.pause(queues or self.queues)
+
+    def resume(self, *queues: MessageQueue) -> None:
+        """Hand out again what `pause` held back."""
+        for owned in self.member.resume(queues or self.queues):
+            self._on_records(owned)
+
+    def rates(self) -> dict[str, tuple[float, float, float, int]]:
+        """By topic, of about the last minute: acked and failed messages a second, mean milliseconds of one; failures
+        since the start."""
+        now = asyncio.get_running_loop().time()
+        return {topic: (*rates.read(now), rates.failed_count) for topic, rates in self._rates.items()}
+
+    # --- ending -----------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Take no more messages, let handlers finish within `close_timeout_s`, commit, leave the group."""
+        if self._closed:
+            return
+        self._closed = True
+        self.member.stop()
+        self._arrived.set()
+        for timer in self._timers:
+            timer.cancel()
+        if self._runner is not None:
+            self._runner.stop()
+            late = await self._runner.drain(self.config.close_timeout_s)
+            if late:
+                log.warning(
+                    "client.handlers_cancelled",
+                    group=self.group,
+                    handler_count=late,
+                    timeout_s=self.config.close_timeout_s,
+                )
+        await self.member.close()
+        if self._opened:
+            self._on_close(self)
+
+    def _check_open(self) -> None:
+        if self._closed or not self._opened:
+            raise ClientClosed("consumer")
+
+    # --- handing out ------------------------------------------------------------------------------------------
+
+    def _on_records(self, owned: OwnedQueue) -> None:
+        """A queue may have something to hand out, or is broken."""
+        if not owned.in_ready:
+            owned.in_ready = True
+            self._ready.append(owned)
+        self._arrived.set()
+
+    def _take(self) -> GroupMessage[T] | None:
+        """The next message, from the queues in turn; None when there is none now."""
+        ready = self._ready
+        if not ready or self._closed:
+            return None
+        now = asyncio.get_running_loop().time()
+        while ready:
+            owned = ready.popleft()
+            if owned.can_hand_out(now):
+                ready.append(owned)
+                record, deliveries = owned.take()
+                owned.last_consume_ms = self._clock_ms()
+                message = GroupMessage(record, owned, self, self._body_size_max, self.codec, deliveries)
+                message.taken_at = now
+                if self._watch is not None:
+                    self._watch.delivered(message)
+                return message
+            if owned.broken is not None and not owned.dropped and not owned.waiting_count:
+                ready.append(owned)
+                raise owned.broken
+            owned.in_ready = False
+        return None
+
+    async def _wait_for_one(self) -> GroupMessage[T] | None:
+        """Wait for a message; None when the consumer is closed."""
+        while not self._closed:
+            self._arrived.clear()
+            if (message := self._take()) is not None:
+                self._arrived.set()  # somebody else may wait, and there may be more
+                return message
+            await self._arrived.wait()
+        return None
+
+    # --- settling ---------------------------------------------------------------------------------------------
+
+    def acked(self, message: GroupMessage[Any]) -> None:
+        """A message is done. Called by the message."""
+        owned = message.owned
+        owned.settle(message.record, message.generation)
+        if owned.serial:
+            self._on_records(owned)
+        self._count(message)
+
+    async def later(self, message: GroupMessage[Any], level: int) -> None:
+        """A message is to come again, or to go to the dead letters. Called by the message."""
+        if self.member.settings.broadcasting:
+            log.warning(
+                "client.broadcast_dropped",
+                group=self.group,
+                topic=message.topic,
+                message_id=message.message_id,
+            )
+            self.acked(message)
+        elif self.orderly and level != DEAD_LETTER_LEVEL and not self._is_worn_out(message):
+            self._rest(message, self.config.suspend_s)
+        else:
+            await self._send(message, level)
+
+    def _is_worn_out(self, message: GroupMessage[Any]) -> bool:
+        limit = self.config.max_reconsume_times
+        return limit is not None and message.reconsume_times >= limit
+
+    async def _send(self, message: GroupMessage[Any], level: int) -> None:
+        try:
+            if self.orderly and level != DEAD_LETTER_LEVEL:
+                await self._send_back.publish(message, level)
+            else:
+                await self._send_back.send(message, level)
+        except ClientError as failed:
+            pause_s = self.config.resend_s
+            log.warning(
+                "client.resend_failed", group=self.group, message_id=message.message_id, reason=str(failed)
+            )
+            self._rest(message, pause_s)
+        else:
+            self.acked(message)
+
+    def _rest(self, message: GroupMessage[Any], pause_s: float) -> None:
+        """Hand the message out again after a pause. An orderly queue rests meanwhile: it has a message out."""
+        owned = message.owned
+        loop = asyncio.get_running_loop()
+
+        def wake() -> None:
+            self._timers.discard(timer)
+            owned.put_back(message.record, message.generation, message.deliveries + 1)
+            self._on_records(owned)
+
+        timer = loop.call_later(pause_s, wake)
+        self._timers.add(timer)
+        self._count(message)
+
+    def _put_back(self, message: GroupMessage[T]) -> None:
+        """A loop was left with this message in hand."""
+        if message.outcome is None:
+            message.owned.put_back(message.record, message.generation, message.deliveries)
+            self._on_records(message.owned)
+
+    def _count(self, message: GroupMessage[Any]) -> None:
+        """A message is settled, or rests."""
+        now = asyncio.get_running_loop().time()
+        topic = message.owned.queue.topic
+        rates = self._rates.get(topic)
+        if rates is None:
+            rates = self._rates[topic] = Rates(message.taken_at)
+        rates.add(now - message.taken_at, now, ok=message.outcome is Outcome.ACKED)
+        if self._watch is not None:
+            self._watch.settled(message)
+
+    async def reply(
+        self, message: GroupMessage[Any], body: bytes | str, properties: Mapping[str, str] | None
+    ) -> SendResult:
+        """Answer a request. Called by the message."""
+        return await self._replier.reply(message, body, properties)
+
+
+def _no_key(_: GroupMessage[Any]) -> None:
+    return None
+
+
+def _is_retry(queue: MessageQueue) -> bool:
+    return queue.topic.startswith("%RETRY%")
+
+
+async def _call(handler: Handler[T], message: GroupMessage[T]) -> None:
+    """Call a handler of either kind; a plain function runs in a thread."""
+    if inspect.iscoroutinefunction(handler):
+        await handler(message)
+        return
+    result = await asyncio.to_thread(handler, message)
+    if inspect.isawaitable(result):  # an object or a partial whose call gives a coroutine
+        await result

@@ -1,0 +1,81 @@
+"""Locks of queues for orderly groups: asked from the master of each queue's broker, many queues a request."""
+
+import asyncio
+from collections.abc import Iterable
+
+import structlog
+
+from aerobee.errors import ClientError
+from aerobee.peers import Peers
+from aerobee.route_table import RouteTable
+from aerobee.routes import MessageQueue
+from aerobee_proto.bodies import LockBatchBody, LockedQueues, UnlockBatchBody
+from aerobee_proto.codes import RequestCode
+from aerobee_proto.errors import FormatError
+from aerobee_proto.javajson import MessageQueue as QueueKey
+
+__all__ = ["QueueLocks"]
+
+log = structlog.get_logger()
+
+
+class QueueLocks:
+    """Locks and unlocks queues for one client of one group."""
+
+    def __init__(self, group: str, client_id: str, peers: Peers, routes: RouteTable) -> None:
+        self._group = group
+        self._client_id = client_id
+        self._peers = peers
+        self._routes = routes
+
+    async def lock(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
+        """Lock queues, or renew their locks: those that this client holds now. A silent broker locks nothing."""
+        results = await asyncio.gather(
+            *(self._lock_at(addr, some) for addr, some in self._by_broker(queues).items())
+        )
+        return set().union(*results)
+
+    async def unlock(self, queues: Iterable[MessageQueue], *, wait: bool) -> None:
+        """Give locks back; with `wait` the brokers' answers are waited for. Failures are logged: locks expire."""
+        await asyncio.gather(
+            *(self._unlock_at(addr, some, wait=wait) for addr, some in self._by_broker(queues).items())
+        )
+
+    async def _lock_at(self, addr: str, queues: list[MessageQueue]) -> set[MessageQueue]:
+        body = LockBatchBody(client_id=self._client_id, consumer_group=self._group, mq_set=_keys(queues))
+        try:
+            answer = await self._peers.call(
+                f"lock {len(queues)} queues", addr, RequestCode.LOCK_BATCH_MQ, {}, body.to_bytes()
+            )
+            locked = LockedQueues.from_bytes(answer.body).locked
+        except (ClientError, FormatError) as failed:
+            log.warning("client.lock_failed", group=self._group, addr=addr, reason=str(failed))
+            return set()
+        return {MessageQueue(key.topic, key.broker_name, key.queue_id) for key in locked}
+
+    async def _unlock_at(self, addr: str, queues: list[MessageQueue], *, wait: bool) -> None:
+        body = UnlockBatchBody(client_id=self._client_id, consumer_group=self._group, mq_set=_keys(queues))
+        what = f"unlock {len(queues)} queues"
+        try:
+            if wait:
+                await self._peers.call(what, addr, RequestCode.UNLOCK_BATCH_MQ, {}, body.to_bytes())
+            else:
+                await self._peers.oneway(what, addr, RequestCode.UNLOCK_BATCH_MQ, {}, body.to_bytes())
+        except ClientError as failed:
+            log.warning("client.unlock_failed", group=self._group, addr=addr, reason=str(failed))
+
+    def _by_broker(self, queues: Iterable[MessageQueue]) -> dict[str, list[MessageQueue]]:
+        """Queues by the address of their master; those without one are left out and so not locked."""
+        found: dict[str, list[MessageQueue]] = {}
+        for queue in queues:
+            try:
+                addr = self._routes.master_addr(queue.topic, queue.broker_name)
+            except ClientError as failed:
+                log.warning("client.lock_failed", group=self._group, addr="unknown", reason=str(failed))
+                continue
+            found.setdefault(addr, []).append(queue)
+        return found
+
+
+def _keys(queues: Iterable[MessageQueue]) -> list[QueueKey]:
+    return [QueueKey(queue.topic, queue.broker_name, queue.queue_id) for queue in queues]

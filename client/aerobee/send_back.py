@@ -1,0 +1,122 @@
+"""Sending messages back: for later, or to the dead letters.
+
+Touches  brokers through `Peers`.
+
+The broker that holds the message copies it into the group's retry topic with a delay, or into its dead-letter topic.
+When it cannot, the message is published to the retry topic from here, as the official clients do.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from aerobee.errors import BrokerRefused, ClientError
+from aerobee.group_message import DEAD_LETTER_LEVEL, GroupMessage
+from aerobee.heartbeat import RESERVED_GROUP
+from aerobee.message import SendStatus
+from aerobee.peers import Peers
+from aerobee.route_table import RouteTable
+from aerobee.routes import TEMPLATE_TOPIC
+from aerobee_proto.codes import RequestCode, SysFlag
+from aerobee_proto.names import dlq_topic, retry_topic
+from aerobee_proto.properties import DELAY, ORIGIN_MESSAGE_ID, RETRY_TOPIC, encode_properties
+
+__all__ = ["MAX_RECONSUME_TIMES", "SendBack"]
+
+log = structlog.get_logger()
+
+MAX_RECONSUME_TIMES = 16  # RocketMQ's usual number, and that of new groups
+STORED_CODES = frozenset(status.value for status in SendStatus)
+FIRST_LEVEL = 3  # delay level of a first redelivery
+# What brokers add to a message they park; a copy of it starts without.
+NOT_COPIED = frozenset({DELAY, "TRACE_ON", "MSG_REGION", "CLUSTER", "MIN_OFFSET", "MAX_OFFSET", "__CRC32C"})
+
+
+class SendBack:
+    """Sends messages of one group back."""
+
+    def __init__(
+        self,
+        group: str,
+        max_reconsume_times: int | None,
+        *,
+        peers: Peers,
+        routes: RouteTable,
+        clock_ms: Callable[[], int],
+    ) -> None:
+        self._group = group
+        self._max = MAX_RECONSUME_TIMES if max_reconsume_times is None else max_reconsume_times
+        self._has_own_max = max_reconsume_times is not None
+        self._peers = peers
+        self._routes = routes
+        self._clock_ms = clock_ms
+
+    async def send(self, message: GroupMessage[Any], level: int) -> None:
+        """Have the message delivered again after `level` (0: the broker's choice, -1: never, a dead letter).
+
+        Raises ClientError when neither way worked; then nothing is stored that would deliver it again.
+        """
+        try:
+            await self._ask(message, level)
+        except ClientError as failed:
+            log.warning(
+                "client.send_back_failed",
+                group=self._group,
+                message_id=message.message_id,
+                reason=str(failed),
+            )
+            await self.publish(message, level)
+
+    async def _ask(self, message: GroupMessage[Any], level: int) -> None:
+        record = message.record
+        header = {
+            "offset": str(record.physical_offset),
+            "group": self._group,
+            "delayLevel": str(level),
+            "originMsgId": message.origin_message_id,
+            "originTopic": message.topic,
+            "unitMode": "false",
+            "bname": message.broker_name,
+        }
+        if self._has_own_max:
+            header["maxReconsumeTimes"] = str(self._max)
+        addr = self._routes.master_addr(message.queue.topic, message.broker_name)
+        await self._peers.call(
+            f"send message {message.message_id} back", addr, RequestCode.CONSUMER_SEND_MSG_BACK, header
+        )
+
+    async def publish(self, message: GroupMessage[Any], level: int) -> None:
+        """Publish a copy to the retry topic; the broker turns it into a dead letter when its count is over."""
+        record = message.record
+        dead = level == DEAD_LETTER_LEVEL
+        topic = dlq_topic(self._group) if dead else retry_topic(self._group)
+        count = message.reconsume_times + 1
+        properties = {name: value for name, value in message.properties.items() if name not in NOT_COPIED}
+        properties[RETRY_TOPIC] = message.topic
+        properties[ORIGIN_MESSAGE_ID] = message.origin_message_id
+        if not dead:
+            properties[DELAY] = str(level or FIRST_LEVEL + message.reconsume_times)
+        route = await self._routes.for_publish(topic)
+        queue = route.publish[count % len(route.publish)]
+        header = {
+            "a": RESERVED_GROUP,
+            "b": topic,
+            "c": TEMPLATE_TOPIC,
+            "d": "1",
+            "e": str(queue.queue_id),
+            "f": str(record.sys_flag & (SysFlag.COMPRESSED | SysFlag.COMPRESSION_MASK)),
+            "g": str(record.born_timestamp),
+            "h": str(record.flag),
+            "i": encode_properties(properties),
+            "j": str(count),
+            "k": "false",
+            "l": str(self._max),
+            "m": "false",
+            "n": queue.broker_name,
+        }
+        what = f"send message {message.message_id} to {topic}"
+        addr = self._routes.master_addr(topic, queue.broker_name)
+        answer = await self._peers.request(what, addr, RequestCode.SEND_MESSAGE_V2, header, record.body)
+        if answer.code not in STORED_CODES:
+            raise BrokerRefused(what, addr, answer.code, answer.remark)
