@@ -31,11 +31,14 @@ from aerobee_broker.durability import Durability
 from aerobee_broker.housekeeping import connection_lost, run_client_scan, run_stats
 from aerobee_broker.identity import BrokerIdentity, address_of, identity_of
 from aerobee_broker.metrics import MetricsServer
+from aerobee_broker.parked_messages import ParkedMessages
 from aerobee_broker.pull import PullProcessor
 from aerobee_broker.query import QueryProcessor
+from aerobee_broker.schedule_delivery import ScheduleDelivery
 from aerobee_broker.scrubbing import Scrubbing
 from aerobee_broker.send import SendProcessor
 from aerobee_broker.services import Services, make_services
+from aerobee_broker.transaction_checks import TransactionChecks
 from aerobee_proto.codes import ResponseCode
 from aerobee_proto.message_ids import UniqueKeyFactory
 from aerobee_remoting.connection import Connection, ConnectionLimits
@@ -90,6 +93,7 @@ class Broker:
         self._pulls: PullProcessor | None = None
         self._keeper: DiskKeeper | None = None
         self._metrics: MetricsServer | None = None
+        self._delays: ScheduleDelivery | None = None
         self._sync = config.flush_disk_type == "SYNC_FLUSH"
         self.failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         self.port = 0
@@ -174,6 +178,7 @@ class Broker:
             failed_code=ResponseCode.SERVICE_NOT_AVAILABLE,
             on_flushed=self._flushed,
             on_failure=self._fail,
+            meter=services.stats,
         )
         services.durable = self._durability.settled
         identity = services.identity
@@ -186,8 +191,18 @@ class Broker:
         self._pulls.register(self.handlers)
         QueryProcessor(services).register(self.handlers)
         register_admin(self.handlers, services)
+        services.transactions.load()
+
+    def _begin_delays(self, services: Services) -> ScheduleDelivery:
+        """Take up the deliveries of delayed messages where the last run ended."""
+        parked = ParkedMessages(services.store, services.topics, services.writer)
+        delays = self._delays = ScheduleDelivery(services, parked)
+        delays.begin()
+        services.delay_rules.level_parked = delays.parked
+        return delays
 
     def _start_tasks(self, services: Services) -> None:
+        delays = self._begin_delays(services)
         self._keeper = DiskKeeper(services, self._upkeep, self._io, self._reserve)
         services.clean = self._keeper.request
         for name, work in (
@@ -195,6 +210,9 @@ class Broker:
             ("config files", services.files.run()),
             ("client scan", run_client_scan(services)),
             ("stats", run_stats(services, self._facts)),
+            ("delay levels", delays.run()),
+            ("delay offsets", delays.run_saving()),
+            ("transaction checks", TransactionChecks(services).run()),
             ("store upkeep", self._run_upkeep(services)),
             ("store scrub", Scrubbing(services, self._upkeep).run()),
         ):
@@ -341,7 +359,11 @@ class Broker:
 
     async def _close_files(self) -> None:
         """Tables first, the store and its lock last."""
+        if self._services is not None:
+            await self._services.transactions.close()
         try:
+            if self._delays is not None:
+                self._delays.settle()
             if self._services is not None:
                 await self._services.files.close()
         except OSError as failed:

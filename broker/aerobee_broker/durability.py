@@ -19,6 +19,7 @@ Invariants
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -28,7 +29,7 @@ import structlog
 from aerobee_remoting.connection import Connection
 from aerobee_store.errors import StorePoisoned
 
-__all__ = ["Durability", "SyncedLog", "WaitingAnswer"]
+__all__ = ["Durability", "Meter", "SyncedLog", "WaitingAnswer"]
 
 log = structlog.get_logger()
 
@@ -50,6 +51,16 @@ class SyncedLog(Protocol):
     def flush_disk(self) -> int:
         """Sync what is appended; the new durable offset. Runs in the thread. OSError is final."""
         ...
+
+
+class Meter(Protocol):
+    """Who wants to know how long it took."""
+
+    def put_took(self, took_ms: float, count: int = 1) -> None:
+        """`count` sends were answered, the first of them after `took_ms`."""
+
+    def flushed(self, took_ms: float) -> None:
+        """One sync is done."""
 
 
 class WaitingAnswer:
@@ -88,6 +99,7 @@ class Durability:
         failed_code: int,
         on_flushed: Callable[[int], None],
         on_failure: Callable[[Exception], None],
+        meter: Meter,
     ) -> None:
         # Fixed for life.
         self._store = store
@@ -98,6 +110,7 @@ class Durability:
         self._failed_code = failed_code
         self._on_flushed = on_flushed
         self._on_failure = on_failure
+        self._meter = meter
         self._loop = asyncio.get_running_loop()
         # Moved by the event loop only.
         self._waiting: deque[WaitingAnswer] = deque()
@@ -171,7 +184,7 @@ class Durability:
         self._idle.clear()
         self._wake.release()
 
-    def _synced(self, offset: int, failed: Exception | None) -> None:
+    def _synced(self, offset: int, took_s: float, failed: Exception | None) -> None:
         """The thread's result, in the event loop."""
         self._syncing = False
         self._idle.set()
@@ -180,11 +193,18 @@ class Durability:
         if self.failed is not None or self._store.has_failed:
             return
         self.flushes += 1
+        self._meter.flushed(took_s * 1000)
         waiting = self._waiting
+        first, count = (waiting[0] if waiting else None), 0
         while waiting and waiting[0].end_offset <= offset:
             answer = waiting.popleft()
+            count += answer.count
             answer.connection.hold(-answer.count)
             answer.connection.write_now(answer.payload)
+        if first is not None and count:
+            # Once a sync, with the time of the send that waited longest: nothing is measured for each message.
+            waited_s = self._loop.time() - (first.deadline - self._timeout_s)
+            self._meter.put_took(waited_s * 1000, count)
         while self._settling and self._settling[0][0] <= offset:
             done = self._settling.popleft()[1]
             if not done.done():
@@ -247,14 +267,15 @@ class Durability:
             self._wake.acquire()
             if self._stopping:
                 return
+            started = time.perf_counter()
+            offset, failure = 0, None
             try:
                 offset = self._store.flush_disk()
-                result: tuple[int, Exception | None] = (offset, None)
             except Exception as failed:  # whatever it is, it is final
-                result = (0, failed)
+                failure = failed
             try:
-                self._loop.call_soon_threadsafe(self._synced, *result)
+                self._loop.call_soon_threadsafe(self._synced, offset, time.perf_counter() - started, failure)
             except RuntimeError:  # the loop is closed: the process is ending
                 return
-            if result[1] is not None:
+            if failure is not None:
                 return

@@ -69,8 +69,17 @@ class Counter:
         self.times += 1
 
     def sample(self, number: int, now_ms: int) -> None:
-        """Note where the counter stands. `number` counts the samples of the whole broker."""
+        """Note where the counter stands. `number` counts the samples of the whole broker.
+
+        A counter that is new since the last sample has grown from zero within that time: else the only messages
+        of a topic would be in no rate.
+        """
         here = (now_ms, self.value, self.times)
+        if not self._minute and self.value:
+            for history, samples in ((self._minute, 1), (self._hour, HOUR_STEP), (self._day, DAY_STEP)):
+                history.append((now_ms - samples * SAMPLE_S * 1000, 0, 0))
+                history.append(here)
+            return
         self._minute.append(here)
         if number % HOUR_STEP == 0 or not self._hour:
             self._hour.append(here)
@@ -195,7 +204,7 @@ class BrokerStats:
         self.groups.setdefault((topic, group), GroupCounters()).send_back_count.add(1)
 
     def put_took(self, took_ms: float, count: int = 1) -> None:
-        """`count` sends were answered `took_ms` after their arrival."""
+        """`count` sends that waited for the disk were answered at most `took_ms` after they were stored."""
         self.put_took_ms[_bucket(took_ms)] += count
         whole = int(took_ms)
         if whole > self._recent_put_ms_max:
@@ -267,19 +276,25 @@ class BrokerStats:
         }
 
     def put_distribution(self) -> str:
-        """How long sends took, in the official text form."""
-        pairs = zip(LATENCY_LABELS, self.put_took_ms, strict=True)
+        """How long sends took, in the official text form. Those that waited for nothing took no time."""
+        pairs = zip(LATENCY_LABELS, self._put_took_all_ms(), strict=True)
         return "".join(f"[{label}]:{count} " for label, count in pairs)
 
     def put_took_quantile_ms(self, share: float) -> float:
         """Upper bound in ms of the fastest `share` of the sends; 0 without sends."""
-        wanted = sum(self.put_took_ms) * share
+        took_ms = self._put_took_all_ms()
+        wanted = sum(took_ms) * share
         seen = 0
-        for bound, count in zip((*LATENCY_BOUNDS_MS, self.put_took_ms_max), self.put_took_ms, strict=True):
+        for bound, count in zip((*LATENCY_BOUNDS_MS, self.put_took_ms_max), took_ms, strict=True):
             seen += count
             if count and seen >= wanted:
                 return float(bound)
         return 0.0
+
+    def _put_took_all_ms(self) -> list[int]:
+        """`put_took_ms`, and in its first class also the sends that were answered at once."""
+        at_once = max(0, self.put_count.value - sum(self.put_took_ms))
+        return [self.put_took_ms[0] + at_once, *self.put_took_ms[1:]]
 
     # --- sampling and reporting -------------------------------------------------------------------------------
 

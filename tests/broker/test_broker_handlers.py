@@ -136,7 +136,7 @@ class TestState:
         assert answer.code == code
         if code == 0:
             minute = BrokerStatsData.from_bytes(answer.body).stats_minute
-            assert (minute.sum, minute.tps, minute.avgpt) == (20, 2.0, 20.0)
+            assert (minute.sum, minute.tps, minute.avgpt) == (21, 1.05, 10.5)
 
 
 async def test_queues_without_a_topic_are_cleaned(services: Services, peer: Peer) -> None:

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from aerobee_broker.durability import Durability
+from aerobee_broker.stats import BrokerStats
 from aerobee_remoting.connection import Connection
 
 LATE, FAILED = 10, 14
@@ -82,6 +83,7 @@ class Scene:
         self.flushed: list[int] = []
         self.failures: list[Exception] = []
         self.failed = asyncio.Event()
+        self.stats = BrokerStats("c", 0)
         options: dict[str, Any] = {"sync": True, "flush_interval_ms": 60_000, "sync_flush_timeout_ms": 60_000}
         self.durability = Durability(
             self.disk,
@@ -89,6 +91,7 @@ class Scene:
             failed_code=FAILED,
             on_flushed=self.flushed.append,
             on_failure=self._fail,
+            meter=self.stats,
             **(options | settings),
         )
 
@@ -316,3 +319,18 @@ async def test_async_mode_refuses_after_a_failed_sync() -> None:
         await later.failed.wait()
         later.answer(client, "after")
         assert client.got == [b"ok", b"after 14"]
+
+
+async def test_what_waits_and_each_sync_are_measured(sync: Scene) -> None:
+    """They were not, and brokerStatus said that no send ever took any time."""
+    client = Client()
+    sync.answer(client, count=3)
+    await sync.disk.begun.get()
+    sync.answer(client, count=2)  # of the next sync
+    sync.disk.let_go()
+    await client.received(1)
+    assert (sum(sync.stats.put_took_ms), sync.stats.flush_count) == (3, 1)
+    await sync.disk.begun.get()
+    sync.disk.let_go()
+    await client.received(2)
+    assert (sum(sync.stats.put_took_ms), sync.stats.flush_count) == (5, 2)

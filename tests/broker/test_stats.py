@@ -25,7 +25,8 @@ def sampled(values: list[int]) -> Counter:
     ("values", "ten", "minute"),
     [
         ([], 0.0, 0.0),
-        ([5], 0.0, 0.0),
+        ([0], 0.0, 0.0),
+        ([5], 0.5, 0.5),
         ([0, 100], 10.0, 10.0),
         ([0, 100, 100], 0.0, 5.0),
         ([0, 0, 0, 0, 0, 0, 600], 60.0, 10.0),
@@ -157,3 +158,25 @@ def test_the_stats_line_tells_of_the_interval(stats: BrokerStats) -> None:
     assert (first["put_took_ms_max"], first["flush_took_ms_max"], first["connections"]) == (40, 7, 3)
     assert (second["put_count"], second["put_took_ms_max"], second["flush_took_ms_max"]) == (0, 0, 0)
     assert stats.put_took_ms_max == 40
+
+
+def test_what_came_before_the_first_sample_of_a_counter_is_in_its_rates(stats: BrokerStats) -> None:
+    """Else a topic that gets one burst has had no message today, as statsAll tells it."""
+    stats.put("T", 20, 2000)
+    stats.sample(START_MS + 10_000)
+    counter = stats.find("TOPIC_PUT_NUMS", "T")
+    assert counter is not None
+    assert [rate.total for rate in (counter.last_minute(), counter.last_hour(), counter.last_day())] == [
+        20
+    ] * 3
+    assert counter.last_minute().per_second == 2.0
+    stats.sample(START_MS + 20_000)
+    assert counter.last_minute().per_second == 1.0
+
+
+def test_sends_that_waited_for_nothing_took_no_time(stats: BrokerStats) -> None:
+    stats.put("T", 10, 1000)
+    stats.put_took(20, 4)
+    assert stats.put_distribution().startswith("[<=0ms]:6 [0~10ms]:0 [10~50ms]:4 ")
+    assert stats.put_took_quantile_ms(0.5) == 1.0
+    assert stats.put_took_quantile_ms(0.99) == 50.0
