@@ -154,7 +154,7 @@ class BrokerConfig(SettingsModel):
         5_000, "Pause between writes of consumerOffset.json.", unit="ms", hot=True
     )
     flush_delay_offset_interval: Millis = _key(
-        10_000, "Pause between writes of delayOffset.json.", unit="ms", hot=True, unserved=NO_DELAY
+        10_000, "Pause between writes of delayOffset.json.", unit="ms", hot=True
     )
     enabled_append_prop_crc: bool = _key(
         False, "Write RocketMQ's optional property CRC.", alias="enabledAppendPropCRC"

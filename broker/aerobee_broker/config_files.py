@@ -87,7 +87,7 @@ class _Entry:
 
     __slots__ = ("lock", "prompt", "reader", "saved_revision", "table", "writer")
 
-    def __init__(self, table: PersistentTable, folder: Path, io: StoreIo, *, prompt: bool) -> None:
+    def __init__(self, table: PersistentTable, folder: Path, io: StoreIo, *, prompt: bool | None) -> None:
         path = folder / table.file_name
         self.table = table
         self.prompt = prompt
@@ -109,7 +109,8 @@ def _parse(table: PersistentTable, raw: bytes) -> Any:
 
 
 class ConfigFiles:
-    """Loads the tables, writes them. `prompt` tables are written on change, the others every `interval_s`."""
+    """Loads the tables, writes them. `prompt` tables are written on change, `periodic` ones every `interval_s`,
+    `owned` ones when their owners call `save`; at the end all of them."""
 
     def __init__(
         self,
@@ -119,11 +120,13 @@ class ConfigFiles:
         prompt: Sequence[PersistentTable],
         periodic: Sequence[PersistentTable],
         interval_s: Callable[[], float],
+        owned: Sequence[PersistentTable] = (),
     ) -> None:
         self._folder = folder
         self._io = io
         self._entries = [_Entry(table, folder, io, prompt=True) for table in prompt]
         self._entries += [_Entry(table, folder, io, prompt=False) for table in periodic]
+        self._entries += [_Entry(table, folder, io, prompt=None) for table in owned]
         self._interval_s = interval_s
         self._changed = asyncio.Event()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="config-files")

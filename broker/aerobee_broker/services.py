@@ -9,6 +9,8 @@ from aerobee_broker.config import BrokerConfig, LiveConfig, unserved_keys, warn_
 from aerobee_broker.config_files import ConfigFiles
 from aerobee_broker.consumer_offsets import ConsumerOffsets
 from aerobee_broker.consumers import ConsumerTable
+from aerobee_broker.delay_offsets import DelayOffsets
+from aerobee_broker.delay_rules import DelayRules
 from aerobee_broker.groups import SubscriptionGroups
 from aerobee_broker.identity import BrokerIdentity
 from aerobee_broker.message_writer import MessageWriter
@@ -49,6 +51,8 @@ class Services:
     stats: BrokerStats
     parking: ParkingRules
     writer: MessageWriter
+    delay_rules: DelayRules
+    delay_offsets: DelayOffsets
     clock: Callable[[], int]  # epoch ms
     settings_file: Path | None = None  # where hot changes are written too
     # Set by the assembly: messages were appended without a send request; see that they are flushed and read.
@@ -90,6 +94,7 @@ def make_services(
     topics = TopicTable(live, clock)
     groups = SubscriptionGroups(live, clock)
     offsets = ConsumerOffsets(clock)
+    delay_rules, delay_offsets = DelayRules(live, clock), DelayOffsets(clock)
     services = Services(
         live=live,
         identity=identity,
@@ -103,6 +108,7 @@ def make_services(
             prompt=(topics, groups),
             periodic=(offsets,),
             interval_s=lambda: live.value.flush_consumer_offset_interval / 1000,
+            owned=(delay_offsets,),
         ),
         consumers=ConsumerTable(
             members_max=config.max_registered_clients,
@@ -124,9 +130,12 @@ def make_services(
             appended=lambda: services.appended(),
             durable=lambda: services.durable(),
         ),
+        delay_rules=delay_rules,
+        delay_offsets=delay_offsets,
         clock=clock,
         settings_file=settings_file,
     )
+    services.parking.add(delay_rules.place)
     return services
 
 

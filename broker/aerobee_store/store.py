@@ -376,6 +376,11 @@ class MessageStore:
         return min(self._queue_end, self._log.flushed_offset)
 
     @property
+    def newest_timestamp(self) -> int:
+        """Store time (ms) of the newest append; before the first one, as far as the checkpoint and recovery tell."""
+        return max(self._tail[1], self._log_timestamp)
+
+    @property
     def min_physical_offset(self) -> int:
         """Physical offset of the first byte that is kept."""
         return self._log.min_offset
@@ -693,6 +698,10 @@ class MessageStore:
         with contextlib.suppress(OSError, StoreFull):
             self._tombstones.save()
         return self._queues.delete_topic(topic)
+
+    def is_dead(self, topic: str, physical_offset: int) -> bool:
+        """Whether a message of `topic` that came at `physical_offset` died with the topic, which was deleted later."""
+        return self._tombstones.covers(topic, physical_offset)
 
     def save_deletions(self) -> None:
         """Make it durable which topics were deleted before this call; for any thread.

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from aerobee_broker.config import BrokerConfig, LiveConfig
+from aerobee_broker.config import BrokerConfig, LiveConfig, delay_levels
 from aerobee_broker.identity import identity_of
 from aerobee_broker.services import Services, make_services
 from aerobee_proto.codes import RequestCode
@@ -184,6 +184,7 @@ def make_test_services(root: Path, clock: Clock, **settings: Any) -> Services:
             index_slots=config.max_hash_slot_num,
             index_entries=config.max_index_num,
             sync_flush=False,
+            delay_levels_ms=delay_levels(config.message_delay_level),
         ),
         io=io,
         clock=clock,

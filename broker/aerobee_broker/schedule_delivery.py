@@ -1,0 +1,298 @@
+"""Delivery of messages with a delay level: each level in order, each message when it is due.
+
+Touches  the store: reads the queues of the schedule topic, appends to the real topics.
+
+Queue level - 1 of SCHEDULE_TOPIC_XXXX holds the messages of a level; the tag field of an entry is when the message is
+due. All of a level wait equally long, so its queue is in order of that time, and one offset tells how far it is.
+
+Woken by messages that come and by the time at which the next one is due; nobody polls. Many that are due are
+delivered in batches, and other work of the event loop goes between.
+
+Wall clock   Times are compared with the wall clock, so a clock that is set forward delivers sooner by as much. When
+             it is set back, or the table of levels was changed, what waits then waits for one whole delay of its
+             level at most.
+Crash        Offsets are written every `flushDelayOffsetInterval`. What was delivered after that is found again by
+             the index and not delivered twice; without the index it is (at least once).
+
+Invariants
+- Nothing is delivered before its time, and nothing is passed over but what ParkedMessages says nobody may get.
+- A level's offset moves past a message only when its delivery is in the log.
+"""
+
+import asyncio
+import heapq
+import time
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from aerobee_broker.config import delay_levels
+from aerobee_broker.parked_messages import ParkedMessages
+from aerobee_broker.services import Services
+from aerobee_proto.names import SCHEDULE_TOPIC
+from aerobee_store.errors import StoreError
+from aerobee_store.messages import NewMessage, PutStatus
+
+__all__ = ["ScheduleDelivery"]
+
+log = structlog.get_logger()
+
+BATCH_COUNT: Final = 256  # messages delivered in one go: some 10 ms of the loop
+BATCH_BYTES: Final = 4 << 20
+RETRY_MS: Final = 1000  # while the store takes nothing
+CLOCK_CHECK_S: Final = 1.0  # how often the wall clock is looked at while messages wait
+CLOCK_SLACK_MS: Final = 500  # a step back by more than this is one
+
+
+def monotonic_ms() -> float:
+    """A clock that nobody sets."""
+    return time.monotonic() * 1000
+
+
+class _Level:
+    """Where one level stands."""
+
+    __slots__ = ("delay_ms", "due_ms", "number", "offset", "old_due_ms", "old_end")
+
+    def __init__(self, number: int, delay_ms: int, offset: int) -> None:
+        self.number = number
+        self.delay_ms = delay_ms
+        self.offset = offset  # of the next message
+        self.due_ms: int | None = None  # when that one is due; None: there is none
+        # Messages below old_end came before the clock or the table changed: due at old_due_ms at the latest.
+        self.old_end = 0
+        self.old_due_ms = 0
+
+    def due_of(self, offset: int, tag: int) -> int:
+        return min(tag, self.old_due_ms) if offset < self.old_end else tag
+
+
+class ScheduleDelivery:
+    """Delivers all levels. All calls from the event loop."""
+
+    def __init__(
+        self,
+        services: Services,
+        parked: ParkedMessages,
+        *,
+        monotonic: Callable[[], float] = monotonic_ms,
+    ) -> None:
+        """`monotonic` gives milliseconds since some moment."""
+        self._services = services
+        self._parked = parked
+        self._monotonic = monotonic
+        self._levels: dict[int, _Level] = {}
+        self._heap: list[
+            tuple[int, int]
+        ] = []  # (due, level); an entry that is not the level's due_ms is stale
+        self._fresh: set[int] = set()  # levels to which messages come
+        self._changed = asyncio.Event()
+        self._refused_told_ms = 0
+        # Deliveries up to this time may have been made by a run that could not write its offsets any more.
+        self._doubtful_ms = 0
+        self._skew_ms = 0.0  # wall clock minus the other
+
+    def parked(self, level: int) -> None:
+        """A message of this level is about to be appended."""
+        self._fresh.add(level)
+        self._changed.set()
+
+    # --- where levels stand -----------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Take up where the last run ended. Before `run`, after recovery and the loading of the offsets."""
+        services = self._services
+        self._doubtful_ms = services.store.newest_timestamp
+        now_ms = services.clock()
+        self._skew_ms = now_ms - self._monotonic()
+        for number, delay_ms in enumerate(delay_levels(services.config.message_delay_level), 1):
+            level = _Level(number, delay_ms, services.delay_offsets.get(number))
+            self._levels[number] = level
+            low, high = self._range(level)
+            if level.offset > high:
+                log.warning(
+                    "broker.delay_offset_corrected",
+                    level=number,
+                    logical_offset=level.offset,
+                    max_offset=high,
+                )
+                level.offset = high
+            level.offset = max(level.offset, low)
+        for queue_id in services.store.queue_ids(SCHEDULE_TOPIC):
+            if queue_id + 1 not in self._levels:
+                self._begin_orphan(queue_id + 1)
+        self._restart_clock(now_ms)
+
+    def _begin_orphan(self, number: int) -> None:
+        """A level that the table does not have any more: what waits there still gets delivered."""
+        level = _Level(number, max(one.delay_ms for one in self._levels.values()), 0)
+        low, high = self._range(level)
+        level.offset = min(max(self._services.delay_offsets.get(number), low), high)
+        if level.offset < high:
+            log.warning("broker.delay_level_removed", level=number, message_count=high - level.offset)
+            self._levels[number] = level
+
+    def _range(self, level: _Level) -> tuple[int, int]:
+        return self._services.store.readable_range(SCHEDULE_TOPIC, level.number - 1) or (0, 0)
+
+    def _restart_clock(self, now_ms: int) -> None:
+        """What waits now waits for one whole delay of its level at most."""
+        self._skew_ms = now_ms - self._monotonic()
+        for level in self._levels.values():
+            level.old_end = self._services.store.next_offset(SCHEDULE_TOPIC, level.number - 1)
+            level.old_due_ms = now_ms + level.delay_ms
+            self._look(level)
+
+    def _look(self, level: _Level) -> None:
+        """Find out when the level's next message is due."""
+        low, high = self._range(level)
+        if level.offset < low:
+            log.warning("broker.delayed_cleaned", level=level.number, message_count=low - level.offset)
+            level.offset = low
+        store, queue_id = self._services.store, level.number - 1
+        while level.offset < high:
+            entry = store.queue_entry(SCHEDULE_TOPIC, queue_id, level.offset)
+            if entry is not None:
+                self._wake_at(level, level.due_of(level.offset, entry.tag_hash))
+                return
+            level.offset += 1
+        level.due_ms = None
+        if store.next_offset(SCHEDULE_TOPIC, queue_id) > high:  # its queue entry waits for room on the disk
+            self._wake_at(level, self._services.clock() + RETRY_MS)
+
+    def _wake_at(self, level: _Level, due_ms: int) -> None:
+        if level.due_ms != due_ms:
+            level.due_ms = due_ms
+            heapq.heappush(self._heap, (due_ms, level.number))
+
+    @property
+    def waiting_count(self) -> int:
+        """Messages that wait in all levels."""
+        return sum(max(0, self._range(level)[1] - level.offset) for level in self._levels.values())
+
+    # --- running ----------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Deliver until cancelled. StorePoisoned when the disk has failed."""
+        while True:
+            await self._wait()
+            if self._changed.is_set():
+                self._changed.clear()
+                await self._services.durable()
+                self.take_up_fresh()
+            await self.deliver_due()
+
+    async def _wait(self) -> None:
+        timeout_s = None
+        if self._heap:
+            timeout_s = min(CLOCK_CHECK_S, max(0, self._heap[0][0] - self._services.clock()) / 1000)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    def take_up_fresh(self) -> None:
+        """See what came to levels; what is not readable yet is told by the next `parked` or found by a retry."""
+        while self._fresh:
+            self._look(self._levels[self._fresh.pop()])
+
+    async def deliver_due(self) -> None:
+        """Deliver everything that is due now."""
+        self._notice_clock_step()
+        while self._heap and self._heap[0][0] <= self._services.clock():
+            due_ms, number = heapq.heappop(self._heap)
+            level = self._levels[number]
+            if level.due_ms == due_ms:
+                level.due_ms = None
+                self._deliver(level)
+                await asyncio.sleep(0)
+
+    def _notice_clock_step(self) -> None:
+        now_ms = self._services.clock()
+        skew_ms = now_ms - self._monotonic()
+        if skew_ms < self._skew_ms - CLOCK_SLACK_MS:
+            log.warning("broker.clock_set_back", step_ms=round(self._skew_ms - skew_ms))
+            self._restart_clock(now_ms)
+        self._skew_ms = skew_ms
+
+    def _deliver(self, level: _Level) -> None:
+        """Deliver one batch of a level and find out what comes next."""
+        offsets, messages, end = self._due_batch(level)
+        try:
+            done = self._services.writer.append(messages) if messages else []
+        except StoreError as refused:
+            self._tell_refused(str(refused))
+            self._wake_at(level, self._services.clock() + RETRY_MS)
+            return
+        for offset, message, one in zip(offsets, messages, done, strict=True):
+            if one.status is PutStatus.CREATE_MAPPED_FILE_FAILED:
+                self._tell_refused("no new commit log file could be made")
+                self._moved(level, offset)
+                self._wake_at(level, self._services.clock() + RETRY_MS)
+                return
+            if one.status is PutStatus.PUT_OK:
+                self._services.stats.put(message.topic, 1, one.size)
+            else:
+                parked_at = message.prepared_transaction_offset
+                log.error("broker.delayed_lost", physical_offset=parked_at, reason=one.status.name)
+        self._moved(level, end)
+        self._look(level)
+
+    def _due_batch(self, level: _Level) -> tuple[list[int], list[NewMessage], int]:
+        """Queue offsets and deliveries of what is due, and the offset behind it; one batch at most."""
+        store, now_ms = self._services.store, self._services.clock()
+        offsets: list[int] = []
+        messages: list[NewMessage] = []
+        size = 0
+        high = min(self._range(level)[1], level.offset + BATCH_COUNT)
+        for offset in range(level.offset, high):
+            entry = store.queue_entry(SCHEDULE_TOPIC, level.number - 1, offset)
+            if entry is None:
+                continue
+            if level.due_of(offset, entry.tag_hash) > now_ms or size > BATCH_BYTES:
+                return offsets, messages, offset
+            message = self._delivery(entry.physical_offset, entry.tag_hash)
+            if message is not None:
+                offsets.append(offset)
+                messages.append(message)
+                size += entry.size
+        return offsets, messages, high
+
+    def _delivery(self, physical_offset: int, due_ms: int) -> NewMessage | None:
+        record = self._parked.read(SCHEDULE_TOPIC, physical_offset)
+        if record is None or (due_ms <= self._doubtful_ms and self._parked.was_delivered(record)):
+            return None
+        return self._parked.delivery(record)
+
+    def _moved(self, level: _Level, offset: int) -> None:
+        store, offsets = self._services.store, self._services.delay_offsets
+        if offset != level.offset:
+            level.offset = offset
+            offsets.moved(level.number, offset, store.end_offset)
+        offsets.settle(store.flushed_offset)
+
+    def _tell_refused(self, reason: str) -> None:
+        now_ms = self._services.clock()
+        if now_ms - self._refused_told_ms >= 60 * RETRY_MS or now_ms < self._refused_told_ms:
+            self._refused_told_ms = now_ms
+            log.warning("broker.delivery_refused", reason=reason, message_count=self.waiting_count)
+
+    # --- offsets on disk --------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Bring what is delivered and durable into the table of offsets."""
+        self._services.delay_offsets.settle(self._services.store.flushed_offset)
+
+    async def run_saving(self) -> None:
+        """Write the offsets every `flushDelayOffsetInterval`, until cancelled."""
+        services = self._services
+        while True:
+            await asyncio.sleep(services.config.flush_delay_offset_interval / 1000)
+            self.settle()
+            try:
+                await services.files.save(services.delay_offsets)
+            except OSError as failed:
+                name = services.delay_offsets.file_name
+                log.error("broker.config_not_saved", path=name, reason=str(failed))  # noqa: TRY400  # the disk
