@@ -8,6 +8,7 @@ from aerobee_broker.offset_handlers import OffsetHandlers
 from aerobee_broker.offset_resets import OffsetResets
 from aerobee_broker.services import Services
 from aerobee_broker.topic_handlers import TopicHandlers
+from aerobee_broker.transaction_handlers import TransactionHandlers
 from aerobee_remoting.handlers import HandlerTable
 
 __all__ = ["register_admin"]
@@ -22,3 +23,4 @@ def register_admin(table: HandlerTable, services: Services) -> None:
     TopicHandlers(services).register(table)
     GroupHandlers(services).register(table)
     BrokerHandlers(services).register(table)
+    TransactionHandlers(services).register(table)

@@ -32,10 +32,8 @@ from aerobee_broker.housekeeping import connection_lost, run_client_scan, run_st
 from aerobee_broker.identity import BrokerIdentity, address_of, identity_of
 from aerobee_broker.metrics import MetricsServer
 from aerobee_broker.parked_messages import ParkedMessages
-from aerobee_broker.parked_messages import ParkedMessages
 from aerobee_broker.pull import PullProcessor
 from aerobee_broker.query import QueryProcessor
-from aerobee_broker.schedule_delivery import ScheduleDelivery
 from aerobee_broker.schedule_delivery import ScheduleDelivery
 from aerobee_broker.scrubbing import Scrubbing
 from aerobee_broker.send import SendProcessor
@@ -95,7 +93,6 @@ class Broker:
         self._pulls: PullProcessor | None = None
         self._keeper: DiskKeeper | None = None
         self._metrics: MetricsServer | None = None
-        self._delays: ScheduleDelivery | None = None
         self._delays: ScheduleDelivery | None = None
         self._sync = config.flush_disk_type == "SYNC_FLUSH"
         self.failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
@@ -204,16 +201,7 @@ class Broker:
         services.delay_rules.level_parked = delays.parked
         return delays
 
-    def _begin_delays(self, services: Services) -> ScheduleDelivery:
-        """Take up the deliveries of delayed messages where the last run ended."""
-        parked = ParkedMessages(services.store, services.topics, services.writer)
-        delays = self._delays = ScheduleDelivery(services, parked)
-        delays.begin()
-        services.delay_rules.level_parked = delays.parked
-        return delays
-
     def _start_tasks(self, services: Services) -> None:
-        delays = self._begin_delays(services)
         delays = self._begin_delays(services)
         self._keeper = DiskKeeper(services, self._upkeep, self._io, self._reserve)
         services.clean = self._keeper.request
@@ -225,8 +213,6 @@ class Broker:
             ("delay levels", delays.run()),
             ("delay offsets", delays.run_saving()),
             ("transaction checks", TransactionChecks(services).run()),
-            ("delay levels", delays.run()),
-            ("delay offsets", delays.run_saving()),
             ("store upkeep", self._run_upkeep(services)),
             ("store scrub", Scrubbing(services, self._upkeep).run()),
         ):

@@ -47,7 +47,6 @@ DELAY_UNIT_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000
 DELAY_LEVEL_COUNT_MAX: Final = 1000
 # Why keys have no effect.
 NO_DELAY: Final = "delayed messages are refused"
-NO_TRANSACTIONS: Final = "transaction messages are refused"
 NO_REPLIES: Final = "request-reply is not served"
 NO_REPLICAS: Final = "there are no replicas"
 # An address of a network that is reserved for documentation: a UDP socket "connected" to it sends nothing,
@@ -204,9 +203,7 @@ class BrokerConfig(SettingsModel):
     # Messages in.
     max_message_size: int = _key(4 * MIB, "Largest body.", unit="bytes", ge=1, le=16 * MIB - 128 * KIB)
     broker_permission: int = _key(6, "Bits 4 read, 2 write for all topics.", hot=True, ge=0, le=7)
-    reject_transaction_message: bool = _key(
-        False, "Refuse transaction messages.", hot=True, unserved=NO_TRANSACTIONS
-    )
+    reject_transaction_message: bool = _key(False, "Refuse transaction messages.", hot=True)
     auto_create_topic_enable: bool = _key(True, "Create unknown topics on the first send.", hot=True)
     default_topic_queue_nums: int = _key(8, "Queues of the template topic TBW102.", hot=True, ge=1, le=65_536)
     cluster_topic_enable: bool = _key(True, "The topic named after the cluster may be used.")
@@ -230,13 +227,18 @@ class BrokerConfig(SettingsModel):
         True, "Store replies of request-reply too.", hot=True, unserved=NO_REPLIES
     )
     transaction_time_out: Millis = _key(
-        6_000, "Age at which a half message is first checked.", unit="ms", hot=True, unserved=NO_TRANSACTIONS
+        6_000, "Age at which a half message is first checked.", unit="ms", hot=True
     )
-    transaction_check_max: Count = _key(
-        15, "Checks before a half message is given up.", hot=True, unserved=NO_TRANSACTIONS
+    transaction_check_max: Count = _key(15, "Checks before a half message is given up.", hot=True)
+    transaction_check_interval: Millis = _key(30_000, "Pause between rounds of checks.", unit="ms", hot=True)
+    transaction_op_batch_interval: Millis = _key(
+        3_000,
+        "Longest wait of the mark that a transaction has ended for others to share its record.",
+        unit="ms",
+        hot=True,
     )
-    transaction_check_interval: Millis = _key(
-        30_000, "Pause between rounds of checks.", unit="ms", hot=True, unserved=NO_TRANSACTIONS
+    transaction_op_msg_max_size: int = _key(
+        4_096, "Size of such a record at which it is written at once.", unit="bytes", hot=True, ge=1, le=MIB
     )
 
     # Messages out.
@@ -318,6 +320,9 @@ class BrokerConfig(SettingsModel):
         le=2**31 - 1,
     )
     max_held_pulls: Count = _key(100_000, "Pulls held at a time.")
+    max_open_transactions: Count = _key(
+        1_000_000, "Half messages without an end at which more are refused.", hot=True
+    )
     max_topics_auto_created: int = _key(
         10_000, "Topics at which sends stop to create more.", hot=True, ge=0, le=10_000_000
     )

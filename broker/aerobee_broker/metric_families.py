@@ -53,6 +53,11 @@ class MetricsSnapshot:
     nameservers: list[Row]
     put_failed: int
     flushes: int
+    open_transactions: int
+    committed: list[Row]  # by topic
+    rolled_back: list[Row]
+    transaction_checks: int
+    transactions_given_up: int
 
 
 def take_snapshot(services: Services, facts: Mapping[str, object]) -> MetricsSnapshot:
@@ -80,7 +85,16 @@ def take_snapshot(services: Services, facts: Mapping[str, object]) -> MetricsSna
         nameservers=[((state.addr,), float(state.registered)) for state in services.registrar.states],
         put_failed=stats.put_failed,
         flushes=stats.flush_count,
+        open_transactions=services.transactions.open_count,
+        committed=_by_topic(services, services.transactions.committed),
+        rolled_back=_by_topic(services, services.transactions.rolled_back),
+        transaction_checks=services.transactions.asked,
+        transactions_given_up=services.transactions.given_up,
     )
+
+
+def _by_topic(services: Services, counts: Mapping[str, int]) -> list[Row]:
+    return [((topic,), float(count)) for topic, count in counts.items() if topic in services.topics]
 
 
 def _gauges(services: Services) -> dict[str, float]:
@@ -180,6 +194,23 @@ def families(snapshot: MetricsSnapshot) -> Iterator[Family]:
     yield Family("aerobee_puts_failed", "counter", "Sends that were refused or failed.", (), failed)
     flushes = [((), float(snapshot.flushes))]
     yield Family("aerobee_flushes", "counter", "Times that the log was synced.", (), flushes)
+    yield from _transaction_families(snapshot)
+
+
+def _transaction_families(snapshot: MetricsSnapshot) -> Iterator[Family]:
+    opened = [((), float(snapshot.open_transactions))]
+    yield Family("rocketmq_half_messages", "gauge", "Transactions that are open.", (), opened)
+    topic = ("topic",)
+    yield Family("rocketmq_commit_messages", "counter", "Transactions committed.", topic, snapshot.committed)
+    yield Family(
+        "rocketmq_rollback_messages", "counter", "Transactions rolled back.", topic, snapshot.rolled_back
+    )
+    checks = [((), float(snapshot.transaction_checks))]
+    yield Family("aerobee_transaction_checks", "counter", "Questions to producers.", (), checks)
+    given_up = [((), float(snapshot.transactions_given_up))]
+    yield Family(
+        "aerobee_transactions_given_up", "counter", "Half messages that were given up.", (), given_up
+    )
 
 
 def _counters(

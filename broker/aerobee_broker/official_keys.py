@@ -146,7 +146,7 @@ _BY_REASON: Final = {
         messageStorePlugIn offsetCheckInSlave pullBatchMaxMessageCount readUnCommitted
         realTimeNotifyConsumerChange rejectPullConsumerEnable replicasPerDiskPartition rocketmqHome
         serverSocketBacklog shutdownWaitTimeSeconds startAcceptSendRequestTimeStamp
-        subscriptionExpiredTimeout transactionOpBatchInterval transactionOpMsgMaxSize
+        subscriptionExpiredTimeout
         travelCqFileNumWhenGetMessage useStaticSubscription warmMapedFileEnable
     """,
 }

@@ -46,11 +46,12 @@ Rule = Callable[[NewMessage, Mapping[str, str]], NewMessage | None]
 
 def needs_place(sys_flag: int, mapping: Mapping[str, str]) -> bool:
     """Whether a message with these properties asks for more than its place in the topic."""
-    return (
-        is_transaction(sys_flag, mapping)
-        or not NO_DELAY.fullmatch(mapping.get(properties.DELAY, "0"))
-        or not TIMER_PROPERTIES.isdisjoint(mapping)
-        or properties.INNER_NUM in mapping
+    return is_transaction(sys_flag, mapping) or _is_delayed(mapping) or properties.INNER_NUM in mapping
+
+
+def _is_delayed(mapping: Mapping[str, str]) -> bool:
+    return not NO_DELAY.fullmatch(mapping.get(properties.DELAY, "0")) or not TIMER_PROPERTIES.isdisjoint(
+        mapping
     )
 
 
@@ -98,11 +99,10 @@ class ParkingRules:
             placed = rule(message, mapping)
             if placed is not None:
                 return placed
-        if needs_place(message.sys_flag, mapping):
-            transaction = is_transaction(message.sys_flag, mapping)
+        if _is_delayed(mapping):
             raise RequestError(
-                ResponseCode.NO_PERMISSION if transaction else ResponseCode.MESSAGE_ILLEGAL,
-                f"delayed or transaction message to topic {message.topic}: not served by this broker",
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"delayed message to topic {message.topic}: not served by this broker",
             )
         return message
 

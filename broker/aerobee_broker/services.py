@@ -20,6 +20,7 @@ from aerobee_broker.queue_locks import QueueLocks
 from aerobee_broker.registration import NameserverRegistrar
 from aerobee_broker.stats import BrokerStats
 from aerobee_broker.topics import TopicTable
+from aerobee_broker.transactions import Transactions
 from aerobee_proto.codes import ResponseCode
 from aerobee_proto.errors import RequestError
 from aerobee_store.errors import StoreError
@@ -51,6 +52,7 @@ class Services:
     stats: BrokerStats
     parking: ParkingRules
     writer: MessageWriter
+    transactions: Transactions
     delay_rules: DelayRules
     delay_offsets: DelayOffsets
     clock: Callable[[], int]  # epoch ms
@@ -94,6 +96,18 @@ def make_services(
     topics = TopicTable(live, clock)
     groups = SubscriptionGroups(live, clock)
     offsets = ConsumerOffsets(clock)
+    parking, stats = ParkingRules(), BrokerStats(config.broker_cluster_name, clock())
+    writer = MessageWriter(
+        store,
+        host=(address, identity.port),
+        clock=clock,
+        appended=lambda: services.appended(),
+        durable=lambda: services.durable(),
+    )
+    transactions = Transactions(
+        live=live, store=store, writer=writer, parking=parking, offsets=offsets, topics=topics, stats=stats
+    )
+    parking.add(transactions.park)  # before delays: those of a half message begin with its commit
     delay_rules, delay_offsets = DelayRules(live, clock), DelayOffsets(clock)
     services = Services(
         live=live,
@@ -121,15 +135,10 @@ def make_services(
         ),
         locks=QueueLocks(),
         registrar=registrar or NameserverRegistrar(live, topics, clock, identity),
-        stats=BrokerStats(config.broker_cluster_name, clock()),
-        parking=ParkingRules(),
-        writer=MessageWriter(
-            store,
-            host=(address, identity.port),
-            clock=clock,
-            appended=lambda: services.appended(),
-            durable=lambda: services.durable(),
-        ),
+        stats=stats,
+        parking=parking,
+        writer=writer,
+        transactions=transactions,
         delay_rules=delay_rules,
         delay_offsets=delay_offsets,
         clock=clock,

@@ -2,7 +2,8 @@
 
 `hit(name)` costs one dictionary look-up in an empty dictionary unless a test armed that name. An armed
 failpoint calls its action, which may raise (a disk fault) or end the process (a crash).
-Names are `module.moment`, e.g. `commit_log.before_sync`; FAILPOINTS lists them all.
+Names are `module.moment`, e.g. `commit_log.before_sync`; FAILPOINTS lists those of the store, SERVICE_FAILPOINTS
+those of the broker above it.
 
 A process of its own is armed by text, which the broker reads from an environment variable:
 `name=ACTION[@N]`, separated by commas. ACTION is `kill` (SIGKILL) or `exit` (as if by exit(1), without any
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-__all__ = ["FAILPOINTS", "arm", "arm_from_text", "armed", "disarm", "hit"]
+__all__ = ["FAILPOINTS", "SERVICE_FAILPOINTS", "arm", "arm_from_text", "armed", "disarm", "hit"]
 
 FAILPOINTS: Final = frozenset(
     {
@@ -55,6 +56,18 @@ FAILPOINTS: Final = frozenset(
     }
 )
 
+# In the broker's own services, passed only when these have something to do.
+SERVICE_FAILPOINTS: Final = frozenset(
+    {
+        "transactions.asked",
+        "transactions.commit_appended",
+        "transactions.commit_durable",
+        "transactions.copies_appended",
+        "transactions.copies_durable",
+        "transactions.marks_appended",
+    }
+)
+
 _actions: dict[str, Callable[[], None]] = {}
 
 
@@ -83,10 +96,9 @@ def arm_from_text(text: str) -> tuple[str, ...]:
 def _parse(piece: str) -> tuple[str, Callable[[], None], int]:
     name, _, rest = piece.partition("=")
     action, at, number = rest.partition("@")
-    if name not in FAILPOINTS:
-        raise ValueError(
-            f"{piece}: there is no failpoint {name!r}; there are {', '.join(sorted(FAILPOINTS))}"
-        )
+    known = FAILPOINTS | SERVICE_FAILPOINTS
+    if name not in known:
+        raise ValueError(f"{piece}: there is no failpoint {name!r}; there are {', '.join(sorted(known))}")
     if action not in _ENDINGS or (at and not (number.isdecimal() and int(number) > 0)):
         raise ValueError(f"{piece}: write {name}=kill@3 or {name}=exit, the number counts passes from 1")
     return name, _ENDINGS[action], int(number or 1)

@@ -111,6 +111,25 @@ class EndTransactionHeader(RequestHeader, kw_only=True):
     transaction_id: str | None = None
 
 
+class CheckTransactionHeader(RequestHeader, kw_only=True):
+    """CHECK_TRANSACTION_STATE, from the broker to a producer."""
+
+    topic: str | None = None
+    tran_state_table_offset: I64
+    commit_log_offset: I64
+    msg_id: str | None = None
+    transaction_id: str | None = None
+    offset_msg_id: str | None = None
+    bname: str | None = None
+
+
+class ResumeCheckHeader(RequestHeader, kw_only=True):
+    """RESUME_CHECK_HALF_MESSAGE; `msg_id` is an offset id."""
+
+    topic: str | None = None
+    msg_id: str | None = None
+
+
 # --- pulling and looking up -----------------------------------------------------------------------------------
 
 

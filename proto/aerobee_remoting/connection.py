@@ -474,6 +474,11 @@ class Connection(asyncio.Protocol):
     def is_closed(self) -> bool:
         return self.closed.done() or self.transport.is_closing()
 
+    @property
+    def is_congested(self) -> bool:
+        """Whether the peer reads so slowly that nothing should be sent unasked."""
+        return self._write_blocked
+
     def sweep(self, now: float) -> str | None:
         """Close the connection if one of its time bounds is over; the reason, or None."""
         limits = self._limits

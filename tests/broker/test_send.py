@@ -213,12 +213,12 @@ REFUSALS: dict[str, tuple[dict[str, Any], ResponseCode, str]] = {
         ResponseCode.MESSAGE_ILLEGAL,
         "properties are too large",
     ),
-    "a transaction by flag": ({"sysFlag": "4"}, ResponseCode.NO_PERMISSION, "not served"),
-    "a transaction's end by flag": ({"sysFlag": "8"}, ResponseCode.NO_PERMISSION, "not served"),
-    "a transaction by property": (
+    "a transaction by flag alone": ({"sysFlag": "4"}, ResponseCode.MESSAGE_ILLEGAL, "TRAN_MSG"),
+    "a rolled back one by flag": ({"sysFlag": "12"}, ResponseCode.MESSAGE_ILLEGAL, "TRAN_MSG"),
+    "a transaction of nobody": (
         {"properties": text_of({"TRAN_MSG": "true"})},
-        ResponseCode.NO_PERMISSION,
-        "transaction",
+        ResponseCode.MESSAGE_ILLEGAL,
+        "PGROUP",
     ),
     "a delay level": ({"properties": text_of({"DELAY": "3"})}, ResponseCode.MESSAGE_ILLEGAL, "delayed"),
     "a delay that is no number": (

@@ -38,6 +38,12 @@ def test_the_list_of_names_is_what_the_code_passes() -> None:
     assert {name for names in passed for name in names} == failpoints.FAILPOINTS
 
 
+def test_the_list_of_the_services_names_is_what_the_broker_passes() -> None:
+    folder = Path(failpoints.__file__).parents[1] / "aerobee_broker"
+    passed = [re.findall(r'failpoints\.hit\("([^"]+)"\)', path.read_text()) for path in folder.rglob("*.py")]
+    assert {name for names in passed for name in names} == failpoints.SERVICE_FAILPOINTS
+
+
 def test_a_process_armed_by_text_dies_at_the_pass_that_was_named() -> None:
     code = (
         "from aerobee_store import failpoints\n"

@@ -58,8 +58,6 @@ DIFFERENCES: dict[str, tuple[list[Answer], str]] = {
         "MESSAGE_ILLEGAL: with SYSTEM_ERROR a client would try the same bytes on every broker",
     ),
     "send v2 delay level 19": ([Answer(13, REFUSED_PUT, False)], "delayed messages are not served"),
-    "send v2 prepared transaction": ([Answer(16, REFUSED_PUT, False)], "transactions are not served"),
-    "end transaction of a missing offset": (NOT_SUPPORTED, "transactions are not served"),
     "send back of a missing offset": (NOT_SUPPORTED, "send-backs are not served"),
     "send back of an unknown group": (NOT_SUPPORTED, "send-backs are not served"),
     "pull sql": ([Answer(1, frozenset(), False)], "SQL92 was turned on there; by default it is off, and so here"),
