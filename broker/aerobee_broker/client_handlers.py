@@ -10,6 +10,7 @@ from typing import Final
 import structlog
 
 from aerobee_broker.clients import Member
+from aerobee_broker.filters import check_type
 from aerobee_broker.housekeeping import notify_members
 from aerobee_broker.request_bodies import answer, read_body
 from aerobee_broker.services import Services
@@ -147,12 +148,10 @@ class ClientHandlers:
     def check_subscription(self, request: Request) -> Response:
         """Whether a filter expression would be understood, before a client starts with it."""
         subscription = read_body(request, CheckClientConfigBody).subscription_data
-        kind = subscription.expression_type if subscription is not None else "TAG"
-        if kind != "TAG":
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR,
-                f"this broker does not filter by {kind[:40]} (enablePropertyFilter is off); use tags",
-            )
+        services = self._services
+        enabled = services.config.enable_property_filter
+        if subscription is not None and not check_type(subscription.expression_type, sql_enabled=enabled):
+            services.filters.sql(subscription.sub_string)
         return Response()
 
     # --- queue locks ------------------------------------------------------------------------------------------

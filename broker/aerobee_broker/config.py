@@ -2,7 +2,7 @@
 
 Every field's description says what it does; its schema extra says the unit and whether it is hot, that is,
 whether UPDATE_BROKER_CONFIG may change it in a running broker. A value that would promise something that this
-broker does not do (a replica, access control, SQL filters) is refused at start instead of being ignored.
+broker does not do (a replica, access control) is refused at start instead of being ignored.
 
 Touches  nothing; `aerobee_remoting.settings` reads files and the environment.
 
@@ -251,7 +251,9 @@ class BrokerConfig(SettingsModel):
         1_000, "Longest hold when longPollingEnable is off.", unit="ms", hot=True
     )
     lite_pull_message_enable: bool = _key(True, "Serve LITE_PULL_MESSAGE.", hot=True)
-    enable_property_filter: bool = _key(False, "SQL92 filters; refused.")
+    enable_property_filter: bool = _key(
+        False, "Serve SQL92 filters over properties; off, they are refused with code 1.", hot=True
+    )
     slave_read_enable: bool = _key(False, "Send readers of old messages to a slave.", hot=True)
     use_server_side_reset_offset: bool = _key(True, "Reset offsets in the broker, not in clients.", hot=True)
     access_message_in_memory_max_ratio: Percent = _key(
@@ -389,13 +391,6 @@ class BrokerConfig(SettingsModel):
     def _no_access_control(cls, value: bool) -> bool:
         if value:
             raise ValueError("access control is not served; without it everybody could do everything")
-        return value
-
-    @field_validator("enable_property_filter")
-    @classmethod
-    def _no_sql(cls, value: bool) -> bool:
-        if value:
-            raise ValueError("SQL92 filters are not served; consumers filter by tag")
         return value
 
     @model_validator(mode="after")

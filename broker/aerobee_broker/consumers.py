@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from aerobee_broker.clients import Member, MemberCount
+from aerobee_broker.filters import EVERYTHING, TAG, Filter
 from aerobee_proto.bodies import ConsumerData, SubscriptionData
 from aerobee_proto.codes import ResponseCode
 from aerobee_proto.errors import RequestError
@@ -27,26 +28,23 @@ from aerobee_remoting.connection import Connection
 __all__ = ["Changes", "ConsumerGroup", "ConsumerTable", "Subscription"]
 
 BROADCASTING: Final = "BROADCASTING"
-TAG: Final = "TAG"
 
 
 class Subscription:
     """One topic of a group, ready for the filter."""
 
-    __slots__ = ("data", "expression_type", "tag_hashes", "version")
+    __slots__ = ("compiled_version", "data", "expression_type", "tag_filter", "version")
 
     def __init__(self, data: SubscriptionData) -> None:
         self.data = data
         self.expression_type = data.expression_type or TAG
         self.version = data.sub_version
-        # None: every message; otherwise those whose tag hashes to one of these.
-        self.tag_hashes: frozenset[int] | None = None
+        # Everything, unless it names tags. What an SQL92 expression wants is not known here.
+        self.tag_filter = EVERYTHING
         if self.expression_type == TAG and not data.class_filter_mode and data.sub_string not in ("", "*"):
-            self.tag_hashes = frozenset(data.code_set)
-
-    @property
-    def is_tag(self) -> bool:
-        return self.expression_type == TAG
+            self.tag_filter = Filter(frozenset(data.code_set))
+        # Set by whoever compiles: version of the newest SQL92 expression of this group and topic that compiled.
+        self.compiled_version: int | None = None
 
 
 class ConsumerGroup:
@@ -293,9 +291,17 @@ def _take_subscriptions(group: ConsumerGroup, member: Member, offered: Sequence[
     for data in offered:
         known = group.subscriptions.get(data.topic)
         if known is None or data.sub_version > known.version:
-            group.subscriptions[data.topic] = Subscription(data)
+            group.subscriptions[data.topic] = _following(known, data)
     member.topics = {data.topic: (data.expression_type or TAG, data.sub_string) for data in offered}
     return changed
+
+
+def _following(known: Subscription | None, data: SubscriptionData) -> Subscription:
+    """The subscription that takes the place of `known`."""
+    subscription = Subscription(data)
+    if known is not None:
+        subscription.compiled_version = known.compiled_version
+    return subscription
 
 
 def _new_conflict(group: ConsumerGroup, member: Member) -> Conflict | None:

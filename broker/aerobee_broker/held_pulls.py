@@ -6,6 +6,7 @@ is over. Who calls says what arrived and what time it is, and runs what is retur
 Invariants
 - A pull is in the table once, in the queue that it asked for; it leaves when it is returned by `ready`, `take`
   or `expired`, or with its connection.
+- The offset of a pull with a probe moves past what did not match: no message is looked at twice for it.
 - Nothing here looks at more than one queue per arrival, at more than the expired pulls per sweep, or at more
   than its own pulls per lost connection.
 """
@@ -22,9 +23,13 @@ T = TypeVar("T")
 
 
 class HeldPull(Generic[T]):
-    """One waiting pull. `work` is what the shell needs to run it again; `offset` the next one it wants."""
+    """One waiting pull. `work` is what the shell needs to run it again; `offset` the next one it wants.
 
-    __slots__ = ("deadline_ms", "offset", "owner", "queue", "tag_filter", "waiting", "work")
+    `probe` is for filters that tag hashes cannot decide: it looks at the messages from an offset on and returns
+    where to go on when none of them matches, None when the pull is worth another look.
+    """
+
+    __slots__ = ("deadline_ms", "offset", "owner", "probe", "queue", "tag_filter", "waiting", "work")
 
     def __init__(
         self,
@@ -34,6 +39,7 @@ class HeldPull(Generic[T]):
         deadline_ms: int,
         owner: object,
         work: T,
+        probe: Callable[[int], int | None] | None = None,
     ) -> None:
         self.queue = queue
         self.offset = offset
@@ -41,13 +47,24 @@ class HeldPull(Generic[T]):
         self.deadline_ms = deadline_ms
         self.owner = owner
         self.work = work
+        self.probe = probe
         self.waiting = True
 
     def wants(self, max_offset: int, tag_hashes: Sequence[int]) -> bool:
         """Whether an arrival is worth another look; `tag_hashes` are those of the new entries."""
         if max_offset <= self.offset:
             return False
-        return self.tag_filter is None or not self.tag_filter.isdisjoint(tag_hashes)
+        if self.tag_filter is not None:
+            return not self.tag_filter.isdisjoint(tag_hashes)
+        return self.probe is None or self._probed(self.probe, max_offset)
+
+    def _probed(self, probe: Callable[[int], int | None], max_offset: int) -> bool:
+        """Whether a message matches, or so many came that one look did not take them all in."""
+        following = probe(self.offset)
+        if following is None:
+            return True
+        self.offset = following
+        return following < max_offset
 
 
 class HeldPulls(Generic[T]):

@@ -99,7 +99,7 @@ _BY_REASON: Final = {
         cgColdReadThreshold coldCtrStrategyEnable coldDataFlowControlEnable coldDataScanEnable
         globalColdReadThreshold usePIDColdCtrStrategy
     """,
-    "SQL92 filters are not served": """
+    "SQL92 filters look at each message, without Bloom filters": """
         expectConsumerNumUseFilter filterDataCleanTimeSpan filterSupportRetry
         maxErrorRateOfBloomFilter
     """,

@@ -3,30 +3,29 @@
 Touches  the store through `Services`, connections to answer on.
 
 The answer to a found pull is written out by hand around the stored bytes, which leave as they lie in the log.
-A pull that finds nothing is held and run again when a message that its tags let through becomes readable, or
-when its time is over; it is not held twice.
+A pull that finds nothing is held and run again when a message that its filter lets through becomes readable, or
+when its time is over; it is not held twice. While it is held a filter by properties looks at each new message once.
 """
 
 from typing import Any, Final
 
+from aerobee_broker.consumers import Subscription
+from aerobee_broker.filters import Filter, check_type
 from aerobee_broker.held_pulls import HeldPull, HeldPulls
 from aerobee_broker.services import Services
 from aerobee_proto.codes import Perm, PullFlag, RequestCode, ResponseCode
 from aerobee_proto.errors import RequestError
 from aerobee_proto.frames import CODEC_JSON, FLAG_RESPONSE, Command, encode_command, encode_frame
 from aerobee_proto.headers import PullMessageHeader
-from aerobee_proto.javahash import tag_hash
 from aerobee_remoting.connection import Connection
 from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
 from aerobee_store.get_message import GetResult, GetStatus
 
-__all__ = ["PullProcessor", "tag_filter_of"]
+__all__ = ["PullProcessor"]
 
 HOLD_MS_MAX: Final = 120_000  # longer wishes are cut to this; official clients ask for 15 to 30 s
 MESSAGE_COUNT_MAX: Final = 1024
 BODY_SIZE_MAX: Final = 134_217_728  # the official bound; what the store sends at once is configured there
-EXPRESSION_SIZE_MAX: Final = 16_384
-FILTERS_MAX: Final = 4096
 FORBIDDEN_BROKER, FORBIDDEN_GROUP, FORBIDDEN_TOPIC, FORBIDDEN_BROADCAST, FORBIDDEN_SUBSCRIPTION = range(1, 6)
 
 RESPONSE_CODES: Final = {
@@ -41,27 +40,11 @@ RESPONSE_CODES: Final = {
     GetStatus.NO_MESSAGE_IN_QUEUE: ResponseCode.PULL_NOT_FOUND,
     GetStatus.NO_MATCHED_LOGIC_QUEUE: ResponseCode.PULL_NOT_FOUND,
 }
+NOTHING_MATCHED: Final = frozenset({GetStatus.NO_MATCHED_MESSAGE, GetStatus.OFFSET_OVERFLOW_ONE})
 EMPTY_QUEUE: Final = frozenset({GetStatus.NO_MESSAGE_IN_QUEUE, GetStatus.NO_MATCHED_LOGIC_QUEUE})
 
-TagFilter = frozenset[int] | None
 
-
-def tag_filter_of(expression: str | None) -> TagFilter:
-    """Hashes of the tags in `a || b`, None for everything. RequestError SUBSCRIPTION_PARSE_FAILED otherwise."""
-    if not expression or expression == "*":
-        return None
-    if len(expression) > EXPRESSION_SIZE_MAX:
-        raise RequestError(
-            ResponseCode.SUBSCRIPTION_PARSE_FAILED,
-            f"tag expression of {len(expression)} characters, at most {EXPRESSION_SIZE_MAX} are allowed",
-        )
-    tags = [tag.strip() for tag in expression.split("||")]
-    hashes = frozenset(tag_hash(tag) for tag in tags if tag)
-    if not hashes:
-        raise RequestError(
-            ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"tag expression {expression[:80]!r} names no tag"
-        )
-    return hashes
+_Work = tuple[Request, Filter]
 
 
 class _Forbidden(RequestError):
@@ -77,8 +60,8 @@ class PullProcessor:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._filters: dict[str, TagFilter] = {}
-        self.held: HeldPulls[Request] = HeldPulls(
+        self._filters = services.filters
+        self.held: HeldPulls[_Work] = HeldPulls(
             services.config.max_held_pulls,
             is_gone=lambda owner: isinstance(owner, Connection) and owner.is_closed,
         )
@@ -91,7 +74,7 @@ class PullProcessor:
     def on_pull(self, request: Request) -> Response | None:
         """One pull, first pass."""
         try:
-            tag_filter = self._check(request)
+            wanted = self._check(request)
         except _Forbidden as refused:
             return Response(refused.code, refused.remark, ext={"forbiddenType": str(refused.kind)})
         header = request.header
@@ -102,21 +85,21 @@ class PullProcessor:
         reset = services.offsets.take_reset(group, topic, queue_id)
         if reset is not None:
             return self._moved(request, reset)
-        result = self._read(header, tag_filter)
+        result = self._read(header, header.queue_offset, wanted)
         if result is None:
             return Response(
                 ResponseCode.SYSTEM_ERROR, "the store is not readable: it is starting or stopping"
             )
         code = self._code(result, header.queue_offset)
         if code == ResponseCode.PULL_NOT_FOUND and header.sys_flag & PullFlag.SUSPEND:
-            return self._hold(request, header, tag_filter, result)
+            return self._hold(request, header, wanted, result)
         self._answer(request, header, result, code)
         return None
 
     # --- checks -----------------------------------------------------------------------------------------------
 
-    def _check(self, request: Request) -> TagFilter:
-        """All checks in the official order; the tag filter of a pull that may go on."""
+    def _check(self, request: Request) -> Filter:
+        """All checks in the official order; the filter of a pull that may go on."""
         header = request.header
         group_name, topic_name = header.consumer_group, header.topic
         services = self._services
@@ -144,18 +127,12 @@ class PullProcessor:
                 ResponseCode.INVALID_PARAMETER, f"maxMsgNums {header.max_msg_nums} is not positive"
             )
         if header.sys_flag & PullFlag.SUBSCRIPTION:
-            self._check_expression_type(header.expression_type)
-            return self._filter(header.subscription)
+            if check_type(header.expression_type, sql_enabled=config.enable_property_filter):
+                return self._filters.tags(header.subscription)
+            return self._filters.sql(header.subscription)
         return self._subscribed(header, group)
 
-    def _check_expression_type(self, expression_type: str | None) -> None:
-        if expression_type not in (None, "", "TAG"):
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR,
-                f"filters of type {expression_type[:40]} are not enabled on this broker; TAG is served",
-            )
-
-    def _subscribed(self, header: Any, group: Any) -> TagFilter:
+    def _subscribed(self, header: Any, group: Any) -> Filter:
         """The filter that the group registered by heartbeat."""
         services = self._services
         name, topic = header.consumer_group, header.topic
@@ -179,31 +156,37 @@ class PullProcessor:
                 ResponseCode.SUBSCRIPTION_NOT_LATEST,
                 f"the subscription of group {name} to topic {topic} is older here than the pull's",
             )
-        self._check_expression_type(subscription.expression_type)
-        return subscription.tag_hashes
+        if check_type(subscription.expression_type, sql_enabled=services.config.enable_property_filter):
+            return subscription.tag_filter
+        return self._registered_sql(name, subscription)
 
-    def _filter(self, expression: str | None) -> TagFilter:
-        key = expression or "*"
+    def _registered_sql(self, group: str, subscription: Subscription) -> Filter:
+        """The SQL92 filter of a heartbeat. It is compiled here, so a heartbeat with many of them holds up nobody."""
         try:
-            return self._filters[key]
-        except KeyError:
-            if len(self._filters) >= FILTERS_MAX:
-                self._filters.clear()
-            found = self._filters[key] = tag_filter_of(key)
-            return found
+            wanted = self._filters.sql(subscription.data.sub_string)
+        except RequestError as broken:
+            older = subscription.compiled_version is not None
+            raise RequestError(
+                ResponseCode.FILTER_DATA_NOT_LATEST if older else ResponseCode.FILTER_DATA_NOT_EXIST,
+                f"group {group} registered a filter for topic {subscription.data.topic} that does not compile"
+                f"{', after an older one that does' if older else ''}: {broken.remark}",
+            ) from broken
+        subscription.compiled_version = subscription.version
+        return wanted
 
     # --- reading ----------------------------------------------------------------------------------------------
 
-    def _read(self, header: Any, tag_filter: TagFilter) -> GetResult | None:
+    def _read(self, header: Any, offset: int, wanted: Filter) -> GetResult | None:
         count = min(header.max_msg_nums, MESSAGE_COUNT_MAX)
         return self._services.store.get_message(
             header.consumer_group,
             header.topic,
             header.queue_id,
-            header.queue_offset,
+            offset,
             count,
             BODY_SIZE_MAX,
-            tag_filter,
+            wanted.tag_hashes,
+            wanted.selector,
         )
 
     def _code(self, result: GetResult, asked_offset: int) -> int:
@@ -211,9 +194,7 @@ class PullProcessor:
             return ResponseCode.PULL_OFFSET_MOVED
         return RESPONSE_CODES[result.status]
 
-    def _hold(
-        self, request: Request, header: Any, tag_filter: TagFilter, result: GetResult
-    ) -> Response | None:
+    def _hold(self, request: Request, header: Any, wanted: Filter, result: GetResult) -> Response | None:
         config = self._services.config
         wish_ms = (
             header.suspend_timeout_millis if config.long_polling_enable else config.short_polling_time_mills
@@ -224,10 +205,11 @@ class PullProcessor:
         pull = HeldPull(
             (header.topic, header.queue_id),
             header.queue_offset,
-            tag_filter,
+            wanted.tag_hashes,
             self._services.clock() + min(wish_ms, HOLD_MS_MAX),
             request.connection,
-            request,
+            (request, wanted),
+            None if wanted.selector is None else lambda offset: self._none_until(header, offset, wanted),
         )
         if self.held.hold(pull):
             self._services.stats.pulls_held += 1
@@ -244,26 +226,34 @@ class PullProcessor:
 
     def group_reset(self, group: str, topic: str, queue_id: int) -> None:
         """Tell a member that waits in a queue at once where the group goes on."""
-        for pull in self.held.take(topic, queue_id, lambda work: bool(work.header.consumer_group == group)):
+        for pull in self.held.take(topic, queue_id, lambda work: _group_of(work) == group):
             offset = self._services.offsets.take_reset(group, topic, queue_id)
             if offset is None:
                 self._run_again(pull)
             else:
-                pull.work.respond(self._moved(pull.work, offset))
+                request, _ = pull.work
+                request.respond(self._moved(request, offset))
 
     def expire(self) -> None:
         """Answer the held pulls whose time is over."""
         for pull in self.held.expired(self._services.clock()):
             self._run_again(pull)
 
-    def _run_again(self, pull: HeldPull[Request]) -> None:
-        request = pull.work
+    def _none_until(self, header: Any, offset: int, wanted: Filter) -> int | None:
+        """Where to look next when no message from `offset` on matches; None when the pull has to be run again."""
+        result = self._read(header, offset, wanted)
+        if result is None or result.status not in NOTHING_MATCHED:
+            return None
+        return result.next_offset
+
+    def _run_again(self, pull: HeldPull[_Work]) -> None:
+        request, wanted = pull.work
         header = request.header
-        result = self._read(header, pull.tag_filter)
+        result = self._read(header, pull.offset, wanted)
         if result is None:
             request.respond(Response(ResponseCode.SYSTEM_ERROR, "the store is stopping"))
             return
-        self._answer(request, header, result, self._code(result, header.queue_offset))
+        self._answer(request, header, result, self._code(result, pull.offset))
 
     # --- answers ----------------------------------------------------------------------------------------------
 
@@ -330,3 +320,8 @@ class PullProcessor:
         if group is None:
             return 0
         return group.which_broker_when_consume_slowly if result.suggest_slave else group.broker_id
+
+
+def _group_of(work: _Work) -> str:
+    group: str = work[0].header.consumer_group
+    return group

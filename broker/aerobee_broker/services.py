@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from aerobee_broker.config import BrokerConfig, LiveConfig, unserved_keys, warn_of_unserved
@@ -12,6 +12,7 @@ from aerobee_broker.consumers import ConsumerTable
 from aerobee_broker.delay_offsets import DelayOffsets
 from aerobee_broker.delay_rules import DelayRules
 from aerobee_broker.groups import SubscriptionGroups
+from aerobee_broker.filters import Filters
 from aerobee_broker.identity import BrokerIdentity
 from aerobee_broker.message_writer import MessageWriter
 from aerobee_broker.parking import ParkingRules
@@ -57,6 +58,7 @@ class Services:
     delay_offsets: DelayOffsets
     clock: Callable[[], int]  # epoch ms
     settings_file: Path | None = None  # where hot changes are written too
+    filters: Filters = field(default_factory=Filters)
     # Set by the assembly: messages were appended without a send request; see that they are flushed and read.
     appended: Callable[[], None] = lambda: None
     # Set by the assembly: return when what was appended is as durable as a send's answer promises.

@@ -38,7 +38,7 @@ from aerobee_store.config import StoreConfig
 from aerobee_store.consume_queue import ConsumeQueueEntry
 from aerobee_store.dispatcher import Dispatcher
 from aerobee_store.errors import StoreError, StoreFull, StoreNotWriteable, StorePoisoned
-from aerobee_store.get_message import GetResult, MessageReader
+from aerobee_store.get_message import GetResult, MessageReader, Selector
 from aerobee_store.index import IndexService
 from aerobee_store.io import StoreIo
 from aerobee_store.lock import StoreGuard
@@ -586,10 +586,11 @@ class MessageStore:
         max_count: int,
         max_bytes: int,
         tag_filter: frozenset[int] | None,
+        selector: Selector | None = None,
     ) -> GetResult:
         """Records of a queue from the logical `offset` on, as stored; see MessageReader.get()."""
         known = self._log.damaged
-        found = self._reader.get(topic, queue_id, offset, max_count, max_bytes, tag_filter)
+        found = self._reader.get(topic, queue_id, offset, max_count, max_bytes, tag_filter, selector)
         if self._log.damaged is not known:
             self._tell_damage(known)
         return found

@@ -184,6 +184,25 @@ async def test_filters_are_checked_before_they_are_used(kind: str, code: int, pe
     assert (await peer.ask(RequestCode.CHECK_CLIENT_CONFIG, body=body)).code == code
 
 
+@pytest.mark.parametrize(
+    ("kind", "expression", "code"),
+    [
+        ("TAG", "a", 0),
+        ("SQL92", "a > 1", 0),
+        ("SQL92", "a > > 1", 23),
+        ("SQL92", "", 23),
+        ("ODD", "a > 1", 23),
+    ],
+)
+async def test_sql_is_compiled_before_it_is_used(
+    kind: str, expression: str, code: int, services: Services, peer: Peer
+) -> None:
+    services.live.value = services.config.model_copy(update={"enable_property_filter": True})
+    subscription = SubscriptionData(topic="T", expression_type=kind, sub_string=expression)
+    body = CheckClientConfigBody(client_id="c", group="g", subscription_data=subscription).to_bytes()
+    assert (await peer.ask(RequestCode.CHECK_CLIENT_CONFIG, body=body)).code == code
+
+
 class TestLocks:
     async def lock(
         self, peer: Peer, client_id: str, *queues: MessageQueue, code: int = 41

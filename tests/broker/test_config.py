@@ -32,7 +32,6 @@ REFUSED = {
     "synchronous replication": {"brokerRole": "SYNC_MASTER"},
     "access control of 4.x": {"aclEnable": "true"},
     "access control of 5.x": {"authenticationEnabled": "true"},
-    "SQL filters": {"enablePropertyFilter": "true"},
     "several log folders": {"storePathCommitLog": "/a,/b"},
     "TLS without a certificate": {"tlsServerMode": "enforcing"},
     "a nameserver without a port": {"namesrvAddr": "ns.example"},

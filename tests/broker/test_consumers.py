@@ -171,7 +171,7 @@ def test_what_the_filter_works_with(data: SubscriptionData, hashes: set[int] | N
     table.register(member("a", a), ConsumerData(group_name="g", subscription_data_set=[data]), notify=True)
     found = table.subscription("g", "T")
     assert found is not None
-    assert found.tag_hashes == hashes
+    assert found.tag_filter.tag_hashes == hashes
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,35 @@ def test_a_message_wakes_whom_it_is_for(
     assert len(pulls) == (0 if wakes else 1)
 
 
+def test_a_probe_decides_and_looks_at_nothing_twice() -> None:
+    asked: list[int] = []
+    answers = iter([7, 9, None])
+
+    def probe(offset: int) -> int | None:
+        asked.append(offset)
+        return next(answers)
+
+    pulls = HeldPulls[str](10)
+    held = HeldPull(("T", 0), 5, None, 100, "me", "", probe)
+    pulls.hold(held)
+    assert pulls.ready("T", 0, 5, [TAG_A]) == []  # nothing has come yet
+    assert pulls.ready("T", 0, 7, [TAG_A, TAG_B]) == []
+    assert pulls.ready("T", 0, 9, [TAG_A, TAG_B]) == []
+    assert len(pulls) == 1
+    assert pulls.ready("T", 0, 10, [TAG_A]) == [held]
+    assert asked == [5, 7, 9]
+    assert held.offset == 9
+
+
+def test_a_probe_that_did_not_reach_the_end_wakes() -> None:
+    """More came at once than one look takes in: what matches may lie behind it."""
+    pulls = HeldPulls[str](10)
+    held = HeldPull(("T", 0), 5, None, 100, "me", "", lambda offset: offset + 100)
+    pulls.hold(held)
+    assert pulls.ready("T", 0, 500, [TAG_A]) == [held]
+    assert held.offset == 105
+
+
 @pytest.mark.parametrize(("topic", "queue_id"), [("T", 1), ("U", 0)])
 def test_other_queues_do_not_wake(topic: str, queue_id: int) -> None:
     pulls = HeldPulls[str](10)

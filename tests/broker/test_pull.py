@@ -1,17 +1,16 @@
 """Pulls through real sockets: every check, every status, and which pulls wait for what."""
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aerobee_broker.broker import Broker
-from aerobee_broker.pull import HOLD_MS_MAX, tag_filter_of
+from aerobee_broker.pull import HOLD_MS_MAX
 from aerobee_proto.bodies import SubscriptionGroupConfig, TopicConfig
 from aerobee_proto.codes import PullFlag, RequestCode, ResponseCode
-from aerobee_proto.errors import RequestError
 from aerobee_proto.frames import FLAG_ONEWAY, Command
 from aerobee_proto.javahash import tag_hash
 from aerobee_proto.records import decode_records
@@ -240,11 +239,12 @@ async def test_the_registered_subscription_filters(client: Talker) -> None:
 
 
 @pytest.mark.parametrize("kind", ["SQL92", "CLASS", "tag"])
-async def test_other_filters_than_tags_are_told(client: Talker, kind: str) -> None:
+async def test_other_filters_than_tags_are_off_by_default(client: Talker, kind: str) -> None:
     await client.put("T")
     answer = await client.pull("T", expressionType=kind, subscription="a > 1")
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert kind in (answer.remark or "")
+    assert "enablePropertyFilter" in (answer.remark or "")
 
 
 @pytest.mark.parametrize("kind", ["TAG", "", None])
@@ -603,44 +603,3 @@ async def test_pulls_that_wait_when_the_broker_stops_end_with_their_connection(t
         await held(client, broker, offset=1)
         await broker.close()
         assert await client.is_closed_by_the_server()
-
-
-# --- the expressions ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("expression", "tags"),
-    [
-        ("TagA", ["TagA"]),
-        ("TagA || TagB", ["TagA", "TagB"]),
-        ("TagA||TagB", ["TagA", "TagB"]),
-        ("  TagA  ", ["TagA"]),
-        ("TagA || ", ["TagA"]),
-        ("a|b", ["a|b"]),
-        ("* || TagA", ["*", "TagA"]),
-        ("标签", ["标签"]),
-    ],
-)
-def test_tags_are_split_and_hashed(expression: str, tags: list[str]) -> None:
-    assert tag_filter_of(expression) == frozenset(tag_hash(tag) for tag in tags)
-
-
-@pytest.mark.parametrize("expression", [None, "", "*"])
-def test_no_expression_means_everything(expression: str | None) -> None:
-    assert tag_filter_of(expression) is None
-
-
-def test_a_long_expression_is_read_in_no_time_and_one_too_long_is_refused() -> None:
-    many: Callable[[int], str] = lambda count: "||".join(f"t{i}" for i in range(count))  # noqa: E731
-    assert len(tag_filter_of(many(2000)) or ()) == 2000
-    with pytest.raises(RequestError) as refused:
-        tag_filter_of(many(100_000))
-    assert refused.value.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
-
-
-def test_filters_of_hostile_clients_do_not_pile_up(broker: Broker) -> None:
-    pulls = broker._pulls
-    assert pulls is not None
-    for i in range(10_000):
-        pulls._filter(f"tag-{i}")
-    assert len(pulls._filters) <= 4096

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from aerobee_proto.javahash import java_hash
+from aerobee_proto.properties import find_property
 from aerobee_proto.records import decode_records
-from aerobee_store.get_message import GetResult, GetStatus, MessageReader
+from aerobee_store.get_message import GetResult, GetStatus, MessageReader, Selector
 from aerobee_store.store import MessageStore
 from store.memory_io import MemoryIo
 from store.workload import ROOT, message, open_store
@@ -212,6 +213,84 @@ def test_a_match_far_down_is_found_by_either_way_of_looking() -> None:
     store.confirm(store.end_offset)
     for offset in (0, 150, 199, 200):
         assert numbers(get(store, offset, tags=frozenset({java_hash("Rare")}))) == [200]
+
+
+# --- choice by properties -------------------------------------------------------------------------------
+
+
+def selected(store: MessageStore, offset: int, selector: Selector, **limits: int) -> GetResult:
+    return store.get_message(
+        "group", "Orders", 0, offset, limits.get("count", 32), limits.get("size", ALL), None, selector
+    )
+
+
+def by_tag(tag: bytes | None, scan_max: int = 1000) -> Selector:
+    return Selector(lambda properties: find_property(properties, b"TAGS") == tag, scan_max)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["written by this run", "written by an earlier run"])
+@pytest.mark.parametrize("limits", [{}, {"count": 5}, {"size": 700}, {"size": 100}], ids=str)
+def test_properties_choose_as_tags_do(again: bool, limits: dict[str, int]) -> None:
+    """Same limits, same way on; only that every record is looked into."""
+    io = MemoryIo()
+    store = filled(90, io, memory_size=20_000)
+    if again:
+        store = opened_again(store, io)
+    for offset in range(90):
+        for tag in (b"TagA", b"TagB", b"none"):
+            found = selected(store, offset, by_tag(tag), **limits)
+            expected = get(store, offset, tags=frozenset({java_hash(tag.decode())}), **limits)
+            assert b"".join(found.body) == b"".join(expected.body)
+            for name in (
+                "status",
+                "next_offset",
+                "min_offset",
+                "max_offset",
+                "count",
+                "size",
+                "suggest_slave",
+            ):
+                assert getattr(found, name) == getattr(expected, name), (name, offset, tag)
+
+
+def test_a_selector_bounds_how_much_one_call_looks_at() -> None:
+    store = filled(100)
+    found = selected(store, 10, by_tag(b"none", scan_max=25))
+    assert (found.status, found.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, 35)
+    assert numbers(selected(store, 10, by_tag(b"TagB", scan_max=3))) == [10]
+
+
+def test_large_properties_end_a_call_earlier() -> None:
+    store = open_store(MemoryIo(), consume_queue_file_size=20_000, commit_log_file_size=1 << 20)
+    for _ in range(40):
+        store.append([message(extra={"large": "x" * 30_000})])
+    store.confirm(store.end_offset)
+    found = selected(store, 0, by_tag(b"none"))
+    assert found.status is GetStatus.NO_MATCHED_MESSAGE
+    assert 8 <= found.next_offset <= 10
+
+
+def test_what_the_log_does_not_hold_is_not_shown_to_a_selector() -> None:
+    io = MemoryIo()
+    store = opened_again(filled(6, io), io)
+    entries = [store.queue_entry("Orders", 0, number) for number in range(6)]
+    log, queue = ROOT / "commitlog" / f"{0:020d}", ROOT / "consumequeue" / "Orders" / "0" / f"{0:020d}"
+    assert entries[1] is not None
+    io.flip(log, entries[1].physical_offset + 30)  # its physical offset
+    io.flip(queue, 2 * 20 + 11, 3)  # the size in its entry
+    io.flip(queue, 3 * 20 + 7, 3)  # the place in its entry
+    anything = Selector(lambda properties: True, 100)
+    assert numbers(selected(store, 0, anything)) == [0, 4, 5]
+    only = selected(store, 1, Selector(lambda properties: True, 3))
+    assert (only.status, only.next_offset, only.count) == (GetStatus.MESSAGE_WAS_REMOVING, 4, 0)
+
+
+def test_entries_whose_records_are_gone_are_passed_over_by_a_selector() -> None:
+    store = filled(30, size=1000)
+    store._log.mapped.drop_first()
+    found = selected(store, 0, Selector(lambda properties: True, 100))
+    assert b"".join(found.body) == b"".join(get(store, 0).body)
+    assert found.next_offset == 30
 
 
 def test_a_call_ends_with_its_queue_file() -> None:

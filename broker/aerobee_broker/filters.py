@@ -1,0 +1,144 @@
+"""What readers want of a topic: everything, some tags, or what an SQL92 expression says.
+
+Touches  the log.
+
+    TAG     "a || b"; the store compares tag hashes and reads no record for it. "*", empty, nothing: everything
+    SQL92   an expression over the properties (`aerobee_proto.sql92`); served while enablePropertyFilter is on
+
+Invariants
+- Compiled filters are kept by their text: at most TAG_FILTERS_MAX and SQL_CHARS_MAX characters of them.
+- One read by SQL92 takes at most about STEPS_MAX steps: the longer the expression, the fewer records a read looks at.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from aerobee_proto.codes import ResponseCode
+from aerobee_proto.errors import RequestError
+from aerobee_proto.javahash import tag_hash
+from aerobee_proto.properties import decode_properties
+from aerobee_proto.sql92 import SqlError, SqlExpression, compile_sql
+from aerobee_store.get_message import Selector
+
+__all__ = ["EVERYTHING", "SQL92", "TAG", "Filter", "Filters", "check_type", "tag_filter_of"]
+
+log = structlog.get_logger()
+
+TAG: Final = "TAG"
+SQL92: Final = "SQL92"
+TAG_EXPRESSION_SIZE_MAX: Final = 16_384
+TAG_FILTERS_MAX: Final = 4096
+SQL_CHARS_MAX: Final = 262_144  # compiled they take up to a hundred times as many bytes
+STEPS_MAX: Final = 40_000  # of 0.2 us
+SCAN_MIN: Final = 16
+SCAN_MAX: Final = 2_000
+
+TagFilter = frozenset[int] | None
+
+
+class Filter:
+    """One filter, as the store takes it: hashes of tags (None: any) and a choice by properties (None: none)."""
+
+    __slots__ = ("selector", "tag_hashes")
+
+    def __init__(self, tag_hashes: TagFilter = None, selector: Selector | None = None) -> None:
+        self.tag_hashes = tag_hashes
+        self.selector = selector
+
+
+EVERYTHING: Final = Filter()
+
+
+def tag_filter_of(expression: str | None) -> TagFilter:
+    """Hashes of the tags in `a || b`, None for everything. RequestError SUBSCRIPTION_PARSE_FAILED otherwise."""
+    if not expression or expression == "*":
+        return None
+    if len(expression) > TAG_EXPRESSION_SIZE_MAX:
+        raise RequestError(
+            ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+            f"tag expression of {len(expression)} characters, at most {TAG_EXPRESSION_SIZE_MAX} are allowed",
+        )
+    tags = [tag.strip() for tag in expression.split("||")]
+    hashes = frozenset(tag_hash(tag) for tag in tags if tag)
+    if not hashes:
+        raise RequestError(
+            ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"tag expression {expression[:80]!r} names no tag"
+        )
+    return hashes
+
+
+def check_type(kind: str | None, *, sql_enabled: bool) -> bool:
+    """Whether a filter of this type goes by tags (True) or by SQL92 (False).
+
+    RequestError SYSTEM_ERROR while SQL92 is turned off, SUBSCRIPTION_PARSE_FAILED for a type that nobody knows.
+    """
+    if kind == TAG or not kind:
+        return True
+    if not sql_enabled:
+        raise RequestError(
+            ResponseCode.SYSTEM_ERROR,
+            f"the broker does not support consumer to filter message by {kind[:40]}: enablePropertyFilter is off",
+        )
+    if kind != SQL92:
+        raise RequestError(
+            ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+            f"there are no filters of type {kind[:40]!r}; {TAG} and {SQL92} are served",
+        )
+    return False
+
+
+class Filters:
+    """Filters by their expressions, compiled once."""
+
+    def __init__(self) -> None:
+        self._by_tags: dict[str, Filter] = {}
+        self._by_sql: dict[str, Filter] = {}
+        self._sql_chars = 0
+
+    def tags(self, expression: str | None) -> Filter:
+        """The filter of a tag expression; RequestError SUBSCRIPTION_PARSE_FAILED when it names no tag."""
+        key = expression or "*"
+        try:
+            return self._by_tags[key]
+        except KeyError:
+            if len(self._by_tags) >= TAG_FILTERS_MAX:
+                self._by_tags.clear()
+            found = self._by_tags[key] = Filter(tag_filter_of(key))
+            return found
+
+    def sql(self, expression: str | None) -> Filter:
+        """The filter of an SQL92 expression; RequestError SUBSCRIPTION_PARSE_FAILED when it is none."""
+        text = expression or ""
+        try:
+            return self._by_sql[text]
+        except KeyError:
+            pass
+        try:
+            compiled = compile_sql(text)
+        except SqlError as error:
+            raise RequestError(
+                ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"SQL92 filter {text[:80]!r}: {error}"
+            ) from error
+        if compiled.ignored:
+            log.warning("broker.filter_text_ignored", expression=text[:200], ignored=compiled.ignored[:80])
+        self._sql_chars += len(text)
+        if self._sql_chars > SQL_CHARS_MAX:
+            self._by_sql.clear()
+            self._sql_chars = len(text)
+        found = self._by_sql[text] = Filter(selector=_selector(compiled))
+        return found
+
+
+def _selector(sql: SqlExpression) -> Selector:
+    return Selector(_by_properties(sql), max(SCAN_MIN, min(SCAN_MAX, STEPS_MAX // sql.cost)))
+
+
+def _by_properties(sql: SqlExpression) -> Callable[[bytes], bool]:
+    matches = sql.matches
+
+    def chosen(properties: bytes) -> bool:
+        return matches(decode_properties(properties.decode("utf-8", "replace")))
+
+    return chosen

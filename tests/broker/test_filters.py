@@ -1,0 +1,131 @@
+"""Filters by their expressions: tags are hashed, SQL92 is compiled once, nothing piles up."""
+
+from collections.abc import Callable
+
+import pytest
+from structlog.testing import capture_logs
+
+from aerobee_broker.filters import (
+    SCAN_MIN,
+    SQL_CHARS_MAX,
+    TAG_FILTERS_MAX,
+    Filters,
+    check_type,
+    tag_filter_of,
+)
+from aerobee_proto.codes import ResponseCode
+from aerobee_proto.errors import RequestError
+from aerobee_proto.javahash import tag_hash
+from aerobee_proto.properties import encode_properties
+
+# --- tags -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("expression", "tags"),
+    [
+        ("TagA", ["TagA"]),
+        ("TagA || TagB", ["TagA", "TagB"]),
+        ("TagA||TagB", ["TagA", "TagB"]),
+        ("  TagA  ", ["TagA"]),
+        ("TagA || ", ["TagA"]),
+        ("a|b", ["a|b"]),
+        ("* || TagA", ["*", "TagA"]),
+        ("标签", ["标签"]),
+    ],
+)
+def test_tags_are_split_and_hashed(expression: str, tags: list[str]) -> None:
+    assert tag_filter_of(expression) == frozenset(tag_hash(tag) for tag in tags)
+
+
+@pytest.mark.parametrize("expression", [None, "", "*"])
+def test_no_expression_means_everything(expression: str | None) -> None:
+    assert tag_filter_of(expression) is None
+
+
+def test_a_long_expression_is_read_in_no_time_and_one_too_long_is_refused() -> None:
+    many: Callable[[int], str] = lambda count: "||".join(f"t{i}" for i in range(count))  # noqa: E731
+    assert len(tag_filter_of(many(2000)) or ()) == 2000
+    with pytest.raises(RequestError) as refused:
+        tag_filter_of(many(100_000))
+    assert refused.value.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+
+
+def test_tag_filters_of_hostile_clients_do_not_pile_up() -> None:
+    filters = Filters()
+    for i in range(2 * TAG_FILTERS_MAX):
+        filters.tags(f"tag-{i}")
+    assert len(filters._by_tags) <= TAG_FILTERS_MAX
+
+
+# --- SQL92 ----------------------------------------------------------------------------------------------------
+
+
+def test_sql_is_compiled_once_and_looks_at_raw_properties() -> None:
+    filters = Filters()
+    found = filters.sql("price > 3 AND name = '标签'")
+    assert filters.sql("price > 3 AND name = '标签'") is found
+    assert found.tag_hashes is None
+    assert found.selector is not None
+    for price, wanted in (("4", True), ("3", False), ("x", False)):
+        raw = encode_properties({"UNIQ_KEY": "1", "price": price, "name": "标签"}).encode()
+        assert found.selector.matches(raw) is wanted
+    assert not found.selector.matches(b"")
+    assert not found.selector.matches(b"price\xff\x01\x02\x02\x01")
+
+
+@pytest.mark.parametrize(
+    "expression", [None, "", "a >", "a = 'x" + "x" * 9_000, "(" * 100 + "a = 1" + ")" * 100]
+)
+def test_what_is_no_sql_is_refused_in_few_words(expression: str | None) -> None:
+    with pytest.raises(RequestError, match="SQL92 filter") as refused:
+        Filters().sql(expression)
+    assert refused.value.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+    assert len(refused.value.remark) < 400
+
+
+def test_a_read_looks_at_fewer_records_the_longer_the_expression_is() -> None:
+    short, long = Filters().sql("a = 1"), Filters().sql(" OR ".join(f"a={i}" for i in range(900)))
+    assert short.selector is not None
+    assert long.selector is not None
+    assert short.selector.scan_max >= 800 > long.selector.scan_max >= SCAN_MIN
+
+
+def test_text_behind_an_expression_is_told_to_the_operator() -> None:
+    filters = Filters()
+    with capture_logs() as logs:
+        filters.sql("a LIKE 'x%'")
+        filters.sql("a LIKE 'x%'")
+    assert [(line["event"], line["ignored"]) for line in logs] == [
+        ("broker.filter_text_ignored", "LIKE 'x%'")
+    ]
+
+
+def test_sql_filters_of_hostile_clients_do_not_pile_up() -> None:
+    filters = Filters()
+    for i in range(100):
+        filters.sql(f"a = '{i}'".ljust(8_000))
+        assert sum(map(len, filters._by_sql)) <= SQL_CHARS_MAX
+    assert len(filters._by_sql) > 1
+
+
+# --- types ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("kind", [None, "", "TAG"])
+def test_no_type_means_tags(kind: str | None, enabled: bool) -> None:
+    assert check_type(kind, sql_enabled=enabled)
+
+
+def test_sql_has_to_be_turned_on() -> None:
+    assert not check_type("SQL92", sql_enabled=True)
+    with pytest.raises(RequestError, match="enablePropertyFilter is off") as refused:
+        check_type("SQL92", sql_enabled=False)
+    assert refused.value.code == ResponseCode.SYSTEM_ERROR
+
+
+def test_unknown_types_are_refused() -> None:
+    with pytest.raises(RequestError, match="TAG and SQL92 are served") as refused:
+        check_type("sql92", sql_enabled=True)
+    assert refused.value.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
