@@ -34,6 +34,7 @@ from aerobee_broker.metrics import MetricsServer
 from aerobee_broker.parked_messages import ParkedMessages
 from aerobee_broker.pull import PullProcessor
 from aerobee_broker.query import QueryProcessor
+from aerobee_broker.retries import Retries
 from aerobee_broker.schedule_delivery import ScheduleDelivery
 from aerobee_broker.scrubbing import Scrubbing
 from aerobee_broker.send import SendProcessor
@@ -183,8 +184,14 @@ class Broker:
         services.durable = self._durability.settled
         identity = services.identity
         keys = UniqueKeyFactory(address, os.getpid(), secrets.randbits(32), self._clock)
+        retries = Retries(services)
+        retries.register(self.handlers)
         send = SendProcessor(
-            services, self._durability, store_host=(address, identity.port), unique_keys=keys
+            services,
+            self._durability,
+            store_host=(address, identity.port),
+            unique_keys=keys,
+            retries=retries,
         )
         send.register(self.handlers)
         self._pulls = PullProcessor(services)

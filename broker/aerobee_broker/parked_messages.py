@@ -70,7 +70,7 @@ class ParkedMessages:
             )
             return None
         if self._store.is_dead(topic, record.physical_offset):
-            log.info("broker.delayed_dropped", topic=topic, physical_offset=record.physical_offset)
+            log.debug("broker.delayed_dropped", topic=topic, physical_offset=record.physical_offset)
             return None
         return self._writer.copy(
             record,

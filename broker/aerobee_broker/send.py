@@ -20,6 +20,7 @@ import structlog
 from aerobee_broker.config import BrokerConfig
 from aerobee_broker.durability import Durability
 from aerobee_broker.parking import SPECIAL_PROPERTIES, needs_place
+from aerobee_broker.retries import Retries
 from aerobee_broker.services import Services
 from aerobee_broker.stored_properties import StoredProperties
 from aerobee_proto import batch, names, properties
@@ -49,8 +50,10 @@ FORBIDDEN_TOPICS: Final = frozenset(
         "TRANS_CHECK_MAX_TIME_TOPIC",
         "SELF_TEST_TOPIC",
         "OFFSET_MOVED_EVENT",
+        names.TIMER_TOPIC,
     }
 )
+DEAD_LETTER: Final = "\x02DELAY\x01-1\x02"  # behind other properties, where it wins
 FRAME_WORDS: Final = Struct(">ii")
 TRANSACTION_BITS: Final = SysFlag.TRANSACTION_MASK
 HOST_BITS: Final = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
@@ -68,7 +71,9 @@ class _Route:
     def __init__(self, config: TopicConfig) -> None:
         self.config = config
         self.topic_bytes = config.topic_name.encode()
-        self.queue_id_limit = max(config.read_queue_nums, config.write_queue_nums)
+        # None is within the limit of a retry topic: every send to it is looked at more closely.
+        retry = names.is_retry_topic(config.topic_name)
+        self.queue_id_limit = 0 if retry else max(config.read_queue_nums, config.write_queue_nums)
         self.sys_flag = SysFlag.MULTI_TAGS if config.topic_filter_type == "MULTI_TAG" else 0
 
 
@@ -82,8 +87,10 @@ class SendProcessor:
         *,
         store_host: tuple[str, int],
         unique_keys: UniqueKeyFactory,
+        retries: Retries,
     ) -> None:
         self._services = services
+        self._retries = retries
         self._durability = durability
         self._routes: dict[str, _Route] = {}
         self._new_unique_key = unique_keys.next_key
@@ -143,7 +150,8 @@ class SendProcessor:
                     route = self._route(header)
                 queue_id = header.queue_id
                 if not 0 <= queue_id < route.queue_id_limit:
-                    queue_id = self._queue_id(route, queue_id)
+                    route, queue_id = self._unusual_queue(envelope, route)
+                    topic = route.config.topic_name
                 if not 0 < len(body) <= body_size_max:
                     raise _bad_body(topic, len(body), body_size_max)
                 raw, mapping = prepare(header.properties)
@@ -262,7 +270,7 @@ class SendProcessor:
             )
         queue_id = header.queue_id
         if not 0 <= queue_id < route.queue_id_limit:
-            queue_id = self._queue_id(route, queue_id)
+            queue_id = self._queue_id(route.config, queue_id)
         limit = self._services.config.max_message_size
         if not 0 < len(body) <= limit:
             raise _bad_body(topic, len(body), limit)
@@ -338,6 +346,8 @@ class SendProcessor:
         names.check_topic(topic)
         if topic in FORBIDDEN_TOPICS:
             raise RequestError(ResponseCode.NO_PERMISSION, f"topic {topic} is kept for the broker itself")
+        if names.is_retry_topic(topic):
+            self._retries.group_of(topic)
         found = self._services.topics.for_send(
             topic,
             template=header.default_topic,
@@ -349,19 +359,40 @@ class SendProcessor:
                 ResponseCode.NO_PERMISSION,
                 f"topic {topic} may not be written to: its permission is {found.perm}",
             )
+        return self._remember(found)
+
+    def _remember(self, config: TopicConfig) -> _Route:
         if len(self._routes) >= ROUTES_MAX:
             self._routes.clear()
-        route = _Route(found)
-        self._routes[topic] = route
+        route = self._routes[config.topic_name] = _Route(config)
         return route
 
-    def _queue_id(self, route: _Route, queue_id: int) -> int:
+    def _unusual_queue(self, envelope: Envelope[Any], route: _Route) -> tuple[_Route, int]:
+        """Where a send goes whose queue is not simply one of its topic's: any queue, or a retry topic."""
+        header: Any = envelope.ext
+        topic = route.config.topic_name
+        if not names.is_retry_topic(topic) or not self._retries.is_dead_letter(
+            topic, header.reconsume_times, header.max_reconsume_times, envelope.version
+        ):
+            return route, self._queue_id(route.config, header.queue_id)
+        group = topic.removeprefix(names.RETRY_PREFIX)
+        dead = self._retries.dead_letter_topic(group)
+        header.properties += DEAD_LETTER
+        log.debug("broker.dead_lettered", group=group, topic=topic, reconsume_times=header.reconsume_times)
+        known = self._routes.get(dead.topic_name)
+        return known if known is not None and known.config is dead else self._remember(dead), 0
+
+    @staticmethod
+    def _queue_id(config: TopicConfig, queue_id: int) -> int:
+        limit = max(config.read_queue_nums, config.write_queue_nums)
+        if 0 <= queue_id < limit:
+            return queue_id
         if queue_id < 0:
-            return random.randrange(route.config.write_queue_nums)  # noqa: S311  # spread, not secrecy
+            return random.randrange(config.write_queue_nums)  # noqa: S311  # spread, not secrecy
         raise RequestError(
             ResponseCode.INVALID_PARAMETER,
-            f"queue {queue_id} of topic {route.config.topic_name} does not exist: "
-            f"it has the queues 0 to {route.queue_id_limit - 1}",
+            f"queue {queue_id} of topic {config.topic_name} does not exist: "
+            f"it has the queues 0 to {limit - 1}",
         )
 
     def _hosts(self, connection: Connection) -> tuple[bytes, int]:

@@ -220,31 +220,25 @@ REFUSALS: dict[str, tuple[dict[str, Any], ResponseCode, str]] = {
         ResponseCode.MESSAGE_ILLEGAL,
         "PGROUP",
     ),
-    "a delay level": ({"properties": text_of({"DELAY": "3"})}, ResponseCode.MESSAGE_ILLEGAL, "delayed"),
     "a delay that is no number": (
         {"properties": text_of({"DELAY": "soon"})},
         ResponseCode.MESSAGE_ILLEGAL,
         "delayed",
     ),
-    "a timer in seconds": (
-        {"properties": text_of({"TIMER_DELAY_SEC": "5"})},
-        ResponseCode.MESSAGE_ILLEGAL,
-        "delayed",
-    ),
-    "a timer in milliseconds": (
-        {"properties": text_of({"TIMER_DELAY_MS": "5"})},
-        ResponseCode.MESSAGE_ILLEGAL,
-        "delayed",
-    ),
-    "a time of delivery": (
+    "a time too far away": (
         {"properties": text_of({"TIMER_DELIVER_MS": "9999999999999"})},
         ResponseCode.MESSAGE_ILLEGAL,
-        "delayed",
+        "timerMaxDelaySec",
     ),
-    "a timer beside no delay": (
-        {"properties": text_of({"DELAY": "0", "TIMER_DELAY_SEC": "5"})},
+    "a time that is no number": (
+        {"properties": text_of({"DELAY": "0", "TIMER_DELAY_SEC": "5 min"})},
         ResponseCode.MESSAGE_ILLEGAL,
-        "delayed",
+        "TIMER_DELAY_SEC",
+    ),
+    "the topic of waiting timer messages": (
+        {"topic": "rmq_sys_wheel_timer"},
+        ResponseCode.NO_PERMISSION,
+        "kept for the broker",
     ),
     "an inner batch": ({"properties": text_of({"INNER_NUM": "2"})}, ResponseCode.MESSAGE_ILLEGAL, "INNER_NUM"),
 }  # fmt: skip

@@ -57,9 +57,6 @@ DIFFERENCES: dict[str, tuple[list[Answer], str]] = {
         [Answer(13, REFUSED_PUT, False)],
         "MESSAGE_ILLEGAL: with SYSTEM_ERROR a client would try the same bytes on every broker",
     ),
-    "send v2 delay level 19": ([Answer(13, REFUSED_PUT, False)], "delayed messages are not served"),
-    "send back of a missing offset": (NOT_SUPPORTED, "send-backs are not served"),
-    "send back of an unknown group": (NOT_SUPPORTED, "send-backs are not served"),
     "pull sql": ([Answer(1, frozenset(), False)], "SQL92 was turned on there; by default it is off, and so here"),
     "pull bad sql": ([Answer(1, frozenset(), False)], "as above"),
     "pull maxMsgNums 0": ([Answer(29, frozenset(), False)], "who asks for nothing is told, not given one message"),
@@ -216,8 +213,6 @@ class Replay:
         ours = await self._answer(client, line)
         self.compared += 1
         expected = answer_of(line.command)
-        if "DELAY\x01" in request.ext.get("i", ""):
-            expected = Answer(ResponseCode.MESSAGE_ILLEGAL, REFUSED_PUT, False)  # delays are not served
         if answer_of(ours) != expected:
             self.wrong.append(
                 (RequestCode(request.code).name, expected, answer_of(ours), request.ext, ours.remark)
