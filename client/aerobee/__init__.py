@@ -30,6 +30,7 @@ from aerobee.errors import (
     NameserverAnswer,
     NoBroker,
     NoNameserver,
+    NoReply,
     NoRoute,
     RequestTimeout,
     SendFailed,
@@ -41,6 +42,7 @@ from aerobee.producer import Producer
 from aerobee.pull_consumer import PullConsumer
 from aerobee.reader import Reader
 from aerobee.routes import MessageQueue
+from aerobee.transactions import Transaction, TransactionUnresolved
 
 __all__ = [
     "Admin",
@@ -72,6 +74,7 @@ __all__ = [
     "NameserverAnswer",
     "NoBroker",
     "NoNameserver",
+    "NoReply",
     "NoRoute",
     "OutgoingMessage",
     "Producer",
@@ -88,4 +91,6 @@ __all__ = [
     "SendStatus",
     "TextCodec",
     "TopicDescription",
+    "Transaction",
+    "TransactionUnresolved",
 ]

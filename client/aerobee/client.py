@@ -23,7 +23,7 @@ from aerobee.group_consumer import GroupConsumer
 from aerobee.group_member import GroupMember, GroupSettings
 from aerobee.message import Message
 from aerobee.outgoing import Encoder, checked_group, checked_topic
-from aerobee.producer import Producer
+from aerobee.producer import Producer, ProducerParts
 from aerobee.pull_consumer import PullConsumer
 from aerobee.reader import Reader
 from aerobee.routes import MessageQueue
@@ -31,6 +31,7 @@ from aerobee.send_back import SendBack
 from aerobee.session import QueueSelection, Session, clock_ms
 from aerobee.start_at import AtOffset, Where, parse_where
 from aerobee.subscriptions import Topics, parse_topics
+from aerobee.transactions import Checker, Transactions, TransactionsCheck
 
 __all__ = ["Client"]
 
@@ -105,30 +106,58 @@ class Client:
         return self._open().admin
 
     def producer(
-        self, group: str = DEFAULT_PRODUCER_GROUP, *, config: ProducerConfig | None = None, **settings: Any
+        self,
+        group: str = DEFAULT_PRODUCER_GROUP,
+        *,
+        check: TransactionsCheck | None = None,
+        codec: Codec[Any] | None = None,
+        config: ProducerConfig | None = None,
+        **settings: Any,
     ) -> Producer:
         """A producer, to be used as `async with`.
 
         group     name under which brokers know this producer and its like
+        check     tells a broker how a transaction ended whose end it has not heard: takes the message, returns True
+                  (committed), False (rolled back) or None (not known yet); a coroutine function, or a plain one,
+                  which is run in a thread
+        codec     what bodies are written with; see `aerobee.codecs`
         config    or single settings by name: `producer(linger_s=0.005, queue_choice="latency")`
         """
         session = self._open()
-        settings_of = _with_settings(config or ProducerConfig(), settings)
-        return Producer(
-            checked_group(group),
-            settings_of,
+        chosen: ProducerConfig = _with_settings(config or ProducerConfig(), settings)
+        transactions = None
+        if checked_group(group) != DEFAULT_PRODUCER_GROUP:
+            transactions = Transactions(group, session.peers, session.routes)
+        checker = None
+        if check is not None:
+            if transactions is None:
+                raise InvalidMessage("check needs a producer group of its own name, for brokers ask by group")
+            checker = Checker(
+                check, transactions, session.routes.broker_name_of, self.config.decompressed_size_max
+            )
+        parts = ProducerParts(
+            client_id=self.client_id,
             delivery=Delivery(
                 group,
-                settings_of,
+                chosen,
                 peers=session.peers,
                 routes=session.routes,
                 clock_ms=clock_ms,
                 rotation_start=random.SystemRandom().getrandbits(16),
             ),
-            encoder=Encoder(settings_of, session.keys, self.config.body_size_max),
+            encoder=Encoder(chosen, session.keys, self.config.body_size_max),
             routes=session.routes,
-            on_open=session.add_producer,
-            on_close=session.remove_producer,
+            peers=session.peers,
+            transactions=transactions,
+            checker=checker,
+            replies=session.replies,
+            new_id=session.keys.next_key,
+            greet=session.greet,
+            codec=codec,
+            watch=session.watch(group),
+        )
+        return Producer(
+            group, chosen, parts=parts, on_open=session.add_producer, on_close=session.remove_producer
         )
 
     def reader(
@@ -300,7 +329,7 @@ class Client:
             replier=session.replier,
             offsets=session.offsets,
             clock_ms=clock_ms,
-            watch=None,
+            watch=session.watch(group),
             on_open=session.add_member,
             on_close=session.remove_member,
         )

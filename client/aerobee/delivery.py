@@ -227,11 +227,14 @@ class Delivery:
         if queue_id != queue.queue_id:
             queue = queue._replace(queue_id=queue_id)
         status = STATUS_BY_CODE[answer.code]
+        handle = ext.get("recallHandle")
         last_id = len(ids) - 1
         for index, item in enumerate(items):
             if not item.future.done():
                 offset_id = ids[index if index < last_id else last_id]
-                item.future.set_result(SendResult(item.message_id, queue, first + index, offset_id, status))
+                item.future.set_result(
+                    SendResult(item.message_id, queue, first + index, offset_id, status, handle)
+                )
         route = self._routes.cached(queue.topic)
         if route is not None and route.from_template:
             self._routes.refresh_soon(queue.topic)

@@ -9,6 +9,7 @@
         BrokerUnreachable the connection could not be made, or broke
         BrokerRefused     a peer understood and said no: code, its name, the remark
         SendFailed        every attempt to send failed; lists them
+        NoReply           a request was sent, and nobody replied in time
         BufferFull        send_nowait found the producer's buffer full
         InvalidMessage    a message (or an argument) that no broker would take; also a ValueError
         DamagedRecord     a received record breaks its checksum, its form or its size limit
@@ -36,6 +37,7 @@ __all__ = [
     "NameserverAnswer",
     "NoBroker",
     "NoNameserver",
+    "NoReply",
     "NoRoute",
     "RequestTimeout",
     "SendFailed",
@@ -215,6 +217,22 @@ class SendFailed(ClientError):
             for number, attempt in enumerate(self.attempts, 1)
         ]
         return "\n".join(lines)
+
+
+class NoReply(ClientError):
+    """A request was stored, and no reply came in time. Whether somebody acted on it is not known."""
+
+    def __init__(self, topic: str, message_id: str, timeout_s: float) -> None:
+        super().__init__(topic, message_id, timeout_s)
+        self.topic = topic
+        self.message_id = message_id
+        self.timeout_s = timeout_s
+
+    def __str__(self) -> str:
+        return (
+            f"request {self.message_id} to topic {self.topic!r}: no reply within {self.timeout_s:g} s;"
+            " is there a consumer that replies?"
+        )
 
 
 class BufferFull(ClientError):

@@ -37,6 +37,7 @@ class SendResult(NamedTuple):
     message_id         unique id given by this client; `query_by_id` finds the message by it
     queue, queue_offset  its queue and logical offset (of the waiting queue for delayed messages)
     offset_message_id  id made of the broker's address and the position in its commit log
+    recall_handle      of a message with a delivery time: what `Producer.cancel` takes
     """
 
     message_id: str
@@ -44,6 +45,7 @@ class SendResult(NamedTuple):
     queue_offset: int
     offset_message_id: str
     status: SendStatus = SendStatus.OK
+    recall_handle: str | None = None
 
 
 @dataclass(slots=True)

@@ -96,8 +96,15 @@ class Encoder:
         delay_level: int,
         flag: int,
         timeout_s: float | None,
+        more: str = "",
+        sys_flag: int = 0,
+        alone: bool = False,
     ) -> Outgoing:
-        """The message as it travels; InvalidMessage says what no broker would take."""
+        """The message as it travels; InvalidMessage says what no broker would take.
+
+        `more` are properties of the protocol in property form, `sys_flag` bits of the protocol; with `alone` the
+        message does not travel in a batch.
+        """
         data = body if type(body) is bytes else body_bytes(body)
         if not data or len(data) > self._body_size_max:
             raise InvalidMessage(_body_fault(topic, len(data), self._body_size_max))
@@ -105,19 +112,18 @@ class Encoder:
             raise InvalidMessage(f"flag {flag} does not fit a signed 32-bit integer")
         message_id = self._next_key()
         text = f"UNIQ_KEY\x01{message_id}\x02"
-        if tags or keys or properties or sharding_key or delay_level:
-            text += _property_text(tags, keys, properties, sharding_key, delay_level)
+        if tags or keys or properties or sharding_key or delay_level or more:
+            text += _property_text(tags, keys, properties, sharding_key, delay_level) + more
             if len(text) > property_names.PROPERTIES_SIZE_MAX or not text.isascii():
                 _check_size(text)
-        sys_flag = 0
         limit = self._config.compress_over
         if limit is not None and len(data) > limit:
             packed, packed_flag = compress_body(
                 data, self._config.compression, self._config.compression_level
             )
             if len(packed) < len(data):
-                data, sys_flag = packed, packed_flag
-        alone = sys_flag != 0 or delay_level != 0
+                data, sys_flag = packed, sys_flag | packed_flag
+        alone = alone or sys_flag != 0 or delay_level != 0
         now = self._now()
         deadline = now + (self._timeout_s if timeout_s is None else timeout_s)
         return Outgoing(data, text, flag, sys_flag, message_id, alone, now, deadline, self._new_future())

@@ -17,28 +17,55 @@ Invariants
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import structlog
 
 from aerobee.batching import Batch, Lane
+from aerobee.codecs import Codec
 from aerobee.config import ProducerConfig
+from aerobee.delays import parse_recall_handle, timer_text
 from aerobee.delivery import Delivery, QueueChoice, pick_queue
-from aerobee.errors import BufferFull, ClientClosed, ClientError, SendFailed
-from aerobee.message import OutgoingMessage, SendResult
+from aerobee.errors import BufferFull, ClientClosed, ClientError, InvalidMessage, NoReply, SendFailed
+from aerobee.message import Message, OutgoingMessage, SendResult
 from aerobee.outgoing import Encoder, Outgoing, checked_topic
+from aerobee.peers import Peers
+from aerobee.replies import PendingReplies
 from aerobee.route_table import RouteTable
 from aerobee.routes import MessageQueue
+from aerobee.transactions import Checker, Transaction, Transactions
+from aerobee.watching import MessageKind, Watch
+from aerobee_proto.codes import RequestCode, SysFlag
 from aerobee_proto.errors import AerobeeError
 
-__all__ = ["Producer"]
+__all__ = ["Producer", "ProducerParts"]
 
 log = structlog.get_logger()
 
 # Messages that cannot share a request (compressed, delayed) are small loads: so many may be out for one batch.
 ALONE_SHARE: Final = 16
+
+
+@dataclass(slots=True, frozen=True)
+class ProducerParts:
+    """What a producer works with besides its own batches; made by `Client.producer()`."""
+
+    client_id: str
+    delivery: Delivery
+    encoder: Encoder
+    routes: RouteTable
+    peers: Peers
+    transactions: Transactions | None  # None: the group is shared with strangers, so it has no transactions
+    checker: Checker | None
+    replies: PendingReplies
+    new_id: Callable[[], str]
+    greet: Callable[[str], Awaitable[None]]  # have the brokers of a topic know this client
+    codec: Codec[Any] | None
+    watch: Watch | None
 
 
 class _Topic:
@@ -67,18 +94,19 @@ class Producer:
         group: str,
         config: ProducerConfig,
         *,
-        delivery: Delivery,
-        encoder: Encoder,
-        routes: RouteTable,
+        parts: ProducerParts,
         on_open: Callable[["Producer"], None],
         on_close: Callable[["Producer"], None],
     ) -> None:
         # Fixed for life.
         self.group = group
         self.config = config
-        self._delivery = delivery
-        self._encoder = encoder
-        self._routes = routes
+        self.parts = parts
+        self._delivery = parts.delivery
+        self._encoder = parts.encoder
+        self._routes = parts.routes
+        self._codec = parts.codec
+        self._watch = parts.watch
         self._on_open = on_open
         self._on_close = on_close
         self._count_max = config.pending_count_max
@@ -111,7 +139,7 @@ class Producer:
     async def send(
         self,
         topic: str,
-        body: bytes | str,
+        body: Any,
         *,
         tags: str | None = None,
         keys: str | Iterable[str] | None = None,
@@ -119,17 +147,23 @@ class Producer:
         queue: QueueChoice = None,
         sharding_key: str | None = None,
         delay_level: int = 0,
+        deliver_at: datetime | int | None = None,
+        deliver_after: timedelta | float | None = None,
         flag: int = 0,
+        codec: Codec[Any] | None = None,
         timeout_s: float | None = None,
     ) -> SendResult:
         """Send one message and wait until the broker has stored it.
 
+        body          bytes or text; with a codec (of the producer, or `codec` here) a value that it writes
         tags          label that consumers filter by
         keys          look-up words; one text (blanks separate words) or several
         properties    texts of your own
         queue         send to this queue: a `MessageQueue`, or a position in `queues(topic)`
         sharding_key  messages with equal keys go to the same queue, in order
         delay_level   1..18: deliver after 1 s, 5 s, 10 s, 30 s, 1..10 min, 20 min, 30 min, 1 h, 2 h
+        deliver_at    deliver at that time: a datetime with a zone, or epoch milliseconds
+        deliver_after deliver after that time: a timedelta, or seconds
         flag          a number of your own, stored with the message
 
         Concurrent sends share requests. While the producer's buffer is full this waits for room. Raises
@@ -139,16 +173,37 @@ class Producer:
         if self._full:
             await self.ready()
         found = self._topics.get(topic) or self._topic(topic)
-        item = self._encoder.encode(
-            topic, body, tags, keys, properties, sharding_key, delay_level, flag, timeout_s
-        )
+        more = ""
+        if deliver_at is not None or deliver_after is not None:
+            more = timer_text(deliver_at, deliver_after, delay_level)
+        if codec is not None or self._codec is not None:
+            body = self._written(body, codec)
+        if self._watch is not None:
+            item = self._watched(
+                self._watch,
+                topic,
+                body,
+                tags,
+                keys,
+                properties,
+                sharding_key,
+                delay_level,
+                flag,
+                timeout_s,
+                more,
+            )
+        else:
+            item = self._encoder.encode(
+                topic, body, tags, keys, properties, sharding_key, delay_level, flag, timeout_s, more,
+                0, more != "",
+            )  # fmt: skip
         self._accept(found, item, queue if queue is not None else sharding_key)
         return await item.future
 
     def send_nowait(
         self,
         topic: str,
-        body: bytes | str,
+        body: Any,
         *,
         tags: str | None = None,
         keys: str | Iterable[str] | None = None,
@@ -156,7 +211,10 @@ class Producer:
         queue: QueueChoice = None,
         sharding_key: str | None = None,
         delay_level: int = 0,
+        deliver_at: datetime | int | None = None,
+        deliver_after: timedelta | float | None = None,
         flag: int = 0,
+        codec: Codec[Any] | None = None,
         timeout_s: float | None = None,
     ) -> asyncio.Future[SendResult]:
         """Accept one message and return at once; await the future for its result or error.
@@ -167,22 +225,45 @@ class Producer:
         if self._full:
             raise BufferFull(self.pending_count, self.pending_bytes)
         found = self._topics.get(topic) or self._topic(topic)
-        item = self._encoder.encode(
-            topic, body, tags, keys, properties, sharding_key, delay_level, flag, timeout_s
-        )
+        more = ""
+        if deliver_at is not None or deliver_after is not None:
+            more = timer_text(deliver_at, deliver_after, delay_level)
+        if codec is not None or self._codec is not None:
+            body = self._written(body, codec)
+        if self._watch is not None:
+            item = self._watched(
+                self._watch,
+                topic,
+                body,
+                tags,
+                keys,
+                properties,
+                sharding_key,
+                delay_level,
+                flag,
+                timeout_s,
+                more,
+            )
+        else:
+            item = self._encoder.encode(
+                topic, body, tags, keys, properties, sharding_key, delay_level, flag, timeout_s, more,
+                0, more != "",
+            )  # fmt: skip
         self._accept(found, item, queue if queue is not None else sharding_key)
         return item.future
 
     async def send_batch(
         self,
         topic: str,
-        messages: Sequence[OutgoingMessage | bytes | str],
+        messages: Sequence[Any],
         *,
         queue: QueueChoice = None,
         sharding_key: str | None = None,
         timeout_s: float | None = None,
     ) -> list[SendResult]:
         """Send messages to one queue, in order and next to each other where they fit one batch.
+
+        Each is an `OutgoingMessage` or a body alone.
 
         More than `batch_count` messages or `batch_bytes` bytes take several batches, one after the other; when
         one fails the rest is still sent, and the first error is raised when all have ended.
@@ -195,7 +276,7 @@ class Producer:
         items = [
             self._encoder.encode(
                 topic,
-                one.body,
+                self._written(one.body, None),
                 one.tags,
                 one.keys,
                 one.properties,
@@ -222,7 +303,7 @@ class Producer:
     async def send_oneway(
         self,
         topic: str,
-        body: bytes | str,
+        body: Any,
         *,
         tags: str | None = None,
         keys: str | Iterable[str] | None = None,
@@ -238,11 +319,132 @@ class Producer:
         """
         self._check_open()
         item = self._encoder.encode(
-            checked_topic(topic), body, tags, keys, properties, sharding_key, 0, flag, None
+            checked_topic(topic),
+            self._written(body, None),
+            tags,
+            keys,
+            properties,
+            sharding_key,
+            0,
+            flag,
+            None,
         )
         target = await self._delivery.choose(topic, queue if queue is not None else sharding_key)
         await self._delivery.send_oneway(target, item)
         return item.message_id
+
+    # --- more than sending ------------------------------------------------------------------------------------
+
+    def transaction(
+        self,
+        topic: str,
+        body: Any,
+        *,
+        tags: str | None = None,
+        keys: str | Iterable[str] | None = None,
+        properties: Mapping[str, str] | None = None,
+        queue: QueueChoice = None,
+        sharding_key: str | None = None,
+        flag: int = 0,
+        codec: Codec[Any] | None = None,
+        check_after_s: int | None = None,
+    ) -> Transaction:
+        """A message that consumers see when the block of code succeeds, and never when it raises.
+
+            async with producer.transaction("orders", b"17") as tx:
+                await database.store(order, tx.transaction_id)
+
+        check_after_s  seconds before the broker asks for the end of the transaction; None leaves it to the broker
+
+        The producer needs a group of its own name, and should have a `check` that tells a broker how a transaction
+        ended whose end it has not heard. The block raises TransactionUnresolved when the commit is not confirmed.
+        """
+        self._check_open()
+        if self.parts.transactions is None:
+            raise InvalidMessage(
+                f"a transaction needs a producer group of its own, not {self.group!r}: brokers ask any producer of the"
+                ' group how a transaction ended; write client.producer("my-service", check=...)'
+            )
+        more = f"TRAN_MSG\x01true\x02PGROUP\x01{self.group}\x02"
+        if check_after_s is not None:
+            more += f"CHECK_IMMUNITY_TIME_IN_SECONDS\x01{int(check_after_s)}\x02"
+
+        async def send_half() -> SendResult:
+            await self.parts.greet(topic)  # or no broker would know whom to ask
+            item = self._special(
+                topic, self._written(body, codec), tags, keys, properties, sharding_key, flag, None, more,
+                SysFlag.TRANSACTION_PREPARED,
+            )  # fmt: skip
+            self._accept(self._topic(topic), item, queue if queue is not None else sharding_key)
+            return await item.future
+
+        return Transaction(checked_topic(topic), send_half, self.parts.transactions)
+
+    async def request(
+        self,
+        topic: str,
+        body: Any,
+        *,
+        tags: str | None = None,
+        keys: str | Iterable[str] | None = None,
+        properties: Mapping[str, str] | None = None,
+        queue: QueueChoice = None,
+        sharding_key: str | None = None,
+        flag: int = 0,
+        codec: Codec[Any] | None = None,
+        timeout_s: float = 3.0,
+    ) -> Message:
+        """Send a message and wait for the reply of whoever consumes it (`GroupMessage.reply`).
+
+        NoReply when there is none within `timeout_s`, the time for sending included.
+        """
+        self._check_open()
+        await self.parts.greet(topic)  # or the broker would not know whom to hand the reply to
+        correlation_id = self.parts.new_id()
+        more = (
+            f"CORRELATION_ID\x01{correlation_id}\x02REPLY_TO_CLIENT\x01{self.parts.client_id}\x02"
+            f"TTL\x01{round(timeout_s * 1000)}\x02"
+        )
+        item = self._special(
+            topic, self._written(body, codec), tags, keys, properties, sharding_key, flag, timeout_s, more, 0
+        )
+        reply = self.parts.replies.expect(correlation_id)
+        try:
+            async with asyncio.timeout(timeout_s):
+                self._accept(self._topic(topic), item, queue if queue is not None else sharding_key)
+                await item.future
+                return await reply
+        except TimeoutError:
+            raise NoReply(topic, item.message_id, timeout_s) from None
+        finally:
+            reply.cancel()
+
+    async def cancel(self, sent: SendResult | str) -> str:
+        """Take back a message with a delivery time before it is delivered; returns its message_id.
+
+        `sent` is what `send` returned for it, or the recall handle in it. Brokers must be set up for this
+        (recallMessageEnable). BrokerRefused when it is too late or not allowed.
+        """
+        self._check_open()
+        handle = sent if isinstance(sent, str) else sent.recall_handle
+        if handle is None:
+            raise InvalidMessage(
+                "this message has no delivery time, or its broker does not take messages back"
+            )
+        told = parse_recall_handle(handle)
+        await self._routes.for_publish(told.topic)
+        answer = await self.parts.peers.call(
+            f"cancel message {told.message_id}",
+            self._routes.master_addr(told.topic, told.broker_name),
+            RequestCode.RECALL_MESSAGE,
+            {
+                "producerGroup": self.group,
+                "topic": told.topic,
+                "recallHandle": handle,
+                "bname": told.broker_name,
+            },
+        )
+        return answer.ext.get("msgId", told.message_id)
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """The queues one can send to, ordered by broker and queue id."""
@@ -280,6 +482,73 @@ class Producer:
         finally:
             self._on_close(self)
             self._abandon()
+            if self.parts.checker is not None:
+                await self.parts.checker.close()
+
+    # --- making -----------------------------------------------------------------------------------------------
+
+    def _written(self, body: Any, codec: Codec[Any] | None) -> Any:
+        """The body of a value, by the codec of the call or of the producer."""
+        chosen = codec or self._codec
+        return body if chosen is None else chosen.encode(body)
+
+    def _special(
+        self,
+        topic: str,
+        body: Any,
+        tags: str | None,
+        keys: str | Iterable[str] | None,
+        properties: Mapping[str, str] | None,
+        sharding_key: str | None,
+        flag: int,
+        timeout_s: float | None,
+        more: str,
+        sys_flag: int,
+    ) -> Outgoing:
+        """A message with a part in the protocol, which travels alone."""
+        if self._watch is None:
+            return self._encoder.encode(
+                topic, body, tags, keys, properties, sharding_key, 0, flag, timeout_s, more, sys_flag, True
+            )
+        return self._watched(
+            self._watch, topic, body, tags, keys, properties, sharding_key, 0, flag, timeout_s, more, sys_flag
+        )
+
+    def _watched(
+        self,
+        watch: Watch,
+        topic: str,
+        body: Any,
+        tags: str | None,
+        keys: str | Iterable[str] | None,
+        properties: Mapping[str, str] | None,
+        sharding_key: str | None,
+        delay_level: int,
+        flag: int,
+        timeout_s: float | None,
+        more: str,
+        sys_flag: int = 0,
+    ) -> Outgoing:
+        """A message whose way is watched."""
+        token, added = watch.sending(topic, properties or {})
+        if keys is not None and not isinstance(keys, str):
+            keys = " ".join(keys)
+        alone = more != "" or sys_flag != 0
+        item = self._encoder.encode(
+            topic, body, tags, keys, properties, sharding_key, delay_level, flag, timeout_s, more + added,
+            sys_flag, alone,
+        )  # fmt: skip
+        kind = MessageKind.NORMAL
+        if sys_flag & SysFlag.TRANSACTION_PREPARED:
+            kind = MessageKind.HALF
+        elif delay_level or "TIMER_" in more:
+            kind = MessageKind.DELAY
+        elif sharding_key:
+            kind = MessageKind.ORDER
+        watch.accepted(
+            token, topic, item, tags, keys if isinstance(keys, str) or keys is None else " ".join(keys), kind
+        )
+        return item
 
     # --- accepting --------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import structlog
@@ -20,19 +20,18 @@ from aerobee.message import Message
 from aerobee.replies import PendingReplies, correlation_id_of, reply_record
 from aerobee.routes import MessageQueue
 from aerobee.running_info import running_info
+from aerobee.transactions import Checker
 from aerobee.trial import try_message
 from aerobee_proto.bodies import ConsumerStatusBody, ResetOffsetBody
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.errors import RequestError
 from aerobee_proto.javajson import MessageQueue as QueueKey
-from aerobee_proto.records import StoredRecord, decode_record
+from aerobee_proto.records import decode_record
 from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
 
 __all__ = ["ServerRequests"]
 
 log = structlog.get_logger()
-
-Check = Callable[[StoredRecord, Mapping[str, str], str], None]
 
 
 class ServerRequests:
@@ -44,7 +43,7 @@ class ServerRequests:
         self._body_size_max = body_size_max
         # Kept up by the session: group -> its one consumer here; producer group -> who checks its transactions.
         self.consumers: dict[str, GroupConsumer[Any]] = {}
-        self.checks: dict[str, Check] = {}
+        self.checks: dict[str, Checker] = {}
         self.broker_name_of: Callable[[str], str | None] = lambda _: None
 
     def table(self) -> HandlerTable:
@@ -69,7 +68,7 @@ class ServerRequests:
         if check is None:
             log.warning("client.check_unanswered", group=group, message_id=record.unique_key)
             return
-        check(record, request.ext, request.connection.peer)
+        check.start(record, request.ext, request.connection.peer)
 
     def _rebalance(self, request: Request) -> None:
         consumer = self.consumers.get(request.ext.get("consumerGroup", ""))

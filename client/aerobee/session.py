@@ -30,9 +30,10 @@ from aerobee.pull_consumer import PullConsumer
 from aerobee.query import Queries
 from aerobee.replies import PendingReplies, Replier
 from aerobee.route_table import RouteTable
-from aerobee.routes import MessageQueue, Route
+from aerobee.routes import MessageQueue, Route, master_addrs
 from aerobee.server_requests import ServerRequests
 from aerobee.start_at import AtOffset, Position
+from aerobee.watching import Watch, joined
 from aerobee_proto.codes import RequestCode
 from aerobee_proto.message_ids import UniqueKeyFactory
 from aerobee_remoting.client import RemotingClient, RemotingClientConfig
@@ -109,10 +110,15 @@ class Session:
 
     def add_producer(self, producer: Producer) -> None:
         self._producers.add(producer)
+        if producer.parts.checker is not None:
+            self.requests.checks[producer.group] = producer.parts.checker
         self._beat_now.set()
 
     def remove_producer(self, producer: Producer) -> None:
         self._producers.discard(producer)
+        checker = producer.parts.checker
+        if checker is not None and self.requests.checks.get(producer.group) is checker:
+            del self.requests.checks[producer.group]
         if all(other.group != producer.group for other in self._producers):
             self._say_goodbye({"producerGroup": producer.group})
 
@@ -143,6 +149,16 @@ class Session:
         if self.requests.consumers.get(member.group) is member:
             del self.requests.consumers[member.group]
             self._say_goodbye({"consumerGroup": member.group})
+
+    async def greet(self, topic: str) -> None:
+        """Have every broker of a topic know this client, before it sends what they may have to come back for."""
+        route = await self.routes.for_publish(topic)
+        if not self._greeted.issuperset(master_addrs([route])):
+            await self.beat()
+
+    def watch(self, group: str) -> Watch | None:
+        """Who looks on at the messages of a group; None when nothing of the kind is switched on."""
+        return joined([])
 
     def _say_goodbye(self, group: dict[str, str]) -> None:
         """Tell brokers that a group has left here. Those that are gone find out by themselves."""

@@ -1,25 +1,44 @@
 """Who looks on while messages are sent and handled: traces and telemetry. Nothing of it runs unless switched on."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from aerobee.group_message import GroupMessage
     from aerobee.outgoing import Outgoing
 
-__all__ = ["Watch", "Watches", "joined"]
+__all__ = ["MessageKind", "Watch", "Watches", "joined"]
+
+
+class MessageKind(Enum):
+    """What kind of message is sent; the values are those of RocketMQ's trace records."""
+
+    NORMAL = 0
+    HALF = 1
+    COMMIT = 2
+    DELAY = 3
+    ORDER = 4
 
 
 class Watch(Protocol):
     """Told of each message of one producer or consumer."""
 
-    def properties(self, topic: str, keys: str | None) -> dict[str, str]:
-        """What to add to the properties of a message that is about to be sent."""
+    def sending(self, topic: str, properties: Mapping[str, str]) -> tuple[object, str]:
+        """A message is about to be made: a token for `accepted`, and properties to add, in property form."""
         ...
 
-    def accepted(self, topic: str, item: "Outgoing", kind: int) -> None:
-        """A message was taken for sending; its future ends when it is sent. `kind` is a `trace.MessageKind`."""
+    def accepted(
+        self,
+        token: object,
+        topic: str,
+        item: "Outgoing",
+        tags: str | None,
+        keys: str | None,
+        kind: MessageKind,
+    ) -> None:
+        """The message was made; its future ends when it is sent."""
         ...
 
     def delivered(self, message: "GroupMessage[Any]") -> None:
@@ -41,15 +60,22 @@ class Watches:
     def __init__(self, watches: Sequence[Watch]) -> None:
         self._watches = watches
 
-    def properties(self, topic: str, keys: str | None) -> dict[str, str]:
-        found: dict[str, str] = {}
-        for watch in self._watches:
-            found |= watch.properties(topic, keys)
-        return found
+    def sending(self, topic: str, properties: Mapping[str, str]) -> tuple[object, str]:
+        found = [watch.sending(topic, properties) for watch in self._watches]
+        return [token for token, _ in found], "".join([added for _, added in found])
 
-    def accepted(self, topic: str, item: "Outgoing", kind: int) -> None:
-        for watch in self._watches:
-            watch.accepted(topic, item, kind)
+    def accepted(
+        self,
+        token: object,
+        topic: str,
+        item: "Outgoing",
+        tags: str | None,
+        keys: str | None,
+        kind: MessageKind,
+    ) -> None:
+        assert isinstance(token, list)
+        for watch, own in zip(self._watches, token, strict=True):
+            watch.accepted(own, topic, item, tags, keys, kind)
 
     def delivered(self, message: "GroupMessage[Any]") -> None:
         for watch in self._watches:

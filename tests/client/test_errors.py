@@ -15,6 +15,7 @@ from aerobee.errors import (
     NameserverAnswer,
     NoBroker,
     NoNameserver,
+    NoReply,
     NoRoute,
     RequestTimeout,
     SendFailed,
@@ -55,6 +56,7 @@ TEXTS: dict[str, tuple[ClientError, list[str]]] = {
         DamagedRecord("t", "b", 3, 17, "bad CRC"),
         ["'t'", "broker b, queue 3, offset 17", "bad CRC", "verify"],
     ),
+    "no reply": (NoReply("t", "AB17", 3.0), ["'t'", "AB17", "within 3 s", "a consumer that replies"]),
     "closed": (ClientClosed("reader"), ["the reader is closed", "async with"]),
     "invalid": (InvalidMessage("empty body"), ["empty body"]),
 }
