@@ -35,6 +35,7 @@ from aerobee.errors import (
     RequestTimeout,
     SendFailed,
 )
+from aerobee.filters import Filter, SqlFilter, TagFilter
 from aerobee.group_consumer import GroupConsumer
 from aerobee.group_message import DeadLetter, GroupMessage, RetryLater
 from aerobee.message import Message, MessageBatch, OutgoingMessage, SendResult, SendStatus
@@ -62,6 +63,7 @@ __all__ = [
     "DamagedRecord",
     "DeadLetter",
     "FetchConfig",
+    "Filter",
     "GroupConsumer",
     "GroupMessage",
     "GroupProgress",
@@ -89,6 +91,8 @@ __all__ = [
     "SendFailed",
     "SendResult",
     "SendStatus",
+    "SqlFilter",
+    "TagFilter",
     "TextCodec",
     "TopicDescription",
     "Transaction",

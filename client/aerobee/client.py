@@ -18,7 +18,8 @@ from aerobee.codecs import Codec
 from aerobee.config import ClientConfig, ConsumerConfig, Credentials, FetchConfig, ProducerConfig, parse_addrs
 from aerobee.delivery import Delivery
 from aerobee.errors import ClientClosed, InvalidMessage
-from aerobee.fetching import Fetcher, parse_tags
+from aerobee.fetching import Fetcher
+from aerobee.filters import Filter, chosen_filter
 from aerobee.group_consumer import GroupConsumer
 from aerobee.group_member import GroupMember, GroupSettings
 from aerobee.message import Message
@@ -183,7 +184,10 @@ class Client:
         begin = parse_where(start, clock_ms())
         stop = None if end is None else parse_where(end, clock_ms())
         fetcher = session.fetcher(
-            READER_GROUP, topic, tags, _with_settings(config or FetchConfig(), settings)
+            READER_GROUP,
+            topic,
+            chosen_filter(tags, filter),
+            _with_settings(config or FetchConfig(), settings),
         )
 
         async def open_queues(opened: Fetcher) -> None:
@@ -197,6 +201,7 @@ class Client:
         self,
         group: str,
         topic: str,
+        filter: Filter | None = None,
         *,
         tags: str | Iterable[str] | None = None,
         start: Where = "earliest",
@@ -206,6 +211,7 @@ class Client:
         **settings: Any,
     ) -> PullConsumer:
         """Read a topic for a group, from where the group has committed; to be used as `async with`.
+        filter  instead of tags: `SqlFilter("price > 3")` or a `TagFilter`
 
         `start` is for queues in which the group has committed nothing. All else is as for `reader`.
         """
@@ -214,8 +220,8 @@ class Client:
         checked_topic(topic)
         begin = parse_where(start, clock_ms())
         stop = None if end is None else parse_where(end, clock_ms())
-        filter_text, _ = parse_tags(tags)
-        fetcher = session.fetcher(group, topic, tags, _with_settings(config or FetchConfig(), settings))
+        wanted = chosen_filter(tags, filter)
+        fetcher = session.fetcher(group, topic, wanted, _with_settings(config or FetchConfig(), settings))
 
         async def start_of(queue: MessageQueue) -> int:
             committed = await session.offsets.committed(group, queue)
@@ -227,7 +233,8 @@ class Client:
         return PullConsumer(
             group,
             topic,
-            filter_text,
+            wanted,
+        filter: Filter | None = None,
             fetcher,
             session.offsets,
             open_queues=open_queues,

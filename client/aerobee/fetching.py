@@ -18,7 +18,7 @@ Invariants
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Final
 
 import structlog
@@ -32,6 +32,7 @@ from aerobee.errors import (
     DamagedRecord,
     InvalidMessage,
     NoBroker,
+from aerobee.filters import Filter
     RequestTimeout,
 )
 from aerobee.message import Message, MessageBatch
@@ -43,7 +44,7 @@ from aerobee_proto.errors import RecordError
 from aerobee_proto.frames import Command
 from aerobee_proto.records import StoredRecord, decode_record, decode_records, scan_header
 
-__all__ = ["Fetcher", "parse_tags"]
+__all__ = ["Fetcher"]
 
 log = structlog.get_logger()
 
@@ -61,22 +62,6 @@ PASSING_CODES: Final = frozenset(
 )
 NO_PROGRESS_CODES: Final = frozenset({ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY})
 LITE_FLAGS: Final = PullFlag.SUSPEND | PullFlag.SUBSCRIPTION
-
-
-def parse_tags(expression: str | Iterable[str] | None) -> tuple[str, frozenset[str] | None]:
-    """The filter text for the broker and the set for the exact test here; None means every message.
-
-    Tags come as text (`"new || paid"`, `"*"`) or as several texts.
-    """
-    if expression is None:
-        return "*", None
-    parts = expression.split("||") if isinstance(expression, str) else list(expression)
-    tags = [tag.strip() for tag in parts if tag.strip()]
-    if not tags or tags == ["*"]:
-        return "*", None
-    if "*" in tags:
-        raise InvalidMessage(f"tags {expression!r}: '*' stands for all of them and cannot be one of several")
-    return " || ".join(tags), frozenset(tags)
 
 
 class _Fetched:
@@ -119,7 +104,7 @@ class Fetcher:
         self,
         group: str,
         topic: str,
-        tags: str | Iterable[str] | None,
+        wanted: Filter,
         config: FetchConfig,
         *,
         client_config: ClientConfig,
@@ -127,9 +112,9 @@ class Fetcher:
         routes: RouteTable,
     ) -> None:
         # Fixed for life.
-        self._group = group
+        self.group = group
         self._topic = topic
-        self._filter_text, self._tags = parse_tags(tags)
+        self.filter = wanted
         self._config = config
         self._client_config = client_config
         self._peers = peers
@@ -243,8 +228,8 @@ class Fetcher:
         if source.end is not None and records and records[-1].queue_offset >= source.end:
             records = [record for record in records if record.queue_offset < source.end]
             next_offset = min(next_offset, source.end)
-        if self._tags is not None:
-            records = [record for record in records if record.tags in self._tags]
+        if (tags := self.filter.tags) is not None:
+            records = [record for record in records if record.tags in tags]
         if source.broken is not None:
             next_offset = records[-1].queue_offset + 1 if records else fetched.offset
         self.positions[queue] = next_offset
@@ -365,7 +350,7 @@ class Fetcher:
         """`PullMessageHeader` written out."""
         config = self._config
         return {
-            "consumerGroup": self._group,
+            "consumerGroup": self.group,
             "topic": queue.topic,
             "queueId": str(queue.queue_id),
             "queueOffset": str(offset),
@@ -373,9 +358,9 @@ class Fetcher:
             "sysFlag": str(LITE_FLAGS),
             "commitOffset": "0",
             "suspendTimeoutMillis": str(round(config.hold_s * 1000)),
-            "subscription": self._filter_text,
+            "subscription": self.filter.text,
             "subVersion": "0",
-            "expressionType": "TAG",
+            "expressionType": self.filter.expression_type,
             "maxMsgBytes": str(config.max_bytes),
             "bname": queue.broker_name,
         }

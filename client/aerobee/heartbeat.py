@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from aerobee_proto.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
+from aerobee.filters import Filter
+from aerobee_proto.bodies import ConsumerData, HeartbeatData, ProducerData
 
 __all__ = ["RESERVED_GROUP", "heartbeat_body", "pull_group"]
 
@@ -23,15 +24,13 @@ def heartbeat_body(
     ).to_bytes()
 
 
-def pull_group(group: str, topics: Mapping[str, str], sub_version: int) -> ConsumerData:
-    """A group of pull consumers: its topics and their tag filters.
+def pull_group(group: str, topics: Mapping[str, Filter], sub_version: int) -> ConsumerData:
+    """A group of pull consumers: its topics and their filters.
 
     `sub_version` (epoch milliseconds) orders a client's subscriptions in time.
     """
     return ConsumerData(
         consume_type="CONSUME_ACTIVELY",
         group_name=group,
-        subscription_data_set=[
-            SubscriptionData.of_tags(topic, topics[topic], sub_version) for topic in sorted(topics)
-        ],
+        subscription_data_set=[topics[topic].subscription(topic, sub_version) for topic in sorted(topics)],
     )

@@ -11,6 +11,7 @@ from typing import Self
 
 from aerobee.errors import ClientClosed, InvalidMessage
 from aerobee.fetching import Fetcher
+from aerobee.filters import Filter
 from aerobee.message import Message, MessageBatch
 from aerobee.offsets import Offsets
 from aerobee.routes import MessageQueue
@@ -30,7 +31,7 @@ class PullConsumer:
         self,
         group: str,
         topic: str,
-        tags: str,
+        wanted: Filter,
         fetcher: Fetcher,
         offsets: Offsets,
         *,
@@ -42,7 +43,7 @@ class PullConsumer:
         # Fixed for life.
         self.group = group
         self.topic = topic
-        self.tags = tags
+        self.filter = wanted
         self._fetcher = fetcher
         self._offsets = offsets
         self._open_queues = open_queues

@@ -11,7 +11,7 @@ import asyncio
 import os
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -19,6 +19,7 @@ import structlog
 
 from aerobee.admin import Admin
 from aerobee.config import ClientConfig, FetchConfig
+from aerobee.filters import Filter, SqlFilter
 from aerobee.errors import ClientError, InvalidMessage
 from aerobee.fetching import Fetcher
 from aerobee.group_consumer import GroupConsumer
@@ -34,6 +35,7 @@ from aerobee.routes import MessageQueue, Route, master_addrs
 from aerobee.server_requests import ServerRequests
 from aerobee.start_at import AtOffset, Position
 from aerobee.watching import Watch, joined
+from aerobee_proto.bodies import CheckClientConfigBody
 from aerobee_proto.codes import RequestCode
 from aerobee_proto.message_ids import UniqueKeyFactory
 from aerobee_remoting.client import RemotingClient, RemotingClientConfig
@@ -168,11 +170,9 @@ class Session:
 
     # --- reading ----------------------------------------------------------------------------------------------
 
-    def fetcher(
-        self, group: str, topic: str, tags: str | Iterable[str] | None, config: FetchConfig
-    ) -> Fetcher:
+    def fetcher(self, group: str, topic: str, wanted: Filter, config: FetchConfig) -> Fetcher:
         fetcher = Fetcher(
-            group, topic, tags, config, client_config=self._config, peers=self.peers, routes=self.routes
+            group, topic, wanted, config, client_config=self._config, peers=self.peers, routes=self.routes
         )
         self._fetchers.add(fetcher)
         return fetcher
@@ -197,6 +197,9 @@ class Session:
         if selection is None and end is None:
             self._followers[fetcher] = topic
 
+        if isinstance(fetcher.filter, SqlFilter):
+            names = sorted({queue.broker_name for queue in chosen})
+            await asyncio.gather(*(self._check_filter(fetcher, topic, name) for name in names))
     async def _end_of(self, queue: MessageQueue, end: Position) -> int:
         """A time or an end of the queue cannot lie beyond what is there now; an offset can."""
         found = await self.offsets.resolve(queue, end)
@@ -206,6 +209,22 @@ class Session:
 
     async def _poll_routes(self) -> None:
         while True:
+    async def _check_filter(self, fetcher: Fetcher, topic: str, broker_name: str) -> None:
+        """Ask a broker whether it serves the filter: its refusal of a pull could pass for a passing one."""
+        wanted = fetcher.filter
+        body = CheckClientConfigBody(
+            client_id=self._client_id,
+            group=fetcher.group,
+            subscription_data=wanted.subscription(topic, clock_ms()),
+        )
+        await self.peers.call(
+            f"check the filter {wanted.text!r} of topic {topic!r}",
+            self.routes.master_addr(topic, broker_name),
+            RequestCode.CHECK_CLIENT_CONFIG,
+            {},
+            body.to_bytes(),
+        )
+
             await asyncio.sleep(self._config.route_poll_s)
             await self.routes.refresh_all()
 
@@ -239,9 +258,9 @@ class Session:
         """One heartbeat to every broker that should get one."""
         if not self._somebody_is_here():
             return
-        topics: dict[str, dict[str, str]] = {}
+        topics: dict[str, dict[str, Filter]] = {}
         for consumer in self._consumers:
-            topics.setdefault(consumer.group, {})[consumer.topic] = consumer.tags
+            topics.setdefault(consumer.group, {})[consumer.topic] = consumer.filter
         consumers = [pull_group(group, wanted, clock_ms()) for group, wanted in topics.items()]
         consumers += [one.member.settings.heartbeat for one in self.requests.consumers.values()]
         body = heartbeat_body(self._client_id, (producer.group for producer in self._producers), consumers)

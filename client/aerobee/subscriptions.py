@@ -1,47 +1,32 @@
-"""What a group wants of each topic: the topic, a filter, and the forms that brokers know them by."""
+"""What a group wants of each topic: the topic, a filter, and the form that brokers know them by."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from aerobee.errors import InvalidMessage
-from aerobee.fetching import parse_tags
+from aerobee.filters import Filter, filter_of
 from aerobee.outgoing import checked_topic
 from aerobee_proto.bodies import SubscriptionData
 from aerobee_proto.names import is_retry_topic, retry_topic
-from aerobee_proto.records import StoredRecord
 
 __all__ = ["Subscription", "TopicFilter", "Topics", "parse_topics"]
 
-TAG = "TAG"
-TopicFilter = str | Iterable[str] | None
+TopicFilter = Filter | str | Iterable[str] | None
 Topics = str | Iterable[str] | Mapping[str, TopicFilter]
 
 
 @dataclass(slots=True, frozen=True)
 class Subscription:
-    """One topic of a group. `tags` are for the exact test here; None passes everything the broker sends."""
+    """One topic of a group; `version_ms` orders a client's subscriptions in time."""
 
     topic: str
-    expression_type: str
-    expression: str
-    tags: frozenset[str] | None
+    filter: Filter
     version_ms: int
-
-    def matches(self, record: StoredRecord) -> bool:
-        """Whether a record that the broker's filter passed is really wanted: tag hashes may collide."""
-        return self.tags is None or record.tags in self.tags
 
     @property
     def data(self) -> SubscriptionData:
         """As heartbeats carry it."""
-        if self.expression_type == TAG:
-            return SubscriptionData.of_tags(self.topic, self.expression, self.version_ms)
-        return SubscriptionData(
-            topic=self.topic,
-            expression_type=self.expression_type,
-            sub_string=self.expression,
-            sub_version=self.version_ms,
-        )
+        return self.filter.subscription(self.topic, self.version_ms)
 
 
 def parse_topics(topics: Topics, now_ms: int, retries_of: str | None) -> dict[str, Subscription]:
@@ -58,13 +43,8 @@ def parse_topics(topics: Topics, now_ms: int, retries_of: str | None) -> dict[st
         wanted = dict.fromkeys(topics)
     if not wanted:
         raise InvalidMessage("a consumer needs at least one topic")
-    found = {topic: _subscription(checked_topic(topic), wanted[topic], now_ms) for topic in wanted}
+    found = {topic: Subscription(checked_topic(topic), filter_of(wanted[topic]), now_ms) for topic in wanted}
     if retries_of is not None and not any(is_retry_topic(topic) for topic in found):
         retries = retry_topic(retries_of)
-        found[retries] = Subscription(retries, TAG, "*", None, now_ms)
+        found[retries] = Subscription(retries, filter_of(None), now_ms)
     return found
-
-
-def _subscription(topic: str, wanted: TopicFilter, now_ms: int) -> Subscription:
-    expression, tags = parse_tags(wanted)
-    return Subscription(topic, TAG, expression, tags, now_ms)

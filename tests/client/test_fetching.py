@@ -18,7 +18,7 @@ from aerobee import (
     NoRoute,
     Reader,
 )
-from aerobee.fetching import parse_tags
+from aerobee.filters import parse_tags
 from aerobee.start_at import Where
 from aerobee_proto.codes import PullFlag, RequestCode, ResponseCode, SysFlag
 from aerobee_proto.compression import compress_body

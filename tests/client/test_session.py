@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from aerobee import Client, ClientClosed, ClientConfig
+from aerobee import Client, ClientClosed, ClientConfig, TagFilter
 from aerobee.heartbeat import heartbeat_body, pull_group
 from aerobee.session import Session
 from aerobee_proto.bodies import HeartbeatData
@@ -24,7 +24,9 @@ def beats(broker: FakeBroker) -> list[HeartbeatData]:
 
 
 def test_the_heartbeat_names_groups_topics_and_tag_hashes() -> None:
-    body = heartbeat_body("me", ["p2", "p1"], [pull_group("g", {"T": "TagA || TagB", "U": "*"}, 17)])
+    body = heartbeat_body(
+        "me", ["p2", "p1"], [pull_group("g", {"T": TagFilter("TagA || TagB"), "U": TagFilter()}, 17)]
+    )
     data = HeartbeatData.from_bytes(body)
     assert data.client_id == "me"
     assert [one.group_name for one in data.producer_data_set] == ["CLIENT_INNER_PRODUCER", "p1", "p2"]
