@@ -1,6 +1,6 @@
-"""The official RocketMQ programs: nameserver, broker, mqadmin and our small Java judges, from Maven.
+"""The official RocketMQ programs: nameserver, broker, proxy, mqadmin and our small Java judges, from Maven.
 
-Touches  tests/interop/java/target (git-ignored; built once and rebuilt when pom.xml or a source changes),
+Touches  target folders in tests/interop/java (git-ignored; built once and rebuilt when a pom.xml or a source changes),
          subprocesses, and the folders that callers pass in.
 
 Invariants
@@ -27,7 +27,9 @@ from plain_remoting import UPDATE_BROKER_CONFIG, call, has_route
 from programs import Program, ProgramError, Server, free_port
 
 __all__ = [
+    "CLIENT_4_9",
     "JAVA_PROJECT",
+    "PROXY",
     "classpath",
     "get_ready",
     "judge",
@@ -37,9 +39,12 @@ __all__ = [
     "start_broker",
     "start_judge",
     "start_nameserver",
+    "start_scenarios",
 ]
 
 JAVA_PROJECT = Path(__file__).resolve().parent / "interop" / "java"
+CLIENT_4_9 = JAVA_PROJECT / "client-4.9"  # the scenarios again, with the last client of 4.x
+PROXY = JAVA_PROJECT / "proxy"  # the official proxy's class path alone
 JAVA_MIN = 17
 BUILD_TIMEOUT_S = 900.0
 START_TIMEOUT_S = 60.0
@@ -76,7 +81,8 @@ def get_ready() -> str | None:
     if reason := missing():
         return reason
     try:
-        classpath()
+        for project in (JAVA_PROJECT, CLIENT_4_9, PROXY):
+            classpath(project)
     except ProgramError as failed:
         if "COMPILATION ERROR" in str(failed):
             raise
@@ -85,20 +91,20 @@ def get_ready() -> str | None:
 
 
 @functools.cache
-def classpath() -> str:
-    """The class path with the official jars and our judges, built by Maven when needed.
+def classpath(project: Path = JAVA_PROJECT) -> str:
+    """The class path with official jars and our classes of one Maven project, built by Maven when needed.
 
     Raises ProgramError with Maven's output when the build fails.
     """
-    target = JAVA_PROJECT / "target"
+    target = project / "target"
     target.mkdir(exist_ok=True)
     stamp, jars = target / "built.sha256", target / "classpath.txt"
     with (target / "build.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        digest = _source_digest()
+        digest = _source_digest(project)
         built = stamp.exists() and stamp.read_text() == digest
         if not (built and all(Path(jar).exists() for jar in jars.read_text().split(os.pathsep))):
-            _build(jars)
+            _build(project, jars)
             stamp.write_text(digest)
     return os.pathsep.join([str(target / "classes"), jars.read_text()])
 
@@ -213,6 +219,23 @@ def judge(
         return result_of(program, timeout_s)
 
 
+def start_scenarios(
+    project: Path, nameserver: str, scenarios: list[str], *, prefix: str, codec: str, folder: Path
+) -> Program:
+    """Start many of the classes in interop.scenarios in one JVM; each prints `RESULT name {...}` or `FAILED name ...`.
+
+    `project` says with which client: JAVA_PROJECT for 5.3.3, CLIENT_4_9. Topics and groups are named `prefix`-Scenario.
+    `folder` takes the local offsets of broadcasting consumers.
+    """
+    options = ["-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", QUIET]
+    options += [f"-Drocketmq.serialize.type={codec}", "-Drocketmq.client.logLevel=ERROR"]
+    options += [f"-Drocketmq.client.localOffsetStoreDir={folder}", f"-Duser.home={folder}"]
+    options += ["-Drocketmq.client.rebalance.waitInterval=1000"]  # not 20 s until a retry topic is read
+    words = ["interop.scenarios.Run", "run", "--namesrv", nameserver, "--prefix", prefix]
+    words += ["--scenarios", ",".join(scenarios)]
+    return Program(f"scenarios of {prefix}", _java(options, words, project))
+
+
 def result_of(program: Program, timeout_s: float = JUDGE_TIMEOUT_S) -> dict[str, Any]:
     """The JSON object of a judge's `RESULT` line; ProgramError when it ends without one."""
     line = program.wait_line(r"^RESULT ", timeout_s)
@@ -220,24 +243,24 @@ def result_of(program: Program, timeout_s: float = JUDGE_TIMEOUT_S) -> dict[str,
     return found
 
 
-def _source_digest() -> str:
+def _source_digest(project: Path) -> str:
     digest = hashlib.sha256()
-    for path in [JAVA_PROJECT / "pom.xml", *sorted((JAVA_PROJECT / "src").rglob("*.java"))]:
+    for path in [project / "pom.xml", *sorted((JAVA_PROJECT / "src").rglob("*.java"))]:
         digest.update(path.relative_to(JAVA_PROJECT).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 
 
-def _build(jars: Path) -> None:
+def _build(project: Path, jars: Path) -> None:
     command = ["mvn", "-q", "-B", "compile", "dependency:build-classpath", f"-Dmdep.outputFile={jars}"]
     done = subprocess.run(
-        command, cwd=JAVA_PROJECT, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False
+        command, cwd=project, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False
     )
     if done.returncode:
-        raise ProgramError(f"{' '.join(command)} failed in {JAVA_PROJECT}:\n{done.stdout}{done.stderr}")
+        raise ProgramError(f"{' '.join(command)} failed in {project}:\n{done.stdout}{done.stderr}")
 
 
-def _java(options: list[str], words: list[str]) -> list[str]:
-    return ["java", *options, *JAVA_OPENS, "-cp", classpath(), *words]
+def _java(options: list[str], words: list[str], project: Path = JAVA_PROJECT) -> list[str]:
+    return ["java", *options, *JAVA_OPENS, "-cp", classpath(project), *words]
 
 
 def _start(name: str, words: list[str], home: Path, address: str, heap: list[str], ready: str) -> Server:

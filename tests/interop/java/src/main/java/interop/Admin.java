@@ -34,7 +34,7 @@ final class Admin {
         this.topic = topic;
     }
 
-    static Map<String, Object> run(Main.Arguments arguments) throws Exception {
+    static Map<String, Object> run(Arguments arguments) throws Exception {
         DefaultMQAdminExt admin = new DefaultMQAdminExt(10_000);
         admin.setNamesrvAddr(arguments.text("namesrv"));
         admin.start();

@@ -26,7 +26,7 @@ final class Bench {
     private Bench() {
     }
 
-    static Map<String, Object> produce(Main.Arguments arguments) throws Exception {
+    static Map<String, Object> produce(Arguments arguments) throws Exception {
         DefaultMQProducer producer = new DefaultMQProducer("benchmark_producer");
         producer.setNamesrvAddr(arguments.text("namesrv"));
         producer.setCompressMsgBodyOverHowmuch(Integer.MAX_VALUE);
@@ -72,7 +72,7 @@ final class Bench {
         return report;
     }
 
-    static Map<String, Object> consume(Main.Arguments arguments) throws Exception {
+    static Map<String, Object> consume(Arguments arguments) throws Exception {
         AtomicLong received = new AtomicLong();
         long warm = arguments.number("warm", 0);
         long count = arguments.number("count", 1);

@@ -30,7 +30,7 @@ final class Endure {
     private Endure() {
     }
 
-    static Map<String, Object> run(Main.Arguments arguments) throws Exception {
+    static Map<String, Object> run(Arguments arguments) throws Exception {
         String run = arguments.text("run");
         String topic = arguments.text("topic");
         DefaultMQProducer producer = new DefaultMQProducer("interop-endure-" + run);

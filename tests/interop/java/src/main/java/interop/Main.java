@@ -2,7 +2,6 @@ package interop;
 
 import com.alibaba.fastjson.JSON;
 import com.alibaba.fastjson.serializer.SerializerFeature;
-import java.util.HashMap;
 import java.util.Map;
 
 /**
@@ -40,32 +39,5 @@ public final class Main {
             case "bench-consume" -> Bench.consume(arguments);
             default -> throw new IllegalArgumentException("unknown sub-command " + command);
         };
-    }
-
-    /** {@code --name value} pairs after the sub-command. */
-    static final class Arguments {
-        private final Map<String, String> values = new HashMap<>();
-
-        Arguments(String[] words) {
-            for (int i = 1; i + 1 < words.length; i += 2) {
-                values.put(words[i].substring(2), words[i + 1]);
-            }
-        }
-
-        String text(String name) {
-            String value = values.get(name);
-            if (value == null) {
-                throw new IllegalArgumentException("--" + name + " is missing");
-            }
-            return value;
-        }
-
-        String text(String name, String otherwise) {
-            return values.getOrDefault(name, otherwise);
-        }
-
-        int number(String name, int otherwise) {
-            return Integer.parseInt(values.getOrDefault(name, Integer.toString(otherwise)));
-        }
     }
 }

@@ -16,7 +16,7 @@ import org.apache.rocketmq.client.producer.SendStatus;
 import org.apache.rocketmq.common.message.Message;
 
 /** DefaultMQProducer in each of its ways of sending: --modes sync,async,oneway,batch --each N --run NAME. */
-final class Send {
+public final class Send {
     private static final int THREADS = 4;
     private static final int WINDOW = 256;
     private static final int BATCH = 40;
@@ -32,7 +32,7 @@ final class Send {
         this.topic = topic;
     }
 
-    static Map<String, Object> run(Main.Arguments arguments) throws Exception {
+    public static Map<String, Object> run(Arguments arguments) throws Exception {
         DefaultMQProducer producer = new DefaultMQProducer("interop-producer-" + arguments.text("run"));
         producer.setNamesrvAddr(arguments.text("namesrv"));
         producer.setSendMsgTimeout(10_000);

@@ -45,7 +45,7 @@ final class StoreReader {
         this.store = store;
     }
 
-    static Map<String, Object> run(Main.Arguments arguments) throws Exception {
+    static Map<String, Object> run(Arguments arguments) throws Exception {
         BrokerConfig broker = new BrokerConfig();
         DefaultMessageStore store = new DefaultMessageStore(config(arguments), new BrokerStatsManager(broker),
             (topic, queue, offset, tags, time, bits, properties) -> { }, broker, new ConcurrentHashMap<>());
@@ -66,7 +66,7 @@ final class StoreReader {
         return reader.report;
     }
 
-    private static MessageStoreConfig config(Main.Arguments arguments) {
+    private static MessageStoreConfig config(Arguments arguments) {
         MessageStoreConfig config = new MessageStoreConfig();
         config.setStorePathRootDir(arguments.text("store"));
         config.setStorePathCommitLog(arguments.text("store") + "/commitlog");

@@ -20,13 +20,13 @@ import org.apache.rocketmq.common.message.MessageExt;
  * clients compress. The sum of a set of messages is the sum of the first 8 bytes of each one's SHA-256, so it
  * does not depend on order.
  */
-final class Traffic {
-    static final int LARGE_EACH = 250;
+public final class Traffic {
+    public static final int LARGE_EACH = 250;
 
     private Traffic() {
     }
 
-    static Message message(String topic, String run, int i, boolean large) {
+    public static Message message(String topic, String run, int i, boolean large) {
         Random random = new Random(31L * run.hashCode() + i);
         byte[] body;
         if (large && i % LARGE_EACH == 0) {
@@ -44,9 +44,14 @@ final class Traffic {
     }
 
     static long sum(Message message) {
+        return sum(message, message.getTopic());
+    }
+
+    /** The sum that {@code message} would have in {@code topic}: a dead letter still counts as what was sent. */
+    public static long sum(Message message, String topic) {
         try {
             MessageDigest digest = MessageDigest.getInstance("SHA-256");
-            String head = String.join("|", message.getTopic(), message.getTags(), message.getKeys(),
+            String head = String.join("|", topic, message.getTags(), message.getKeys(),
                 message.getUserProperty("index"), message.getUserProperty("text"),
                 Integer.toString(message.getFlag()));
             digest.update(head.getBytes(StandardCharsets.UTF_8));

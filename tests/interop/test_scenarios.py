@@ -1,0 +1,325 @@
+"""What the official Java clients 5.3.3 and 4.9.8 do with a broker besides sending and reading, scenario by scenario.
+
+All scenarios of both clients run at once against one nameserver and broker, one JVM a client (Java sources:
+interop/scenarios). A scenario reports what its clients saw; the tests judge it: nothing lost, nothing altered, nothing
+twice, in order where that is promised, and not before its time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import official
+from clusters import KINDS, Cluster, start_cluster
+from plain_remoting import make_topic, max_offset, wait_until
+from programs import Program
+from traffic import by_tag
+
+pytestmark = [pytest.mark.java, pytest.mark.slow, pytest.mark.timeout(300)]
+
+SCENARIOS = [
+    "Concurrent",
+    "Orderly",
+    "Broadcasting",
+    "LitePull",
+    "Transactions",
+    "Delay",
+    "Retry",
+    "OrderlyRetry",
+    "Sql",
+    "Trace",
+]
+SCENARIOS_OF_5 = ["five.Codecs"]
+QUEUES = 4
+RESULT_TIMEOUT_S = 150.0
+LEVELS_MS = [0, 1_000, 2_000, 3_000]
+LATE_MAX_MS = 3_000  # both cores are busy with everything else
+
+# Time that passes in tests is time that everybody waits: short levels and short rounds of checks.
+SETTINGS: dict[str, object] = {
+    "messageDelayLevel": "1s 2s 3s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s",
+    "transactionTimeOut": 1_500,
+    "transactionCheckInterval": 1_500,
+    "enablePropertyFilter": "true",
+    "traceTopicEnable": "true",
+}
+# The official broker collects the ends of transactions for three seconds before it writes them down, and refuses
+# what waited for 200 ms.
+OFFICIAL_ONLY: dict[str, object] = {
+    "transactionOpBatchInterval": 100,
+    "waitTimeMillsInSendQueue": 10_000,
+    "waitTimeMillsInPullQueue": 10_000,
+    "waitTimeMillsInHeartbeatQueue": 60_000,
+}
+
+Facts = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Stage:
+    """One client's JVM that runs all of its scenarios against one cluster."""
+
+    client: str
+    cluster: Cluster
+    program: Program
+
+    def result(self, scenario: str) -> Facts:
+        """What the scenario reported; AssertionError with its complaints when it failed."""
+        line = self.program.wait_line(rf"^(RESULT|FAILED) {scenario} ", RESULT_TIMEOUT_S)
+        verdict, _, text = line.split(" ", 2)
+        assert verdict == "RESULT", f"{text}\n{self.complaints()}"
+        found: Facts = json.loads(text)
+        return found
+
+    def complaints(self) -> str:
+        """The last lines of the program's output, without results, stack frames and pulls that a shutdown broke off."""
+        lines = self.program.output.splitlines()
+        dull = re.compile(r"^RESULT|^\t|PullMsgThread|RemotingSendRequestException")
+        return "\n".join([line for line in lines if not dull.search(line)][-20:])
+
+    def topic(self, scenario: str) -> str:
+        return topic_of(self.client, scenario)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def stages(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Stage]]:
+    """Both clients at work, by name."""
+    folder = tmp_path_factory.mktemp(request.param)
+    settings = {**SETTINGS, **(OFFICIAL_ONLY if request.param == "official" else {})}
+    with contextlib.ExitStack() as stack:
+        cluster = stack.enter_context(start_cluster(request.param, folder, settings))
+        addresses = cluster.nameserver.address, cluster.broker.address
+        for scenario in SCENARIOS + SCENARIOS_OF_5:
+            for client in ("v5", "v4"):
+                make_topic(*addresses, topic_of(client, scenario), queues=QUEUES)
+        yield {
+            "v5": start(stack, cluster, "v5", official.JAVA_PROJECT, SCENARIOS + SCENARIOS_OF_5, "JSON"),
+            "v4": start(stack, cluster, "v4", official.CLIENT_4_9, SCENARIOS, "ROCKETMQ"),
+        }
+
+
+def topic_of(client: str, scenario: str) -> str:
+    return f"{client}-{scenario.rpartition('.')[2]}"
+
+
+def start(
+    stack: contextlib.ExitStack,
+    cluster: Cluster,
+    client: str,
+    project: Path,
+    scenarios: list[str],
+    codec: str,
+) -> Stage:
+    program = official.start_scenarios(
+        project,
+        cluster.nameserver.address,
+        scenarios,
+        prefix=client,
+        codec=codec,
+        folder=cluster.folder / client,
+    )
+    return Stage(client, cluster, stack.enter_context(program))
+
+
+@pytest.fixture(params=["v5", "v4"])
+def stage(request: pytest.FixtureRequest, stages: dict[str, Stage]) -> Stage:
+    """Each client's stage in turn."""
+    return stages[request.param]
+
+
+@pytest.fixture
+def stage5(stages: dict[str, Stage]) -> Stage:
+    """The stage of the client that knows everything."""
+    return stages["v5"]
+
+
+def test_a_consumer_gets_what_is_sent_in_each_way_and_so_does_a_second_group(stage: Stage) -> None:
+    facts = stage.result("Concurrent")
+    sent, each_way = facts["sent"], 300
+    assert (sent["failed"], sent.get("firstFailure"), sent["distinct"]) == (0, None, 4 * each_way)
+    for reader in (facts["pushed"], facts["polled"]):
+        assert by_tag(reader) == by_tag(sent)
+        assert (reader["duplicates"], reader["placesReused"], reader["complete"]) == (0, 0, True)
+
+
+def test_orderly_consumers_see_each_lane_in_order_each_message_once_and_one_at_a_time(stage: Stage) -> None:
+    facts = stage.result("Orderly")
+    each_once(facts["deliveries"], facts["sent"])
+    lanes: dict[int, list[int]] = defaultdict(list)
+    for one in facts["deliveries"]:
+        lanes[one["index"] % facts["lanes"]].append(one["index"])
+    assert lanes == {lane: sorted(indexes) for lane, indexes in lanes.items()}
+    assert len(facts["refused"]) == 10  # each of them came again, in its place
+    assert facts["overlaps"] == 0
+    assert sorted(len(queues) for queues in facts["queuesOf"].values()) == [2, 2]
+
+
+def test_each_broadcasting_consumer_gets_everything_and_goes_on_where_it_stopped(stage: Stage) -> None:
+    facts = stage.result("Broadcasting")
+    each_once(facts["always"], facts["before"] | facts["after"])
+    each_once(facts["early"], facts["before"])
+    each_once(facts["late"], facts["after"])
+
+
+def test_a_lite_pull_consumer_hands_over_what_it_has_not_polled(stage: Stage) -> None:
+    facts = stage.result("LitePull")
+    assert (len(facts["first"]), len(facts["second"])) == (100, 100)
+    each_once(facts["first"] + facts["second"], facts["sent"])
+
+
+def test_an_assigned_lite_pull_consumer_seeks_pauses_and_asks_for_offsets(stage: Stage) -> None:
+    facts = stage.result("LitePull")
+    whole, tail = facts["queues"]
+    assert places(facts["sought"]) == {whole: list(range(50)), tail: list(range(20, 50))}
+    assert places(facts["paused"]) == {whole: list(range(50, 55)), tail: list(range(50, 55))}
+    assert (facts["offsetOfBegin"], facts["offsetOfEnd"]) == (0, 55)
+    assert places(facts["fromEnd"]) == {tail: list(range(55, 60))}
+    for one in facts["sought"]:
+        assert one["sum"] == facts["sent"][one["key"]]
+
+
+def test_transactions_appear_when_they_are_committed_and_only_then(stage: Stage) -> None:
+    facts = stage.result("Transactions")
+    committed = {key: total for key, total in facts["sent"].items() if kind(key, facts) in (0, 2, 4)}
+    each_once(facts["deliveries"], committed)
+    total = sum(
+        max_offset(stage.cluster.broker.address, stage.topic("Transactions"), q) for q in range(QUEUES)
+    )
+    assert total == 30
+    states = ["COMMIT_MESSAGE", "ROLLBACK_MESSAGE", "UNKNOW", "UNKNOW", "UNKNOW"]
+    assert facts["states"] == {key: f"SEND_OK {states[kind(key, facts)]}" for key in facts["sent"]}
+
+
+def test_only_open_transactions_are_checked_and_with_the_message_that_was_sent(stage: Stage) -> None:
+    facts = stage.result("Transactions")
+    times = {key: facts["checks"].get(key, 0) for key in facts["sent"]}
+    assert times == {key: [0, 0, 1, 1, 2][kind(key, facts)] for key in facts["sent"]}
+    assert facts["checkedSums"] == {key: facts["sent"][key] for key, count in times.items() if count}
+
+
+def test_delay_levels_are_kept(stage: Stage) -> None:
+    facts = stage.result("Delay")
+    each_once(facts["deliveries"], facts["sent"])
+    for one in facts["deliveries"]:
+        due = facts["sentMs"][one["key"]] + LEVELS_MS[one["index"] % facts["levels"]]
+        assert 0 <= one["atMs"] - due < LATE_MAX_MS, one
+
+
+def test_a_failed_message_comes_again_and_becomes_a_dead_letter_at_its_limit(stage: Stage) -> None:
+    facts = stage.result("Retry")
+    tries: dict[str, list[int]] = defaultdict(list)
+    for one in facts["deliveries"]:
+        assert (one["sum"], one["topic"]) == (facts["sent"][one["key"]], stage.topic("Retry"))
+        tries[one["key"]].append(one["reconsumeTimes"])
+    wanted = {0: [0], 1: [0, 1], 2: [0, 1, 2], 3: [0]}
+    assert tries == {key: wanted[kind(key, facts)] for key in facts["sent"]}
+    dead = {key: total for key, total in facts["sent"].items() if kind(key, facts) in (2, 3)}
+    each_once(facts["dead"], dead)
+
+
+def test_a_dead_letter_says_where_it_came_from(stage: Stage) -> None:
+    facts = stage.result("Retry")
+    first = {one["key"]: one for one in facts["deliveries"] if one["reconsumeTimes"] == 0}
+    for one in facts["dead"]:
+        properties = one["properties"]
+        assert properties["RETRY_TOPIC"] == stage.topic("Retry")
+        assert len(properties["ORIGIN_MESSAGE_ID"]) == 32
+        assert properties["UNIQ_KEY"] == first[one["key"]]["properties"]["UNIQ_KEY"]
+        assert one["reconsumeTimes"] == (3 if kind(one["key"], facts) == 2 else 1)
+        assert one["bornMs"] == first[one["key"]]["bornMs"]
+
+
+def test_an_orderly_consumer_gives_up_at_its_limit_and_goes_on(stage: Stage) -> None:
+    facts = stage.result("OrderlyRetry")
+    seen = [(one["index"], one["reconsumeTimes"]) for one in facts["deliveries"]]
+    bad = [1, 6, 11, 16]
+    wanted = [(i, times) for i in range(20) for times in (range(3) if i in bad else [0])]
+    assert seen == wanted
+    each_once(facts["dead"], {key: total for key, total in facts["sent"].items() if number(key) in bad})
+
+
+def test_sql_filters_choose_by_properties(stage: Stage) -> None:
+    facts = stage.result("Sql")
+    colors = ["red", "green", "blue"]
+    color = {i: None if i % 5 == 0 else colors[i % 3] for i in range(201)}
+    pushed = [i for i in range(10, 100) if color[i] in ("red", "blue") and i % 3]
+    polled = [i for i in range(200) if (color[i] is None and i >= 50) or (color[i] == "green" and i > 150.5)]
+    chosen(facts["pushed"], [*pushed, 200], facts["sent"])
+    chosen(facts["polled"], [*polled, 200], facts["sent"])
+
+
+def test_a_consumer_whose_filter_is_no_sql_is_told_so_at_its_start(stage: Stage) -> None:
+    assert "CODE: 23" in stage.result("Sql")["refusal"]
+
+
+def test_what_clients_trace_is_read_back_by_message_id(stage: Stage) -> None:
+    facts = stage.result("Trace")
+    each_once(facts["deliveries"], facts["sent"])
+    message_id = next(iter(facts["ids"].values()))
+    said: list[list[str]] = []
+
+    def both_are_there() -> bool:
+        text = official.mqadmin(stage.cluster.nameserver.address, "queryMsgTraceById", "-i", message_id)
+        said[:] = [line.split() for line in text.splitlines() if line.startswith(("Pub ", "Sub "))]
+        return len(said) == 2
+
+    wait_until(both_are_there, f"producer's and consumer's trace of {message_id}", timeout_s=30)
+    topic = stage.topic("Trace")
+    assert [(line[0], line[1], line[-1]) for line in said] == [
+        ("Pub", f"{topic}-producer", "success"),
+        ("Sub", topic, "success"),
+    ]
+
+
+def test_bodies_come_back_whole_from_each_compression_and_from_batches_of_the_client(stage5: Stage) -> None:
+    facts = stage5.result("five.Codecs")
+    sent: dict[str, str] = {}
+    bits: dict[str, int] = {}
+    for name, sums in facts["compressed"].items():
+        sent |= sums
+        bits |= dict.fromkeys(sums, {"LZ4": 0x100, "ZSTD": 0x200, "ZLIB": 0x300}[name])
+    batched = [{**one, "key": str(one["index"])} for one in facts["deliveries"] if one["key"] == "batched"]
+    compressed = [one for one in facts["deliveries"] if one["key"] != "batched"]
+    each_once(batched, facts["batched"])
+    each_once(compressed, sent)
+    assert {one["key"]: one["sysFlag"] & 0x700 for one in compressed} == bits
+
+
+def each_once(deliveries: list[Facts], sent: dict[str, str]) -> None:
+    """Each message that was sent was delivered once, as it was sent."""
+    assert Counter(one["key"] for one in deliveries) == dict.fromkeys(sent, 1)
+    assert {one["key"]: one["sum"] for one in deliveries} == sent
+
+
+def chosen(deliveries: list[Facts], indexes: list[int], sent: dict[str, str]) -> None:
+    """Exactly the messages of these indexes were delivered, each once and as it was sent."""
+    each_once(deliveries, {key: total for key, total in sent.items() if number(key) in indexes})
+
+
+def places(deliveries: list[Facts]) -> dict[int, list[int]]:
+    """Queue offsets by queue id, in the order of delivery."""
+    found: dict[int, list[int]] = defaultdict(list)
+    for one in deliveries:
+        found[one["queueId"]].append(one["queueOffset"])
+    return found
+
+
+def number(key: str) -> int:
+    return int(key.rpartition("-")[2])
+
+
+def kind(key: str, facts: Facts) -> int:
+    """Which of its scenario's kinds a message is."""
+    kinds: int = facts["kinds"]
+    return number(key) % kinds
