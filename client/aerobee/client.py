@@ -32,7 +32,9 @@ from aerobee.send_back import SendBack
 from aerobee.session import QueueSelection, Session, clock_ms
 from aerobee.start_at import AtOffset, Where, parse_where
 from aerobee.subscriptions import Topics, parse_topics
+from aerobee.trace import TraceRecord, TraceWriter, parse_trace
 from aerobee.transactions import Checker, Transactions, TransactionsCheck
+from aerobee.watching import Watch
 
 __all__ = ["Client"]
 
@@ -41,6 +43,8 @@ T = TypeVar("T")
 # RocketMQ's own group for tools: known to every broker, so reading needs no group of its own.
 READER_GROUP: Final = "TOOLS_CONSUMER"
 DEFAULT_PRODUCER_GROUP: Final = "AEROBEE_PRODUCER"
+TRACE_GROUP: Final = "_INNER_TRACE_PRODUCER"  # the official clients' name for it
+TRACES_MAX: Final = 64  # trace messages that one look-up reads
 
 
 class Client:
@@ -87,6 +91,13 @@ class Client:
             raise ClientClosed("client")
         self._session = Session(self.config, self._ip, self._salt, self.client_id)
         self._session.start()
+        if self.config.trace:
+            self._session.traces = TraceWriter(
+                self._trace_producer,
+                topic=self.config.trace_topic,
+                clock_ms=clock_ms,
+                new_id=self._session.keys.next_key,
+            )
         return self
 
     async def __aexit__(
@@ -136,17 +147,32 @@ class Client:
             checker = Checker(
                 check, transactions, session.routes.broker_name_of, self.config.decompressed_size_max
             )
-        parts = ProducerParts(
+        parts = self._producer_parts(group, chosen, transactions, checker, codec, session.watch(group))
+        return Producer(
+            group, chosen, parts=parts, on_open=session.add_producer, on_close=session.remove_producer
+        )
+
+    def _producer_parts(
+        self,
+        group: str,
+        config: ProducerConfig,
+        transactions: Transactions | None,
+        checker: Checker | None,
+        codec: Codec[Any] | None,
+        watch: Watch | None,
+    ) -> ProducerParts:
+        session = self._open()
+        return ProducerParts(
             client_id=self.client_id,
             delivery=Delivery(
                 group,
-                chosen,
+                config,
                 peers=session.peers,
                 routes=session.routes,
                 clock_ms=clock_ms,
                 rotation_start=random.SystemRandom().getrandbits(16),
             ),
-            encoder=Encoder(chosen, session.keys, self.config.body_size_max),
+            encoder=Encoder(config, session.keys, self.config.body_size_max),
             routes=session.routes,
             peers=session.peers,
             transactions=transactions,
@@ -155,11 +181,14 @@ class Client:
             new_id=session.keys.next_key,
             greet=session.greet,
             codec=codec,
-            watch=session.watch(group),
+            watch=watch,
         )
-        return Producer(
-            group, chosen, parts=parts, on_open=session.add_producer, on_close=session.remove_producer
-        )
+
+    def _trace_producer(self) -> Producer:
+        """The producer that traces are written with; nobody looks on at it, and brokers need not know it."""
+        config = ProducerConfig()
+        parts = self._producer_parts(TRACE_GROUP, config, None, None, None, None)
+        return Producer(TRACE_GROUP, config, parts=parts, on_open=lambda _: None, on_close=lambda _: None)
 
     def reader(
         self,
@@ -169,6 +198,7 @@ class Client:
         end: Where | None = None,
         queues: QueueSelection = None,
         tags: str | Iterable[str] | None = None,
+        filter: Filter | None = None,
         config: FetchConfig | None = None,
         **settings: Any,
     ) -> Reader:
@@ -178,6 +208,7 @@ class Client:
         end     where each queue ends, not included; "now" is what is there when reading starts; None goes on
         queues  some queues only: queue ids (on every broker) or `MessageQueue`s
         tags    "new || paid" or several texts; None reads every message
+        filter  instead of tags: `SqlFilter("price > 3")` or a `TagFilter`
         """
         session = self._open()
         checked_topic(topic)
@@ -201,9 +232,9 @@ class Client:
         self,
         group: str,
         topic: str,
-        filter: Filter | None = None,
         *,
         tags: str | Iterable[str] | None = None,
+        filter: Filter | None = None,
         start: Where = "earliest",
         end: Where | None = None,
         queues: QueueSelection = None,
@@ -211,7 +242,6 @@ class Client:
         **settings: Any,
     ) -> PullConsumer:
         """Read a topic for a group, from where the group has committed; to be used as `async with`.
-        filter  instead of tags: `SqlFilter("price > 3")` or a `TagFilter`
 
         `start` is for queues in which the group has committed nothing. All else is as for `reader`.
         """
@@ -234,7 +264,6 @@ class Client:
             group,
             topic,
             wanted,
-        filter: Filter | None = None,
             fetcher,
             session.offsets,
             open_queues=open_queues,
@@ -356,6 +385,19 @@ class Client:
         """
         checked_topic(topic)
         return await self._open().queries.by_key(topic, key, begin, end, max_messages)
+
+    async def trace(self, message_id: str) -> list[TraceRecord]:
+        """What happened to a message: the trace records with its id, oldest first.
+
+        Only messages of clients that write traces have any, and only where brokers have the trace topic.
+        """
+        session = self._open()
+        found = await session.queries.by_key(self.config.trace_topic, message_id, None, None, TRACES_MAX)
+        records = [record for message in found for record in parse_trace(message.text())]
+        return sorted(
+            (record for record in records if record.message_id == message_id),
+            key=lambda record: record.timestamp_ms,
+        )
 
     async def query_by_id(self, message_id: str, topic: str | None = None) -> Message | None:
         """The message with that id, None when there is none.

@@ -17,6 +17,7 @@ from typing import Final, Literal
 
 from aerobee.errors import InvalidMessage
 from aerobee_proto.codes import NAMESERVER_DEFAULT_PORT
+from aerobee_proto.names import TRACE_TOPIC
 
 __all__ = ["ClientConfig", "ConsumerConfig", "Credentials", "FetchConfig", "ProducerConfig", "parse_addrs"]
 
@@ -65,6 +66,9 @@ class ClientConfig:
     heartbeat_s           how often brokers hear from this client
     tls                   None: plain; True: TLS with the system's certificates; or a context of your own
     credentials           every request is signed with them; None leaves requests unsigned
+    trace                 write RocketMQ's message traces for everything sent and consumed by groups
+    trace_topic           where to; brokers have RMQ_SYS_TRACE_TOPIC when they are told to (traceTopicEnable)
+    telemetry             make OpenTelemetry spans; needs the extra `aerobee[otel]`
     client_name           middle part of the client id; None takes the process id
     body_size_max         bytes; larger bodies are refused before they are sent
     decompressed_size_max bytes; a received body that inflates to more is a DamagedRecord
@@ -77,6 +81,9 @@ class ClientConfig:
     heartbeat_s: float = 30.0
     tls: ssl.SSLContext | bool | None = None
     credentials: Credentials | None = None
+    trace: bool = False
+    trace_topic: str = TRACE_TOPIC
+    telemetry: bool = False
     client_name: str | None = None
     body_size_max: int = 4 * 1024 * 1024
     decompressed_size_max: int = 64 * 1024 * 1024

@@ -13,8 +13,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-import structlog
-
 from aerobee.config import ProducerConfig
 from aerobee.errors import (
     Attempt,
@@ -37,10 +35,11 @@ from aerobee_proto.batch import encode_batch_entry
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.frames import Command
 from aerobee_proto.javahash import java_hash
+from aerobee_remoting.lazy_log import lazy_logger
 
 __all__ = ["Delivery", "QueueChoice", "pick_queue"]
 
-log = structlog.get_logger()
+log = lazy_logger()
 
 QueueChoice = MessageQueue | int | None
 

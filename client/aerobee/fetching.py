@@ -21,8 +21,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from typing import Final
 
-import structlog
-
 from aerobee.config import ClientConfig, FetchConfig
 from aerobee.errors import (
     BrokerRefused,
@@ -32,9 +30,9 @@ from aerobee.errors import (
     DamagedRecord,
     InvalidMessage,
     NoBroker,
-from aerobee.filters import Filter
     RequestTimeout,
 )
+from aerobee.filters import Filter
 from aerobee.message import Message, MessageBatch
 from aerobee.peers import Peers
 from aerobee.route_table import RouteTable
@@ -43,10 +41,11 @@ from aerobee_proto.codes import PullFlag, RequestCode, ResponseCode
 from aerobee_proto.errors import RecordError
 from aerobee_proto.frames import Command
 from aerobee_proto.records import StoredRecord, decode_record, decode_records, scan_header
+from aerobee_remoting.lazy_log import lazy_logger
 
 __all__ = ["Fetcher"]
 
-log = structlog.get_logger()
+log = lazy_logger()
 
 # Waiting may cure these; every other refusal is raised.
 PASSING_CODES: Final = frozenset(

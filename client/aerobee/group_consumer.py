@@ -19,8 +19,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mappin
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
-import structlog
-
 from aerobee.codecs import Codec, CodecError
 from aerobee.config import ClientConfig, ConsumerConfig
 from aerobee.errors import ClientClosed, ClientError, InvalidMessage
@@ -36,10 +34,11 @@ from aerobee.routes import MessageQueue
 from aerobee.send_back import SendBack
 from aerobee.start_at import Where, parse_where
 from aerobee.watching import Watch
+from aerobee_remoting.lazy_log import lazy_logger
 
 __all__ = ["GroupConsumer", "Handler", "by_sharding_key"]
 
-log = structlog.get_logger()
+log = lazy_logger()
 
 T = TypeVar("T")
 Handler = Callable[[GroupMessage[T]], Awaitable[object] | object]
@@ -339,6 +338,7 @@ class GroupConsumer(Generic[T]):
                 message = GroupMessage(record, owned, self, self._body_size_max, self.codec, deliveries)
                 message.taken_at = now
                 if self._watch is not None:
+                    message.watched = {}
                     self._watch.delivered(message)
                 return message
             if owned.broken is not None and not owned.dropped and not owned.waiting_count:

@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import structlog
-
 from aerobee.config import ClientConfig, ConsumerConfig
-from aerobee.errors import BrokerRefused, ClientError, NoRoute
+from aerobee.errors import ClientError, NoRoute
+from aerobee.filters import SqlFilter
 from aerobee.group_pulling import GroupPulls
 from aerobee.local_offsets import LocalOffsets, default_folder
 from aerobee.offsets import Offsets
@@ -37,10 +36,11 @@ from aerobee_proto.bodies import CheckClientConfigBody, ConsumerData, ConsumerId
 from aerobee_proto.codes import RequestCode
 from aerobee_proto.errors import FormatError
 from aerobee_proto.names import is_retry_topic
+from aerobee_remoting.lazy_log import lazy_logger
 
 __all__ = ["GroupMember", "GroupSettings"]
 
-log = structlog.get_logger()
+log = lazy_logger()
 
 # Pause before queues are shared out again when something kept this member from taking its share.
 UNBALANCED_S: Final = 1.0
@@ -139,7 +139,7 @@ class GroupMember:
                     raise
                 log.warning("client.topic_missing", topic=topic, reason=str(missing))
                 continue
-            if subscription.expression_type != "TAG":
+            if isinstance(subscription.filter, SqlFilter):
                 await self._check_filter(subscription)
         if self._local is not None:
             self._local.load()
@@ -445,13 +445,11 @@ class GroupMember:
         """Have one broker check a filter that is no list of tags."""
         route = await self._routes.for_subscribe(subscription.topic)
         addr = self._routes.master_addr(subscription.topic, route.subscribe[0].broker_name)
-        what = f"check the filter {subscription.expression!r} of topic {subscription.topic!r}"
+        what = f"check the filter {subscription.filter.text!r} of topic {subscription.topic!r}"
         body = CheckClientConfigBody(
             client_id=self.settings.client_id, group=self.settings.group, subscription_data=subscription.data
         )
-        answer = await self._peers.request(what, addr, RequestCode.CHECK_CLIENT_CONFIG, {}, body.to_bytes())
-        if answer.code:
-            raise BrokerRefused(what, addr, answer.code, answer.remark)
+        await self._peers.call(what, addr, RequestCode.CHECK_CLIENT_CONFIG, {}, body.to_bytes())
 
     def _on_route(self, route: Route) -> None:
         if route.topic in self.settings.subscriptions:

@@ -119,7 +119,7 @@ class GroupMessage(Message, Generic[T]):
         self.deliveries = deliveries
         self.taken_at = 0.0  # seconds of the event loop's clock
         self.outcome: Outcome | None = None
-        self.watched: Any = None
+        self.watched: Any = None  # a watch's own notes, when somebody looks on
         self._codec = codec
 
     @property

@@ -11,8 +11,6 @@ Moved     A broker that says "offset moved" has deleted messages, or an operator
 import asyncio
 from collections.abc import Callable, Mapping
 
-import structlog
-
 from aerobee.config import ClientConfig, ConsumerConfig
 from aerobee.errors import (
     BrokerRefused,
@@ -31,10 +29,11 @@ from aerobee_proto.codes import PullFlag, RequestCode, ResponseCode
 from aerobee_proto.errors import RecordError
 from aerobee_proto.frames import Command
 from aerobee_proto.records import StoredRecord, decode_record, decode_records
+from aerobee_remoting.lazy_log import lazy_logger
 
 __all__ = ["GroupPulls"]
 
-log = structlog.get_logger()
+log = lazy_logger()
 
 PULL_FLAGS = str(PullFlag.SUSPEND | PullFlag.SUBSCRIPTION)
 NOTHING_NEW = frozenset({ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY})
@@ -112,6 +111,7 @@ class GroupPulls:
     def _header(self, owned: OwnedQueue, offset: int) -> dict[str, str]:
         queue = owned.queue
         subscription = self._subscriptions[queue.topic]
+        wanted = subscription.filter
         return {
             "consumerGroup": self._group,
             "topic": queue.topic,
@@ -121,9 +121,9 @@ class GroupPulls:
             "sysFlag": PULL_FLAGS,
             "commitOffset": "0",
             "suspendTimeoutMillis": str(round(self._config.hold_s * 1000)),
-            "subscription": subscription.expression,
+            "subscription": wanted.text,
             "subVersion": str(subscription.version_ms),
-            "expressionType": subscription.expression_type,
+            "expressionType": wanted.expression_type,
             "bname": queue.broker_name,
         }
 
@@ -148,9 +148,9 @@ class GroupPulls:
         records = self._decode(owned, bytes(answer.body)) if code == ResponseCode.SUCCESS else []
         if owned.broken is not None:
             next_offset = records[-1].queue_offset + 1 if records else offset
-        matches = self._subscriptions[owned.queue.topic].matches
+        passes = self._subscriptions[owned.queue.topic].filter.passes
         owned.offer(
-            [record for record in records if record.queue_offset >= offset and matches(record)], next_offset
+            [record for record in records if record.queue_offset >= offset and passes(record)], next_offset
         )
         if records or owned.broken is not None:
             self._on_records(owned)

@@ -9,17 +9,16 @@ Invariants
 
 from pathlib import Path
 
-import structlog
-
 from aerobee.errors import ClientError
 from aerobee.routes import MessageQueue
 from aerobee_proto.bodies import ResetOffsetBody
 from aerobee_proto.errors import FormatError
 from aerobee_proto.javajson import MessageQueue as QueueKey
+from aerobee_remoting.lazy_log import lazy_logger
 
 __all__ = ["LocalOffsets", "default_folder"]
 
-log = structlog.get_logger()
+log = lazy_logger()
 
 
 def default_folder() -> Path:

@@ -23,8 +23,6 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Final, Self
 
-import structlog
-
 from aerobee.batching import Batch, Lane
 from aerobee.codecs import Codec
 from aerobee.config import ProducerConfig
@@ -41,10 +39,11 @@ from aerobee.transactions import Checker, Transaction, Transactions
 from aerobee.watching import MessageKind, Watch
 from aerobee_proto.codes import RequestCode, SysFlag
 from aerobee_proto.errors import AerobeeError
+from aerobee_remoting.lazy_log import lazy_logger
 
 __all__ = ["Producer", "ProducerParts"]
 
-log = structlog.get_logger()
+log = lazy_logger()
 
 # Messages that cannot share a request (compressed, delayed) are small loads: so many may be out for one batch.
 ALONE_SHARE: Final = 16
@@ -173,30 +172,10 @@ class Producer:
         if self._full:
             await self.ready()
         found = self._topics.get(topic) or self._topic(topic)
-        more = ""
-        if deliver_at is not None or deliver_after is not None:
-            more = timer_text(deliver_at, deliver_after, delay_level)
-        if codec is not None or self._codec is not None:
-            body = self._written(body, codec)
-        if self._watch is not None:
-            item = self._watched(
-                self._watch,
-                topic,
-                body,
-                tags,
-                keys,
-                properties,
-                sharding_key,
-                delay_level,
-                flag,
-                timeout_s,
-                more,
-            )
-        else:
-            item = self._encoder.encode(
-                topic, body, tags, keys, properties, sharding_key, delay_level, flag, timeout_s, more,
-                0, more != "",
-            )  # fmt: skip
+        item = self._make(
+            topic, body, tags, keys, properties, sharding_key, delay_level, flag, timeout_s, deliver_at,
+            deliver_after, codec,
+        )  # fmt: skip
         self._accept(found, item, queue if queue is not None else sharding_key)
         return await item.future
 
@@ -225,30 +204,10 @@ class Producer:
         if self._full:
             raise BufferFull(self.pending_count, self.pending_bytes)
         found = self._topics.get(topic) or self._topic(topic)
-        more = ""
-        if deliver_at is not None or deliver_after is not None:
-            more = timer_text(deliver_at, deliver_after, delay_level)
-        if codec is not None or self._codec is not None:
-            body = self._written(body, codec)
-        if self._watch is not None:
-            item = self._watched(
-                self._watch,
-                topic,
-                body,
-                tags,
-                keys,
-                properties,
-                sharding_key,
-                delay_level,
-                flag,
-                timeout_s,
-                more,
-            )
-        else:
-            item = self._encoder.encode(
-                topic, body, tags, keys, properties, sharding_key, delay_level, flag, timeout_s, more,
-                0, more != "",
-            )  # fmt: skip
+        item = self._make(
+            topic, body, tags, keys, properties, sharding_key, delay_level, flag, timeout_s, deliver_at,
+            deliver_after, codec,
+        )  # fmt: skip
         self._accept(found, item, queue if queue is not None else sharding_key)
         return item.future
 
@@ -369,16 +328,22 @@ class Producer:
         if check_after_s is not None:
             more += f"CHECK_IMMUNITY_TIME_IN_SECONDS\x01{int(check_after_s)}\x02"
 
+        words = keys if keys is None or isinstance(keys, str) else " ".join(keys)
+
         async def send_half() -> SendResult:
             await self.parts.greet(topic)  # or no broker would know whom to ask
             item = self._special(
-                topic, self._written(body, codec), tags, keys, properties, sharding_key, flag, None, more,
+                topic, self._written(body, codec), tags, words, properties, sharding_key, flag, None, more,
                 SysFlag.TRANSACTION_PREPARED,
             )  # fmt: skip
             self._accept(self._topic(topic), item, queue if queue is not None else sharding_key)
             return await item.future
 
-        return Transaction(checked_topic(topic), send_half, self.parts.transactions)
+        def on_end(result: SendResult, committed: bool) -> None:
+            if self._watch is not None:
+                self._watch.transaction_ended(topic, result, tags, words, committed)
+
+        return Transaction(checked_topic(topic), send_half, self.parts.transactions, on_end)
 
     async def request(
         self,
@@ -486,6 +451,56 @@ class Producer:
                 await self.parts.checker.close()
 
     # --- making -----------------------------------------------------------------------------------------------
+
+    def _make(
+        self,
+        topic: str,
+        body: Any,
+        tags: str | None,
+        keys: str | Iterable[str] | None,
+        properties: Mapping[str, str] | None,
+        sharding_key: str | None,
+        delay_level: int,
+        flag: int,
+        timeout_s: float | None,
+        deliver_at: datetime | int | None,
+        deliver_after: timedelta | float | None,
+        codec: Codec[Any] | None,
+    ) -> Outgoing:
+        """An ordinary message, perhaps with a delivery time."""
+        more = ""
+        if deliver_at is not None or deliver_after is not None:
+            more = timer_text(deliver_at, deliver_after, delay_level)
+        if codec is not None or self._codec is not None:
+            body = self._written(body, codec)
+        if self._watch is not None:
+            return self._watched(
+                self._watch,
+                topic,
+                body,
+                tags,
+                keys,
+                properties,
+                sharding_key,
+                delay_level,
+                flag,
+                timeout_s,
+                more,
+            )
+        return self._encoder.encode(
+            topic,
+            body,
+            tags,
+            keys,
+            properties,
+            sharding_key,
+            delay_level,
+            flag,
+            timeout_s,
+            more,
+            0,
+            more != "",
+        )
 
     def _written(self, body: Any, codec: Codec[Any] | None) -> Any:
         """The body of a value, by the codec of the call or of the producer."""

@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-import structlog
-
 from aerobee.errors import (
     BrokerRefused,
     BrokerUnreachable,
@@ -22,10 +20,11 @@ from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.errors import FormatError, RecordError
 from aerobee_proto.message_ids import OffsetMessageId, decode_offset_message_id
 from aerobee_proto.records import decode_records
+from aerobee_remoting.lazy_log import lazy_logger
 
 __all__ = ["Queries"]
 
-log = structlog.get_logger()
+log = lazy_logger()
 
 TIME_MAX_MS: Final = 2**63 - 1
 UNIQUE_KEY_MAX_NUM: Final = 32

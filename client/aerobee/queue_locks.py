@@ -3,8 +3,6 @@
 import asyncio
 from collections.abc import Iterable
 
-import structlog
-
 from aerobee.errors import ClientError
 from aerobee.peers import Peers
 from aerobee.route_table import RouteTable
@@ -13,10 +11,11 @@ from aerobee_proto.bodies import LockBatchBody, LockedQueues, UnlockBatchBody
 from aerobee_proto.codes import RequestCode
 from aerobee_proto.errors import FormatError
 from aerobee_proto.javajson import MessageQueue as QueueKey
+from aerobee_remoting.lazy_log import lazy_logger
 
 __all__ = ["QueueLocks"]
 
-log = structlog.get_logger()
+log = lazy_logger()
 
 
 class QueueLocks:

@@ -10,8 +10,6 @@ Invariants
 import asyncio
 from collections.abc import Callable
 
-import structlog
-
 from aerobee.errors import UNKNOWN_TOPIC, ClientError, NameserverAnswer, NoBroker, NoRoute
 from aerobee.peers import Nameservers
 from aerobee.routes import (
@@ -25,10 +23,11 @@ from aerobee.routes import (
 )
 from aerobee_proto.bodies import TopicList, TopicRouteData
 from aerobee_proto.codes import RequestCode
+from aerobee_remoting.lazy_log import lazy_logger
 
 __all__ = ["RouteTable"]
 
-log = structlog.get_logger()
+log = lazy_logger()
 
 
 class RouteTable:

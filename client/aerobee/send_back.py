@@ -9,8 +9,6 @@ When it cannot, the message is published to the retry topic from here, as the of
 from collections.abc import Callable
 from typing import Any
 
-import structlog
-
 from aerobee.errors import BrokerRefused, ClientError
 from aerobee.group_message import DEAD_LETTER_LEVEL, GroupMessage
 from aerobee.heartbeat import RESERVED_GROUP
@@ -21,10 +19,11 @@ from aerobee.routes import TEMPLATE_TOPIC
 from aerobee_proto.codes import RequestCode, SysFlag
 from aerobee_proto.names import dlq_topic, retry_topic
 from aerobee_proto.properties import DELAY, ORIGIN_MESSAGE_ID, RETRY_TOPIC, encode_properties
+from aerobee_remoting.lazy_log import lazy_logger
 
 __all__ = ["MAX_RECONSUME_TIMES", "SendBack"]
 
-log = structlog.get_logger()
+log = lazy_logger()
 
 MAX_RECONSUME_TIMES = 16  # RocketMQ's usual number, and that of new groups
 STORED_CODES = frozenset(status.value for status in SendStatus)

@@ -13,8 +13,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import structlog
-
 from aerobee.group_consumer import GroupConsumer
 from aerobee.message import Message
 from aerobee.replies import PendingReplies, correlation_id_of, reply_record
@@ -28,10 +26,11 @@ from aerobee_proto.errors import RequestError
 from aerobee_proto.javajson import MessageQueue as QueueKey
 from aerobee_proto.records import decode_record
 from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
+from aerobee_remoting.lazy_log import lazy_logger
 
 __all__ = ["ServerRequests"]
 
-log = structlog.get_logger()
+log = lazy_logger()
 
 
 class ServerRequests:

@@ -15,13 +15,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
-import structlog
-
 from aerobee.admin import Admin
 from aerobee.config import ClientConfig, FetchConfig
-from aerobee.filters import Filter, SqlFilter
 from aerobee.errors import ClientError, InvalidMessage
 from aerobee.fetching import Fetcher
+from aerobee.filters import Filter, SqlFilter
 from aerobee.group_consumer import GroupConsumer
 from aerobee.heartbeat import heartbeat_body, pull_group
 from aerobee.offsets import Offsets
@@ -34,16 +32,19 @@ from aerobee.route_table import RouteTable
 from aerobee.routes import MessageQueue, Route, master_addrs
 from aerobee.server_requests import ServerRequests
 from aerobee.start_at import AtOffset, Position
+from aerobee.telemetry import TelemetryWatch
+from aerobee.trace import TraceWatch, TraceWriter
 from aerobee.watching import Watch, joined
 from aerobee_proto.bodies import CheckClientConfigBody
 from aerobee_proto.codes import RequestCode
 from aerobee_proto.message_ids import UniqueKeyFactory
 from aerobee_remoting.client import RemotingClient, RemotingClientConfig
 from aerobee_remoting.connection import Connection
+from aerobee_remoting.lazy_log import lazy_logger
 
 __all__ = ["QueueSelection", "Session", "clock_ms"]
 
-log = structlog.get_logger()
+log = lazy_logger()
 
 QueueSelection = Sequence[int | MessageQueue] | None
 
@@ -75,6 +76,7 @@ class Session:
         self.keys = UniqueKeyFactory(ip, os.getpid(), salt, clock_ms)
         self.replier = Replier(peers=self.peers, routes=self.routes, keys=self.keys, clock_ms=clock_ms)
         self.requests.broker_name_of = self.routes.broker_name_of
+        self.traces: TraceWriter | None = None  # set by the client when traces are switched on
         # Moved by the calls below.
         # Those that still pull are kept alive by their tasks; the others go when nobody reads any more.
         self._fetchers: WeakSet[Fetcher] = WeakSet()
@@ -101,6 +103,8 @@ class Session:
             await asyncio.gather(*(producer.close() for producer in list(self._producers)))
             await asyncio.gather(*(consumer.close() for consumer in list(self._consumers)))
             await asyncio.gather(*(fetcher.close() for fetcher in list(self._fetchers)))
+            if self.traces is not None:
+                await self.traces.close()
         finally:
             for task in self._tasks:
                 task.cancel()
@@ -160,7 +164,12 @@ class Session:
 
     def watch(self, group: str) -> Watch | None:
         """Who looks on at the messages of a group; None when nothing of the kind is switched on."""
-        return joined([])
+        return joined(
+            [
+                TraceWatch(group, self.traces) if self.traces is not None else None,
+                TelemetryWatch(group, self._client_id) if self._config.telemetry else None,
+            ]
+        )
 
     def _say_goodbye(self, group: dict[str, str]) -> None:
         """Tell brokers that a group has left here. Those that are gone find out by themselves."""
@@ -188,6 +197,9 @@ class Session:
         """Give the fetcher its queues; one that reads everything without end also gets queues added later."""
         route = await self.routes.for_subscribe(topic)
         chosen = _select_queues(route, selection)
+        if isinstance(fetcher.filter, SqlFilter):
+            names = sorted({queue.broker_name for queue in chosen})
+            await asyncio.gather(*(self._check_filter(fetcher, topic, name) for name in names))
         ends: Sequence[int | None] = [None] * len(chosen)
         if end is not None:
             ends = await asyncio.gather(*(self._end_of(queue, end) for queue in chosen))
@@ -197,18 +209,6 @@ class Session:
         if selection is None and end is None:
             self._followers[fetcher] = topic
 
-        if isinstance(fetcher.filter, SqlFilter):
-            names = sorted({queue.broker_name for queue in chosen})
-            await asyncio.gather(*(self._check_filter(fetcher, topic, name) for name in names))
-    async def _end_of(self, queue: MessageQueue, end: Position) -> int:
-        """A time or an end of the queue cannot lie beyond what is there now; an offset can."""
-        found = await self.offsets.resolve(queue, end)
-        return found if isinstance(end, AtOffset) else min(found, await self.offsets.max_offset(queue))
-
-    # --- tasks ------------------------------------------------------------------------------------------------
-
-    async def _poll_routes(self) -> None:
-        while True:
     async def _check_filter(self, fetcher: Fetcher, topic: str, broker_name: str) -> None:
         """Ask a broker whether it serves the filter: its refusal of a pull could pass for a passing one."""
         wanted = fetcher.filter
@@ -225,6 +225,15 @@ class Session:
             body.to_bytes(),
         )
 
+    async def _end_of(self, queue: MessageQueue, end: Position) -> int:
+        """A time or an end of the queue cannot lie beyond what is there now; an offset can."""
+        found = await self.offsets.resolve(queue, end)
+        return found if isinstance(end, AtOffset) else min(found, await self.offsets.max_offset(queue))
+
+    # --- tasks ------------------------------------------------------------------------------------------------
+
+    async def _poll_routes(self) -> None:
+        while True:
             await asyncio.sleep(self._config.route_poll_s)
             await self.routes.refresh_all()
 

@@ -13,8 +13,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Final, Self
 
-import structlog
-
 from aerobee.errors import BrokerRefused, BrokerUnreachable, ClientError, NoBroker, RequestTimeout, SendFailed
 from aerobee.message import Message, SendResult, SendStatus
 from aerobee.peers import Peers
@@ -22,10 +20,11 @@ from aerobee.route_table import RouteTable
 from aerobee_proto.codes import RequestCode, SysFlag
 from aerobee_proto.message_ids import decode_offset_message_id
 from aerobee_proto.records import StoredRecord
+from aerobee_remoting.lazy_log import lazy_logger
 
 __all__ = ["Checker", "Transaction", "TransactionUnresolved", "Transactions", "TransactionsCheck"]
 
-log = structlog.get_logger()
+log = lazy_logger()
 
 ATTEMPTS_MAX: Final = 3
 RETRY_PAUSE_S: Final = 0.1
@@ -120,11 +119,16 @@ class Transaction:
     """
 
     def __init__(
-        self, topic: str, send_half: Callable[[], Awaitable[SendResult]], transactions: Transactions
+        self,
+        topic: str,
+        send_half: Callable[[], Awaitable[SendResult]],
+        transactions: Transactions,
+        on_end: Callable[[SendResult, bool], None],
     ) -> None:
         self.topic = topic
         self._send_half = send_half
         self._transactions = transactions
+        self._on_end = on_end
         self._result: SendResult | None = None
         self._rolled_back = False
 
@@ -151,6 +155,7 @@ class Transaction:
             await self._transactions.end(result, COMMIT)
         except ClientError as failed:
             raise TransactionUnresolved(self.topic, result.message_id, str(failed)) from failed
+        self._on_end(result, True)
 
     @property
     def result(self) -> SendResult:
@@ -173,6 +178,8 @@ class Transaction:
             await self._transactions.end(result, ROLLBACK)
         except ClientError as failed:
             log.warning("client.rollback_lost", transaction_id=result.message_id, reason=str(failed))
+        else:
+            self._on_end(result, False)
 
 
 class Checker:

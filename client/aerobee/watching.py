@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from aerobee.group_message import GroupMessage
+    from aerobee.message import SendResult
     from aerobee.outgoing import Outgoing
 
 __all__ = ["MessageKind", "Watch", "Watches", "joined"]
@@ -39,6 +40,12 @@ class Watch(Protocol):
         kind: MessageKind,
     ) -> None:
         """The message was made; its future ends when it is sent."""
+        ...
+
+    def transaction_ended(
+        self, topic: str, result: "SendResult", tags: str | None, keys: str | None, committed: bool
+    ) -> None:
+        """The broker was told how a transaction ended."""
         ...
 
     def delivered(self, message: "GroupMessage[Any]") -> None:
@@ -76,6 +83,12 @@ class Watches:
         assert isinstance(token, list)
         for watch, own in zip(self._watches, token, strict=True):
             watch.accepted(own, topic, item, tags, keys, kind)
+
+    def transaction_ended(
+        self, topic: str, result: "SendResult", tags: str | None, keys: str | None, committed: bool
+    ) -> None:
+        for watch in self._watches:
+            watch.transaction_ended(topic, result, tags, keys, committed)
 
     def delivered(self, message: "GroupMessage[Any]") -> None:
         for watch in self._watches:

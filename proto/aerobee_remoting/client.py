@@ -6,18 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-import structlog
-
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.frames import CODEC_JSON, CODEC_MSGPACK, CODEC_ROCKETMQ, Command
 from aerobee_proto.headers import RequestHeader
 from aerobee_remoting.connection import Connection, ConnectionLimits
 from aerobee_remoting.errors import ConnectFailed, RemotingError
 from aerobee_remoting.handlers import HandlerTable
+from aerobee_remoting.lazy_log import lazy_logger
 
 __all__ = ["RemotingClient", "RemotingClientConfig", "split_addr"]
 
-log = structlog.get_logger()
+log = lazy_logger()
 
 SWEEP_S: Final = 1.0
 CODECS: Final = {"json": CODEC_JSON, "rocketmq": CODEC_ROCKETMQ}

@@ -18,8 +18,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-import structlog
-
 from aerobee_proto.codes import VERSION, ResponseCode
 from aerobee_proto.errors import FrameError, RequestError
 from aerobee_proto.frames import (
@@ -36,10 +34,11 @@ from aerobee_proto.headers import RequestHeader, ext_of
 from aerobee_proto.requests import UNREADABLE, Envelope, request_code_key
 from aerobee_remoting.errors import ConnectionLost, RequestTimeout, TooManyRequests
 from aerobee_remoting.handlers import BatchItem, Entry, HandlerTable, Request, Response
+from aerobee_remoting.lazy_log import lazy_logger
 
 __all__ = ["Connection", "ConnectionLimits", "format_addr"]
 
-log = structlog.get_logger()
+log = lazy_logger()
 
 TIMEOUT_SCAN_S: Final = 0.05  # how late a request's time-out may be noticed
 NO_HANDLERS: Final = HandlerTable()
