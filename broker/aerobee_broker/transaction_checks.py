@@ -21,8 +21,9 @@ import structlog
 
 from aerobee_broker.half_messages import HalfMessage, half_in
 from aerobee_broker.services import Services
+from aerobee_broker.stored_properties import join_stored
 from aerobee_broker.transactions import TRANSACTION_GROUP
-from aerobee_proto import names, properties
+from aerobee_proto import names
 from aerobee_proto.codes import RequestCode
 from aerobee_proto.headers import CheckTransactionHeader
 from aerobee_proto.message_ids import encode_offset_message_id
@@ -277,7 +278,9 @@ class TransactionChecks:
             store_timestamp=done.store_timestamp if is_copied else record.store_timestamp,
             store_host=host,
             body=bytes(record.body),
-            properties=properties.encode_properties(half.copy_properties(checks=half.checks + 1)),
+            properties=join_stored(
+                half.copy_properties(checks=half.checks + 1) if is_copied else record.property_map
+            ),
             flag=record.flag,
             sys_flag=record.sys_flag,
             reconsume_times=record.reconsume_times,

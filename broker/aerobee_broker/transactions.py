@@ -350,7 +350,6 @@ def _is_final(record: StoredRecord, half: HalfMessage) -> bool:
     """Whether a record is the committed message of this half; both have the same unique key."""
     return (
         record.sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_COMMIT
-        and record.prepared_transaction_offset > 0
         and record.property_map.get(properties.PRODUCER_GROUP) == half.producer_group
     )
 
