@@ -1,0 +1,54 @@
+"""What a read or write of messages through Spark refuses, with what, where and what to do.
+
+    PipelineError
+      OptionError   an option that does not exist, or a value that cannot be used: names option and value
+      DataLoss      messages that a job was to read are gone: names topic, queue and offsets
+      SourceGone    a topic or broker that was there when the job was planned does not answer any more
+
+Touches  nothing.
+"""
+
+__all__ = ["DataLoss", "OptionError", "PipelineError", "SourceGone"]
+
+
+class PipelineError(Exception):
+    """Base of everything that this package raises on purpose."""
+
+
+class OptionError(PipelineError, ValueError):
+    """An option cannot be used as it is."""
+
+    def __init__(self, option: str, value: str, reason: str) -> None:
+        super().__init__(option, value, reason)
+        self.option = option
+        self.value = value
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"option {self.option}, value {self.value!r}: {self.reason}"
+
+
+class DataLoss(PipelineError):
+    """Messages in [begin, end) of a queue that were to be read do not exist any more."""
+
+    def __init__(
+        self, topic: str, broker_name: str, queue_id: int, begin: int, end: int, reason: str
+    ) -> None:
+        super().__init__(topic, broker_name, queue_id, begin, end, reason)
+        self.topic = topic
+        self.broker_name = broker_name
+        self.queue_id = queue_id
+        self.begin = begin
+        self.end = end
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"topic {self.topic}, broker {self.broker_name}, queue {self.queue_id}: offsets {self.begin} to "
+            f"{self.end - 1} cannot be read any more: {self.reason}. Set failOnDataLoss=false to go on without them, "
+            f"or keep messages longer (fileReservedTime) than jobs may stand still"
+        )
+
+
+class SourceGone(PipelineError):
+    """What was there when the job was planned is not there now."""

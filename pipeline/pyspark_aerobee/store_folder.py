@@ -1,0 +1,262 @@
+"""What lies in a store folder: log files, queues, where a key or a time is. Nothing is changed, no broker is needed.
+
+Touches  files below the folder, through `Folder`. Layouts: aerobee_store (records, consume_queue, index_file).
+
+The folder may belong to a running broker, or be a copy of one that was running: queues and index may lag behind the
+log, and the newest file of each has room that is not written yet.
+"""
+
+from collections.abc import Iterator
+from struct import Struct
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aerobee_proto.errors import RecordError
+from aerobee_proto.javahash import index_key_hash
+from aerobee_proto.records import RecordHeader, scan_header
+from aerobee_store.consume_queue import ENTRY_DTYPE
+from pyspark_aerobee.errors import OptionError
+from pyspark_aerobee.folder import Folder
+
+__all__ = ["COMMIT_LOG", "CONSUME_QUEUES", "INDEX", "LogFile", "QueueFiles", "StoreFolder"]
+
+COMMIT_LOG: Final = "commitlog"
+CONSUME_QUEUES: Final = "consumequeue"
+INDEX: Final = "index"
+ENTRY_SIZE: Final = ENTRY_DTYPE.itemsize
+_RECORD_HEAD_MAX: Final = 256  # covers every field in front of the body
+_INDEX_HEADER_SIZE: Final = 40
+_INDEX_HEADER: Final = Struct(">qqqqii")
+_INDEX_ENTRY: Final = Struct(">iqii")
+_SLOT: Final = Struct(">i")
+_DIGITS: Final = 20
+
+Entries = NDArray[np.void]
+
+
+class LogFile(NamedTuple):
+    """One file of the commit log: offset of its first byte, one past its last."""
+
+    offset: int
+    end: int
+
+    @property
+    def path(self) -> str:
+        return f"{COMMIT_LOG}/{self.offset:020d}"
+
+
+class QueueFiles(NamedTuple):
+    """The files of one queue: (first entry number, entry count, path), by number."""
+
+    topic: str
+    queue_id: int
+    files: tuple[tuple[int, int, str], ...]
+
+
+class StoreFolder:
+    """Looks into one store. `index_slots` is maxHashSlotNum of the broker that wrote it."""
+
+    def __init__(self, folder: Folder, *, index_slots: int = 5_000_000) -> None:
+        self.folder = folder
+        self._index_slots = index_slots
+        self._log_files: tuple[LogFile, ...] | None = None
+        self._queues: dict[str, list[QueueFiles]] = {}
+        self._ranges: dict[tuple[str, int], tuple[int, int]] = {}
+
+    # --- the log ----------------------------------------------------------------------------------------------
+
+    def log_files(self) -> tuple[LogFile, ...]:
+        """The files of the log, oldest first. OptionError when this is no store folder."""
+        if self._log_files is None:
+            found = [
+                LogFile(int(entry.name), int(entry.name) + entry.size)
+                for entry in self.folder.entries(COMMIT_LOG)
+                if not entry.is_dir and len(entry.name) == _DIGITS and entry.name.isdecimal() and entry.size
+            ]
+            if not found:
+                raise OptionError(
+                    "path",
+                    self.folder.address,
+                    f"there is no log in it; name the folder that has `{COMMIT_LOG}`, `{CONSUME_QUEUES}` and "
+                    f"`{INDEX}` (storePathRootDir)",
+                )
+            self._log_files = tuple(found)
+        return self._log_files
+
+    def log_file_at(self, offset: int) -> LogFile | None:
+        """The file in which a physical offset lies."""
+        for file in self.log_files():
+            if file.offset <= offset < file.end:
+                return file
+        return None
+
+    def read_log(self, file: LogFile, begin: int, end: int) -> memoryview:
+        """Bytes by physical offset, within one file."""
+        return self.folder.read(file.path, begin - file.offset, min(end, file.end) - file.offset)
+
+    def header_at(self, offset: int) -> RecordHeader | None:
+        """Head of the record at a physical offset; None when none stands there. Its body may not be there."""
+        file = self.log_file_at(offset)
+        if file is None:
+            return None
+        piece = self.read_log(file, offset, offset + _RECORD_HEAD_MAX)
+        size = int.from_bytes(piece[:4], "big", signed=True)
+        if size > len(piece):
+            piece = self.read_log(file, offset, offset + size)
+        try:
+            found = scan_header(piece, 0)
+        except RecordError:
+            return None
+        return None if found.is_blank or found.physical_offset != offset else found
+
+    def first_store_time(self, file: LogFile) -> int | None:
+        """When the first record of a file was stored, ms; None for a file that has none."""
+        found = self.header_at(file.offset)
+        return None if found is None else found.store_timestamp
+
+    # --- queues -----------------------------------------------------------------------------------------------
+
+    def topics(self) -> list[str]:
+        """Names of all topics that have a queue folder."""
+        return [entry.name for entry in self.folder.entries(CONSUME_QUEUES) if entry.is_dir]
+
+    def queues(self, topic: str) -> list[QueueFiles]:
+        """The queues of a topic, by queue id; empty for a topic that is not here."""
+        found = self._queues.get(topic)
+        if found is None:
+            base = f"{CONSUME_QUEUES}/{topic}"
+            ids = sorted(
+                int(one.name) for one in self.folder.entries(base) if one.is_dir and one.name.isdecimal()
+            )
+            found = self._queues[topic] = [self._queue_files(topic, queue_id) for queue_id in ids]
+        return found
+
+    def _queue_files(self, topic: str, queue_id: int) -> QueueFiles:
+        base = f"{CONSUME_QUEUES}/{topic}/{queue_id}"
+        files = tuple(
+            (int(entry.name) // ENTRY_SIZE, entry.size // ENTRY_SIZE, f"{base}/{entry.name}")
+            for entry in self.folder.entries(base)
+            if not entry.is_dir and len(entry.name) == _DIGITS and entry.name.isdecimal()
+        )
+        return QueueFiles(topic, queue_id, files)
+
+    def queue_range(self, queue: QueueFiles) -> tuple[int, int]:
+        """Numbers of the first entry that points into the log and one past the last; equal when there is none.
+
+        As it was when it was first asked for, so that a plan is of one moment.
+        """
+        key = (queue.topic, queue.queue_id)
+        if key not in self._ranges:
+            self._ranges[key] = self._queue_range(queue)
+        return self._ranges[key]
+
+    def _queue_range(self, queue: QueueFiles) -> tuple[int, int]:
+        if not queue.files:
+            return 0, 0
+        end = 0
+        for first, count, path in reversed(queue.files):
+            filled = self._filled(path, count)
+            end = first + filled
+            if filled:
+                break
+        begin = queue.files[0][0]
+        log_begin = self.log_files()[0].offset
+        return min(self._first_from(queue, begin, end, log_begin), end), end
+
+    def _filled(self, path: str, count: int) -> int:
+        """How many entries of a file are written: they are those in front of the first without a size."""
+        low, high = 0, count
+        while low < high:
+            middle = (low + high) // 2
+            if self._entry_in(path, middle)[1] > 0:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _first_from(self, queue: QueueFiles, begin: int, end: int, physical_offset: int) -> int:
+        """Number of the first entry in [begin, end) that points at or behind a physical offset."""
+        while begin < end:
+            middle = (begin + end) // 2
+            if int(self.entries(queue, middle, middle + 1)["physical_offset"][0]) < physical_offset:
+                begin = middle + 1
+            else:
+                end = middle
+        return begin
+
+    def first_entry_from(self, queue: QueueFiles, physical_offset: int) -> int | None:
+        """Physical offset of the queue's first record at or behind one; None when there is none."""
+        begin, end = self.queue_range(queue)
+        number = self._first_from(queue, begin, end, physical_offset)
+        if number >= end:
+            return None
+        return int(self.entries(queue, number, number + 1)["physical_offset"][0])
+
+    def _entry_in(self, path: str, index: int) -> tuple[int, int]:
+        raw = np.frombuffer(self.folder.read(path, index * ENTRY_SIZE, (index + 1) * ENTRY_SIZE), ENTRY_DTYPE)
+        return (int(raw["physical_offset"][0]), int(raw["size"][0])) if len(raw) else (0, 0)
+
+    def entries(self, queue: QueueFiles, begin: int, end: int) -> Entries:
+        """The entries with the numbers [begin, end); fewer when files are missing."""
+        parts = []
+        for first, count, path in queue.files:
+            low, high = max(begin, first), min(end, first + count)
+            if low < high:
+                raw = self.folder.read(path, (low - first) * ENTRY_SIZE, (high - first) * ENTRY_SIZE)
+                parts.append(np.frombuffer(raw[: len(raw) // ENTRY_SIZE * ENTRY_SIZE], ENTRY_DTYPE))
+        if not parts:
+            return np.empty(0, ENTRY_DTYPE)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def offset_by_time(self, queue: QueueFiles, timestamp_ms: int) -> int:
+        """Number of the queue's first message that was stored at or after a time; one past the last when none was."""
+        begin, end = self.queue_range(queue)
+        while begin < end:
+            middle = (begin + end) // 2
+            found = self.header_at(int(self.entries(queue, middle, middle + 1)["physical_offset"][0]))
+            # What cannot be read is taken for old: the next one decides.
+            if found is None or found.store_timestamp < timestamp_ms:
+                begin = middle + 1
+            else:
+                end = middle
+        return begin
+
+    # --- the index --------------------------------------------------------------------------------------------
+
+    def offsets_of_key(self, topic: str, key: str) -> list[int]:
+        """Physical offsets of the records that the index has under `topic#key`, ascending; some may be others'."""
+        key_hash = index_key_hash(f"{topic}#{key}")
+        found: set[int] = set()
+        for entry in self.folder.entries(INDEX):
+            if not entry.is_dir and entry.name.isdecimal():
+                found.update(self._chain(f"{INDEX}/{entry.name}", entry.size, key_hash))
+        return sorted(found)
+
+    def _chain(self, path: str, size: int, key_hash: int) -> Iterator[int]:
+        """Entries of one index file with a hash, newest first."""
+        header = self.folder.read(path, 0, _INDEX_HEADER_SIZE)
+        if len(header) < _INDEX_HEADER_SIZE:
+            return
+        count = _INDEX_HEADER.unpack(header)[5]
+        slot_at = _INDEX_HEADER_SIZE + key_hash % self._index_slots * _SLOT.size
+        entries_at = _INDEX_HEADER_SIZE + self._index_slots * _SLOT.size
+        if entries_at > size:
+            raise OptionError(
+                "indexSlots",
+                str(self._index_slots),
+                f"{path} is too small for it; give the broker's maxHashSlotNum",
+            )
+        (number,) = _SLOT.unpack(self.folder.read(path, slot_at, slot_at + _SLOT.size))
+        while 0 < number < count:
+            at = entries_at + number * _INDEX_ENTRY.size
+            raw = self.folder.read(path, at, at + _INDEX_ENTRY.size)
+            if len(raw) < _INDEX_ENTRY.size:
+                return
+            found_hash, physical_offset, _, previous = _INDEX_ENTRY.unpack(raw)
+            if found_hash == key_hash:
+                yield physical_offset
+            if previous >= number:
+                return
+            number = previous

@@ -1,0 +1,282 @@
+"""One partition of a store folder, as stretches of proven records and the damage between them.
+
+Touches  the folder, reading; on an executor.
+
+Every record is proven as recovery proves it: lengths, place, body CRC, whole-record checksum where there is one. What
+does not hold is passed over and told as damage, never given out.
+"""
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from aerobee_proto import names
+from aerobee_store.record_columns import Flags, Ints, Stretch, sound_records
+from aerobee_store.record_scan import BLANK, RecordFault, ScannedRecord, record_places, scan_record
+from pyspark_aerobee.store_folder import LogFile, StoreFolder
+from pyspark_aerobee.store_plan import (
+    EntriesPartition,
+    LogPartition,
+    RecordsPartition,
+    StorePartition,
+    StoreQuery,
+)
+
+__all__ = ["Damage", "Found", "chosen_records", "read_partition"]
+
+STEP: Final = 2 << 20  # bytes of records in one batch
+_SEARCH_STEP: Final = 1 << 20
+_GAP_MAX: Final = 64 << 10  # between records that one read of a distant folder takes together
+
+
+class Damage(NamedTuple):
+    """Bytes [begin, end) of the log that should hold records and hold none that can be proven."""
+
+    file: str
+    begin: int
+    end: int
+    reason: str
+
+
+class Found(NamedTuple):
+    """Proven records over a view."""
+
+    stretch: Stretch
+    view: memoryview
+
+
+def read_partition(
+    store: StoreFolder, partition: StorePartition, query: StoreQuery
+) -> Iterator[Found | Damage]:
+    """Everything that a partition holds, in order; the query's row filters are still to be applied."""
+    if isinstance(partition, LogPartition):
+        yield from _read_log(store, partition)
+    elif isinstance(partition, EntriesPartition):
+        yield from _read_entries(store, partition, query)
+    else:
+        yield from _read_records(store, partition)
+
+
+# --- by log --------------------------------------------------------------------------------------------------
+
+
+def _read_log(store: StoreFolder, partition: LogPartition) -> Iterator[Found | Damage]:
+    file = partition.file
+    view = store.read_log(file, partition.begin, partition.end)
+    base, limit = partition.begin, len(view)
+    position = 0
+    while position < limit:
+        stretch = sound_records(view, position, base, stop=min(position + STEP, limit))
+        if stretch is not None:
+            yield Found(stretch, view)
+            position = stretch.end
+            continue
+        scanned = scan_record(view, position, base + position)
+        if scanned is BLANK or _only_zeros(view, position):
+            return
+        following = _next_record(view, position + 1, base)
+        if following is None and _is_end_of_log(store, partition):
+            return  # a record that was being written when the folder was copied
+        end = limit if following is None else following
+        reason = scanned.reason if isinstance(scanned, RecordFault) else "the record cannot be read"
+        yield Damage(file.path, base + position, base + end, reason)
+        position = end
+
+
+def _next_record(view: memoryview, position: int, base: int) -> int | None:
+    """Where the next proven record begins."""
+    while position < len(view):
+        end = min(position + _SEARCH_STEP, len(view))
+        for place in record_places(view, position, end):
+            if isinstance(scan_record(view, place, base + place), ScannedRecord):
+                return place
+        position = end
+    return None
+
+
+def _only_zeros(view: memoryview, position: int) -> bool:
+    return not any(
+        np.frombuffer(view[at : at + _SEARCH_STEP], np.uint8).any()
+        for at in range(position, len(view), _SEARCH_STEP)
+    )
+
+
+def _is_end_of_log(store: StoreFolder, partition: LogPartition) -> bool:
+    return partition.file == store.log_files()[-1] and partition.end >= _last_border(store, partition.file)
+
+
+def _last_border(store: StoreFolder, file: LogFile) -> int:
+    """Behind this offset of the last file no queue has an entry."""
+    ends = [0]
+    for topic in store.topics():
+        for queue in store.queues(topic):
+            begin, end = store.queue_range(queue)
+            if begin < end:
+                last = store.entries(queue, end - 1, end)
+                ends.append(int(last["physical_offset"][0]) + int(last["size"][0]))
+    return max(ends)
+
+
+# --- by queue ------------------------------------------------------------------------------------------------
+
+
+def _read_entries(
+    store: StoreFolder, partition: EntriesPartition, query: StoreQuery
+) -> Iterator[Found | Damage]:
+    hashes = query.tag_hashes
+    entries = store.entries(partition.queue, partition.begin, partition.end)
+    offsets = entries["physical_offset"].astype(np.int64)
+    sizes = entries["size"].astype(np.int64)
+    wanted = sizes > 0
+    if hashes is not None:
+        wanted &= np.isin(entries["tag_hash"].astype(np.int64), np.array(sorted(hashes), np.int64))
+    yield from _read_places(store, offsets[wanted], sizes[wanted])
+
+
+def _read_records(store: StoreFolder, partition: RecordsPartition) -> Iterator[Found | Damage]:
+    headers = [store.header_at(offset) for offset in partition.offsets]
+    sizes = [header.size for header in headers if header is not None]
+    offsets = [header.physical_offset for header in headers if header is not None]
+    yield from _read_places(store, np.array(offsets, np.int64), np.array(sizes, np.int64))
+
+
+def _read_places(store: StoreFolder, offsets: Ints, sizes: Ints) -> Iterator[Found | Damage]:
+    """The records at ascending places of the log."""
+    for file in store.log_files():
+        inside = (offsets >= file.offset) & (offsets + sizes <= file.end)
+        begins, lengths = offsets[inside] - file.offset, sizes[inside]
+        first = 0
+        while first < len(begins):
+            sums = np.cumsum(lengths[first : first + STEP // 91])
+            count = max(int(np.searchsorted(sums, STEP)), 1)
+            chunk = slice(first, first + count)
+            yield from _prove(
+                file, begins[chunk], lengths[chunk], _gather(store, file, begins[chunk], lengths[chunk])
+            )
+            first += count
+    begin, end = store.log_files()[0].offset, store.log_files()[-1].end
+    for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True):
+        if begin <= offset and not any(
+            f.offset <= offset and offset + size <= f.end for f in store.log_files()
+        ):
+            yield Damage(
+                "", offset, min(offset + size, end), "a queue names a record that no log file has room for"
+            )
+
+
+def _gather(store: StoreFolder, file: LogFile, begins: Ints, lengths: Ints) -> memoryview:
+    """The records side by side: cut out of the mapped file by Arrow, or read in runs from a distant one."""
+    low = int(begins[0])
+    high = int(begins[-1] + lengths[-1])
+    if np.any(begins[1:] < begins[:-1] + lengths[:-1]):
+        # Entries that overlap are damaged; each is read by itself and judged by its record.
+        return memoryview(
+            b"".join(
+                bytes(store.read_log(file, file.offset + begin, file.offset + begin + length))
+                for begin, length in zip(begins.tolist(), lengths.tolist(), strict=True)
+            )
+        )
+    if high - low == int(lengths.sum()):
+        return store.read_log(file, file.offset + low, file.offset + high)
+    cuts = np.flatnonzero(begins[1:] - begins[:-1] - lengths[:-1] > _GAP_MAX) + 1
+    parts = []
+    for run in np.split(np.arange(len(begins)), cuts):
+        start, stop = int(begins[run[0]]), int(begins[run[-1]] + lengths[run[-1]])
+        piece = store.read_log(file, file.offset + start, file.offset + stop)
+        parts.append(_cut(piece, begins[run] - start, lengths[run]))
+    return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+
+
+def _cut(piece: memoryview, begins: Ints, lengths: Ints) -> memoryview:
+    count = len(begins)
+    bounds: NDArray[np.int32] = np.empty(2 * count, np.int32)
+    bounds[0::2] = begins
+    bounds[1::2] = begins + lengths
+    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(piece)]
+    alternating = pa.Array.from_buffers(pa.binary(), 2 * count - 1, buffers)
+    taken = alternating.take(pa.array(np.arange(0, 2 * count - 1, 2, dtype=np.int32)))
+    return memoryview(taken.buffers()[2])[: int(lengths.sum())]
+
+
+def _prove(file: LogFile, begins: Ints, lengths: Ints, view: memoryview) -> Iterator[Found | Damage]:
+    """The gathered records, those that are what their entries say."""
+    places = np.concatenate([[0], np.cumsum(lengths)])
+    first = 0
+    while first < len(begins):
+        stretch = sound_records(view, int(places[first]), None, stop=len(view))
+        good = 0
+        if stretch is not None:
+            count = min(stretch.count, len(begins) - first)
+            same = stretch.begins[:count] == places[first : first + count]
+            same &= stretch.physical_offsets[:count] == begins[first : first + count] + file.offset
+            good = count if same.all() else int(np.argmin(same))
+            if good:
+                yield Found(_shortened(view, stretch, good), view)
+        first += good
+        if first < len(begins):
+            at = int(begins[first]) + file.offset
+            fault = scan_record(view, int(places[first]), at)
+            reason = (
+                fault.reason if isinstance(fault, RecordFault) else "the record is not what the queue says"
+            )
+            yield Damage(file.path, at, at + int(lengths[first]), reason)
+            first += 1
+
+
+def _shortened(view: memoryview, stretch: Stretch, count: int) -> Stretch:
+    if count == stretch.count:
+        return stretch
+    found = sound_records(
+        view, int(stretch.begins[0]), None, stop=int(stretch.begins[count - 1]) + 1, proven=True
+    )
+    assert found is not None
+    return found
+
+
+# --- rows ----------------------------------------------------------------------------------------------------
+
+
+def chosen_records(stretch: Stretch, query: StoreQuery) -> Flags | None:
+    """Which records of a stretch the query wants; None for all of them."""
+    chosen: Flags = np.ones(stretch.count, np.bool_)
+    topics, ids = stretch.topics()
+    if query.topics is not None:
+        wanted = [topic in query.topics for topic in topics]
+        chosen &= np.array(wanted, np.bool_)[ids]
+    elif not query.system_topics:
+        wanted = [not names.is_system_topic(topic) for topic in topics]
+        chosen &= np.array(wanted, np.bool_)[ids]
+    if query.queue_ids is not None:
+        chosen &= np.isin(stretch.queue_ids, np.array(sorted(query.queue_ids), np.int64))
+    if query.begin_offset is not None:
+        chosen &= stretch.queue_offsets >= query.begin_offset
+    if query.end_offset is not None:
+        chosen &= stretch.queue_offsets < query.end_offset
+    if query.begin_ms is not None:
+        chosen &= stretch.store_timestamps >= query.begin_ms
+    if query.end_ms is not None:
+        chosen &= stretch.store_timestamps < query.end_ms
+    for name, texts in (
+        (b"TAGS", query.tags),
+        (b"KEYS", None if query.key is None else frozenset({query.key})),
+    ):
+        if texts is not None:
+            chosen &= _carrying(stretch, name, texts)
+    return None if chosen.all() else chosen
+
+
+def _carrying(stretch: Stretch, name: bytes, texts: frozenset[str]) -> Flags:
+    """Records whose tag is one of the texts; for KEYS and a key, those that have it among theirs or as unique key."""
+    found: Flags = np.zeros(stretch.count, np.bool_)
+    for names_of in (name,) if name == b"TAGS" else (name, b"UNIQ_KEY"):
+        values = stretch.values(names_of)
+        reader = stretch.reader.bytes
+        for record, begin, length in zip(
+            values.records.tolist(), values.begins.tolist(), values.lengths.tolist(), strict=True
+        ):
+            value = reader[begin : begin + length].tobytes().decode("utf-8", "replace")
+            found[record] |= value in texts or (name != b"TAGS" and not texts.isdisjoint(value.split(" ")))
+    return found
