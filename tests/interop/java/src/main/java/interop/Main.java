@@ -34,6 +34,7 @@ public final class Main {
             case "push" -> Receive.push(arguments);
             case "lite" -> Receive.lite(arguments);
             case "admin" -> Admin.run(arguments);
+            case "sql" -> SqlJudge.run(arguments);
             case "store-read" -> StoreReader.run(arguments);
             case "bench-produce" -> Bench.produce(arguments);
             case "bench-consume" -> Bench.consume(arguments);
