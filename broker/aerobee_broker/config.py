@@ -47,7 +47,6 @@ DELAY_UNIT_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000
 DELAY_LEVEL_COUNT_MAX: Final = 1000
 # Why keys have no effect.
 NO_DELAY: Final = "delayed messages are refused"
-NO_REPLIES: Final = "request-reply is not served"
 NO_REPLICAS: Final = "there are no replicas"
 # An address of a network that is reserved for documentation: a UDP socket "connected" to it sends nothing,
 # but the kernel tells which local address would be used to leave this machine.
@@ -223,9 +222,7 @@ class BrokerConfig(SettingsModel):
     recall_message_enable: bool = _key(
         False, "Producers may recall timer messages.", hot=True, unserved=NO_DELAY
     )
-    store_reply_message_enable: bool = _key(
-        True, "Store replies of request-reply too.", hot=True, unserved=NO_REPLIES
-    )
+    store_reply_message_enable: bool = _key(True, "Store replies of request-reply too.", hot=True)
     transaction_time_out: Millis = _key(
         6_000, "Age at which a half message is first checked.", unit="ms", hot=True
     )

@@ -130,6 +130,25 @@ class ResumeCheckHeader(RequestHeader, kw_only=True):
     msg_id: str | None = None
 
 
+class PushReplyHeader(RequestHeader, kw_only=True):
+    """PUSH_REPLY_MESSAGE_TO_CLIENT, from the broker to the producer that waits; hosts as host:port."""
+
+    producer_group: str
+    topic: str
+    default_topic: str
+    default_topic_queue_nums: I32
+    queue_id: I32
+    sys_flag: I32
+    born_timestamp: I64
+    flag: I32
+    properties: str | None = None
+    reconsume_times: I32 = 0
+    unit_mode: bool = False
+    born_host: str
+    store_host: str
+    store_timestamp: I64
+
+
 # --- pulling and looking up -----------------------------------------------------------------------------------
 
 
