@@ -108,7 +108,9 @@ def test_the_cluster_and_the_brokers_figures(scene: Scene) -> None:
     for rates in (figures["putTps"], figures["getTransferredTps"]):
         assert all(float(rate) >= 0 for rate in rates.split())
     took = re.findall(r"\[([^]]+)\]:(\d+)", figures["putMessageDistributeTime"])
-    assert sum(int(count) for _, count in took) >= len(BODIES)
+    assert len(took) == 13
+    if scene.cluster.kind == "ours":  # the official broker counts from one report to the next
+        assert sum(int(count) for _, count in took) >= len(BODIES)
     assert "commitLogMaxOffset" in scene.run("brokerStatus", "-c", CLUSTER)
     status = scene.run("haStatus", "-b", scene.broker)
     assert f"#MasterAddr\t{scene.broker}" in status
@@ -238,10 +240,9 @@ def test_traffic_of_topics_and_groups(scene: Scene) -> None:
     """The figures come from samples that the broker takes each ten seconds."""
 
     def row() -> list[str]:
-        return next((row for row in scene.rows("statsAll", "-t", TOPIC) if row[0] == TOPIC), [])
+        return next(row for row in scene.rows("statsAll", "-t", TOPIC) if row[:2] == [TOPIC, GROUP])
 
-    wait_until(lambda: row()[-1:] not in ([], ["0"]), "statsAll tells of messages", 90)
-    assert row()[1] == GROUP
+    wait_until(lambda: "0" not in row()[-2:], "statsAll tells of messages")
     into, out = (int(figure) for figure in row()[-2:])
     assert into >= len(BODIES)
     assert out >= len(BODIES)
