@@ -11,30 +11,30 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Final, Literal, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, overload
 
-from aerobee.admin import Admin
-from aerobee.codecs import Codec
 from aerobee.config import ClientConfig, ConsumerConfig, Credentials, FetchConfig, ProducerConfig, parse_addrs
 from aerobee.delivery import Delivery
 from aerobee.errors import ClientClosed, InvalidMessage
 from aerobee.fetching import Fetcher
 from aerobee.filters import Filter, chosen_filter
-from aerobee.group_consumer import GroupConsumer
-from aerobee.group_member import GroupMember, GroupSettings
 from aerobee.message import Message
 from aerobee.outgoing import Encoder, checked_group, checked_topic
 from aerobee.producer import Producer, ProducerParts
 from aerobee.pull_consumer import PullConsumer
 from aerobee.reader import Reader
 from aerobee.routes import MessageQueue
-from aerobee.send_back import SendBack
 from aerobee.session import QueueSelection, Session, clock_ms
 from aerobee.start_at import AtOffset, Where, parse_where
-from aerobee.subscriptions import Topics, parse_topics
-from aerobee.trace import TraceRecord, TraceWriter, parse_trace
 from aerobee.transactions import Checker, Transactions, TransactionsCheck
 from aerobee.watching import Watch
+
+if TYPE_CHECKING:
+    from aerobee.admin import Admin
+    from aerobee.codecs import Codec
+    from aerobee.group_consumer import GroupConsumer
+    from aerobee.subscriptions import Topics
+    from aerobee.trace import TraceRecord
 
 __all__ = ["Client"]
 
@@ -92,6 +92,8 @@ class Client:
         self._session = Session(self.config, self._ip, self._salt, self.client_id)
         self._session.start()
         if self.config.trace:
+            from aerobee.trace import TraceWriter
+
             self._session.traces = TraceWriter(
                 self._trace_producer,
                 topic=self.config.trace_topic,
@@ -113,7 +115,7 @@ class Client:
             await session.close()
 
     @property
-    def admin(self) -> Admin:
+    def admin(self) -> "Admin":
         """Administration calls: topics, groups, brokers, offsets."""
         return self._open().admin
 
@@ -122,7 +124,7 @@ class Client:
         group: str = DEFAULT_PRODUCER_GROUP,
         *,
         check: TransactionsCheck | None = None,
-        codec: Codec[Any] | None = None,
+        codec: "Codec[Any] | None" = None,
         config: ProducerConfig | None = None,
         **settings: Any,
     ) -> Producer:
@@ -158,7 +160,7 @@ class Client:
         config: ProducerConfig,
         transactions: Transactions | None,
         checker: Checker | None,
-        codec: Codec[Any] | None,
+        codec: "Codec[Any] | None",
         watch: Watch | None,
     ) -> ProducerParts:
         session = self._open()
@@ -276,7 +278,7 @@ class Client:
     def consumer(
         self,
         group: str,
-        topics: Topics,
+        topics: "Topics",
         *,
         start: Where = "earliest",
         orderly: bool = False,
@@ -284,34 +286,34 @@ class Client:
         codec: None = None,
         config: ConsumerConfig | None = None,
         **settings: Any,
-    ) -> GroupConsumer[bytes]: ...
+    ) -> "GroupConsumer[bytes]": ...
 
     @overload
     def consumer(
         self,
         group: str,
-        topics: Topics,
+        topics: "Topics",
         *,
         start: Where = "earliest",
         orderly: bool = False,
         model: Literal["clustering", "broadcasting"] = "clustering",
-        codec: Codec[T],
+        codec: "Codec[T]",
         config: ConsumerConfig | None = None,
         **settings: Any,
-    ) -> GroupConsumer[T]: ...
+    ) -> "GroupConsumer[T]": ...
 
     def consumer(
         self,
         group: str,
-        topics: Topics,
+        topics: "Topics",
         *,
         start: Where = "earliest",
         orderly: bool = False,
         model: Literal["clustering", "broadcasting"] = "clustering",
-        codec: Codec[Any] | None = None,
+        codec: "Codec[Any] | None" = None,
         config: ConsumerConfig | None = None,
         **settings: Any,
-    ) -> GroupConsumer[Any]:
+    ) -> "GroupConsumer[Any]":
         """A member of a consumer group, to be used as `async with`. Members share the topics' queues out.
 
         topics   a topic, several, or a mapping of topics to filters: `{"orders": "new || paid", "returns": None}`
@@ -323,6 +325,11 @@ class Client:
         codec    what `message.value` is read with
         config   or single settings by name: `consumer(..., auto_ack=False)`; see `ConsumerConfig`
         """
+        from aerobee.group_consumer import GroupConsumer
+        from aerobee.group_member import GroupMember, GroupSettings
+        from aerobee.send_back import SendBack
+        from aerobee.subscriptions import parse_topics
+
         session = self._open()
         session.check_free(checked_group(group))
         chosen: ConsumerConfig = _with_settings(config or ConsumerConfig(), settings)
@@ -386,11 +393,13 @@ class Client:
         checked_topic(topic)
         return await self._open().queries.by_key(topic, key, begin, end, max_messages)
 
-    async def trace(self, message_id: str) -> list[TraceRecord]:
+    async def trace(self, message_id: str) -> "list[TraceRecord]":
         """What happened to a message: the trace records with its id, oldest first.
 
         Only messages of clients that write traces have any, and only where brokers have the trace topic.
         """
+        from aerobee.trace import parse_trace
+
         session = self._open()
         found = await session.queries.by_key(self.config.trace_topic, message_id, None, None, TRACES_MAX)
         records = [record for message in found for record in parse_trace(message.text())]

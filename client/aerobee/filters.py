@@ -18,6 +18,9 @@ from aerobee_proto.records import StoredRecord
 if TYPE_CHECKING:
     from aerobee_proto.sql92 import SqlExpression
 
+if TYPE_CHECKING:
+    from aerobee_proto.sql92 import SqlExpression
+
 __all__ = ["Filter", "SqlFilter", "TagFilter", "chosen_filter", "filter_of", "parse_tags"]
 
 TEXT_SHOWN_MAX: Final = 80

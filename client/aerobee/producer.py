@@ -21,10 +21,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from aerobee.batching import Batch, Lane
-from aerobee.codecs import Codec
 from aerobee.config import ProducerConfig
 from aerobee.delays import parse_recall_handle, timer_text
 from aerobee.delivery import Delivery, QueueChoice, pick_queue
@@ -40,6 +39,9 @@ from aerobee.watching import MessageKind, Watch
 from aerobee_proto.codes import RequestCode, SysFlag
 from aerobee_proto.errors import AerobeeError
 from aerobee_remoting.lazy_log import lazy_logger
+
+if TYPE_CHECKING:
+    from aerobee.codecs import Codec
 
 __all__ = ["Producer", "ProducerParts"]
 
@@ -63,7 +65,7 @@ class ProducerParts:
     replies: PendingReplies
     new_id: Callable[[], str]
     greet: Callable[[str], Awaitable[None]]  # have the brokers of a topic know this client
-    codec: Codec[Any] | None
+    codec: "Codec[Any] | None"
     watch: Watch | None
 
 
@@ -149,7 +151,7 @@ class Producer:
         deliver_at: datetime | int | None = None,
         deliver_after: timedelta | float | None = None,
         flag: int = 0,
-        codec: Codec[Any] | None = None,
+        codec: "Codec[Any] | None" = None,
         timeout_s: float | None = None,
     ) -> SendResult:
         """Send one message and wait until the broker has stored it.
@@ -193,7 +195,7 @@ class Producer:
         deliver_at: datetime | int | None = None,
         deliver_after: timedelta | float | None = None,
         flag: int = 0,
-        codec: Codec[Any] | None = None,
+        codec: "Codec[Any] | None" = None,
         timeout_s: float | None = None,
     ) -> asyncio.Future[SendResult]:
         """Accept one message and return at once; await the future for its result or error.
@@ -305,7 +307,7 @@ class Producer:
         queue: QueueChoice = None,
         sharding_key: str | None = None,
         flag: int = 0,
-        codec: Codec[Any] | None = None,
+        codec: "Codec[Any] | None" = None,
         check_after_s: int | None = None,
     ) -> Transaction:
         """A message that consumers see when the block of code succeeds, and never when it raises.
@@ -356,7 +358,7 @@ class Producer:
         queue: QueueChoice = None,
         sharding_key: str | None = None,
         flag: int = 0,
-        codec: Codec[Any] | None = None,
+        codec: "Codec[Any] | None" = None,
         timeout_s: float = 3.0,
     ) -> Message:
         """Send a message and wait for the reply of whoever consumes it (`GroupMessage.reply`).
@@ -465,7 +467,7 @@ class Producer:
         timeout_s: float | None,
         deliver_at: datetime | int | None,
         deliver_after: timedelta | float | None,
-        codec: Codec[Any] | None,
+        codec: "Codec[Any] | None",
     ) -> Outgoing:
         """An ordinary message, perhaps with a delivery time."""
         more = ""
@@ -502,7 +504,7 @@ class Producer:
             more != "",
         )
 
-    def _written(self, body: Any, codec: Codec[Any] | None) -> Any:
+    def _written(self, body: Any, codec: "Codec[Any] | None") -> Any:
         """The body of a value, by the codec of the call or of the producer."""
         chosen = codec or self._codec
         return body if chosen is None else chosen.encode(body)

@@ -9,10 +9,9 @@ connection (PUSH_REPLY_MESSAGE_TO_CLIENT).
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from aerobee.errors import BrokerRefused, InvalidMessage
-from aerobee.group_message import GroupMessage
 from aerobee.heartbeat import RESERVED_GROUP
 from aerobee.message import Message, SendResult
 from aerobee.outgoing import body_bytes, user_properties
@@ -33,6 +32,9 @@ from aerobee_proto.properties import (
     encode_properties,
 )
 from aerobee_proto.records import StoredRecord
+
+if TYPE_CHECKING:
+    from aerobee.group_message import GroupMessage
 
 __all__ = ["PendingReplies", "Replier", "reply_record"]
 
@@ -76,7 +78,7 @@ class Replier:
         self._clock_ms = clock_ms
 
     async def reply(
-        self, request: GroupMessage[Any], body: bytes | str, properties: Mapping[str, str] | None
+        self, request: "GroupMessage[Any]", body: bytes | str, properties: Mapping[str, str] | None
     ) -> SendResult:
         """Answer `request`. BrokerRefused when the asker is not there any more."""
         data = body_bytes(body)

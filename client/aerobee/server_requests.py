@@ -11,15 +11,12 @@
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from aerobee.group_consumer import GroupConsumer
 from aerobee.message import Message
 from aerobee.replies import PendingReplies, correlation_id_of, reply_record
 from aerobee.routes import MessageQueue
-from aerobee.running_info import running_info
 from aerobee.transactions import Checker
-from aerobee.trial import try_message
 from aerobee_proto.bodies import ConsumerStatusBody, ResetOffsetBody
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.errors import RequestError
@@ -27,6 +24,9 @@ from aerobee_proto.javajson import MessageQueue as QueueKey
 from aerobee_proto.records import decode_record
 from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
 from aerobee_remoting.lazy_log import lazy_logger
+
+if TYPE_CHECKING:
+    from aerobee.group_consumer import GroupConsumer
 
 __all__ = ["ServerRequests"]
 
@@ -95,11 +95,15 @@ class ServerRequests:
 
     def _running_info(self, request: Request) -> Response:
         consumer = self._consumer(request.ext.get("consumerGroup", ""))
+        from aerobee.running_info import running_info
+
         with_stacks = request.ext.get("jstackEnable") == "true"
         return Response(body=running_info(consumer, self._nameservers, with_stacks=with_stacks).to_bytes())
 
     async def _consume(self, request: Request) -> Response:
         consumer = self._consumer(request.ext.get("consumerGroup", ""))
+        from aerobee.trial import try_message
+
         broker_name = request.ext.get("brokerName", "")
         started = time.monotonic()
         result = await try_message(consumer, decode_record(request.body), broker_name, self._body_size_max)
@@ -115,7 +119,7 @@ class ServerRequests:
             log.debug("client.reply_unexpected", correlation_id=correlation_id)
         return Response()
 
-    def _consumer(self, group: str) -> GroupConsumer[Any]:
+    def _consumer(self, group: str) -> "GroupConsumer[Any]":
         consumer = self.consumers.get(group)
         if consumer is None:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"this client has no consumer of group {group!r}")

@@ -12,15 +12,14 @@ import os
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
-from aerobee.admin import Admin
 from aerobee.config import ClientConfig, FetchConfig
 from aerobee.errors import ClientError, InvalidMessage
 from aerobee.fetching import Fetcher
 from aerobee.filters import Filter, SqlFilter
-from aerobee.group_consumer import GroupConsumer
 from aerobee.heartbeat import heartbeat_body, pull_group
 from aerobee.offsets import Offsets
 from aerobee.peers import Nameservers, Peers
@@ -32,8 +31,6 @@ from aerobee.route_table import RouteTable
 from aerobee.routes import MessageQueue, Route, master_addrs
 from aerobee.server_requests import ServerRequests
 from aerobee.start_at import AtOffset, Position
-from aerobee.telemetry import TelemetryWatch
-from aerobee.trace import TraceWatch, TraceWriter
 from aerobee.watching import Watch, joined
 from aerobee_proto.bodies import CheckClientConfigBody
 from aerobee_proto.codes import RequestCode
@@ -41,6 +38,11 @@ from aerobee_proto.message_ids import UniqueKeyFactory
 from aerobee_remoting.client import RemotingClient, RemotingClientConfig
 from aerobee_remoting.connection import Connection
 from aerobee_remoting.lazy_log import lazy_logger
+
+if TYPE_CHECKING:
+    from aerobee.admin import Admin
+    from aerobee.group_consumer import GroupConsumer
+    from aerobee.trace import TraceWriter
 
 __all__ = ["QueueSelection", "Session", "clock_ms"]
 
@@ -72,7 +74,6 @@ class Session:
         self.routes = RouteTable(self.nameservers)
         self.offsets = Offsets(self.peers, self.routes)
         self.queries = Queries(self.peers, self.routes, clock_ms, config.decompressed_size_max)
-        self.admin = Admin(self.peers, self.nameservers, self.offsets)
         self.keys = UniqueKeyFactory(ip, os.getpid(), salt, clock_ms)
         self.replier = Replier(peers=self.peers, routes=self.routes, keys=self.keys, clock_ms=clock_ms)
         self.requests.broker_name_of = self.routes.broker_name_of
@@ -88,6 +89,12 @@ class Session:
         self._beat_now = asyncio.Event()
         self._greeted: set[str] = set()
         self._greeting: set[str] = set()
+
+    @cached_property
+    def admin(self) -> "Admin":
+        from aerobee.admin import Admin
+
+        return Admin(self.peers, self.nameservers, self.offsets)
 
     def start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -139,7 +146,7 @@ class Session:
         if all(other.group != consumer.group for other in self._consumers):
             self._say_goodbye({"consumerGroup": consumer.group})
 
-    async def add_member(self, member: GroupConsumer[Any]) -> None:
+    async def add_member(self, member: "GroupConsumer[Any]") -> None:
         """Brokers must know a member before it asks who else there is: the first heartbeat is waited for."""
         self.requests.consumers[member.group] = member
         await self.beat()
@@ -151,7 +158,7 @@ class Session:
                 f"this client has a consumer of group {group!r} already; a second member needs a Client of its own"
             )
 
-    def remove_member(self, member: GroupConsumer[Any]) -> None:
+    def remove_member(self, member: "GroupConsumer[Any]") -> None:
         if self.requests.consumers.get(member.group) is member:
             del self.requests.consumers[member.group]
             self._say_goodbye({"consumerGroup": member.group})
@@ -164,12 +171,16 @@ class Session:
 
     def watch(self, group: str) -> Watch | None:
         """Who looks on at the messages of a group; None when nothing of the kind is switched on."""
-        return joined(
-            [
-                TraceWatch(group, self.traces) if self.traces is not None else None,
-                TelemetryWatch(group, self._client_id) if self._config.telemetry else None,
-            ]
-        )
+        watches: list[Watch] = []
+        if self.traces is not None:
+            from aerobee.trace import TraceWatch
+
+            watches.append(TraceWatch(group, self.traces))
+        if self._config.telemetry:
+            from aerobee.telemetry import TelemetryWatch
+
+            watches.append(TelemetryWatch(group, self._client_id))
+        return joined(watches)
 
     def _say_goodbye(self, group: dict[str, str]) -> None:
         """Tell brokers that a group has left here. Those that are gone find out by themselves."""

@@ -1,6 +1,6 @@
 """Who looks on while messages are sent and handled: traces and telemetry. Nothing of it runs unless switched on."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
@@ -109,9 +109,8 @@ class Watches:
             watch.settled(message)
 
 
-def joined(watches: Iterable[Watch | None]) -> Watch | None:
-    """One watch for those that are switched on; None when none is."""
-    found = [watch for watch in watches if watch is not None]
-    if not found:
+def joined(watches: Sequence[Watch]) -> Watch | None:
+    """One watch for several; None for none."""
+    if not watches:
         return None
-    return found[0] if len(found) == 1 else Watches(found)
+    return watches[0] if len(watches) == 1 else Watches(watches)

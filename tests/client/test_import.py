@@ -2,33 +2,59 @@ import json
 import subprocess
 import sys
 
-# What only broker, console or tests need; a program that sends a message must not pay for it. (structlog loads
-# rich by itself where it is installed.)
+import pytest
+
+# What only broker, console or tests need; a program that sends a message must not pay for it.
 HEAVY = (
     "numpy",
     "pydantic",
     "pydantic_settings",
     "cyclopts",
     "prometheus_client",
+    "opentelemetry",
+    "structlog",
+    "rich",
+    "crc32c",
     "lz4",
     "zstandard",
+    "aerobee_proto.sql92",
     "aerobee_store",
     "aerobee_broker",
     "aerobee_nameserver",
     "aerobee_console",
 )
+# What a program that only sends leaves alone.
+FOR_CONSUMERS = ("aerobee.admin", "aerobee.group_consumer", "aerobee.trace", "aerobee.telemetry")
+
+
+def loaded_by(code: str) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys, json; {code}; print(json.dumps(sorted(sys.modules)))"],
+        capture_output=True,
+        check=True,
+    )
+    return set(json.loads(done.stdout))
 
 
 def test_importing_the_client_loads_nothing_heavy() -> None:
-    code = "import sys, json, aerobee, aerobee.sync; print(json.dumps(sorted(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
-    loaded = set(json.loads(done.stdout))
+    loaded = loaded_by("import aerobee, aerobee.sync; aerobee.Client")
     assert "aerobee.sync" in loaded
-    assert not loaded & set(HEAVY)
+    assert not loaded & {*HEAVY, *FOR_CONSUMERS}
+
+
+def test_the_package_alone_loads_nothing_of_ours() -> None:
+    assert {name for name in loaded_by("import aerobee") if name.startswith("aerobee")} == {"aerobee"}
 
 
 def test_every_public_name_is_there() -> None:
     import aerobee
 
-    assert sorted(aerobee.__all__) == aerobee.__all__
+    assert sorted(aerobee.__all__) == aerobee.__all__ == dir(aerobee)
     assert all(hasattr(aerobee, name) for name in aerobee.__all__)
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    import aerobee
+
+    with pytest.raises(AttributeError, match="no attribute 'Consumer'"):
+        _ = aerobee.Consumer  # type: ignore[attr-defined]
