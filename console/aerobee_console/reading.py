@@ -15,7 +15,7 @@ from aerobee_console.messages import MessagePrinter, StreamFormat
 from aerobee_console.session import Connect, run
 
 if TYPE_CHECKING:
-    from aerobee import Client, Message, MessageQueue, PullConsumer, Reader
+    from aerobee import Client, Filter, Message, MessageQueue, PullConsumer, Reader
 
 __all__ = ["consume", "tail"]
 
@@ -25,6 +25,13 @@ StreamOutput = Annotated[
     Parameter(name=["--output", "-o"], help="table: a line each; json: an object a line; raw: the bodies."),
 ]
 Tags = Annotated[str | None, Parameter(help='Only messages with these tags, "new || paid".')]
+Sql = Annotated[
+    str | None,
+    Parameter(
+        help="Only messages whose properties make this SQL92 condition true: \"price > 3 AND TAGS = 'new'\"."
+        " The brokers must have enablePropertyFilter on."
+    ),
+]
 Follow = Annotated[
     bool, Parameter(name=["--follow", "-f"], negative=(), show_default=False, help="Go on with new messages.")
 ]
@@ -51,6 +58,7 @@ def consume(
     ] = "now",
     count: Annotated[int | None, Parameter(help="End after this many messages.")] = None,
     tags: Tags = None,
+    sql: Sql = None,
     queues: Annotated[
         tuple[int, ...],
         Parameter(name="--queue", negative=(), show_default=False, help="Only this queue; may be repeated."),
@@ -69,7 +77,7 @@ def consume(
     options: dict[str, Any] = {
         "start": start,
         "end": None if follow else until,
-        "tags": tags,
+        "filter": _filter(tags, sql),
         "queues": list(queues) or None,
     }
     printer = MessagePrinter(output)
@@ -78,6 +86,19 @@ def consume(
     return run(
         connect, lambda client: _consume(client.pull_consumer(group, topic, **options), printer, count)
     )
+
+
+def _filter(tags: str | None, sql: str | None) -> "Filter":
+    """The filter of --tags or --sql."""
+    from aerobee import SqlFilter, TagFilter
+
+    if sql is None:
+        return TagFilter(tags)
+    if tags is not None:
+        raise Failure(
+            "give --tags or --sql; in SQL the tag is TAGS, so --sql \"TAGS = 'new' AND ...\"", USAGE
+        )
+    return SqlFilter(sql)
 
 
 async def _read(reader: "Reader", printer: MessagePrinter, count: int | None) -> int:
@@ -110,24 +131,26 @@ def tail(
     last: Annotated[int, Parameter(help="How many, counted over all queues.")] = 10,
     follow: Follow = False,
     tags: Tags = None,
+    sql: Sql = None,
     output: StreamOutput = "table",
     connect: Connect | None = None,
 ) -> int:
     """Print the newest messages of a topic, oldest first; with --follow go on with new ones."""
     printer = MessagePrinter(output)
+    wanted = _filter(tags, sql)
     return run(
-        connect, lambda client: _tail(client, topic, min(last, LAST_MAX), tags, printer, follow=follow)
+        connect, lambda client: _tail(client, topic, min(last, LAST_MAX), wanted, printer, follow=follow)
     )
 
 
 async def _tail(
-    client: "Client", topic: str, last: int, tags: str | None, printer: MessagePrinter, *, follow: bool
+    client: "Client", topic: str, last: int, wanted: "Filter", printer: MessagePrinter, *, follow: bool
 ) -> int:
-    async with client.reader(topic, start="latest", end="now", tags=tags) as reader:
+    async with client.reader(topic, start="latest", end="now", filter=wanted) as reader:
         ends = reader.positions
         printer.write(await _newest(client, reader, ends, last))
     if follow:
-        async with client.reader(topic, start="latest", tags=tags) as reader:
+        async with client.reader(topic, start="latest", filter=wanted) as reader:
             for queue, offset in ends.items():
                 if reader.positions.get(queue) != offset:
                     reader.seek(queue, offset)

@@ -33,7 +33,12 @@ def aerobee(capsys: pytest.CaptureFixture[str]) -> Runner:
 @pytest.fixture(scope="package")
 def nameserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of a nameserver with one broker, as programs of their own."""
-    config = {"metricsPromExporterPort": 0, "maxHashSlotNum": 1000, "maxIndexNum": 4000}
+    config = {
+        "metricsPromExporterPort": 0,
+        "maxHashSlotNum": 1000,
+        "maxIndexNum": 4000,
+        "enablePropertyFilter": "true",
+    }
     with (
         ours.start_nameserver() as started,
         ours.start_broker(tmp_path_factory.mktemp("broker"), started.address, config=config),

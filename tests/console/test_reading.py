@@ -44,6 +44,17 @@ def test_consume_by_tag_count_and_queue(cluster: Runner, numbers: str) -> None:
     assert queues <= {1}
 
 
+def test_consume_and_tail_by_sql(cluster: Runner) -> None:
+    for price in range(2, 8):
+        cluster("send", "r-sql", str(price), "--tags", "ab"[price % 2], "--property", f"price={price}")
+    chosen = cluster("consume", "r-sql", "--sql", "price BETWEEN 3 AND 6 AND TAGS = 'b'", "-o", "raw")
+    assert (chosen.code, chosen.err) == (0, "")
+    assert bodies(chosen.out) == [3, 5]
+    assert bodies(cluster("tail", "r-sql", "--sql", "price > 4.5", "-o", "raw").out) == [5, 6, 7]
+    group = cluster("consume", "r-sql", "--group", "r-sql", "--sql", "price IN ('3', '4')", "-o", "raw")
+    assert bodies(group.out) == [3, 4]
+
+
 def test_consume_from_and_until(cluster: Runner, numbers: str) -> None:
     later = cluster("consume", numbers, "--from", "3", "-o", "json")
     assert {json.loads(line)["queue_offset"] for line in later.lines} & {0, 1, 2} == set()
@@ -165,6 +176,9 @@ def test_query_bounds_by_time(cluster: Runner) -> None:
         (["consume", "r-numbers", "--until", "5"], 2, "--until takes a time"),
         (["consume", "r-numbers", "--tags", "a || *"], 2, "'*' stands for all"),
         (["consume", "r-numbers", "--group", "bad group"], 2, "bad group"),
+        (["consume", "r-numbers", "--sql", "KEYS > > 3"], 2, "'> 3' stands where"),
+        (["tail", "r-numbers", "--sql", "KEYS LIKE '3%'"], 2, "brokers would ignore"),
+        (["tail", "r-numbers", "--sql", "KEYS > 3", "--tags", "odd"], 2, "give --tags or --sql"),
     ],
 )
 @pytest.mark.usefixtures("numbers")
