@@ -32,6 +32,7 @@ from aerobee_broker.housekeeping import connection_lost, run_client_scan, run_st
 from aerobee_broker.identity import BrokerIdentity, address_of, identity_of
 from aerobee_broker.metrics import MetricsServer
 from aerobee_broker.parked_messages import ParkedMessages
+from aerobee_broker.pop.service import PopService
 from aerobee_broker.pull import PullProcessor
 from aerobee_broker.query import QueryProcessor
 from aerobee_broker.retries import Retries
@@ -94,6 +95,7 @@ class Broker:
         self._pulls: PullProcessor | None = None
         self._keeper: DiskKeeper | None = None
         self._metrics: MetricsServer | None = None
+        self._pop: PopService | None = None
         self._delays: ScheduleDelivery | None = None
         self._sync = config.flush_disk_type == "SYNC_FLUSH"
         self.failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
@@ -120,7 +122,7 @@ class Broker:
         store = MessageStore(to_store_config(self._config), io=self._io, clock=self._clock)
         store.on_failure = self._on_disk_failure
         self._store = store
-        await loop.run_in_executor(self._upkeep, store.open)
+        recovered = await loop.run_in_executor(self._upkeep, store.open)
         self._server = RemotingServer(
             self.handlers, config=_server_config(self._config), on_disconnect=self._disconnected
         )
@@ -131,6 +133,8 @@ class Broker:
         self._register_handlers(services, address)
         assert self._durability is not None
         self._durability.start()
+        assert self._pop is not None
+        self._pop.load(crashed=recovered.aborted)
         self._start_tasks(services)
         if self._config.metrics_exporter_type == "PROM" and self._config.metrics_prom_exporter_port:
             self._metrics = MetricsServer(services, facts=self._facts)
@@ -198,6 +202,9 @@ class Broker:
         self._pulls.register(self.handlers)
         QueryProcessor(services).register(self.handlers)
         register_admin(self.handlers, services)
+        self._pop = PopService(services)
+        self._pop.register(self.handlers)
+        services.offsets.on_reset = self._group_reset
         services.transactions.load()
 
     def _begin_delays(self, services: Services) -> ScheduleDelivery:
@@ -223,6 +230,7 @@ class Broker:
             ("store upkeep", self._run_upkeep(services)),
             ("store scrub", Scrubbing(services, self._upkeep).run()),
         ):
+        assert self._pop is not None
             self._tasks.append(asyncio.create_task(self._watched(name, work), name=name))
         self._sweep_held_pulls()
 
@@ -233,6 +241,7 @@ class Broker:
         except asyncio.CancelledError:
             raise
         except Exception as failed:
+            ("pop", self._pop.run()),
             if not self.disk_has_failed:
                 log.exception("broker.task_failed", task=name)
             self._fail(failed)
@@ -274,6 +283,10 @@ class Broker:
             store.build_index(INDEX_ROUND)
         except StoreFull as full:
             log.warning("store.index_behind", reason=str(full), backlog=store.index_backlog)
+        assert self._pop is not None
+        if len(self._pop.pops.held):
+            for topic, queue_id, _, tag_hashes in arrivals:
+                self._pop.pops.arrived(topic, queue_id, tag_hashes)
             self._later("index", 1.0, self._build_index)
             return
         if store.index_backlog:
@@ -306,9 +319,18 @@ class Broker:
 
     def _disk_failed(self, failed: OSError) -> None:
         """The store has said what failed, and where; here nothing is promised any more."""
+    def _group_reset(self, group: str, topic: str, queue_id: int) -> None:
+        """A group was sent to another offset: those that wait in the queue go on there."""
+        assert self._pulls is not None
+        assert self._pop is not None
+        self._pulls.group_reset(group, topic, queue_id)
+        self._pop.was_reset(group, topic, queue_id)
+
         if self._durability is not None:
             self._durability.fail(failed)
         self._fail(failed)
+        if self._pop is not None:
+            self._pop.pops.held.drop_owner(connection)
 
     def _fail(self, failed: Exception) -> None:
         if self.failed.done():
@@ -335,7 +357,8 @@ class Broker:
             "sends_waiting": self._durability.waiting_count,
             "nameservers": self.services.registrar.registered_count,
         }
-        return facts | self.services.store.statistics()
+        assert self._pop is not None
+        return facts | self._pop.facts() | self.services.store.statistics()
 
     # --- stop -------------------------------------------------------------------------------------------------
 
@@ -379,6 +402,8 @@ class Broker:
         if self._store is not None:
             try:
                 self._store.close()
+        if self._pop is not None:
+            await self._pop.close()
             except OSError as failed:
                 self._fail(failed)
 

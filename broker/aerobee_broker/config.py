@@ -279,6 +279,55 @@ class BrokerConfig(SettingsModel):
     acl_enable: bool = _key(False, "Access control of 4.x; refused.")
     authentication_enabled: bool = _key(False, "Access control of 5.x: who is it; refused.")
     authorization_enabled: bool = _key(False, "Access control of 5.x: may they; refused.")
+    # Messages out, by POP.
+    default_message_request_mode: Literal["PULL", "POP"] = _key(
+        "PULL", "How groups consume for which no mode was set (clients with clientRebalance=false).", hot=True
+    )
+    default_pop_share_queue_num: int = _key(
+        -1, "Share of queues that goes with it: 0 or less lets every member pop every queue.", hot=True
+    )
+    server_load_balancer_enable: bool = _key(
+        True, "Share a topic's queues out among the members that ask; off: each gets all of them.", hot=True
+    )
+    enable_retry_topic_v2: bool = _key(
+        False,
+        "Name new POP retry topics %RETRY%group+topic instead of %RETRY%group_topic.",
+        alias="enableRetryTopicV2",
+        hot=True,
+    )
+    retrieve_message_from_pop_retry_topic_v1: bool = _key(
+        True,
+        "With enableRetryTopicV2, read the older retry topics too.",
+        alias="retrieveMessageFromPopRetryTopicV1",
+        hot=True,
+    )
+    pop_from_retry_probability: int = _key(
+        20,
+        "Share of pops that look at retry topics first; the others do last.",
+        unit="%",
+        hot=True,
+        ge=0,
+        le=100,
+    )
+    init_pop_offset_by_check_msg_in_mem: bool = _key(
+        True, "A new group starts at the first message of a young queue, whatever it asked for.", hot=True
+    )
+    enable_pop_message_threshold: bool = _key(
+        False, "Hand out nothing more of a queue in which a group has popInflightMessageThreshold.", hot=True
+    )
+    pop_inflight_message_threshold: Count = _key(
+        10_000,
+        "Messages of a queue that a group has and has not acknowledged, at which that begins.",
+        hot=True,
+    )
+    pop_ck_max_buffer_size: Count = _key(
+        200_000,
+        "Outstanding check-points (a pop makes one for each queue) at which pops are refused.",
+        hot=True,
+    )
+    pop_polling_size: Count = _key(1_024, "Pops held for the same topic, group and queue.", hot=True)
+    max_pop_polling_size: Count = _key(100_000, "Pops held in all.", hot=True)
+
 
     # Registration.
     register_name_server_period: Millis = _key(

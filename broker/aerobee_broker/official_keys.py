@@ -57,17 +57,13 @@ _BY_REASON: Final = {
         rocksdbCompressionType rocksdbFlushWalFrequency rocksdbWalFileRollingThreshold
         searchBcqByCacheEnable statRocksDBCQIntervalSec storeType
     """,
-    "POP consumption is not served": """
-        appendAckAsync appendCkAsync defaultMessageRequestMode defaultPopShareQueueNum
-        enableNotifyAfterPopOrderLockRelease enableNotifyBeforePopCalculateLag enablePopBatchAck
-        enablePopBufferMerge enablePopLog enablePopMessageThreshold estimateAccumulation
-        initPopOffsetByCheckMsgInMem maxPopPollingSize popCkMaxBufferSize popCkOffsetMaxQueueSize
-        popCkStayBufferTime popCkStayBufferTimeOut popConsumerFSServiceInit
-        popConsumerKVServiceEnable popConsumerKVServiceInit popConsumerKVServiceLog
-        popFromRetryProbability popInflightMessageThreshold popLongPollingForceNotifyInterval
-        popPollingMapSize popPollingSize popResponseReturnActualRetryTopic popReviveMaxAttemptTimes
-        popReviveMaxReturnSizePerRead retrieveMessageFromPopRetryTopicV1 reviveAckWaitMs
-        reviveInterval reviveMaxSlow reviveQueueNum reviveScanTime serverLoadBalancerEnable
+    "POP writes what it hands out at once and keeps it in memory; there is no buffer, thread or second store": """
+        appendAckAsync appendCkAsync enablePopBatchAck enablePopBufferMerge enablePopLog estimateAccumulation
+        enableNotifyAfterPopOrderLockRelease enableNotifyBeforePopCalculateLag popCkOffsetMaxQueueSize
+        popCkStayBufferTime popCkStayBufferTimeOut popConsumerFSServiceInit popConsumerKVServiceEnable
+        popConsumerKVServiceInit popConsumerKVServiceLog popLongPollingForceNotifyInterval popPollingMapSize
+        popResponseReturnActualRetryTopic popReviveMaxAttemptTimes popReviveMaxReturnSizePerRead
+        reviveAckWaitMs reviveInterval reviveMaxSlow reviveQueueNum reviveScanTime
         skipWhenCKRePutReachMaxTimes
     """,
     "the timer has no such setting": """
@@ -140,7 +136,7 @@ _BY_REASON: Final = {
         consumerOffsetUpdateVersionStep delayOffsetUpdateVersionStep
         disableConsumeIfConsumerReadSlowly disappearTimeAfterStart enableBatchPush
         enableBroadcastOffsetStore enableCleanExpiredOffset enableCreateSysGroup
-        enableMixedMessageType enableNetWorkFlowControl enableRegisterProducer enableRetryTopicV2
+        enableMixedMessageType enableNetWorkFlowControl enableRegisterProducer
         enableShutdownGracefully enableSingleTopicRegister enableSkipLongAwaitingAck
         flushConsumerOffsetHistoryInterval highSpeedMode maxConsumeQueueScan maxTopicLength
         messageStorePlugIn offsetCheckInSlave pullBatchMaxMessageCount readUnCommitted

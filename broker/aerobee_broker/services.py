@@ -11,11 +11,13 @@ from aerobee_broker.consumer_offsets import ConsumerOffsets
 from aerobee_broker.consumers import ConsumerTable
 from aerobee_broker.delay_offsets import DelayOffsets
 from aerobee_broker.delay_rules import DelayRules
-from aerobee_broker.groups import SubscriptionGroups
 from aerobee_broker.filters import Filters
+from aerobee_broker.groups import SubscriptionGroups
 from aerobee_broker.identity import BrokerIdentity
 from aerobee_broker.message_writer import MessageWriter
 from aerobee_broker.parking import ParkingRules
+from aerobee_broker.pop.orderly import OrderTable
+from aerobee_broker.pop.request_modes import RequestModes
 from aerobee_broker.producers import ProducerTable
 from aerobee_broker.queue_locks import QueueLocks
 from aerobee_broker.registration import NameserverRegistrar
@@ -56,6 +58,8 @@ class Services:
     transactions: Transactions
     delay_rules: DelayRules
     delay_offsets: DelayOffsets
+    orders: OrderTable
+    request_modes: RequestModes
     clock: Callable[[], int]  # epoch ms
     settings_file: Path | None = None  # where hot changes are written too
     filters: Filters = field(default_factory=Filters)
@@ -110,6 +114,7 @@ def make_services(
         live=live, store=store, writer=writer, parking=parking, offsets=offsets, topics=topics, stats=stats
     )
     parking.add(transactions.park)  # before delays: those of a half message begin with its commit
+    orders, request_modes = OrderTable(clock), RequestModes()
     delay_rules, delay_offsets = DelayRules(live, clock), DelayOffsets(clock)
     services = Services(
         live=live,
@@ -121,8 +126,8 @@ def make_services(
         files=ConfigFiles(
             config.store_path_root_dir / "config",
             io,
-            prompt=(topics, groups),
-            periodic=(offsets,),
+            prompt=(topics, groups, request_modes),
+            periodic=(offsets, orders),
             interval_s=lambda: live.value.flush_consumer_offset_interval / 1000,
             owned=(delay_offsets,),
         ),
@@ -143,6 +148,8 @@ def make_services(
         transactions=transactions,
         delay_rules=delay_rules,
         delay_offsets=delay_offsets,
+        orders=orders,
+        request_modes=request_modes,
         clock=clock,
         settings_file=settings_file,
     )

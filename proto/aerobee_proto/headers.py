@@ -100,6 +100,12 @@ class ConsumerSendMsgBackHeader(RequestHeader, kw_only=True):
     max_reconsume_times: I32 | None = None
 
 
+class RecallMessageHeader(RequestHeader, kw_only=True):
+    producer_group: str | None = None
+    topic: str
+    recall_handle: str
+
+
 class EndTransactionHeader(RequestHeader, kw_only=True):
     topic: str | None = None
     producer_group: str
@@ -353,6 +359,64 @@ class QueryConsumeQueueHeader(RequestHeader, kw_only=True):
 class ViewBrokerStatsHeader(RequestHeader, kw_only=True):
     stats_name: str
     stats_key: str
+
+
+# --- consuming by POP -----------------------------------------------------------------------------------------
+
+
+class PopMessageHeader(RequestHeader, kw_only=True):
+    consumer_group: str
+    topic: str
+    queue_id: I32
+    max_msg_nums: I32
+    invisible_time: I64
+    poll_time: I64
+    born_time: I64 = 0
+    init_mode: I32 = 0
+    exp_type: str | None = None
+    exp: str | None = None
+    order: bool = False
+    attempt_id: str | None = None
+
+
+class PeekMessageHeader(RequestHeader, kw_only=True):
+    consumer_group: str
+    topic: str
+    queue_id: I32
+    max_msg_nums: I32
+
+
+class AckMessageHeader(RequestHeader, kw_only=True):
+    consumer_group: str
+    topic: str
+    queue_id: I32
+    extra_info: str
+    offset: I64
+
+
+class ChangeInvisibleTimeHeader(RequestHeader, kw_only=True):
+    consumer_group: str
+    topic: str
+    queue_id: I32
+    extra_info: str
+    offset: I64
+    invisible_time: I64
+
+
+class NotificationHeader(RequestHeader, kw_only=True):
+    consumer_group: str
+    topic: str
+    queue_id: I32
+    poll_time: I64
+    born_time: I64 = 0
+    order: bool = False
+    attempt_id: str | None = None
+
+
+class PollingInfoHeader(RequestHeader, kw_only=True):
+    consumer_group: str
+    topic: str
+    queue_id: I32
 
 
 # --- nameserver -----------------------------------------------------------------------------------------------

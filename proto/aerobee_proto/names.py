@@ -2,7 +2,8 @@
 
 Touches  nothing.
 Topic    1..127 characters, each a percent sign, vertical bar, ASCII letter, digit, underscore or hyphen; topics that
-         brokers make of group names (`%RETRY%group`, `%DLQ%group`) may have up to 255.
+         brokers make of group names (`%RETRY%group`, `%DLQ%group`, POP's `%RETRY%group_topic` and
+         `%RETRY%group+topic`) may have up to 255.
 Group    the same characters, 1..255.
 
 Invariants
@@ -97,6 +98,8 @@ def check_topic(topic: str, *, internal: bool = False) -> None:
     to 255 characters. A name from a peer is checked without it.
     """
     long = internal and (topic.startswith((RETRY_PREFIX, DLQ_PREFIX)))
+    if long and topic.startswith(RETRY_PREFIX):
+        topic = topic.replace("+", "_", 1)  # between group and topic, in POP's newer names
     _check_name("topic", topic, INTERNAL_TOPIC_LENGTH_MAX if long else TOPIC_LENGTH_MAX)
 
 

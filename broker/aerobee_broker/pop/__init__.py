@@ -1,0 +1,1 @@
+"""Consumption by POP: the broker hands messages out, waits for their acknowledgement, and hands them out again."""

@@ -1,0 +1,157 @@
+"""Pops and notifications that found nothing and wait: plain bookkeeping, no clock and no sockets of its own.
+
+Each waits for a topic and a group, in one queue or in all (queue id -1). A message of the topic, or of a retry
+topic that the group has for it, concerns the waiting of each group for itself: every group gets every message.
+
+Invariants
+- One that waits is in the table once; it leaves by `leave`, `expired` or with its connection.
+- At most `count_max` wait in all, at most `place_max` for the same topic, group and queue.
+"""
+
+from collections.abc import Callable, Iterator
+from heapq import heapify, heappop, heappush
+from itertools import chain, count
+from typing import Final
+
+from aerobee_broker.filters import Filter
+from aerobee_broker.pop.checkpoints import PopQueue
+from aerobee_broker.pop.extra_info import pop_retry_topic
+from aerobee_remoting.handlers import Request
+
+__all__ = ["ALL_QUEUES", "HeldPop", "HeldPops"]
+
+ALL_QUEUES: Final = -1
+SLACK: Final = 64
+
+
+class HeldPop:
+    """One that waits."""
+
+    __slots__ = ("deadline_ms", "filter", "is_notification", "place", "request", "waiting")
+
+    def __init__(
+        self,
+        request: Request,
+        place: PopQueue,
+        deadline_ms: int,
+        wanted: Filter,
+        *,
+        is_notification: bool,
+    ) -> None:
+        self.request = request
+        self.place = place
+        self.deadline_ms = deadline_ms
+        self.filter = wanted
+        self.is_notification = is_notification
+        self.waiting = True
+
+    def wants(self, tag_hashes: list[int]) -> bool:
+        """Whether messages with these tags are worth another look; none told: they are."""
+        tags = self.filter.tag_hashes
+        return not tag_hashes or tags is None or not tags.isdisjoint(tag_hashes)
+
+
+class HeldPops:
+    """All that wait."""
+
+    def __init__(
+        self, *, count_max: Callable[[], int], place_max: Callable[[], int], is_gone: Callable[[object], bool]
+    ) -> None:
+        self._count_max = count_max
+        self._place_max = place_max
+        self._is_gone = is_gone
+        self._places: dict[str, dict[str, dict[int, dict[HeldPop, None]]]] = {}  # topic -> group -> queue id
+        self._retry_topics: dict[str, tuple[str, str]] = {}  # -> topic, group
+        self._by_owner: dict[object, dict[HeldPop, None]] = {}
+        self._by_deadline: list[tuple[int, int, HeldPop]] = []
+        self._ticket = count()
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def count_at(self, place: PopQueue) -> int:
+        """How many pops wait at one place."""
+        topic, group, queue_id = place
+        held = self._places.get(topic, {}).get(group, {}).get(queue_id, ())
+        return sum(not pop.is_notification for pop in held)
+
+    def hold(self, pop: HeldPop) -> bool:
+        """Keep it waiting; False when there is no room."""
+        topic, group, queue_id = pop.place
+        held = self._places.get(topic, {}).get(group, {}).get(queue_id, ())
+        if self._count >= self._count_max() or len(held) >= self._place_max():
+            return False
+        groups = self._places.setdefault(topic, {})
+        if group not in groups:
+            for v2 in (False, True):
+                self._retry_topics[pop_retry_topic(topic, group, v2=v2)] = (topic, group)
+        groups.setdefault(group, {}).setdefault(queue_id, {})[pop] = None
+        self._by_owner.setdefault(pop.request.connection, {})[pop] = None
+        heappush(self._by_deadline, (pop.deadline_ms, next(self._ticket), pop))
+        self._count += 1
+        return True
+
+    def candidates(self, topic: str, queue_id: int) -> list[list[HeldPop]]:
+        """Those that a new message concerns: one list for each group, the longest waiting first."""
+        groups = self._places.get(topic)
+        if groups is not None:
+            return [self._of(queues, queue_id) for queues in groups.values()]
+        target = self._retry_topics.get(topic)
+        return [] if target is None else [self.of_group(*target)]
+
+    def of_group(self, topic: str, group: str, queue_id: int = ALL_QUEUES) -> list[HeldPop]:
+        """Those of one group: for one queue those that read it, for all of them everyone."""
+        queues = self._places.get(topic, {}).get(group, {})
+        if queue_id != ALL_QUEUES:
+            return self._of(queues, queue_id)
+        return self._present(chain.from_iterable(queues.values()))
+
+    def _of(self, queues: dict[int, dict[HeldPop, None]], queue_id: int) -> list[HeldPop]:
+        return self._present(chain(queues.get(ALL_QUEUES, ()), queues.get(queue_id, ())))
+
+    def _present(self, pops: Iterator[HeldPop]) -> list[HeldPop]:
+        return [pop for pop in pops if not self._is_gone(pop.request.connection)]
+
+    def expired(self, now_ms: int) -> list[HeldPop]:
+        """Take out those whose time is over; those of gone owners vanish."""
+        over = []
+        while self._by_deadline and self._by_deadline[0][0] <= now_ms:
+            pop = heappop(self._by_deadline)[2]
+            if pop.waiting:
+                self.leave(pop)
+                over.append(pop)
+        return self._present(iter(over))
+
+    def drop_owner(self, owner: object) -> int:
+        """Forget everything of a lost connection; how many there were."""
+        dropped = list(self._by_owner.get(owner, ()))
+        for pop in dropped:
+            self.leave(pop)
+        return len(dropped)
+
+    def leave(self, pop: HeldPop) -> None:
+        """It does not wait any more."""
+        if not pop.waiting:
+            return
+        pop.waiting = False
+        self._count -= 1
+        topic, group, queue_id = pop.place
+        groups = self._places[topic]
+        queues = groups[group]
+        del queues[queue_id][pop]
+        if not queues[queue_id]:
+            del queues[queue_id]
+        if not queues:
+            del groups[group]
+            for v2 in (False, True):
+                del self._retry_topics[pop_retry_topic(topic, group, v2=v2)]
+        if not groups:
+            del self._places[topic]
+        owned = self._by_owner[pop.request.connection]
+        del owned[pop]
+        if not owned:
+            del self._by_owner[pop.request.connection]
+        if len(self._by_deadline) > 2 * self._count + SLACK:
+            self._by_deadline = [entry for entry in self._by_deadline if entry[2].waiting]
+            heapify(self._by_deadline)

@@ -1,0 +1,94 @@
+"""Which groups consume which topics by POP: the file `config/messageRequestMode.json`.
+
+Touches  nothing by itself; `config_files` writes the table.
+
+    {"messageRequestModeMap": {"topic": {"group": {"consumerGroup", "mode": "POP" or "PULL", "popShareQueueNum",
+        "topic"}}}}
+
+Invariants
+- At most ENTRIES_MAX settings are kept.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from aerobee_broker.config_files import table_of
+from aerobee_proto import bodies
+from aerobee_proto.bodies import Int, JsonBody
+from aerobee_proto.codes import ResponseCode
+from aerobee_proto.errors import FormatError, RequestError
+
+__all__ = ["POP", "PULL", "RequestMode", "RequestModes"]
+
+POP: Final = "POP"
+PULL: Final = "PULL"
+ENTRIES_MAX: Final = 100_000
+
+
+class RequestMode(JsonBody, kw_only=True):
+    """How a group consumes a topic, also as SET_MESSAGE_REQUEST_MODE (401) carries it.
+
+    By POP with `pop_share_queue_num` 0 or less every member pops every queue; otherwise its own and those of so
+    many members behind it.
+    """
+
+    consumer_group: str
+    mode: str = PULL
+    pop_share_queue_num: Int = 0
+    topic: str
+
+
+class RequestModes:
+    """(topic, group) -> RequestMode. All calls from the event loop."""
+
+    file_name = "messageRequestMode.json"
+
+    def __init__(self) -> None:
+        self._modes: dict[tuple[str, str], RequestMode] = {}
+        self.revision = 0
+        self.on_dirty: Callable[[], None] = lambda: None  # the file is behind
+
+    def get(self, topic: str, group: str) -> RequestMode | None:
+        """What was set for a group, None when nothing was."""
+        return self._modes.get((topic, group))
+
+    def set(self, mode: RequestMode) -> None:
+        """Keep a setting. RequestError INVALID_PARAMETER: it is neither POP nor PULL, or there are too many."""
+        if mode.mode not in (POP, PULL):
+            raise RequestError(
+                ResponseCode.INVALID_PARAMETER, f"mode {mode.mode[:20]!r} is neither {PULL} nor {POP}"
+            )
+        key = (mode.topic, mode.consumer_group)
+        if key not in self._modes and len(self._modes) >= ENTRIES_MAX:
+            raise RequestError(ResponseCode.INVALID_PARAMETER, f"{ENTRIES_MAX} request modes are set already")
+        self._modes[key] = mode
+        self.revision += 1
+        self.on_dirty()
+
+    # --- the file ---------------------------------------------------------------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of `messageRequestMode.json`, which is also the answer to GET_ALL_MESSAGE_REQUEST_MODE."""
+        table: dict[str, dict[str, Any]] = {}
+        for (topic, group), mode in self._modes.items():
+            table.setdefault(topic, {})[group] = msgspec.to_builtins(mode)
+        return {"messageRequestModeMap": table}
+
+    def parse(self, content: Mapping[str, Any]) -> dict[tuple[str, str], RequestMode]:
+        """A file's content as the table keeps it. FormatError when it is not a table of request modes."""
+        parsed: dict[tuple[str, str], RequestMode] = {}
+        for topic, groups in table_of(content, "messageRequestModeMap").items():
+            if not isinstance(groups, Mapping):
+                raise FormatError(f"request modes of topic {topic} are not an object")
+            for group, value in groups.items():
+                named = (
+                    {"topic": topic, "consumerGroup": group, **value} if isinstance(value, Mapping) else value
+                )
+                parsed[(str(topic), str(group))] = bodies.convert(named, RequestMode)
+        return parsed
+
+    def take(self, parsed: dict[tuple[str, str], RequestMode]) -> None:
+        """Put parsed content in place of the table's own."""
+        self._modes = parsed
