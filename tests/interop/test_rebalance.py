@@ -1,0 +1,56 @@
+"""Official push consumers of one group join and leave while messages come: none is missed, orderly ones stay in order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import official
+from clusters import Cluster
+from plain_remoting import make_topic
+from programs import Program
+
+pytestmark = [pytest.mark.java, pytest.mark.slow, pytest.mark.timeout(180)]
+
+QUEUES = 8
+STEPS = (
+    "+ + - + - - + -"  # from two consumers to four, and back to two; most queues change hands several times
+)
+PAUSE_MS = 1_500
+
+
+def rebalanced(cluster: Cluster, topic: str, *, orderly: bool) -> dict[str, Any]:
+    make_topic(cluster.nameserver.address, cluster.broker.address, topic, queues=QUEUES)
+    settings = {
+        "namesrv": cluster.nameserver.address,
+        "topic": topic,
+        "group": f"{topic}-group",
+        "orderly": "true" if orderly else "false",
+        "steps": STEPS,
+        "pause": str(PAUSE_MS),
+        "queues": str(QUEUES),
+        "seconds": "30",
+    }
+    words = [word for name, value in settings.items() for word in (f"--{name}", value)]
+    quiet = f"-Drmq.logback.configurationFile={official.JAVA_PROJECT / 'quiet-logback.xml'}"
+    options = ["-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", quiet]
+    line = ["java", *options, "-cp", official.classpath(), "interop.Rebalance", *words]
+    with Program("java rebalance", line) as program:
+        return official.result_of(program)
+
+
+def test_every_message_reaches_a_group_that_changes(cluster: Cluster) -> None:
+    """At least once: what a leaving consumer had not committed comes again, to another one."""
+    report = rebalanced(cluster, "Changing", orderly=False)
+    assert report["sent"] > 1_000
+    assert report["seen"] == report["sent"]
+    assert report["again"] < report["sent"] / 2
+
+
+def test_an_orderly_group_that_changes_stays_in_order(cluster: Cluster) -> None:
+    """One consumer a queue at any time, and no number before the one below it."""
+    report = rebalanced(cluster, "InOrder", orderly=True)
+    assert report["sent"] > 1_000
+    assert report["seen"] == report["sent"]
+    assert (report["skipped"], report["overlaps"]) == (0, 0)
