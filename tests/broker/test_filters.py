@@ -3,6 +3,8 @@
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from aerobee_broker.filters import (
@@ -16,7 +18,8 @@ from aerobee_broker.filters import (
 from aerobee_proto.codes import ResponseCode
 from aerobee_proto.errors import RequestError
 from aerobee_proto.javahash import tag_hash
-from aerobee_proto.properties import encode_properties
+from aerobee_proto.properties import decode_properties, encode_properties
+from aerobee_proto.sql92 import compile_sql
 
 # --- tags -----------------------------------------------------------------------------------------------------
 
@@ -72,6 +75,19 @@ def test_sql_is_compiled_once_and_looks_at_raw_properties() -> None:
         assert found.selector.matches(raw) is wanted
     assert not found.selector.matches(b"")
     assert not found.selector.matches(b"price\xff\x01\x02\x02\x01")
+
+
+RAW_PIECES = st.sampled_from([b"a", b"\x01", b"\x02", b"5", b"\xff", b"ba"])
+
+
+@given(st.binary(max_size=60) | st.lists(RAW_PIECES).map(b"".join))
+def test_any_bytes_of_properties_are_read_as_clients_read_them(raw: bytes) -> None:
+    """Whether all of them are decoded or the few that the expression names are looked for."""
+    properties = decode_properties(raw.decode("utf-8", "replace"))
+    for expression in ("a IS NULL", "a = '5'", "a > 4 OR ba = a", "a = '5' OR b = c OR d = e OR f = ''"):
+        selector = Filters().sql(expression).selector
+        assert selector is not None
+        assert selector.matches(raw) is compile_sql(expression).matches(properties)
 
 
 @pytest.mark.parametrize(

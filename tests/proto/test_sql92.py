@@ -227,6 +227,13 @@ def test_texts_that_are_none(text: str) -> None:
         text_to_double(text)
 
 
+def test_a_text_that_is_too_long_is_no_number() -> None:
+    """The text is a producer's: 32 KiB of digits must not keep a broker busy."""
+    for expression in ("a > 1", "a > 1L", "a > 1.5", "a < a"):
+        assert verdict(compile_sql(expression), {"a": "0" * 1023 + "7"}) in (True, False)
+        assert verdict(compile_sql(expression), {"a": "0" * 1024 + "7"}) == "throws"
+
+
 def test_doubles_have_one_order() -> None:
     nan = float("nan")
     ascending = [float("-inf"), -1.5, -0.0, 0.0, 1.5, float("inf"), nan]

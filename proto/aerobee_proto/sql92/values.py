@@ -2,6 +2,7 @@
 
 The official filter leaves this to Java's library, so an expression means what that library does: `1_000` is no number,
 ` 7 ` is a double but no whole number, `0x1p4` and `NaN` are doubles, and NaN is greater than everything.
+Only texts longer than any real number are refused here where Java reads on.
 """
 
 import re
@@ -22,6 +23,7 @@ __all__ = [
 
 INT_RANGE: Final = range(-(2**31), 2**31)
 LONG_RANGE: Final = range(-(2**63), 2**63)
+NUMBER_CHARS_MAX: Final = 1024  # a longer text is no number here, so that nobody makes brokers read long ones
 WHOLE_DIGITS_MAX: Final = 64  # without leading zeros; far more than 64 bits have
 VALUE_EXCERPT_CHARS: Final = 40
 
@@ -46,7 +48,7 @@ class SqlValueError(AerobeeError):
 
 def text_to_whole(text: str, bounds: range) -> int:
     """The whole number that a text is, within `bounds`; SqlValueError when it is none."""
-    if _WHOLE.fullmatch(text):
+    if len(text) <= NUMBER_CHARS_MAX and _WHOLE.fullmatch(text):
         sign = text[0] if text[0] in "+-" else ""
         digits = text[len(sign) :].lstrip("0")
         if len(digits) <= WHOLE_DIGITS_MAX:
@@ -58,7 +60,7 @@ def text_to_whole(text: str, bounds: range) -> int:
 
 def text_to_double(text: str) -> float:
     """The double that a text is; SqlValueError when it is none."""
-    found = _DOUBLE.fullmatch(text)
+    found = _DOUBLE.fullmatch(text) if len(text) <= NUMBER_CHARS_MAX else None
     if found is None:
         raise SqlValueError(f"{_shown(text)} is no number")
     if (digits := found["hex"]) is None:
