@@ -1,4 +1,4 @@
-"""Official push consumers of one group join and leave while messages come: none is missed, orderly ones stay in order."""
+"""Official push consumers of one group join and leave under load: none is missed, orderly ones stay in order."""
 
 from __future__ import annotations
 
