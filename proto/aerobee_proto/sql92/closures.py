@@ -1,6 +1,6 @@
 """From the tree of an SQL92 filter to one Python function: a closure for each node, chosen by the types of its parts.
 
-A comparison with a literal, the usual case, takes less than a microsecond; nothing is interpreted while messages pass by.
+A comparison with a literal, the usual case, takes less than a microsecond; nothing is interpreted as messages pass.
 Each function maps the properties of a message to the node's value, None when it is unknown, or raises
 SqlValueError.
 """
