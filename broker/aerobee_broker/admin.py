@@ -6,6 +6,7 @@ from aerobee_broker.client_relay import ClientRelay
 from aerobee_broker.group_handlers import GroupHandlers
 from aerobee_broker.offset_handlers import OffsetHandlers
 from aerobee_broker.offset_resets import OffsetResets
+from aerobee_broker.recalls import Recalls
 from aerobee_broker.replies import Replies
 from aerobee_broker.services import Services
 from aerobee_broker.topic_handlers import TopicHandlers
@@ -24,5 +25,6 @@ def register_admin(table: HandlerTable, services: Services) -> None:
     TopicHandlers(services).register(table)
     GroupHandlers(services).register(table)
     BrokerHandlers(services).register(table)
+    Recalls(services).register(table)
     TransactionHandlers(services).register(table)
     Replies(services).register(table)

@@ -40,6 +40,7 @@ from aerobee_broker.schedule_delivery import ScheduleDelivery
 from aerobee_broker.scrubbing import Scrubbing
 from aerobee_broker.send import SendProcessor
 from aerobee_broker.services import Services, make_services
+from aerobee_broker.timer_delivery import TimerDelivery
 from aerobee_broker.transaction_checks import TransactionChecks
 from aerobee_proto.codes import ResponseCode
 from aerobee_proto.message_ids import UniqueKeyFactory
@@ -50,6 +51,7 @@ from aerobee_store.errors import StoreError, StoreFull
 from aerobee_store.io import DiskIo, StoreIo
 from aerobee_store.reserve import Reserve, ReservedIo
 from aerobee_store.store import MessageStore
+from aerobee_store.timer_files import TimerFiles
 
 __all__ = ["Broker"]
 
@@ -93,9 +95,9 @@ class Broker:
         self._services: Services | None = None
         self._durability: Durability | None = None
         self._pulls: PullProcessor | None = None
+        self._pop: PopService | None = None
         self._keeper: DiskKeeper | None = None
         self._metrics: MetricsServer | None = None
-        self._pop: PopService | None = None
         self._delays: ScheduleDelivery | None = None
         self._sync = config.flush_disk_type == "SYNC_FLUSH"
         self.failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
@@ -131,10 +133,10 @@ class Broker:
         address = await address_of(identity.host)
         services = self._make_services(store, identity, address)
         self._register_handlers(services, address)
-        assert self._durability is not None
-        self._durability.start()
         assert self._pop is not None
         self._pop.load(crashed=recovered.aborted)
+        assert self._durability is not None
+        self._durability.start()
         self._start_tasks(services)
         if self._config.metrics_exporter_type == "PROM" and self._config.metrics_prom_exporter_port:
             self._metrics = MetricsServer(services, facts=self._facts)
@@ -200,11 +202,11 @@ class Broker:
         send.register(self.handlers)
         self._pulls = PullProcessor(services)
         self._pulls.register(self.handlers)
-        QueryProcessor(services).register(self.handlers)
-        register_admin(self.handlers, services)
         self._pop = PopService(services)
         self._pop.register(self.handlers)
         services.offsets.on_reset = self._group_reset
+        QueryProcessor(services).register(self.handlers)
+        register_admin(self.handlers, services)
         services.transactions.load()
 
     def _begin_delays(self, services: Services) -> ScheduleDelivery:
@@ -213,10 +215,22 @@ class Broker:
         delays = self._delays = ScheduleDelivery(services, parked)
         delays.begin()
         services.delay_rules.level_parked = delays.parked
+        if services.config.timer_wheel_enable:
+            files = TimerFiles(
+                services.config.store_path_root_dir,
+                self._io,
+                precision_ms=services.config.timer_precision_ms,
+                log_file_size=services.config.mapped_file_size_timer_log,
+            )
+            timers = TimerDelivery(services, parked, files)
+            timers.begin()
+            services.timers = timers
+            services.delay_rules.timer_parked = timers.parked
         return delays
 
     def _start_tasks(self, services: Services) -> None:
         delays = self._begin_delays(services)
+        assert self._pop is not None
         self._keeper = DiskKeeper(services, self._upkeep, self._io, self._reserve)
         services.clean = self._keeper.request
         for name, work in (
@@ -227,12 +241,18 @@ class Broker:
             ("delay levels", delays.run()),
             ("delay offsets", delays.run_saving()),
             ("transaction checks", TransactionChecks(services).run()),
+            ("pop", self._pop.run()),
             ("store upkeep", self._run_upkeep(services)),
             ("store scrub", Scrubbing(services, self._upkeep).run()),
         ):
-        assert self._pop is not None
-            self._tasks.append(asyncio.create_task(self._watched(name, work), name=name))
+            self._run(name, work)
+        if services.timers is not None:
+            self._run("timers", services.timers.run())
+            self._run("timer checkpoint", services.timers.run_saving())
         self._sweep_held_pulls()
+
+    def _run(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.append(asyncio.create_task(self._watched(name, work), name=name))
 
     async def _watched(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         """A background task that ends by itself is a fault of ours: the broker must not limp on without it."""
@@ -241,7 +261,6 @@ class Broker:
         except asyncio.CancelledError:
             raise
         except Exception as failed:
-            ("pop", self._pop.run()),
             if not self.disk_has_failed:
                 log.exception("broker.task_failed", task=name)
             self._fail(failed)
@@ -264,6 +283,10 @@ class Broker:
         if len(self._pulls.held):
             for topic, queue_id, max_offset, tag_hashes in arrivals:
                 self._pulls.wake(topic, queue_id, max_offset, tag_hashes)
+        assert self._pop is not None
+        if len(self._pop.pops.held):
+            for topic, queue_id, _, tag_hashes in arrivals:
+                self._pop.pops.arrived(topic, queue_id, tag_hashes)
         if store.not_writeable_reason is not None and "dispatch" not in self._timers:
             self._later("dispatch", DISPATCH_RETRY_S, self._confirm_again)
         if "index" not in self._timers and store.index_backlog:
@@ -283,10 +306,6 @@ class Broker:
             store.build_index(INDEX_ROUND)
         except StoreFull as full:
             log.warning("store.index_behind", reason=str(full), backlog=store.index_backlog)
-        assert self._pop is not None
-        if len(self._pop.pops.held):
-            for topic, queue_id, _, tag_hashes in arrivals:
-                self._pop.pops.arrived(topic, queue_id, tag_hashes)
             self._later("index", 1.0, self._build_index)
             return
         if store.index_backlog:
@@ -300,9 +319,18 @@ class Broker:
     def _later(self, name: str, delay_s: float, call: Callable[[], None]) -> None:
         self._timers[name] = asyncio.get_running_loop().call_later(delay_s, call)
 
+    def _group_reset(self, group: str, topic: str, queue_id: int) -> None:
+        """A group was sent to another offset: those that wait in the queue go on there."""
+        assert self._pulls is not None
+        assert self._pop is not None
+        self._pulls.group_reset(group, topic, queue_id)
+        self._pop.was_reset(group, topic, queue_id)
+
     def _disconnected(self, connection: Connection) -> None:
         if self._pulls is not None:
             self._pulls.held.drop_owner(connection)
+        if self._pop is not None:
+            self._pop.pops.held.drop_owner(connection)
         if self._services is not None:
             connection_lost(self._services, connection)
 
@@ -319,18 +347,9 @@ class Broker:
 
     def _disk_failed(self, failed: OSError) -> None:
         """The store has said what failed, and where; here nothing is promised any more."""
-    def _group_reset(self, group: str, topic: str, queue_id: int) -> None:
-        """A group was sent to another offset: those that wait in the queue go on there."""
-        assert self._pulls is not None
-        assert self._pop is not None
-        self._pulls.group_reset(group, topic, queue_id)
-        self._pop.was_reset(group, topic, queue_id)
-
         if self._durability is not None:
             self._durability.fail(failed)
         self._fail(failed)
-        if self._pop is not None:
-            self._pop.pops.held.drop_owner(connection)
 
     def _fail(self, failed: Exception) -> None:
         if self.failed.done():
@@ -383,6 +402,8 @@ class Broker:
             await self._durability.close()
         for timer in self._timers.values():
             timer.cancel()
+        if self._pop is not None:
+            await self._pop.close()
         await asyncio.get_running_loop().run_in_executor(None, self._upkeep.shutdown)
         await self._close_files()
         log.info("broker.stopped", failed=self.failed.done())
@@ -394,6 +415,8 @@ class Broker:
         try:
             if self._delays is not None:
                 self._delays.settle()
+            if self._services is not None and self._services.timers is not None and not self.disk_has_failed:
+                await self._services.timers.close()
             if self._services is not None:
                 await self._services.files.close()
         except OSError as failed:
@@ -402,8 +425,6 @@ class Broker:
         if self._store is not None:
             try:
                 self._store.close()
-        if self._pop is not None:
-            await self._pop.close()
             except OSError as failed:
                 self._fail(failed)
 

@@ -46,7 +46,6 @@ DELAY_LEVEL_DEFAULT: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 3
 DELAY_UNIT_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 DELAY_LEVEL_COUNT_MAX: Final = 1000
 # Why keys have no effect.
-NO_DELAY: Final = "delayed messages are refused"
 NO_REPLICAS: Final = "there are no replicas"
 # An address of a network that is reserved for documentation: a UDP socket "connected" to it sends nothing,
 # but the kernel tells which local address would be used to leave this machine.
@@ -212,16 +211,23 @@ class BrokerConfig(SettingsModel):
     )
     validate_system_topic_when_update_topic: bool = _key(True, "Refuse changes of system topics.", hot=True)
     message_delay_level: str = _key(DELAY_LEVEL_DEFAULT, "Delays of the levels 1, 2, 3, ...")
-    timer_wheel_enable: bool = _key(
-        True, "Serve messages with a delivery time of their own.", unserved=NO_DELAY
+    timer_wheel_enable: bool = _key(True, "Serve messages with a delivery time of their own.")
+    timer_precision_ms: Millis = _key(
+        1_000, "Step of the timer's files; messages are delivered to the millisecond all the same.", unit="ms"
     )
-    timer_precision_ms: Millis = _key(1_000, "Step of the timer.", unit="ms", unserved=NO_DELAY)
     timer_max_delay_sec: int = _key(
-        259_200, "Longest delay of a timer message.", unit="s", ge=1, le=2**31 - 1, unserved=NO_DELAY
+        259_200, "Longest delay of a timer message.", unit="s", ge=1, le=2**31 - 1
     )
-    recall_message_enable: bool = _key(
-        False, "Producers may recall timer messages.", hot=True, unserved=NO_DELAY
+    timer_roll_window_slot: int = _key(
+        172_800,
+        "Steps of the timer after which the record of a message that waits longer is written anew.",
+        ge=2,
+        le=604_740,
     )
+    mapped_file_size_timer_log: int = _key(
+        100 * MIB, "Size of one timer log file.", unit="bytes", ge=4096, le=2**31 - 1
+    )
+    recall_message_enable: bool = _key(False, "Producers may recall timer messages.", hot=True)
     store_reply_message_enable: bool = _key(True, "Store replies of request-reply too.", hot=True)
     transaction_time_out: Millis = _key(
         6_000, "Age at which a half message is first checked.", unit="ms", hot=True
@@ -272,13 +278,6 @@ class BrokerConfig(SettingsModel):
     )
     max_msgs_num_batch: int = _key(64, "Most messages of a query by key.", ge=1, le=10_000)
 
-    # Replication: registered and answered, but only the values of a lone master are taken.
-    total_replicas: Count = _key(1, "Copies of each message, this one included.")
-    in_sync_replicas: Count = _key(1, "Copies that a send waits for.")
-    min_in_sync_replicas: Count = _key(1, "Copies without which a send is refused.")
-    acl_enable: bool = _key(False, "Access control of 4.x; refused.")
-    authentication_enabled: bool = _key(False, "Access control of 5.x: who is it; refused.")
-    authorization_enabled: bool = _key(False, "Access control of 5.x: may they; refused.")
     # Messages out, by POP.
     default_message_request_mode: Literal["PULL", "POP"] = _key(
         "PULL", "How groups consume for which no mode was set (clients with clientRebalance=false).", hot=True
@@ -328,6 +327,13 @@ class BrokerConfig(SettingsModel):
     pop_polling_size: Count = _key(1_024, "Pops held for the same topic, group and queue.", hot=True)
     max_pop_polling_size: Count = _key(100_000, "Pops held in all.", hot=True)
 
+    # Replication: registered and answered, but only the values of a lone master are taken.
+    total_replicas: Count = _key(1, "Copies of each message, this one included.")
+    in_sync_replicas: Count = _key(1, "Copies that a send waits for.")
+    min_in_sync_replicas: Count = _key(1, "Copies without which a send is refused.")
+    acl_enable: bool = _key(False, "Access control of 4.x; refused.")
+    authentication_enabled: bool = _key(False, "Access control of 5.x: who is it; refused.")
+    authorization_enabled: bool = _key(False, "Access control of 5.x: may they; refused.")
 
     # Registration.
     register_name_server_period: Millis = _key(

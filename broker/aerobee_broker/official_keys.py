@@ -68,11 +68,11 @@ _BY_REASON: Final = {
     """,
     "the timer has no such setting": """
         compactionScheduleInternal enableScheduleAsyncDeliver enableScheduleMessageStats
-        mappedFileSizeTimerLog scheduleAsyncDeliverMaxPendingLimit
+        scheduleAsyncDeliverMaxPendingLimit
         scheduleAsyncDeliverMaxResendNum2Blocked timerCheckMetricsWhen timerColdDataCheckIntervalMs
         timerCongestNumEachSlot timerEnableCheckMetrics timerEnableDisruptor
         timerEnableRetryUntilSuccess timerFlushIntervalMs timerInterceptDelayLevel
-        timerMetricSmallThreshold timerProgressLogIntervalMs timerRollWindowSlot
+        timerMetricSmallThreshold timerProgressLogIntervalMs
         timerSkipUnknownError timerStopDequeue timerStopEnqueue timerWarmEnable
     """,
     "there is no replication, no controller and no election": """

@@ -99,11 +99,6 @@ class ParkingRules:
             placed = rule(message, mapping)
             if placed is not None:
                 return placed
-        if _is_delayed(mapping):
-            raise RequestError(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"delayed message to topic {message.topic}: not served by this broker",
-            )
         return message
 
 

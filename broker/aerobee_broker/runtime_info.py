@@ -19,13 +19,6 @@ VERSION_TEXT: Final = "V5_3_3"
 POOLS: Final = {"send": 10_000, "pull": 100_000, "litePull": 100_000, "query": 20_000, "ack": 100_000}
 SPANS_S: Final = (10, 60, 600)
 GIB: Final = 1 << 30
-NO_TIMER: Final = {
-    "timerReadBehind": "0",
-    "timerOffsetBehind": "0",
-    "timerCongestNum": "0",
-    "timerEnqueueTps": "0.0",
-    "timerDequeueTps": "0.0",
-}
 
 
 def runtime_table(services: Services, disk: tuple[int, int]) -> dict[str, str]:
@@ -36,7 +29,7 @@ def runtime_table(services: Services, disk: tuple[int, int]) -> dict[str, str]:
         **_gets(services),
         **_store(services, disk),
         **_pools(),
-        **NO_TIMER,
+        **_timer(services),
         **{name: str(total) for name, total in services.stats.mornings.items()},
     }
 
@@ -136,6 +129,17 @@ def earliest_ms(services: Services) -> int:
     if oldest is None:
         return -1
     return int(scan_header(oldest, 0).store_timestamp)
+
+
+def _timer(services: Services) -> dict[str, str]:
+    timers, counts = services.timers, services.timer_counts
+    return {
+        "timerReadBehind": str(timers.late_ms // 1000 if timers else 0),
+        "timerOffsetBehind": str(timers.offset_behind if timers else 0),
+        "timerCongestNum": str(timers.waiting_count if timers else 0),
+        "timerEnqueueTps": str(float(counts.enqueued.last_seconds(10))),
+        "timerDequeueTps": str(float(counts.dequeued.last_seconds(10))),
+    }
 
 
 def _pools() -> dict[str, str]:

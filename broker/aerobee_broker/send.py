@@ -20,6 +20,7 @@ import structlog
 from aerobee_broker.config import BrokerConfig
 from aerobee_broker.durability import Durability
 from aerobee_broker.parking import SPECIAL_PROPERTIES, needs_place
+from aerobee_broker.recalls import recall_handle
 from aerobee_broker.retries import Retries
 from aerobee_broker.services import Services
 from aerobee_broker.stored_properties import StoredProperties
@@ -59,8 +60,9 @@ TRANSACTION_BITS: Final = SysFlag.TRANSACTION_MASK
 HOST_BITS: Final = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
 ROUTES_MAX: Final = 65_536
 
-Reply = tuple[Envelope[Any], int, int, str, Appended, str | None]
-"""Request, codec to answer in, queue asked for, unique key, place; for a batch: its first place, all keys and ids."""
+Reply = tuple[Envelope[Any], int, int, str, Appended, dict[str, str] | None]
+"""Request, codec to answer in, queue asked for, unique key, place, and fields that most answers do not have; for a
+batch: its first place, all keys and ids."""
 
 
 class _Route:
@@ -135,6 +137,7 @@ class SendProcessor:
         queue_ids: list[int] = []  # as answered: a parked message lies in another
         accepted: list[BatchItem] = []
         waits = True
+        recalls: dict[int, str] = {}  # by the id of a timer message's request
         born_host, host_flags = self._hosts(connection)
         routes = self._routes
         topics = self._services.topics
@@ -175,6 +178,8 @@ class SendProcessor:
                 )
                 if sys_flag & TRANSACTION_BITS or not SPECIAL_PROPERTIES.isdisjoint(mapping):
                     message = self._services.parking.place(message, mapping)
+                    if message.topic == names.TIMER_TOPIC and not topic.startswith(names.RETRY_PREFIX):
+                        recalls[id(envelope)] = recall_handle(self._config.broker_name, topic, message)
                 if mapping.get("WAIT") == "false":
                     waits = False
             except RequestError as refused:
@@ -184,7 +189,7 @@ class SendProcessor:
             queue_ids.append(queue_id)
             accepted.append(item)
         if messages:
-            self._append(connection, accepted, messages, queue_ids, waits)
+            self._append(connection, accepted, messages, queue_ids, waits, recalls)
 
     def _append(
         self,
@@ -193,6 +198,7 @@ class SendProcessor:
         messages: list[NewMessage],
         queue_ids: list[int],
         waits: bool,
+        recalls: dict[int, str],
     ) -> None:
         try:
             appended = self._services.store.append(messages)
@@ -218,6 +224,11 @@ class SendProcessor:
                 replies.append((envelope, codec, queue_id, message.unique_key or "", done, None))
         if count:
             self._services.stats.put(topic, count, size)
+        if recalls:
+            replies = [
+                (*reply[:5], {"recallHandle": recalls[id(reply[0])]}) if id(reply[0]) in recalls else reply
+                for reply in replies
+            ]
         self._answer(connection, replies, waits)
 
     def _answer(self, connection: Connection, replies: list[Reply], waits: bool) -> None:
@@ -330,7 +341,7 @@ class SendProcessor:
         ids = ",".join([f"{self._id_prefix}{done.physical_offset:016X}" for done in appended])
         unique_key = properties.decode_properties(header.properties).get(properties.UNIQ_KEY)
         keys = unique_key or ",".join([message.unique_key or "" for message in group])
-        return envelope, item[2], group[0].queue_id, keys, appended[0], ids
+        return envelope, item[2], group[0].queue_id, keys, appended[0], {"msgId": ids}
 
     # --- checks -----------------------------------------------------------------------------------------------
 
@@ -421,8 +432,8 @@ class SendProcessor:
         prefix = self._id_prefix
         head = f'{{"code":{int(code)},"extFields":{{"queueId":"'
         tail = f'","TRACE_ON":"{self._trace_on}","MSG_REGION":"{self._region}","queueOffset":"'
-        for envelope, codec, queue_id, unique_key, done, batch_ids in replies:
-            if codec == CODEC_JSON and batch_ids is None and unique_key.isalnum() and unique_key.isascii():
+        for envelope, codec, queue_id, unique_key, done, extra in replies:
+            if codec == CODEC_JSON and extra is None and unique_key.isalnum() and unique_key.isascii():
                 header = (
                     f'{head}{queue_id}","transactionId":"{unique_key}","msgId":"{prefix}'
                     f'{done.physical_offset:016X}{tail}{done.queue_offset}"}},"flag":1,"language":"PYTHON",'
@@ -435,10 +446,11 @@ class SendProcessor:
             ext = {
                 "queueId": str(queue_id),
                 "transactionId": unique_key,
-                "msgId": batch_ids or f"{prefix}{done.physical_offset:016X}",
+                "msgId": f"{prefix}{done.physical_offset:016X}",
                 "TRACE_ON": self._trace_on,
                 "MSG_REGION": self._region,
                 "queueOffset": str(done.queue_offset),
+                **(extra or {}),
             }
             parts.append(
                 encode_command(

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aerobee_broker.config import BrokerConfig, LiveConfig, unserved_keys, warn_of_unserved
 from aerobee_broker.config_files import ConfigFiles
@@ -22,6 +23,7 @@ from aerobee_broker.producers import ProducerTable
 from aerobee_broker.queue_locks import QueueLocks
 from aerobee_broker.registration import NameserverRegistrar
 from aerobee_broker.stats import BrokerStats
+from aerobee_broker.timer_counts import TimerCounts
 from aerobee_broker.topics import TopicTable
 from aerobee_broker.transactions import Transactions
 from aerobee_proto.codes import ResponseCode
@@ -29,6 +31,9 @@ from aerobee_proto.errors import RequestError
 from aerobee_store.errors import StoreError
 from aerobee_store.io import StoreIo
 from aerobee_store.store import MessageStore
+
+if TYPE_CHECKING:
+    from aerobee_broker.timer_delivery import TimerDelivery
 
 __all__ = ["Services", "make_services", "save_deletions"]
 
@@ -58,6 +63,7 @@ class Services:
     transactions: Transactions
     delay_rules: DelayRules
     delay_offsets: DelayOffsets
+    timer_counts: TimerCounts
     orders: OrderTable
     request_modes: RequestModes
     clock: Callable[[], int]  # epoch ms
@@ -67,6 +73,8 @@ class Services:
     appended: Callable[[], None] = lambda: None
     # Set by the assembly: return when what was appended is as durable as a send's answer promises.
     durable: Callable[[], Awaitable[None]] = at_once
+    # Set by the assembly, unless timer messages are turned off.
+    timers: "TimerDelivery | None" = None
     # Set by the assembly: delete the expired files soon.
     clean: Callable[[], None] = lambda: None
 
@@ -116,6 +124,7 @@ def make_services(
     parking.add(transactions.park)  # before delays: those of a half message begin with its commit
     orders, request_modes = OrderTable(clock), RequestModes()
     delay_rules, delay_offsets = DelayRules(live, clock), DelayOffsets(clock)
+    timer_counts = TimerCounts(clock)
     services = Services(
         live=live,
         identity=identity,
@@ -129,7 +138,7 @@ def make_services(
             prompt=(topics, groups, request_modes),
             periodic=(offsets, orders),
             interval_s=lambda: live.value.flush_consumer_offset_interval / 1000,
-            owned=(delay_offsets,),
+            owned=(delay_offsets, timer_counts),
         ),
         consumers=ConsumerTable(
             members_max=config.max_registered_clients,
@@ -148,6 +157,7 @@ def make_services(
         transactions=transactions,
         delay_rules=delay_rules,
         delay_offsets=delay_offsets,
+        timer_counts=timer_counts,
         orders=orders,
         request_modes=request_modes,
         clock=clock,

@@ -118,6 +118,7 @@ class TopicHandlers:
         for name in doomed:
             services.offsets.remove_topic(name)
             services.stats.topic_deleted(name)
+            services.timer_counts.forget(name)
             if services.topics.delete(name):
                 services.store.delete_topic(name)
         await save_deletions(services)

@@ -143,9 +143,9 @@ def test_the_local_address_is_an_address() -> None:
 
 def test_a_setting_without_effect_is_named_when_it_is_set() -> None:
     with capture_logs() as logs:
-        warn_of_unserved(load(timerMaxDelaySec="48", timerPrecisionMs="1000"), unserved_keys())
+        warn_of_unserved(load(haMasterAddress="10.0.0.1:10912", timerPrecisionMs="1000"), unserved_keys())
     assert [(line["event"], line["key"]) for line in logs] == [
-        ("broker.setting_without_effect", "timerMaxDelaySec")
+        ("broker.setting_without_effect", "haMasterAddress")
     ]
 
 
