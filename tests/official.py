@@ -39,6 +39,7 @@ __all__ = [
     "start_broker",
     "start_judge",
     "start_nameserver",
+    "start_proxy",
     "start_scenarios",
 ]
 
@@ -174,6 +175,38 @@ def start_broker(
     return server
 
 
+def start_proxy(folder: Path, nameserver: str, config: Mapping[str, object] | None = None) -> Server:
+    """Start the official proxy in cluster mode before whatever is registered at `nameserver`, until it serves gRPC.
+
+    `folder` takes its logs and config; `config` adds to or overrides rmq-proxy.json. Its address is that of gRPC.
+    """
+    port = free_port(1)
+    home = folder / f"proxy-{port}"
+    home.mkdir(parents=True, exist_ok=True)
+    settings: dict[str, object] = {
+        "proxyMode": "CLUSTER",
+        "rocketMQClusterName": "DefaultCluster",
+        "proxyClusterName": "DefaultCluster",
+        "namesrvAddr": nameserver,
+        "localServeAddr": "127.0.0.1",
+        "grpcServerPort": port,
+        "remotingListenPort": port + 1,
+        "useEndpointPortFromRequest": True,
+        **(config or {}),
+    }
+    path = home / "rmq-proxy.json"
+    path.write_text(json.dumps(settings))
+    return _start(
+        "official proxy",
+        ["org.apache.rocketmq.proxy.ProxyStartup", "-pc", str(path)],
+        home,
+        f"127.0.0.1:{port}",
+        SMALL_HEAP,
+        r"startup successfully",
+        project=PROXY,
+    )
+
+
 def mqadmin(nameserver: str, command: str, *args: str, timeout_s: float = JUDGE_TIMEOUT_S) -> str:
     """Run one official mqadmin command and return what it printed; ProgramError when it exits non-zero."""
     line = _java(
@@ -263,10 +296,19 @@ def _java(options: list[str], words: list[str], project: Path = JAVA_PROJECT) ->
     return ["java", *options, *JAVA_OPENS, "-cp", classpath(project), *words]
 
 
-def _start(name: str, words: list[str], home: Path, address: str, heap: list[str], ready: str) -> Server:
+def _start(
+    name: str,
+    words: list[str],
+    home: Path,
+    address: str,
+    heap: list[str],
+    ready: str,
+    *,
+    project: Path = JAVA_PROJECT,
+) -> Server:
     options = [*heap, f"-Duser.home={home}", f"-Drocketmq.home.dir={home}"]
     env = {"ROCKETMQ_HOME": str(home)}
-    return Server(name, _java(options, words), address, ready, timeout_s=START_TIMEOUT_S, env=env)
+    return Server(name, _java(options, words, project), address, ready, timeout_s=START_TIMEOUT_S, env=env)
 
 
 def _register(server: Server, name: str, nameservers: list[str]) -> None:

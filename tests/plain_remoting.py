@@ -62,9 +62,18 @@ def has_route(nameserver: str, topic: str, broker_name: str) -> bool:
 
 
 def make_topic(
-    nameserver: str, broker: str, topic: str, *, queues: int = 4, broker_name: str = "broker-a"
+    nameserver: str,
+    broker: str,
+    topic: str,
+    *,
+    queues: int = 4,
+    broker_name: str = "broker-a",
+    message_type: str = "",
 ) -> None:
-    """Create a topic on the broker at address `broker` and wait until the nameserver has its route."""
+    """Create a topic on the broker at address `broker` and wait until the nameserver has its route.
+
+    `message_type`, if any: the one kind of message that it takes (NORMAL, FIFO, DELAY, TRANSACTION).
+    """
     fields = {
         "topic": topic,
         "defaultTopic": "TBW102",
@@ -75,6 +84,8 @@ def make_topic(
         "topicSysFlag": "0",
         "order": "false",
     }
+    if message_type:
+        fields["attributes"] = f"+message.type={message_type}"
     answer, _ = call(broker, UPDATE_TOPIC, fields)
     assert answer["code"] == 0, answer
     wait_route(nameserver, topic, broker_name)
