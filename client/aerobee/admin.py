@@ -10,14 +10,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+import msgspec
+
 from aerobee.errors import UNKNOWN_TOPIC, BrokerRefused, InvalidMessage, NameserverAnswer, NoBroker, NoRoute
+from aerobee.group_admin import GroupAdmin, TopicLag
 from aerobee.offsets import Offsets
 from aerobee.peers import Header, Nameservers, Peers
 from aerobee.routes import MASTER_ID, TEMPLATE_TOPIC, MessageQueue, near_names
+from aerobee.start_at import Where, parse_where
 from aerobee_proto.bodies import (
     AllGroups,
     ClusterInfo,
+    ConsumeMessageDirectlyResult,
     ConsumerConnection,
+    ConsumerRunningInfo,
     ConsumeStats,
     GroupList,
     KVTable,
@@ -28,7 +34,8 @@ from aerobee_proto.bodies import (
     TopicStatsTable,
 )
 from aerobee_proto.codes import Perm, RequestCode, ResponseCode
-from aerobee_proto.errors import RequestError
+from aerobee_proto.errors import FormatError, RequestError
+from aerobee_proto.message_ids import decode_offset_message_id
 from aerobee_proto.names import check_group, check_topic, is_internal_topic, is_system_topic
 
 __all__ = ["Admin", "BrokerNode", "GroupProgress", "QueueOffsets", "QueueProgress", "TopicDescription"]
@@ -106,10 +113,15 @@ class GroupProgress:
 class Admin:
     """Administration calls. Reached as `client.admin`."""
 
-    def __init__(self, peers: Peers, nameservers: Nameservers, offsets: Offsets) -> None:
+    def __init__(
+        self, peers: Peers, nameservers: Nameservers, offsets: Offsets, clock_ms: Callable[[], int]
+    ) -> None:
+        """`clock_ms` gives epoch milliseconds, for times like "-1h"."""
         self._peers = peers
         self._nameservers = nameservers
         self._offsets = offsets
+        self._clock_ms = clock_ms
+        self._groups = GroupAdmin(peers, offsets, self._masters_of)
 
     # --- the cluster ------------------------------------------------------------------------------------------
 
@@ -291,7 +303,7 @@ class Admin:
         cluster: str | None = None,
         brokers: Sequence[str] = (),
     ) -> list[str]:
-        """Create a consumer group, or change it; returns the names of the brokers that have it now."""
+        """Create a consumer group, or give it these settings; returns the names of the brokers that have it now."""
         _check(check_group, group)
         config = SubscriptionGroupConfig(group_name=group, retry_max_times=retry_max_times)
         return await self._on_masters(
@@ -302,6 +314,34 @@ class Admin:
             brokers,
             config.to_bytes(),
         )
+
+    async def update_group(
+        self,
+        group: str,
+        *,
+        retry_max_times: int | None = None,
+        consume: bool | None = None,
+        broadcast: bool | None = None,
+    ) -> list[str]:
+        """Change a group on every master that has it; what is None stays. Returns the names of the brokers.
+
+        `consume` False makes its members wait: their pulls are refused until it is True again.
+        """
+        wanted = {
+            "retry_max_times": retry_max_times,
+            "consume_enable": consume,
+            "consume_broadcast_enable": broadcast,
+        }
+        changes = {name: value for name, value in wanted.items() if value is not None}
+        what, changed = f"change group {group!r}", []
+        for node in await self._masters(None, ()):
+            code = RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG
+            answer = await self._peers.call(what, node.addr, code, {"group": group})
+            config = msgspec.structs.replace(SubscriptionGroupConfig.from_bytes(answer.body), **changes)
+            code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+            await self._peers.call(what, node.addr, code, None, config.to_bytes())
+            changed.append(node.broker_name)
+        return changed
 
     async def delete_group(
         self, group: str, *, offsets: bool = True, cluster: str | None = None
@@ -336,6 +376,56 @@ class Admin:
             if answer.code != ResponseCode.CONSUMER_NOT_ONLINE:
                 raise BrokerRefused(what, node.addr, answer.code, answer.remark)
         return None
+
+    async def group_lags(self) -> list[TopicLag]:
+        """How far every group is behind in every topic, by group and topic. Without the delays."""
+        return await self._groups.lags()
+
+    async def group_lag(self, group: str) -> list[TopicLag]:
+        """How far a group is behind in each of its topics, and by how much time."""
+        return await self._groups.lag(group)
+
+    async def reset_group(
+        self, group: str, topic: str, to: Where, *, queue: MessageQueue | None = None
+    ) -> dict[MessageQueue, int]:
+        """Make a group go on elsewhere, whether it is online or not; returns the new offset of each queue.
+
+        to        "earliest", "latest", a time, "-1h"; an offset only together with `queue`
+        queue     only this queue; without it all queues of the topic
+        """
+        return await self._groups.reset(group, topic, parse_where(to, self._clock_ms()), queue)
+
+    async def clone_group(
+        self, source: str, target: str, topic: str | None = None, *, offline: bool = False
+    ) -> list[str]:
+        """Give a group the offsets of another one, in one topic or in all; returns the names of the brokers.
+
+        `offline` copies topics too that the source had once consumed and does not subscribe to any more.
+        """
+        return await self._groups.clone(source, target, topic, offline=offline)
+
+    async def member_running_info(
+        self, group: str, client_id: str, *, threads: bool = False
+    ) -> ConsumerRunningInfo:
+        """What a member of a group tells of itself; `threads` adds what its threads do.
+
+        Raises MemberNotFound, or BrokerRefused (CONSUME_MSG_TIMEOUT) when it does not answer.
+        """
+        return await self._groups.running_info(group, client_id, threads=threads)
+
+    async def consume_directly(
+        self, group: str, client_id: str, topic: str, message_id: str
+    ) -> ConsumeMessageDirectlyResult:
+        """Hand one stored message to a member, outside of its queues; how it took it. For finding out why it fails.
+
+        `message_id` is an offset id: it says which broker has the message.
+        """
+        try:
+            place = decode_offset_message_id(message_id)
+        except FormatError as error:
+            raise InvalidMessage(f"{message_id!r} does not say where the message is: {error}") from error
+        addr = f"[{place.host}]:{place.port}" if ":" in place.host else f"{place.host}:{place.port}"
+        return await self._groups.consume_directly(group, client_id, topic, message_id, addr)
 
     # --- offsets ----------------------------------------------------------------------------------------------
 
@@ -382,6 +472,12 @@ class Admin:
             known = [f"{node.cluster_name}/{node.broker_name}#{node.broker_id}" for node in nodes]
             raise NoBroker("*", f"master of {wanted}", known)
         return masters
+
+    async def _masters_of(self, topic: str | None) -> dict[str, str]:
+        """Broker name to address: of the masters that have the topic, or of all."""
+        if topic is not None:
+            return _masters(await self.route(topic))
+        return {node.broker_name: node.addr for node in await self._masters(None, ())}
 
     async def _on_masters(
         self,

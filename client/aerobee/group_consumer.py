@@ -124,44 +124,18 @@ class GroupConsumer(Generic[T]):
 
     # --- a loop over messages ---------------------------------------------------------------------------------
 
-    async def __aiter__(self) -> AsyncIterator[GroupMessage[T]]:
+    def __aiter__(self) -> AsyncIterator[GroupMessage[T]]:
         """Single messages, until the consumer is closed. Raises what ended a queue (DamagedRecord, a bad filter)."""
         self._check_open()
-        auto_ack = self.config.auto_ack
-        while (message := self._take() or await self._wait_for_one()) is not None:
-            finished = False
-            try:
-                yield message
-                finished = True
-            finally:
-                if auto_ack:
-                    if finished:
-                        message.settle_acked()
-                    else:
-                        self._put_back(message)
+        return _Messages(self)
 
-    async def batches(self, max_count: int = BATCH_COUNT_MAX) -> AsyncIterator[list[GroupMessage[T]]]:
+    def batches(self, max_count: int = BATCH_COUNT_MAX) -> AsyncIterator[list[GroupMessage[T]]]:
         """What is there, at least one message and at most `max_count`, from any queues.
 
         All messages of a batch count as acked when the next batch is asked for, as in the loop over messages.
         """
         self._check_open()
-        auto_ack = self.config.auto_ack
-        while (first := self._take() or await self._wait_for_one()) is not None:
-            batch = [first]
-            while len(batch) < max_count and (message := self._take()) is not None:
-                batch.append(message)
-            finished = False
-            try:
-                yield batch
-                finished = True
-            finally:
-                if auto_ack:
-                    for message in batch:
-                        if finished:
-                            message.settle_acked()
-                        else:
-                            self._put_back(message)
+        return _Batches(self, max_count)
 
     # --- a handler --------------------------------------------------------------------------------------------
 
@@ -190,11 +164,8 @@ class GroupConsumer(Generic[T]):
             raise InvalidMessage(f"concurrency {concurrency} is not a number of messages at a time")
         self._handler = handler
         self.concurrency = concurrency
-        self._runner = KeyRunner(self._take_one, self._process, order_key or _no_key, concurrency)
+        self._runner = KeyRunner(self.next_message, self._process, order_key or _no_key, concurrency)
         await self._runner.run()
-
-    async def _take_one(self) -> GroupMessage[T] | None:
-        return self._take() or await self._wait_for_one()
 
     async def _process(self, message: GroupMessage[T]) -> None:
         """One message through the handler; it is settled afterwards, unless this is cancelled."""
@@ -323,8 +294,8 @@ class GroupConsumer(Generic[T]):
             self._ready.append(owned)
         self._arrived.set()
 
-    def _take(self) -> GroupMessage[T] | None:
-        """The next message, from the queues in turn; None when there is none now."""
+    def take(self) -> GroupMessage[T] | None:
+        """The next message that is here, from the queues in turn; None when there is none now."""
         ready = self._ready
         if not ready or self._closed:
             return None
@@ -347,11 +318,15 @@ class GroupConsumer(Generic[T]):
             owned.in_ready = False
         return None
 
+    async def next_message(self) -> GroupMessage[T] | None:
+        """The next message, to be acked by the caller; None when the consumer is closed."""
+        return self.take() or await self._wait_for_one()
+
     async def _wait_for_one(self) -> GroupMessage[T] | None:
         """Wait for a message; None when the consumer is closed."""
         while not self._closed:
             self._arrived.clear()
-            if (message := self._take()) is not None:
+            if (message := self.take()) is not None:
                 self._arrived.set()  # somebody else may wait, and there may be more
                 return message
             await self._arrived.wait()
@@ -415,8 +390,8 @@ class GroupConsumer(Generic[T]):
         self._timers.add(timer)
         self._count(message)
 
-    def _put_back(self, message: GroupMessage[T]) -> None:
-        """A loop was left with this message in hand."""
+    def put_back(self, message: GroupMessage[T]) -> None:
+        """A loop was left with this message in hand: it is handed out again, unless it is settled."""
         if message.outcome is None:
             message.owned.put_back(message.record, message.generation, message.deliveries)
             self._on_records(message.owned)
@@ -437,6 +412,68 @@ class GroupConsumer(Generic[T]):
     ) -> SendResult:
         """Answer a request. Called by the message."""
         return await self._replier.reply(message, body, properties)
+
+
+class _InHand(Generic[T]):
+    """What the two loops share: the messages that were handed out last.
+
+    A loop that is left gives them back at once: nothing refers to its iterator any more.
+    """
+
+    __slots__ = ("_auto_ack", "_consumer", "_in_hand")
+
+    def __init__(self, consumer: GroupConsumer[T]) -> None:
+        self._consumer = consumer
+        self._auto_ack = consumer.config.auto_ack
+        self._in_hand: list[GroupMessage[T]] = []
+
+    def __del__(self) -> None:
+        if self._auto_ack:
+            for message in self._in_hand:
+                self._consumer.put_back(message)
+
+    async def _next(self) -> GroupMessage[T]:
+        """The next message; those before it are done."""
+        in_hand, self._in_hand = self._in_hand, []
+        if self._auto_ack:
+            for message in in_hand:
+                message.settle_acked()
+        found = self._consumer.take() or await self._consumer.next_message()
+        if found is None:
+            raise StopAsyncIteration
+        self._in_hand.append(found)
+        return found
+
+
+class _Messages(_InHand[T]):
+    """The loop over messages."""
+
+    __slots__ = ()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> GroupMessage[T]:
+        return await self._next()
+
+
+class _Batches(_InHand[T]):
+    """The loop over batches."""
+
+    __slots__ = ("_max_count",)
+
+    def __init__(self, consumer: GroupConsumer[T], max_count: int) -> None:
+        super().__init__(consumer)
+        self._max_count = max_count
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[GroupMessage[T]]:
+        await self._next()
+        while len(self._in_hand) < self._max_count and (message := self._consumer.take()) is not None:
+            self._in_hand.append(message)
+        return list(self._in_hand)
 
 
 def _no_key(_: GroupMessage[Any]) -> None:

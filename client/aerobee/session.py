@@ -94,7 +94,7 @@ class Session:
     def admin(self) -> "Admin":
         from aerobee.admin import Admin
 
-        return Admin(self.peers, self.nameservers, self.offsets)
+        return Admin(self.peers, self.nameservers, self.offsets, clock_ms)
 
     def start(self) -> None:
         loop = asyncio.get_running_loop()
