@@ -86,12 +86,13 @@ class Popper(Talker):
         """Acknowledge one message by its name."""
         return await self.ask(RequestCode.ACK_MESSAGE, self._ack_fields(topic, info, fields))
 
+    def send_ack(self, topic: str, info: str, **fields: object) -> int:
+        """Send an acknowledgement of one message; the opaque of its answer."""
+        return self.send_request(RequestCode.ACK_MESSAGE, self._ack_fields(topic, info, fields))
+
     async def ack_all(self, answer: Command, topic: str = "T", **fields: object) -> list[int]:
         """Acknowledge all messages of a pop in one write; the answers' codes."""
-        sent = [
-            self.send_request(RequestCode.ACK_MESSAGE, self._ack_fields(topic, info, fields))
-            for info in extra_infos(answer, topic)
-        ]
+        sent = [self.send_ack(topic, info, **fields) for info in extra_infos(answer, topic)]
         answers = await self.answers(len(sent))
         return [answers[opaque].code for opaque in sent]
 

@@ -35,6 +35,9 @@ public final class Main {
             case "lite" -> Receive.lite(arguments);
             case "admin" -> Admin.run(arguments);
             case "sql" -> SqlJudge.run(arguments);
+            case "pop-push" -> Pop.push(arguments);
+            case "pop-api" -> Pop.api(arguments, false);
+            case "pop-ordered" -> Pop.api(arguments, true);
             case "store-read" -> StoreReader.run(arguments);
             case "bench-produce" -> Bench.produce(arguments);
             case "bench-consume" -> Bench.consume(arguments);
