@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         SendFailed,
     )
     from aerobee.filters import Filter, SqlFilter, TagFilter
+    from aerobee.group_admin import MemberNotFound, TopicLag
     from aerobee.group_consumer import GroupConsumer
     from aerobee.group_message import DeadLetter, GroupMessage, RetryLater
     from aerobee.message import Message, MessageBatch, OutgoingMessage, SendResult, SendStatus
@@ -73,6 +74,7 @@ __all__ = [
     "GroupProgress",
     "InvalidMessage",
     "JsonCodec",
+    "MemberNotFound",
     "Message",
     "MessageBatch",
     "MessageQueue",
@@ -99,6 +101,7 @@ __all__ = [
     "TagFilter",
     "TextCodec",
     "TopicDescription",
+    "TopicLag",
     "Transaction",
     "TransactionUnresolved",
 ]
@@ -134,6 +137,7 @@ _HOMES = {
         "SendFailed",
     ),
     "aerobee.filters": ("Filter", "SqlFilter", "TagFilter"),
+    "aerobee.group_admin": ("MemberNotFound", "TopicLag"),
     "aerobee.group_consumer": ("GroupConsumer",),
     "aerobee.group_message": ("DeadLetter", "GroupMessage", "RetryLater"),
     "aerobee.message": ("Message", "MessageBatch", "OutgoingMessage", "SendResult", "SendStatus"),

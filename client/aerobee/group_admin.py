@@ -15,8 +15,8 @@ from aerobee.start_at import AtOffset, AtTime, Position, QueueEnd
 from aerobee_proto.bodies import (
     BrokerConsumeStats,
     ConsumeMessageDirectlyResult,
-    ConsumeStats,
     ConsumerRunningInfo,
+    ConsumeStats,
     ConsumeTimeSpanBody,
     ResetOffsetBody,
 )
@@ -128,7 +128,10 @@ class GroupAdmin:
         found: dict[tuple[str, str], tuple[int, int]] = {}
         for addr in (await self._masters(None)).values():
             answer = await self._peers.call(
-                "ask the progress of all groups", addr, RequestCode.GET_BROKER_CONSUME_STATS, {"isOrder": "false"}
+                "ask the progress of all groups",
+                addr,
+                RequestCode.GET_BROKER_CONSUME_STATS,
+                {"isOrder": "false"},
             )
             for groups in BrokerConsumeStats.from_bytes(answer.body).consume_stats_list:
                 for group, tables in groups.items():
@@ -166,7 +169,11 @@ class GroupAdmin:
 
     async def running_info(self, group: str, client_id: str, *, threads: bool) -> ConsumerRunningInfo:
         """See `Admin.member_running_info`."""
-        header = {"consumerGroup": group, "clientId": client_id, "jstackEnable": "true" if threads else "false"}
+        header = {
+            "consumerGroup": group,
+            "clientId": client_id,
+            "jstackEnable": "true" if threads else "false",
+        }
         return ConsumerRunningInfo.from_bytes(
             await self._ask_member(group, client_id, RequestCode.GET_CONSUMER_RUNNING_INFO, header)
         )

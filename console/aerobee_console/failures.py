@@ -41,6 +41,7 @@ CODES: Final = {
     "InvalidMessage": USAGE,
     "NoRoute": NOT_FOUND,
     "NoBroker": NOT_FOUND,
+    "MemberNotFound": NOT_FOUND,
     "NoNameserver": UNREACHABLE,
     "RequestTimeout": UNREACHABLE,
     "BrokerUnreachable": UNREACHABLE,

@@ -1,4 +1,4 @@
-"""`aerobee group ...`: list, describe, create, delete.
+"""`aerobee group ...`: list, describe, create, alter, delete, lag; the others are in modules of their own.
 
 Touches  the cluster through the client's admin calls.
 """
@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import App, Parameter
 
-from aerobee_console.failures import NOT_FOUND, OK, Failure
+from aerobee_console.failures import NOT_FOUND, OK, USAGE, Failure
+from aerobee_console.group_members import members, running_info, try_message
+from aerobee_console.group_moves import clone, reset
 from aerobee_console.messages import time_text
 from aerobee_console.session import Connect, Output, run
 from aerobee_console.tables import Column, print_json, print_table, show
@@ -19,7 +21,16 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = App("group", help="List, describe, create and delete consumer groups.", help_epilogue="")
+app = App(
+    "group",
+    help="List, describe, create, alter and delete consumer groups; send them elsewhere.",
+    help_epilogue="",
+)
+app.command(reset)
+app.command(clone)
+app.command(members)
+app.command(running_info, name="running-info")
+app.command(try_message, name="try")
 Group = Annotated[str, Parameter(help="Name of the group.")]
 
 GROUP_COLUMNS: Final = (
@@ -27,6 +38,13 @@ GROUP_COLUMNS: Final = (
     Column("consume_enabled", "may consume"),
     Column("broadcast_enabled", "may broadcast"),
     Column("retry_max_times", "retries", number=True),
+)
+LAG_COLUMNS: Final = (
+    Column("group", "group"),
+    Column("topic", "topic"),
+    Column("lag", "lag", number=True),
+    Column("in_flight", "in flight", number=True),
+    Column("delay", "late by"),
 )
 PROGRESS_COLUMNS: Final = (
     Column("topic", "topic"),
@@ -136,6 +154,65 @@ def create(
         lambda client: client.admin.create_group(group, retry_max_times=retries, cluster=cluster),
     )
     sys.stdout.write(f"group {group} is created on {', '.join(sorted(set(done)))}\n")
+    return OK
+
+
+@app.command
+def alter(
+    group: Group,
+    /,
+    *,
+    retries: Annotated[int | None, Parameter(help="Redeliveries before a message is given up.")] = None,
+    consume: Annotated[
+        bool | None, Parameter(negative="--no-consume", help="Whether its members get messages.")
+    ] = None,
+    broadcast: Annotated[
+        bool | None, Parameter(negative="--no-broadcast", help="Whether it may broadcast.")
+    ] = None,
+    connect: Connect | None = None,
+) -> int:
+    """Change a consumer group; what is not named stays. --no-consume lets its members wait."""
+    if retries is None and consume is None and broadcast is None:
+        raise Failure("nothing to change: name --retries, --consume or --broadcast", USAGE)
+    done = run(
+        connect,
+        lambda client: client.admin.update_group(
+            group, retry_max_times=retries, consume=consume, broadcast=broadcast
+        ),
+    )
+    sys.stdout.write(f"group {group} is changed on {', '.join(sorted(set(done)))}\n")
+    return OK
+
+
+@app.command
+def lag(
+    group: Annotated[str | None, Parameter(help="Only this group, with the delays.")] = None,
+    /,
+    *,
+    output: Output = "table",
+    connect: Connect | None = None,
+) -> int:
+    """Show how far groups are behind, by topic."""
+    found = run(
+        connect,
+        lambda client: client.admin.group_lags() if group is None else client.admin.group_lag(group),
+    )
+    rows = [
+        {
+            "group": one.group,
+            "topic": one.topic,
+            "lag": one.lag,
+            "in_flight": one.in_flight,
+            "delay_ms": one.delay_ms,
+            "delay": None if one.delay_ms is None else f"{one.delay_ms / 1000:.1f} s",
+        }
+        for one in found
+    ]
+    if output == "json":
+        for row in rows:
+            del row["delay"]
+    columns = LAG_COLUMNS if group is not None else LAG_COLUMNS[:-1]
+    show(output, "lags", columns, rows, empty="no group has consumed anything yet")
     return OK
 
 

@@ -39,7 +39,7 @@ COMMANDS: Final = (
     ("tail", "reading:tail", "Print the newest messages of a topic.", "Messages"),
     ("query", "querying:query", "Find messages by key or id.", "Messages"),
     ("topic", "topics:app", "List, create, describe, alter and delete topics.", "Cluster"),
-    ("group", "groups:app", "List, describe, create and delete consumer groups.", "Cluster"),
+    ("group", "groups:app", "List, describe, alter and reset consumer groups; look into members.", "Cluster"),
     ("cluster", "cluster:app", "List the brokers; show figures and settings of one.", "Cluster"),
     ("doctor", "doctor:doctor", "Look for what usually goes wrong, and say how to mend it.", "Cluster"),
     ("store", "store_commands:app", "Verify or dump a store folder, without changing it.", "Files"),

@@ -1,0 +1,98 @@
+"""`aerobee group reset` and `clone`: where a group goes on.
+
+Touches  the cluster through the client's admin calls.
+"""
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from cyclopts import Parameter
+
+from aerobee_console.failures import OK, USAGE, Failure
+from aerobee_console.session import Connect, Output, run
+from aerobee_console.tables import Column, show
+from aerobee_console.topics import Yes, confirm
+
+if TYPE_CHECKING:
+    from aerobee import Client, MessageQueue
+
+__all__ = ["clone", "reset"]
+
+MOVE_COLUMNS: Final = (
+    Column("topic", "topic"),
+    Column("broker_name", "broker"),
+    Column("queue_id", "queue", number=True),
+    Column("before", "before", number=True),
+    Column("after", "after", number=True),
+)
+Source = Annotated[str, Parameter(help="Name of the group that has the offsets.")]
+Target = Annotated[str, Parameter(help="Name of the group that gets them.")]
+
+
+def reset(
+    group: Annotated[str, Parameter(help="Name of the group.")],
+    topic: Annotated[str, Parameter(help="Name of the topic.")],
+    /,
+    *,
+    to: Annotated[str, Parameter(help="earliest, latest, -1h, an ISO time with a zone, or an offset.")],
+    queue: Annotated[
+        str | None, Parameter(help="Only this queue, BROKER:NUMBER. An offset needs one.")
+    ] = None,
+    yes: Yes = False,
+    output: Output = "table",
+    connect: Connect | None = None,
+) -> int:
+    """Make a group go on elsewhere in a topic, while it consumes or while nobody of it is online."""
+    confirm(f"Send group {group} to {to} in topic {topic}?", yes=yes)
+    rows = run(connect, lambda client: _reset(client, group, topic, to, queue))
+    show(output, "queues", MOVE_COLUMNS, rows)
+    return OK
+
+
+async def _reset(
+    client: "Client", group: str, topic: str, to: str, queue: str | None
+) -> list[dict[str, Any]]:
+    only = None if queue is None else _queue(topic, queue)
+    progress = await client.admin.group_progress(group, topic)
+    before = {one.queue: one.consumer_offset for one in progress.queues}
+    where = int(to) if to.isascii() and to.isdigit() else to
+    after = await client.admin.reset_group(group, topic, where, queue=only)
+    return [
+        {
+            "topic": queue.topic,
+            "broker_name": queue.broker_name,
+            "queue_id": queue.queue_id,
+            "before": before.get(queue),
+            "after": after[queue],
+        }
+        for queue in sorted(after)
+    ]
+
+
+def _queue(topic: str, text: str) -> "MessageQueue":
+    from aerobee import MessageQueue
+
+    broker_name, _, number = text.rpartition(":")
+    if not broker_name or not number.isascii() or not number.isdigit():
+        raise Failure(f"{text!r} is not a queue; write BROKER:NUMBER, like broker-a:0", USAGE)
+    return MessageQueue(topic, broker_name, int(number))
+
+
+def clone(
+    source: Source,
+    target: Target,
+    /,
+    *,
+    topic: Annotated[str | None, Parameter(help="Only in this topic.")] = None,
+    offline: Annotated[
+        bool,
+        Parameter(negative=(), show_default=False, help="Also topics that the source has given up."),
+    ] = False,
+    yes: Yes = False,
+    connect: Connect | None = None,
+) -> int:
+    """Start a group where another one is."""
+    confirm(f"Send group {target} to where {source} is?", yes=yes)
+    done = run(connect, lambda client: client.admin.clone_group(source, target, topic, offline=offline))
+    sys.stdout.write(f"group {target} is where {source} is on {', '.join(sorted(set(done)))}\n")
+    return OK
