@@ -5,10 +5,12 @@ Touches  the cluster through the client; the input file.
 
 import asyncio
 import os
+import re
 import stat
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -26,8 +28,9 @@ __all__ = ["send"]
 
 READ_BYTES: Final = 1 << 18
 LINE_BYTES_MAX: Final = 16 << 20
-# The delays of levels 1 to 18 as brokers have them unless configured otherwise.
-DELAYS: Final = tuple("1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h".split(" "))  # noqa: SIM905
+LEVELS: Final = 18
+SPAN: Final = re.compile(r"(\d{1,9})(ms|s|m|h|d)", re.ASCII)
+UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 COLUMNS: Final = (
     Column("message_id", "message id"),
     Column("broker_name", "broker"),
@@ -64,7 +67,8 @@ def send(
         ),
     ] = (),
     delay: Annotated[
-        str | None, Parameter(help="Deliver later: a level (1 to 18) or its time, like 30s.")
+        str | None,
+        Parameter(help="Deliver later: a level (1 to 18), a span like 90s, or a time like 2030-01-01T09:00."),
     ] = None,
     queue: Annotated[int | None, Parameter(help="Position of the queue to send to.")] = None,
     sharding_key: Annotated[str | None, Parameter(help="Equal keys go to one queue, in order.")] = None,
@@ -89,7 +93,7 @@ def send(
         "properties": _properties(properties),
         "queue": queue,
         "sharding_key": sharding_key,
-        "delay_level": _delay_level(delay),
+        **_delay(delay),
     }
     if file is not None:
         if body is not None:
@@ -109,14 +113,24 @@ def _properties(pairs: Sequence[str]) -> dict[str, str] | None:
     return found or None
 
 
-def _delay_level(delay: str | None) -> int:
-    if delay is None:
-        return 0
-    if delay.isdecimal() and 0 < int(delay) <= len(DELAYS):
-        return int(delay)
-    if delay in DELAYS:
-        return DELAYS.index(delay) + 1
-    raise Failure(f"--delay {delay}: one of {', '.join(DELAYS)}, or a level from 1 to {len(DELAYS)}", USAGE)
+def _delay(text: str | None) -> dict[str, Any]:
+    """What the producer is told about the time of delivery; Failure for what is none."""
+    if text is None:
+        return {}
+    if text.isdecimal() and 0 < int(text[:9]) <= LEVELS:
+        return {"delay_level": int(text)}
+    span = SPAN.fullmatch(text)
+    if span is not None:
+        return {"deliver_after": int(span[1]) * UNITS_MS[span[2]] / 1000}
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise Failure(
+            f"--delay {text}: a level from 1 to {LEVELS}, a span like 500ms, 90s, 10m, 2h or 1d, "
+            "or a time like 2030-01-01T09:00:00+01:00",
+            USAGE,
+        ) from None
+    return {"deliver_at": when.astimezone() if when.tzinfo is None else when}
 
 
 async def _send_one(

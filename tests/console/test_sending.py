@@ -1,8 +1,10 @@
 """`aerobee send` against a broker."""
 
+import json
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -119,7 +121,7 @@ def test_an_interrupt_ends_the_wait_for_a_pipe(nameserver: str) -> None:
     ("words", "code", "said"),
     [
         (["send", "t", "b", "--property", "a"], 2, "--property a: write name=value"),
-        (["send", "t", "b", "--delay", "7s"], 2, "--delay 7s: one of 1s, 5s"),
+        (["send", "t", "b", "--delay", "soon"], 2, "--delay soon: a level from 1 to 18, a span like 500ms"),
         (["send", "t", "b", "--delay", "19"], 2, "a level from 1 to 18"),
         (["send", "t", "b", "--file", "f"], 2, "not both"),
         (["send", "bad topic", "b"], 2, "the topic name 'bad topic' has ' '"),
@@ -150,3 +152,22 @@ def test_a_line_that_the_broker_would_refuse_stops_the_file_and_is_named(
 
 def test_devices_that_cannot_be_waited_for_are_read(cluster: Runner) -> None:
     assert "sent 0 messages" in cluster("send", "s-null", "--file", "/dev/null").out
+
+
+@pytest.mark.parametrize(
+    ("delay", "wait_ms"),
+    [("1", 1000), ("300ms", 300), ("1s", 1000), ("at", 1500)],
+    ids=["level", "short span", "span", "time"],
+)
+def test_a_delayed_message_comes_when_it_is_due(cluster: Runner, delay: str, wait_ms: int) -> None:
+    topic = f"s-delay-{wait_ms}-{delay}"
+    cluster("topic", "create", topic, "--queues", "1")
+    begun = datetime.now(UTC)
+    when = (begun + timedelta(milliseconds=wait_ms)).isoformat()
+    assert cluster("send", topic, "later", "--delay", when if delay == "at" else delay).code == 0
+    while not (lines := cluster("consume", topic, "-o", "json").lines):
+        assert datetime.now(UTC) < begun + timedelta(seconds=30)
+    (message,) = [json.loads(line) for line in lines]
+    assert message["body"] == "later"
+    stored = datetime.fromtimestamp(message["store_timestamp"] / 1000, UTC)
+    assert timedelta(milliseconds=wait_ms) <= stored - begun < timedelta(milliseconds=wait_ms + 5000)
