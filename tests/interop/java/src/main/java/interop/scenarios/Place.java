@@ -71,21 +71,18 @@ public final class Place {
         return consumer;
     }
 
-    /** Wait until the queues of the topic are shared out among these consumers of one group, each having some. */
+    /** Wait until the queues of the topic are shared out evenly among these consumers of one group. */
     public void awaitShared(int queues, DefaultMQPushConsumer... consumers) throws Exception {
         until("queues of " + topic + " are shared out", () -> {
-            int all = 0;
+            boolean even = true;
             for (DefaultMQPushConsumer consumer : consumers) {
                 var balance = consumer.getDefaultMQPushConsumerImpl().getRebalanceImpl();
                 consumer.getDefaultMQPushConsumerImpl().doRebalance();
                 long own = balance.getProcessQueueTable().keySet().stream()
                     .filter(queue -> queue.getTopic().equals(topic)).count();
-                if (own == 0) {
-                    return null;
-                }
-                all += own;
+                even &= own == queues / consumers.length;
             }
-            return all == queues ? all : null;
+            return even ? true : null;
         });
     }
 
