@@ -16,6 +16,9 @@ import asyncio
 import inspect
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
@@ -77,15 +80,17 @@ class GroupConsumer(Generic[T]):
         self._send_back = send_back
         self._replier = replier
         self._offsets = offsets
-        self._clock_ms = clock_ms
+        self.clock_ms = clock_ms
         self._watch = watch
         self._on_open = on_open
         self._on_close = on_close
         # Moved by the calls below. A queue is in `_ready` once (its in_ready) while it may have something to hand out.
         self._ready: deque[OwnedQueue] = deque()
         self._arrived = asyncio.Event()
+        self._loop_time = asyncio.get_running_loop().time
         self._runner: KeyRunner[GroupMessage[T]] | None = None
         self._handler: Handler[T] | None = None
+        self._threads: ThreadPoolExecutor | None = None  # for a handler that is a plain function
         self._timers: set[asyncio.TimerHandle] = set()
         self._rates: dict[str, Rates] = {}
         self.concurrency = 1  # messages in hand at a time; run() says how many
@@ -98,7 +103,7 @@ class GroupConsumer(Generic[T]):
             raise ClientClosed("consumer")
         await self.member.prepare()
         self._opened = True
-        self.started_ms = self._clock_ms()
+        self.started_ms = self.clock_ms()
         try:
             await self._on_open(self)
             await self.member.start()
@@ -164,6 +169,8 @@ class GroupConsumer(Generic[T]):
             raise InvalidMessage(f"concurrency {concurrency} is not a number of messages at a time")
         self._handler = handler
         self.concurrency = concurrency
+        if not inspect.iscoroutinefunction(handler) and self._threads is None:
+            self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix=f"{self.group} handler")
         self._runner = KeyRunner(self.next_message, self._process, order_key or _no_key, concurrency)
         await self._runner.run()
 
@@ -173,10 +180,10 @@ class GroupConsumer(Generic[T]):
         watch = self._watch
         try:
             if watch is None:
-                await _call(self._handler, message)
+                await self._call(self._handler, message)
             else:
                 with watch.handling(message):
-                    await _call(self._handler, message)
+                    await self._call(self._handler, message)
         except RetryLater as wish:
             await self._settle_later(message, level_for(wish.delay, wish.delay_level))
         except (DeadLetter, CodecError) as hopeless:
@@ -194,6 +201,16 @@ class GroupConsumer(Generic[T]):
         else:
             message.settle_acked()
 
+    async def _call(self, handler: Handler[T], message: GroupMessage[T]) -> None:
+        """Call a handler of either kind; a plain function runs in a thread, with the context of this task."""
+        if self._threads is None:
+            result = handler(message)
+        else:
+            work = partial(copy_context().run, handler, message)
+            result = await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        if inspect.isawaitable(result):
+            await result
+
     @staticmethod
     async def _settle_later(message: GroupMessage[T], level: int) -> None:
         if level == DEAD_LETTER_LEVEL:
@@ -208,7 +225,7 @@ class GroupConsumer(Generic[T]):
         """
         if self._handler is None:
             raise InvalidMessage("this consumer has no handler: its program reads messages in a loop")
-        await _call(self._handler, message)
+        await self._call(self._handler, message)
 
     # --- offsets ----------------------------------------------------------------------------------------------
 
@@ -233,7 +250,7 @@ class GroupConsumer(Generic[T]):
         What was pulled is dropped and the new offset committed, so that the group stays there.
         """
         self._check_open()
-        position = parse_where(where, self._clock_ms())
+        position = parse_where(where, self.clock_ms())
         chosen = [queue] if queue is not None else [one for one in self.queues if not _is_retry(one)]
         for one in chosen:
             if one not in self.member.owned:
@@ -253,7 +270,7 @@ class GroupConsumer(Generic[T]):
     def rates(self) -> dict[str, tuple[float, float, float, int]]:
         """By topic, of about the last minute: acked and failed messages a second, mean milliseconds of one; failures
         since the start."""
-        now = asyncio.get_running_loop().time()
+        now = self._loop_time()
         return {topic: (*rates.read(now), rates.failed_count) for topic, rates in self._rates.items()}
 
     # --- ending -----------------------------------------------------------------------------------------------
@@ -277,6 +294,8 @@ class GroupConsumer(Generic[T]):
                     handler_count=late,
                     timeout_s=self.config.close_timeout_s,
                 )
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
         await self.member.close()
         if self._opened:
             self._on_close(self)
@@ -299,13 +318,13 @@ class GroupConsumer(Generic[T]):
         ready = self._ready
         if not ready or self._closed:
             return None
-        now = asyncio.get_running_loop().time()
+        now = self._loop_time()
         while ready:
             owned = ready.popleft()
             if owned.can_hand_out(now):
                 ready.append(owned)
                 record, deliveries = owned.take()
-                owned.last_consume_ms = self._clock_ms()
+                owned.last_taken_at = now
                 message = GroupMessage(record, owned, self, self._body_size_max, self.codec, deliveries)
                 message.taken_at = now
                 if self._watch is not None:
@@ -398,7 +417,7 @@ class GroupConsumer(Generic[T]):
 
     def _count(self, message: GroupMessage[Any]) -> None:
         """A message is settled, or rests."""
-        now = asyncio.get_running_loop().time()
+        now = self._loop_time()
         topic = message.owned.queue.topic
         rates = self._rates.get(topic)
         if rates is None:
@@ -432,17 +451,12 @@ class _InHand(Generic[T]):
             for message in self._in_hand:
                 self._consumer.put_back(message)
 
-    async def _next(self) -> GroupMessage[T]:
-        """The next message; those before it are done."""
+    def _settle(self) -> None:
+        """The messages in hand are done."""
         in_hand, self._in_hand = self._in_hand, []
         if self._auto_ack:
             for message in in_hand:
                 message.settle_acked()
-        found = self._consumer.take() or await self._consumer.next_message()
-        if found is None:
-            raise StopAsyncIteration
-        self._in_hand.append(found)
-        return found
 
 
 class _Messages(_InHand[T]):
@@ -454,7 +468,12 @@ class _Messages(_InHand[T]):
         return self
 
     async def __anext__(self) -> GroupMessage[T]:
-        return await self._next()
+        self._settle()
+        found = self._consumer.take() or await self._consumer.next_message()
+        if found is None:
+            raise StopAsyncIteration
+        self._in_hand.append(found)
+        return found
 
 
 class _Batches(_InHand[T]):
@@ -470,7 +489,11 @@ class _Batches(_InHand[T]):
         return self
 
     async def __anext__(self) -> list[GroupMessage[T]]:
-        await self._next()
+        self._settle()
+        found = await self._consumer.next_message()
+        if found is None:
+            raise StopAsyncIteration
+        self._in_hand.append(found)
         while len(self._in_hand) < self._max_count and (message := self._consumer.take()) is not None:
             self._in_hand.append(message)
         return list(self._in_hand)
@@ -482,13 +505,3 @@ def _no_key(_: GroupMessage[Any]) -> None:
 
 def _is_retry(queue: MessageQueue) -> bool:
     return queue.topic.startswith("%RETRY%")
-
-
-async def _call(handler: Handler[T], message: GroupMessage[T]) -> None:
-    """Call a handler of either kind; a plain function runs in a thread."""
-    if inspect.iscoroutinefunction(handler):
-        await handler(message)
-        return
-    result = await asyncio.to_thread(handler, message)
-    if inspect.isawaitable(result):  # an object or a partial whose call gives a coroutine
-        await result

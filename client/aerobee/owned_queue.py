@@ -55,7 +55,7 @@ class OwnedQueue:
         self.broken: ClientError | None = None
         self.max_offset = offset
         self.last_pull_ms = 0
-        self.last_consume_ms = 0
+        self.last_taken_at: float | None = None  # seconds of the event loop's clock
 
     def offer(self, records: Iterable[StoredRecord], next_offset: int) -> None:
         """Records that a pull brought, ascending; `next_offset` is where the next pull goes on."""
@@ -87,18 +87,23 @@ class OwnedQueue:
 
     def settle(self, record: StoredRecord, generation: int) -> bool:
         """A record that was out is done; False when it belongs to a generation that is over."""
-        self._came_back()
+        self.out -= 1
+        if not self.out:
+            self.idle.set()
         if generation != self.generation:
             return False
         self.count -= 1
         self.size -= record.size
         self.tracker.done(record.queue_offset)
-        self._gate()
+        if not self._room.is_set():
+            self._gate()
         return True
 
     def put_back(self, record: StoredRecord, generation: int, deliveries: int) -> bool:
         """A record that was out is to be handed out again, before the others."""
-        self._came_back()
+        self.out -= 1
+        if not self.out:
+            self.idle.set()
         if generation != self.generation:
             return False
         at = 0
@@ -124,12 +129,6 @@ class OwnedQueue:
     def waiting_count(self) -> int:
         """Records pulled and not handed out."""
         return len(self._waiting)
-
-    def _came_back(self) -> None:
-        self.out -= 1
-        assert self.out >= 0
-        if not self.out:
-            self.idle.set()
 
     def _gate(self) -> None:
         config = self._config

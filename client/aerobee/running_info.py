@@ -22,11 +22,11 @@ def running_info(
     consumer: GroupConsumer[Any], nameservers: tuple[str, ...], *, with_stacks: bool
 ) -> ConsumerRunningInfo:
     """Everything about one member, in the form that mqadmin and the dashboard read."""
-    member = consumer.member
+    member, now, now_ms = consumer.member, asyncio.get_running_loop().time(), consumer.clock_ms()
     return ConsumerRunningInfo(
         jstack=stacks() if with_stacks else None,
         mq_table={
-            QueueKey(queue.topic, queue.broker_name, queue.queue_id): _queue_info(owned)
+            QueueKey(queue.topic, queue.broker_name, queue.queue_id): _queue_info(owned, now, now_ms)
             for queue, owned in member.owned.items()
         },
         properties={
@@ -52,8 +52,8 @@ def running_info(
     )
 
 
-def _queue_info(owned: OwnedQueue) -> ProcessQueueInfo:
-    tracker = owned.tracker
+def _queue_info(owned: OwnedQueue, now: float, now_ms: int) -> ProcessQueueInfo:
+    tracker, taken_at = owned.tracker, owned.last_taken_at
     return ProcessQueueInfo(
         cached_msg_count=owned.count,
         cached_msg_min_offset=tracker.committable if owned.count else 0,
@@ -61,7 +61,7 @@ def _queue_info(owned: OwnedQueue) -> ProcessQueueInfo:
         cached_msg_size_in_mi_b=owned.size >> 20,
         commit_offset=tracker.committable,
         droped=owned.dropped,
-        last_consume_timestamp=owned.last_consume_ms,
+        last_consume_timestamp=0 if taken_at is None else round(now_ms - (now - taken_at) * 1000),
         last_lock_timestamp=owned.joined_ms if owned.lock_until is not None else 0,
         last_pull_timestamp=owned.last_pull_ms,
         locked=owned.lock_until is not None,

@@ -7,6 +7,9 @@
             producer.send("orders", b"17")
         for message in mq.reader("orders", end="now"):
             print(message.body)
+        with mq.consumer("billing", "orders") as consumer:
+            for message in consumer:
+                print(message.text())
 
 Touches  one thread a client, with an event loop of its own.
 
@@ -15,23 +18,43 @@ A call that is interrupted (Ctrl-C) is cancelled in the loop too. After a fork m
 """
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from datetime import timedelta
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from aerobee import client as asynchronous
 from aerobee.config import ClientConfig
 from aerobee.errors import ClientClosed
-from aerobee.message import Message, MessageBatch, OutgoingMessage, SendResult
+from aerobee.message import Message, MessageBatch, SendResult
 from aerobee.producer import Producer as AsyncProducer
 from aerobee.pull_consumer import PullConsumer as AsyncPullConsumer
 from aerobee.reader import Reader as AsyncReader
 from aerobee.routes import MessageQueue
 from aerobee.start_at import Where
+from aerobee.transactions import Transaction as AsyncTransaction
 
-__all__ = ["Admin", "Client", "Producer", "PullConsumer", "Reader"]
+if TYPE_CHECKING:
+    from aerobee.group_consumer import GroupConsumer as AsyncGroupConsumer
+    from aerobee.group_message import GroupMessage as AsyncGroupMessage
+    from aerobee.trace import TraceRecord
+
+__all__ = [
+    "Admin",
+    "Client",
+    "GroupConsumer",
+    "GroupMessage",
+    "Producer",
+    "PullConsumer",
+    "Reader",
+    "Transaction",
+]
+
+BATCH_COUNT_MAX: Final = 32  # messages that come over from the loop at a time
 
 T = TypeVar("T")
 R = TypeVar("R", AsyncReader, AsyncPullConsumer)
@@ -149,6 +172,15 @@ class Client:
         thread = self._open()
         return PullConsumer(thread, thread.call(lambda: self._client.pull_consumer(group, topic, **settings)))
 
+    def consumer(self, group: str, topics: Any, **settings: Any) -> "GroupConsumer":
+        """As `aerobee.Client.consumer`; to be used as `with`."""
+        thread = self._open()
+        return GroupConsumer(thread, thread.call(lambda: self._client.consumer(group, topics, **settings)))
+
+    def trace(self, message_id: str) -> "list[TraceRecord]":
+        """As `aerobee.Client.trace`."""
+        return self._open().run(self._client.trace(message_id))
+
     def query(self, topic: str, *, key: str, **bounds: Any) -> list[Message]:
         """As `aerobee.Client.query`."""
         return self._open().run(self._client.query(topic, key=key, **bounds))
@@ -201,11 +233,11 @@ class Producer:
     ) -> None:
         self.close()
 
-    def send(self, topic: str, body: bytes | str, **options: Any) -> SendResult:
+    def send(self, topic: str, body: Any, **options: Any) -> SendResult:
         """Send one message and wait until it is stored. Options as in `aerobee.Producer.send`."""
         return self._thread.run(self._producer.send(topic, body, **options))
 
-    def send_nowait(self, topic: str, body: bytes | str, **options: Any) -> Future[SendResult]:
+    def send_nowait(self, topic: str, body: Any, **options: Any) -> Future[SendResult]:
         """Send one message; the future gives its result. Waits for room while the producer's buffer is full."""
         self._slots.acquire()
         try:
@@ -216,15 +248,27 @@ class Producer:
         future.add_done_callback(lambda _: self._slots.release())
         return future
 
-    def send_batch(
-        self, topic: str, messages: Sequence[OutgoingMessage | bytes | str], **options: Any
-    ) -> list[SendResult]:
+    def send_batch(self, topic: str, messages: Sequence[Any], **options: Any) -> list[SendResult]:
         """Send messages to one queue, in order."""
         return self._thread.run(self._producer.send_batch(topic, messages, **options))
 
-    def send_oneway(self, topic: str, body: bytes | str, **options: Any) -> str:
+    def send_oneway(self, topic: str, body: Any, **options: Any) -> str:
         """Send one message without asking whether it arrived; returns its message_id."""
         return self._thread.run(self._producer.send_oneway(topic, body, **options))
+
+    def transaction(self, topic: str, body: Any, **options: Any) -> "Transaction":
+        """As `aerobee.Producer.transaction`; to be used as `with`."""
+        return Transaction(
+            self._thread, self._thread.call(lambda: self._producer.transaction(topic, body, **options))
+        )
+
+    def request(self, topic: str, body: Any, **options: Any) -> Message:
+        """Send a message and wait for its reply; options as in `aerobee.Producer.request`."""
+        return self._thread.run(self._producer.request(topic, body, **options))
+
+    def cancel(self, sent: SendResult | str) -> str:
+        """Take back a message with a delivery time."""
+        return self._thread.run(self._producer.cancel(sent))
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """The queues one can send to."""
@@ -306,3 +350,167 @@ class PullConsumer(_Reading[AsyncPullConsumer]):
     def seek(self, where: Where, queue: MessageQueue | None = None) -> None:
         """Go on at `where` in one queue or in all."""
         self._thread.run(self._reading.seek(where, queue))
+
+
+class Transaction:
+    """The blocking `aerobee.Transaction`."""
+
+    def __init__(self, thread: _LoopThread, transaction: AsyncTransaction) -> None:
+        self._thread = thread
+        self._transaction = transaction
+
+    def __enter__(self) -> Self:
+        self._thread.run(self._transaction.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.run(self._transaction.__aexit__(kind, error, trace))
+
+    @property
+    def result(self) -> SendResult:
+        """Where the half message is."""
+        return self._transaction.result
+
+    @property
+    def transaction_id(self) -> str:
+        """What to store beside the program's own data."""
+        return self._transaction.transaction_id
+
+    def rollback(self) -> None:
+        """Roll back at the end of the block."""
+        self._transaction.rollback()
+
+
+class GroupMessage:
+    """The blocking `aerobee.GroupMessage`: all it says by the same names, and settling that waits."""
+
+    def __init__(self, thread: _LoopThread, message: "AsyncGroupMessage[Any]") -> None:
+        self._thread = thread
+        self._message = message
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._message, name)
+
+    def __repr__(self) -> str:
+        return repr(self._message)
+
+    def ack(self) -> None:
+        """This message is done."""
+        self._thread.run(self._message.ack())
+
+    def retry_later(self, delay: timedelta | float | None = None, *, delay_level: int = 0) -> None:
+        """Deliver this message again later."""
+        self._thread.run(self._message.retry_later(delay, delay_level=delay_level))
+
+    def dead_letter(self) -> None:
+        """Put this message with the group's dead letters."""
+        self._thread.run(self._message.dead_letter())
+
+    def reply(self, body: bytes | str, *, properties: Mapping[str, str] | None = None) -> SendResult:
+        """Answer a request."""
+        return self._thread.run(self._message.reply(body, properties=properties))
+
+
+class GroupConsumer:
+    """The blocking `aerobee.GroupConsumer`."""
+
+    def __init__(self, thread: _LoopThread, consumer: "AsyncGroupConsumer[Any]") -> None:
+        self._thread = thread
+        self._consumer = consumer
+
+    def __enter__(self) -> Self:
+        self._thread.run(self._consumer.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[GroupMessage]:
+        """Single messages, until the consumer is closed; each counts as acked when the next one is asked for."""
+        done: list[AsyncGroupMessage[Any]] = []
+        waiting: deque[AsyncGroupMessage[Any]] = deque()
+        try:
+            while batch := self._thread.run(self._next(done)):
+                done.clear()
+                waiting.extend(batch)
+                while waiting:
+                    yield GroupMessage(self._thread, waiting[0])
+                    done.append(waiting.popleft())
+        finally:
+            if done or waiting:
+                with contextlib.suppress(ClientClosed):  # then the group gets it again
+                    self._thread.call(lambda: self._leave(done, waiting))
+
+    async def _next(self, done: "list[AsyncGroupMessage[Any]]") -> "list[AsyncGroupMessage[Any]]":
+        """What is there, after settling what is done; empty when the consumer is closed."""
+        self._settle(done)
+        first = await self._consumer.next_message()
+        if first is None:
+            return []
+        batch = [first]
+        while len(batch) < BATCH_COUNT_MAX and (message := self._consumer.take()) is not None:
+            batch.append(message)
+        return batch
+
+    def _settle(self, done: "Iterable[AsyncGroupMessage[Any]]") -> None:
+        if self._consumer.config.auto_ack:
+            for message in done:
+                message.settle_acked()
+
+    def _leave(self, done: "list[AsyncGroupMessage[Any]]", waiting: "deque[AsyncGroupMessage[Any]]") -> None:
+        """The loop was left: what was not worked on is handed out again."""
+        self._settle(done)
+        in_hand = (
+            [] if self._consumer.config.auto_ack else list(waiting)[:1]
+        )  # its program settles it, or has
+        for message in waiting:
+            if message not in in_hand:
+                self._consumer.put_back(message)
+
+    def run(
+        self, handler: Callable[[GroupMessage], object], *, concurrency: int = 16, **options: Any
+    ) -> None:
+        """Call `handler` with every message, in `concurrency` threads, until the consumer is closed.
+
+        What the handler returns or raises means what it means to `aerobee.GroupConsumer.run`.
+        """
+        thread = self._thread
+
+        def call(message: "AsyncGroupMessage[Any]") -> object:
+            return handler(GroupMessage(thread, message))
+
+        thread.run(self._consumer.run(call, concurrency=concurrency, **options))
+
+    @property
+    def queues(self) -> tuple[MessageQueue, ...]:
+        """The queues that are this member's now."""
+        return self._thread.call(lambda: self._consumer.queues)
+
+    @property
+    def positions(self) -> dict[MessageQueue, int]:
+        """For each own queue the offset that would be committed now."""
+        return self._thread.call(lambda: self._consumer.positions)
+
+    def commit(self) -> None:
+        """Commit now what is settled."""
+        self._thread.run(self._consumer.commit())
+
+    def seek(self, where: Where, queue: MessageQueue | None = None) -> None:
+        """Go on at `where` in one own queue, or in all."""
+        self._thread.run(self._consumer.seek(where, queue))
+
+    def pause(self, *queues: MessageQueue) -> None:
+        """Hand out nothing of these queues until `resume`."""
+        self._thread.call(lambda: self._consumer.pause(*queues))
+
+    def resume(self, *queues: MessageQueue) -> None:
+        """Hand out again what `pause` held back."""
+        self._thread.call(lambda: self._consumer.resume(*queues))
+
+    def close(self) -> None:
+        """Let handlers finish, commit, leave the group."""
+        self._thread.run(self._consumer.close())
