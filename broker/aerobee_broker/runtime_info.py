@@ -9,8 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from aerobee_broker.config import delay_levels
 from aerobee_broker.services import Services
 from aerobee_proto.codes import VERSION
+from aerobee_proto.names import SCHEDULE_TOPIC
 from aerobee_proto.records import scan_header
 
 __all__ = ["disk_use", "earliest_ms", "runtime_table"]
@@ -28,6 +30,7 @@ def runtime_table(services: Services, disk: tuple[int, int]) -> dict[str, str]:
         **_puts(services),
         **_gets(services),
         **_store(services, disk),
+        **_delays(services),
         **_pools(),
         **_timer(services),
         **{name: str(total) for name, total in services.stats.mornings.items()},
@@ -121,6 +124,16 @@ def _store(services: Services, disk: tuple[int, int]) -> dict[str, str]:
         "consumeQueueDiskRatio": ratio,
         "commitLogDirCapacity": f"Total : {total / GIB:.1f} GiB, Free : {free / GIB:.1f} GiB.",
     }
+
+
+def _delays(services: Services) -> dict[str, str]:
+    """`delivered,stored` of each delay level that is in use."""
+    table = {}
+    for level in range(1, len(delay_levels(services.config.message_delay_level)) + 1):
+        stored = services.store.max_offset(SCHEDULE_TOPIC, level - 1)
+        if stored > 0:
+            table[f"scheduleMessageOffset_{level}"] = f"{services.delay_offsets.get(level)},{stored}"
+    return table
 
 
 def earliest_ms(services: Services) -> int:

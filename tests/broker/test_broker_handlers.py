@@ -8,6 +8,7 @@ from aerobee_broker.config_files import decode_config
 from aerobee_broker.services import Services
 from aerobee_proto.bodies import BrokerStatsData, DataVersion, KVTable
 from aerobee_proto.codes import RequestCode, ResponseCode
+from aerobee_proto.names import SCHEDULE_TOPIC
 from broker.support import Clock, Peer, put
 
 
@@ -122,6 +123,14 @@ class TestState:
         assert table["commitLogMaxOffset"] == str(services.store.end_offset)
         assert (table["putMessageTimesTotal"], table["putMessageAverageSize"]) == ("1", "100.0")
         assert table["remainHowManyDataToFlush"].endswith(" B")
+
+    async def test_it_tells_how_far_delay_levels_are(self, services: Services, peer: Peer) -> None:
+        for _ in range(2):
+            put(services, SCHEDULE_TOPIC, queue_id=2)
+        services.delay_offsets.moved(3, 1, log_end=1)
+        services.delay_offsets.settle(1)
+        delays = {key: text for key, text in (await self.runtime(peer)).items() if key.startswith("schedule")}
+        assert delays == {"scheduleMessageOffset_3": "1,2"}
 
     @pytest.mark.parametrize(("name", "code"), [("TOPIC_PUT_NUMS", 0), ("NO_SUCH", 1)])
     async def test_statistics(
