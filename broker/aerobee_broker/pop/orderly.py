@@ -181,13 +181,13 @@ class OrderTable:
 
     def released(self, now_ms: int) -> list[PopQueue]:
         """Queues whose block has ended by time since the last call."""
-        found = []
+        found: dict[PopQueue, None] = {}
         while self._releases and self._releases[0][0] <= now_ms:
             due_ms, queue = heappop(self._releases)
             info = self._queues.get(queue)
             if info is not None and info.blocked_until() == due_ms:
-                found.append(queue)
-        return found
+                found[queue] = None
+        return list(found)
 
     def tidy(self, keeps: Callable[[str, str, int], bool]) -> None:
         """Forget queues that (topic, group, queue id) no longer exist, or were not used for a day."""
