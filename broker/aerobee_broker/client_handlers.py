@@ -157,10 +157,14 @@ class ClientHandlers:
     # --- queue locks ------------------------------------------------------------------------------------------
 
     def lock(self, request: Request) -> Response:
-        """Take or renew locks for orderly consumption; the answer lists those that are held now."""
+        """Take or renew locks for orderly consumption; the answer lists those that are held now.
+
+        The group must be known or may be created, as for a heartbeat: else locks of invented groups would pile up.
+        """
         body = read_body(request, LockBatchBody)
         _check_client_id(body.client_id)
         services = self._services
+        services.groups.require(body.consumer_group)
         queues = self._existing(body.mq_set)
         held = services.locks.lock(body.consumer_group, body.client_id, queues, services.clock())
         return answer(LockedQueues(locked=held))

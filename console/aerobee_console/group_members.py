@@ -30,6 +30,11 @@ SUBSCRIPTION_COLUMNS: Final = (
     Column("expression", "expression"),
     Column("expression_type", "type"),
 )
+CONFLICT_COLUMNS: Final = (
+    Column("topic", "topic"),
+    Column("client_id", "member"),
+    Column("subscription", "subscribes to"),
+)
 QUEUE_COLUMNS: Final = (
     Column("topic", "topic"),
     Column("broker_name", "broker"),
@@ -52,23 +57,43 @@ Group = Annotated[str, Parameter(help="Name of the group.")]
 ClientId = Annotated[str, Parameter(help="The member, as `aerobee group members` shows it.")]
 
 
-def members(group: Group, /, *, output: Output = "table", connect: Connect | None = None) -> int:
-    """Show who consumes in a group, and what."""
-    facts = run(connect, lambda client: _members(client, group))
+def members(
+    group: Group,
+    /,
+    *,
+    check: Annotated[
+        bool,
+        Parameter(negative=(), show_default=False, help="Ask each member whether it subscribes to the same."),
+    ] = False,
+    output: Output = "table",
+    connect: Connect | None = None,
+) -> int:
+    """Show who consumes in a group, and what.
+
+    With --check the exit code is 1 when members subscribe differently: then some messages reach nobody.
+    """
+    facts = run(connect, lambda client: _members(client, group, check=check))
+    code = FAULT if facts.get("conflicts") else OK
     if output == "json":
         print_json(facts)
-        return OK
+        return code
     sys.stdout.write(f"{facts['message_model'].lower()}, {facts['consume_type']}\n")
     print_table("\nmembers", MEMBER_COLUMNS, facts["members"])
     print_table("\nsubscriptions", SUBSCRIPTION_COLUMNS, facts["subscriptions"])
-    return OK
+    if code != OK:
+        print_table("\nmembers differ", CONFLICT_COLUMNS, facts["conflicts"])
+    elif check:
+        sys.stdout.write("\nall members subscribe to the same\n")
+    return code
 
 
-async def _members(client: "Client", group: str) -> dict[str, Any]:
+async def _members(client: "Client", group: str, *, check: bool) -> dict[str, Any]:
     online = await client.admin.group_connections(group)
     if online is None:
         raise Failure(f"nobody of group {group!r} is online", NOT_FOUND)
-    return {
+    ids = [one.client_id for one in online.connection_set]
+    conflicts = {"conflicts": await _conflicts(client, group, ids)} if check else {}
+    return conflicts | {
         "group": group,
         "message_model": online.message_model or "",
         "consume_type": online.consume_type or "",
@@ -86,6 +111,21 @@ async def _members(client: "Client", group: str) -> dict[str, Any]:
             for topic, one in sorted(online.subscription_table.items())
         ],
     }
+
+
+async def _conflicts(client: "Client", group: str, client_ids: list[str]) -> list[dict[str, Any]]:
+    """What each member subscribes to, of the topics in which they are not at one."""
+    told: dict[str, dict[str, str]] = {}  # topic -> member -> what it wants
+    for client_id in client_ids:
+        info = await client.admin.member_running_info(group, client_id)
+        for one in info.subscription_set:
+            told.setdefault(one.topic, {})[client_id] = f"{one.expression_type} {one.sub_string}"
+    return [
+        {"topic": topic, "client_id": client_id, "subscription": wants.get(client_id)}
+        for topic, wants in sorted(told.items())
+        if len(wants) < len(client_ids) or len(set(wants.values())) > 1
+        for client_id in client_ids
+    ]
 
 
 def running_info(

@@ -234,3 +234,15 @@ class TestLocks:
         ]
         assert await self.lock(peer, "a", *strangers) == []
         assert len(services.locks) == 0
+
+    async def test_invented_groups_get_no_locks(self, services: Services, peer: Peer) -> None:
+        """Each lock is kept for a minute: without a bound on groups one peer could fill the memory with them."""
+        services.live.value = services.config.model_copy(update={"max_groups_auto_created": 1})
+        services.topics.for_send("T", template="TBW102", queue_count=2)
+        queue = MessageQueue("T", "golden-a", 0)
+        codes = []
+        for number in range(3):
+            body = LockBatchBody(client_id="c", consumer_group=f"g{number}", mq_set=[queue]).to_bytes()
+            codes.append((await peer.ask(RequestCode.LOCK_BATCH_MQ, body=body)).code)
+        assert codes == [0, 26, 26]
+        assert len(services.locks) == 1

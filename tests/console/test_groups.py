@@ -26,8 +26,13 @@ def consumed(cluster: Runner) -> Runner:
 
 
 @contextmanager
-def online(nameserver: str, topic: str, group: str) -> Iterator[None]:
-    """A member of the group that cannot consume what holds a 1, from a loop in a thread of its own."""
+def online(
+    nameserver: str, topic: str, group: str, expression: str | None = None, *, waits: bool = True
+) -> Iterator[None]:
+    """A member of the group that cannot consume what holds a 1, from a loop in a thread of its own.
+
+    `waits` until it has a message; else until it is registered.
+    """
     ready, done = threading.Event(), threading.Event()
 
     def handle(message: GroupMessage[bytes]) -> None:
@@ -36,7 +41,9 @@ def online(nameserver: str, topic: str, group: str) -> Iterator[None]:
             raise ValueError("a body with a 1")
 
     async def consume() -> None:
-        async with Client(nameserver) as client, client.consumer(group, topic) as consumer:
+        async with Client(nameserver) as client, client.consumer(group, {topic: expression}) as consumer:
+            if not waits:
+                ready.set()
             handling = asyncio.create_task(consumer.run(handle), name="handling")
             await asyncio.to_thread(done.wait)
             handling.cancel()
@@ -137,6 +144,23 @@ def test_members_and_how_they_do(consumed: Runner, nameserver: str) -> None:
         tried = consumed("group", "try", "g-online", member["client_id"], TOPIC, ids[1], "-o", "json")
         assert (tried.code, tried.json["result"]) == (1, "CR_THROW_EXCEPTION")
         assert "a body with a 1" in tried.json["remark"]
+
+
+def test_members_that_subscribe_differently_are_named(consumed: Runner, nameserver: str) -> None:
+    """Messages of tag a that one of them gets are nobody's, if the broker filters by what the other one wants."""
+    consumed("topic", "create", "g-wide", "--queues", "2")
+    for queue in range(2):
+        consumed("send", "g-wide", "x", "--tags", "a", "--queue", str(queue))
+    with online(nameserver, "g-wide", "g-odd", "a"):
+        same = consumed("group", "members", "g-odd", "--check")
+        assert (same.code, same.lines[-1]) == (0, "all members subscribe to the same")
+        with online(nameserver, "g-wide", "g-odd", "a || b", waits=False):
+            differ = consumed("group", "members", "g-odd", "--check", "-o", "json")
+            assert differ.code == 1
+            found = [(row["topic"], row["subscription"]) for row in differ.json["conflicts"]]
+            assert sorted(found) == [("g-wide", "TAG a"), ("g-wide", "TAG a || b")]
+            shown = consumed("group", "members", "g-odd", "--check")
+            assert "members differ" in shown.out
 
 
 @pytest.mark.parametrize(
