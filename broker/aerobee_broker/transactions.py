@@ -57,6 +57,7 @@ READ_SIZE: Final = 1 << 20  # bytes
 OUTCOMES_MAX: Final = 10_000  # ends of which it is known which way they went
 MARKS_MAX: Final = 20_000  # waiting to be written; then nothing is ended
 QUERY_COUNT: Final = 32
+CLOSE_TIMEOUT_S: Final = 1.0
 FOREVER_MS: Final = 2**63 - 1
 COPY_PROPERTY: Final = f"{properties.TRAN_PREPARED_QUEUE_OFFSET}\x01".encode()
 
@@ -142,6 +143,7 @@ class Transactions:
         if self._marks_timer is not None:
             self._marks_timer.cancel()
         if self._finisher is not None and not self._finisher.done():
+            await asyncio.wait({self._finisher}, timeout=CLOSE_TIMEOUT_S)
             self._finisher.cancel()
             await asyncio.gather(self._finisher, return_exceptions=True)
         self.write_marks()
@@ -316,34 +318,40 @@ class Transactions:
 
     def write_marks(self) -> bool:
         """Append the collected marks and save the progress; False when they have to wait."""
-        if self._marks:
-            bodies = list(encode_marks(self._marks, self._live.value.transaction_op_msg_max_size))
-            own = {properties.TAGS: MARK_TAG}
-            messages = [self._writer.new(names.OP_HALF_TOPIC, 0, body, own) for body, _ in bodies]
-            try:
-                appended = self._writer.append(messages)
-            except StoreError as refused:
-                log.warning("transactions.marks_waiting", reason=str(refused), count=len(self._marks))
-                return False
-            if any(done.status is not PutStatus.PUT_OK for done in appended):
-                log.warning("transactions.marks_waiting", reason="no new log file", count=len(self._marks))
-                return False
-            failpoints.hit("transactions.marks_appended")
-            for (_, offsets), done in zip(bodies, appended, strict=True):
-                self.table.marks_written(done.queue_offset, offsets)
-            self._marks.clear()
-            self._marks_size = 0
-        self.save_progress()
-        return True
+        refused = self._append_marks() if self._marks else None
+        if refused is None:
+            self.save_progress()
+        elif not self._store.has_failed:  # then it is told already
+            log.warning("transactions.marks_waiting", reason=refused, count=len(self._marks))
+        return refused is None
+
+    def _append_marks(self) -> str | None:
+        """Append the collected marks; why that was not possible, or None."""
+        bodies = list(encode_marks(self._marks, self._live.value.transaction_op_msg_max_size))
+        own = {properties.TAGS: MARK_TAG}
+        messages = [self._writer.new(names.OP_HALF_TOPIC, 0, body, own) for body, _ in bodies]
+        try:
+            appended = self._writer.append(messages)
+        except StoreError as refused:
+            return str(refused)
+        if any(done.status is not PutStatus.PUT_OK for done in appended):
+            return "no new log file could be made"
+        failpoints.hit("transactions.marks_appended")
+        for (_, offsets), done in zip(bodies, appended, strict=True):
+            self.table.marks_written(done.queue_offset, offsets)
+        self._marks.clear()
+        self._marks_size = 0
+        return None
 
     def save_progress(self) -> None:
         """Move the group's offsets over what is over; they reach the disk with those of all groups."""
-        table = self.table
-        before = (table.progress, table.op_progress)
-        table.settle()
-        if (table.progress, table.op_progress) != before:
-            self._offsets.commit(TRANSACTION_GROUP, names.HALF_TOPIC, 0, table.progress)
-            self._offsets.commit(TRANSACTION_GROUP, names.OP_HALF_TOPIC, 0, table.op_progress)
+        self.table.settle()
+        for topic, offset in (
+            (names.HALF_TOPIC, self.table.progress),
+            (names.OP_HALF_TOPIC, self.table.op_progress),
+        ):
+            if (self._offsets.get(TRANSACTION_GROUP, topic, 0) or 0) != offset:
+                self._offsets.commit(TRANSACTION_GROUP, topic, 0, offset)
 
 
 def _is_final(record: StoredRecord, half: HalfMessage) -> bool:

@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
+from aerobee_broker import transactions
 from aerobee_broker.broker import Broker
+from aerobee_broker.metric_families import families, take_snapshot
 from aerobee_broker.transactions import TRANSACTION_GROUP
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.records import StoredRecord
@@ -162,6 +165,16 @@ async def test_a_oneway_end_counts_even_when_the_client_leaves_at_once(
     assert await bodies(client) == [b"paid"]
 
 
+async def test_an_answer_that_nobody_waits_for_any_more(broker: Broker, client: Talker) -> None:
+    half = await half_of(client)
+    async with talking(broker) as leaving:
+        leaving.send(end_request(half, COMMIT))
+        await leaving.writer.drain()
+        leaving.writer.transport.abort()
+        assert (await end(client, half, COMMIT)).code == 0
+    assert await bodies(client) == [b"paid"]
+
+
 async def test_the_same_end_twice_is_well_and_stores_nothing_twice(client: Talker) -> None:
     committed, rolled_back = await half_of(client), await half_of(client, key="K2")
     for half, how in ((committed, COMMIT), (rolled_back, ROLLBACK)):
@@ -258,9 +271,9 @@ async def test_marks_are_collected_and_progress_is_saved(broker: Broker, client:
     broker.services.transactions.table.check()
 
 
-def saved(broker: Broker) -> tuple[int | None, ...]:
+def saved(broker: Broker) -> tuple[int, ...]:
     offsets = broker.services.offsets
-    return tuple(offsets.get(TRANSACTION_GROUP, topic, 0) for topic in (HALF_TOPIC, OP_TOPIC))
+    return tuple(offsets.get(TRANSACTION_GROUP, topic, 0) or 0 for topic in (HALF_TOPIC, OP_TOPIC))
 
 
 async def test_many_marks_are_written_at_once(tmp_path: Path) -> None:
@@ -276,6 +289,55 @@ async def test_few_marks_are_written_after_a_while(tmp_path: Path) -> None:
         await end(client, await half_of(client), ROLLBACK)
         answer = await client.exchange(client.pull_request(OP_TOPIC, sysFlag=6))
         assert answer.code == 0
+
+
+async def test_progress_that_a_client_has_moved_is_put_right(broker: Broker, client: Talker) -> None:
+    """The offsets are a group's like any other's: an admin's tool may reach them."""
+    half = await half_of(client)
+    broker.services.offsets.commit(TRANSACTION_GROUP, HALF_TOPIC, 0, 99)
+    await end(client, half, ROLLBACK)
+    broker.services.transactions.write_marks()
+    assert saved(broker) == (1, 1)
+
+
+async def test_marks_wait_while_the_disk_is_full(broker: Broker, client: Talker) -> None:
+    half = await half_of(client)
+    broker.services.store.refuse_sends("the disk is full")
+    assert (await end(client, half, COMMIT)).code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert (await end(client, half, ROLLBACK)).code == 0
+    with capture_logs() as logs:
+        assert not broker.services.transactions.write_marks()
+    assert [(line["event"], line["count"]) for line in logs] == [("transactions.marks_waiting", 1)]
+    broker.services.store.refuse_sends(None)
+    assert broker.services.transactions.write_marks()
+    assert saved(broker) == (1, 1)
+
+
+async def test_nothing_is_ended_when_too_many_marks_wait(
+    broker: Broker, client: Talker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "MARKS_MAX", 1)
+    one, other = await half_of(client), await half_of(client, key="K2")
+    broker.services.store.refuse_sends("the disk is full")
+    assert (await end(client, one, ROLLBACK)).code == 0
+    assert (await end(client, other, ROLLBACK)).code == ResponseCode.SYSTEM_BUSY
+    broker.services.store.refuse_sends(None)
+    assert (await end(client, other, ROLLBACK)).code == 0
+
+
+async def test_what_is_counted(broker: Broker, client: Talker) -> None:
+    halves = [await half_of(client, key=f"K{number}") for number in range(4)]
+    await end(client, halves[0], COMMIT)
+    await end(client, halves[1], ROLLBACK)
+    found = {
+        family.name: [(labels, value) for labels, value in family.rows]
+        for family in families(take_snapshot(broker.services, {}))
+    }
+    assert found["rocketmq_half_messages"] == [((), 2)]
+    assert found["rocketmq_commit_messages"] == [(("Orders",), 1)]
+    assert found["rocketmq_rollback_messages"] == [(("Orders",), 1)]
+    assert found["aerobee_transaction_checks"] == [((), 0)]
+    assert found["aerobee_transactions_given_up"] == [((), 0)]
 
 
 # --- after a restart ----------------------------------------------------------------------------------------------
