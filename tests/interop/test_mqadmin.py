@@ -13,13 +13,14 @@ import pytest
 import official
 from admin_shell import AdminShell
 from clusters import KINDS, Cluster, start_cluster
-from plain_remoting import consumer_offset, make_topic, max_offset, wait_route, wait_until
+from plain_remoting import call, consumer_offset, make_topic, max_offset, wait_route, wait_until
 from programs import Program
 
 pytestmark = [pytest.mark.java, pytest.mark.slow, pytest.mark.timeout(300)]
 
 CLUSTER, BROKER, TOPIC, GROUP = "DefaultCluster", "broker-a", "Orders", "readers"
 QUEUES, EACH = 2, 5
+GET_CONSUMER_STATUS = 223
 BODIES = [f"body {number}" for number in range(QUEUES * EACH)]
 FAILURE = re.compile(r"^(org|java)\.[\w.]+Exception\b", re.MULTILINE)  # commands print what they could not do
 
@@ -305,6 +306,28 @@ def test_what_a_consumer_tells_of_itself(scene: Scene) -> None:
     assert re.search(rf"{TOPIC} +{BROKER} +0 ", said)
     assert "java.lang.Thread.run" in said, "its threads are shown too"
     assert "not online" in scene.shell.run("consumerStatus", "-g", GROUP, "-i", "nobody")
+
+
+def test_a_group_is_told_to_pop(scene: Scene) -> None:
+    scene.run("updateSubGroup", "-c", CLUSTER, "-g", "poppers")
+    words = ["-t", TOPIC, "-g", "poppers", "-q", "2"]
+    for mode in ("POP", "PULL"):
+        assert "success" in scene.run("setConsumeMode", "-c", CLUSTER, *words, "-m", mode)
+        assert "success" in scene.run("setConsumeMode", "-b", scene.broker, *words, "-m", mode)
+
+
+def test_where_each_member_stands(scene: Scene) -> None:
+    """mqadmin has no command for it any more; the admin library and older tools ask so."""
+    asked = {"topic": TOPIC, "group": GROUP}
+    answer, body = call(scene.broker, GET_CONSUMER_STATUS, asked)
+    assert answer["code"] == 0, answer
+    for queue_id in range(QUEUES):
+        offset = max_offset(scene.broker, TOPIC, queue_id)
+        queue = f'{{"brokerName":"{BROKER}","queueId":{queue_id},"topic":"{TOPIC}"}}:{offset}'
+        assert queue.encode() in body
+    assert scene.client_id().encode() in body
+    answer, _ = call(scene.broker, GET_CONSUMER_STATUS, asked | {"group": "nobody"})
+    assert answer["code"] != 0
 
 
 # --- messages ---------------------------------------------------------------------------------------------------
