@@ -301,6 +301,9 @@ def test_a_record_is_read_or_refused_whole() -> None:
         for body in (b"", b"{", b"[]", b"{}", b'{"so":1e99,"pt":1,"t":"T","c":"g","q":0}'):
             with pytest.raises(FormatError):
                 parse_record(record(tag, body))
+    falling = json.dumps(names_of(1, it=1, n=2, d=[1, 0])).encode()
+    with pytest.raises(FormatError, match="rise"):
+        parse_record(record("ck", falling))
     too_many = json.dumps(names_of(1, it=1, n=33, d=list(range(33)))).encode()
     with pytest.raises(FormatError):
         parse_record(record("ck", too_many))

@@ -7,13 +7,15 @@ or, after its time, handed out again. Acknowledgements of a check-point that is 
 another broker that had this store may have parked the check-point in its timer.
 
 Invariants
+- `offsets` rise.
 - `bits` has a bit for each acknowledged message, never one above `all_bits`; a check-point is in the table as long
   as they differ.
 - `unacknowledged` is the number of bits that are missing in all check-points together.
 - No record of the revive topic at or behind `first_needed(queue)` may be forgotten.
 """
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Final, NamedTuple
@@ -92,6 +94,18 @@ class CheckPoint:
         bits = self.bits
         return [offset for i, offset in enumerate(self.offsets) if not bits >> i & 1]
 
+    def bits_of(self, offsets: Iterable[int]) -> int:
+        """The bits of these messages; those that the check-point does not have count for nothing."""
+        mine, bits = self.offsets, 0
+        for offset in offsets:
+            i = offset - mine[0]  # mostly there are no gaps: 0.2 us instead of 2 us for a look at all of them
+            if not 0 <= i < len(mine) or mine[i] != offset:
+                i = bisect_left(mine, offset)
+                if i == len(mine) or mine[i] != offset:
+                    continue
+            bits |= 1 << i
+        return bits
+
 
 class _EarlyAcks:
     """Acknowledgements that came before their check-point."""
@@ -142,7 +156,7 @@ class CheckPointTable:
         """Take in a check-point; the record of one that is there already stands for both from now on."""
         early = self._early.pop(point.key, None)
         if early is not None:
-            point.bits |= _bits_of(point, early.offsets)
+            point.bits |= point.bits_of(early.offsets)
         known = self._by_key.pop(point.key, None)
         if known is not None:
             self._count(known, -(known.all_bits & ~known.bits).bit_count())
@@ -163,7 +177,7 @@ class CheckPointTable:
             return None
         news = self.news(point, offsets)
         if news:
-            point.bits |= _bits_of(point, news)
+            point.bits |= point.bits_of(news)
             self._count(point, -len(news))
             if point.is_settled:
                 self._leave(point)
@@ -172,8 +186,7 @@ class CheckPointTable:
     @staticmethod
     def news(point: CheckPoint, offsets: Sequence[int]) -> list[int]:
         """Which of these messages the check-point has and still waits for."""
-        missing = point.missing()
-        return [offset for offset in dict.fromkeys(offsets) if offset in missing]
+        return [offset for offset in dict.fromkeys(offsets) if point.bits_of((offset,)) & ~point.bits]
 
     def remember(
         self, key: Key, offsets: Sequence[int], *, revive_queue: int, revive_offset: int, expires_ms: int
@@ -286,11 +299,3 @@ class CheckPointTable:
         assert flights == self._in_flight
         timed = {id(entry[2]) for entry in self._by_time if entry[2].due_ms == entry[0]}
         assert all(id(point) in timed for point in self._by_key.values())
-
-
-def _bits_of(point: CheckPoint, offsets: Sequence[int] | set[int]) -> int:
-    bits = 0
-    for i, offset in enumerate(point.offsets):
-        if offset in offsets:
-            bits |= 1 << i
-    return bits

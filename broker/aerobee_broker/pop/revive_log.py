@@ -20,6 +20,7 @@ Invariants
 """
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Annotated, Final
 
 import msgspec
@@ -132,6 +133,8 @@ def _check_point(record: StoredRecord) -> CheckPoint | Position:
     if body.n <= 0:
         return Position(body.t, body.c, body.q, body.so, is_forced=body.mv == "to")
     distances = body.d or range(min(body.n, COUNT_MAX))
+    if any(b <= a for a, b in pairwise(distances)):
+        raise ValueError("the distances of its messages do not rise")
     return CheckPoint(
         Key(body.t, body.c, body.q, body.so, body.pt),
         [body.so + distance for distance in distances],
