@@ -222,7 +222,9 @@ class TransactionChecks:
             self._note(half, verdict, done, report)
             if verdict is Verdict.ASK:
                 questions.append(self._question(half, message, done))
+        self._transactions.progress_is_held = True  # for good, if the disk fails now
         await self._writer.durable()
+        self._transactions.progress_is_held = False
         failpoints.hit("transactions.copies_durable")
         self._transactions.save_progress()
         for group, header, body in questions:

@@ -96,6 +96,8 @@ class Transactions:
         self._marks: list[list[int]] = []
         self._marks_size = 0
         self._marks_timer: asyncio.TimerHandle | None = None
+        # Set while copies are not known to be durable: the progress passes what they stand for.
+        self.progress_is_held = False
         # Since start, for metrics; by real topic where a dict.
         self.committed: dict[str, int] = {}
         self.rolled_back: dict[str, int] = {}
@@ -345,6 +347,8 @@ class Transactions:
 
     def save_progress(self) -> None:
         """Move the group's offsets over what is over; they reach the disk with those of all groups."""
+        if self.progress_is_held:
+            return
         self.table.settle()
         for topic, offset in (
             (names.HALF_TOPIC, self.table.progress),

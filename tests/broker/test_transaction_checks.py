@@ -15,6 +15,7 @@ from aerobee_broker.transactions import TRANSACTION_GROUP
 from aerobee_proto.codes import RequestCode
 from aerobee_proto.message_ids import decode_offset_message_id
 from aerobee_proto.records import encode_record
+from aerobee_store import failpoints
 from broker.support import START_MS, Clock
 from system.running import Talker, running_broker, talking
 from system.transacting import (
@@ -302,6 +303,24 @@ async def test_a_full_disk_ends_the_round_and_the_next_goes_on(
     assert await round_of(broker) == RoundReport()
     broker.services.store.refuse_sends(None)
     assert (await round_of(broker)).asked == 1
+
+
+async def test_the_saved_progress_does_not_pass_a_message_whose_copy_is_not_on_disk(
+    broker: Broker, client: Talker, clock: Clock
+) -> None:
+    """The disk fails while a copy is synced: what is saved at the end must not skip the message itself."""
+    await join_group(client)
+    await half_of(client)
+    clock.now_ms += 6_001
+    with failpoints.armed("commit_log.before_sync", _disk_fault):
+        assert (await round_of(broker)).asked == 0
+    await broker.failed
+    broker.services.transactions.save_progress()
+    assert (broker.services.offsets.get(TRANSACTION_GROUP, HALF_TOPIC, 0) or 0) == 0
+
+
+def _disk_fault() -> None:
+    raise OSError(5, "Input/output error")
 
 
 async def test_a_message_without_room_for_our_notes_is_asked_about_where_it_lies(
