@@ -184,6 +184,7 @@ def test_a_lite_pull_consumer_hands_over_what_it_has_not_polled(stage: Stage) ->
 def test_an_assigned_lite_pull_consumer_seeks_pauses_and_asks_for_offsets(stage: Stage) -> None:
     facts = stage.result("LitePull")
     whole, tail = facts["queues"]
+    assert places(facts["assigned"]) == {whole: list(range(50)), tail: list(range(50))}
     assert places(facts["sought"]) == {whole: list(range(50)), tail: list(range(20, 50))}
     assert places(facts["paused"]) == {whole: list(range(50, 55)), tail: list(range(50, 55))}
     assert (facts["offsetOfBegin"], facts["offsetOfEnd"]) == (0, 55)
