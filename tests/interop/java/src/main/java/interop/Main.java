@@ -38,6 +38,8 @@ public final class Main {
             case "pop-push" -> Pop.push(arguments);
             case "pop-api" -> Pop.api(arguments, false);
             case "pop-ordered" -> Pop.api(arguments, true);
+            case "delay-send" -> Delay.send(arguments);
+            case "delay-refuse" -> Delay.refuse(arguments);
             case "store-read" -> StoreReader.run(arguments);
             case "bench-produce" -> Bench.produce(arguments);
             case "bench-consume" -> Bench.consume(arguments);
