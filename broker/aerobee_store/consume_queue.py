@@ -134,7 +134,7 @@ class ConsumeQueue:
         # Fixed for life.
         self.topic = topic
         self.queue_id = queue_id
-        self._files = MappedFileQueue(folder, file_size, io, writable=writable)
+        self._files = MappedFileQueue(folder, file_size, io, writable=writable, little_by_little=True)
         self._file_entries = file_size // ENTRY_SIZE
         self._writable = writable
         # Logical offsets. min_offset is moved by correct_min_offset() and by what cuts or cleans;
@@ -361,9 +361,20 @@ class ConsumeQueue:
         if last is not None and end <= last.end:
             last.data.write(position - last.offset, data)
             return
-        self._make_room(last.end if last is not None else position, end)
-        rest = memoryview(data)
-        for file in files.files:
+        room_end = last.end if last is not None else position
+        count = len(files.files)
+        try:
+            while room_end < end:
+                room_end = files.create(room_end, min(end - room_end, files.file_size)).end
+            self._write_pieces(position, memoryview(data))
+        except (StoreError, OSError):
+            while len(files.files) > count:
+                files.drop_last()
+            raise
+
+    def _write_pieces(self, position: int, rest: memoryview) -> None:
+        """One write a file. The first may find no room; the others, new ones, have what they need."""
+        for file in self._files.files:
             if file.end <= position or not rest:
                 continue
             piece = rest[: file.end - position]
@@ -371,30 +382,23 @@ class ConsumeQueue:
             position += len(piece)
             rest = rest[len(piece) :]
 
-    def _make_room(self, room_end: int, end: int) -> None:
-        """Create the files from byte `room_end` to `end`; all of them or none."""
-        files = self._files
-        count = len(files.files)
-        try:
-            while room_end < end:
-                room_end = files.create(room_end).end
-        except (StoreError, OSError):
-            while len(files.files) > count:
-                files.drop_last()
-            raise
+    def flush(self) -> list[Path]:
+        """Make every entry put before this call durable. OSError is final for the store.
 
-    def flush(self) -> None:
-        """Make every entry put before this call durable. OSError is final for the store."""
+        The folders returned must be synced too: a file is new.
+        """
         target = self.max_offset
         flushed = self._flushed_offset * ENTRY_SIZE
         if flushed >= target * ENTRY_SIZE:
-            return
+            return []
         failpoints.hit("consume_queue.before_sync")
+        folders = self._files.take_new()
         for file in self._files.files:
             if file.end > flushed:
                 file.data.sync()
         failpoints.hit("consume_queue.after_sync")
         self._flushed_offset = target
+        return folders
 
     # --- reading ---------------------------------------------------------------------------------------
 

@@ -4,8 +4,9 @@ Touches  the file system, nothing else. Every other module of the store goes thr
 tests can put a recording, failing or crashing one in its place.
 
 Invariants
-- A data file has its full length from the moment it exists under its name: space is allocated before the
-  map is made, so a full disk is an OSError at creation and never a SIGBUS at a later store into the map.
+- A data file has its full length from the moment it exists under its name, and space is allocated before it is
+  written to, as a rule when the file is made: a full disk is an error of a call, never a SIGBUS at a later store
+  into the map.
 - A mapped file is never truncated or grown.
 - A failed sync is reported once by the kernel; whoever gets the OSError must treat it as final.
 - `replace_bytes` leaves the old or the new content, never a mixture, and the old one as `<name>.bak`.
@@ -32,6 +33,7 @@ __all__ = ["Buffer", "DataFile", "DiskIo", "FolderEntry", "LockHandle", "StoreIo
 Buffer = bytes | bytearray | memoryview
 
 _ZERO_CHUNK = 1 << 20
+_ROOM_STEP = 1 << 16  # bytes that a file opened with `room` is given at least
 _WRITE_CALL_MIN = 400  # bytes from which writes are calls; two records are longer (see _DiskFile.write)
 # What is not there now and may be later, without anything being wrong with the disk: space, quota, inodes (the first
 # again), descriptors, address space.
@@ -67,6 +69,7 @@ class DataFile(Protocol):
         """Store `data` at `position`; visible in `view` at once, durable after `sync()`.
 
         Front to back: what a kill of the process leaves is a beginning of `data`, unless it is one small record.
+        StoreFull, and nothing is stored, when a file that was opened with `room` finds none.
         """
 
     def zero(self, position: int, length: int) -> None:
@@ -96,8 +99,15 @@ class LockHandle(Protocol):
 class StoreIo(Protocol):
     """Everything that the store may ask of a file system."""
 
-    def open_file(self, path: Path, size: int, *, create: bool = False, writable: bool = True) -> DataFile:
+    def open_file(
+        self, path: Path, size: int, *, create: bool = False, writable: bool = True, room: int | None = None
+    ) -> DataFile:
         """Open `path`, or create it with `size` zero bytes and make its name durable.
+
+        With `room` this is done little by little, for files of which there are many: a new one gets `room` bytes
+        of space now, the rest when it is written to, and what is missing in an old one is not filled up. Neither
+        length nor name of a new one are durable before its sync() and sync_folder() of its folder and of those
+        above that were missing. Until then a crash leaves it with all of its length, with none, or not at all.
 
         Raises FileNotFoundError or FileExistsError, CorruptStore when the length is not `size`, and
         StoreFull when there is no room (nothing is left behind then).
@@ -141,12 +151,16 @@ class StoreIo(Protocol):
 
 
 class _DiskFile:
-    __slots__ = ("_closing", "_fd", "_map", "path", "size", "view")
+    __slots__ = ("_closing", "_fd", "_map", "_room", "path", "size", "view")
 
-    def __init__(self, path: Path, fd: int, size: int, *, writable: bool) -> None:
+    def __init__(
+        self, path: Path, fd: int, size: int, *, writable: bool, room: tuple[int, int] | None = None
+    ) -> None:
         self.path = path
         self.size = size
         self._fd = fd
+        # [begin, end) of what is certain to have space; replaced whole, because threads may write to one file.
+        self._room = room or (0, size)
         # A sync in another thread and a close must not meet: the descriptor's number is used again.
         self._closing = threading.Lock()
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
@@ -159,6 +173,9 @@ class _DiskFile:
 
     def write(self, position: int, data: Buffer) -> None:
         size = len(data)
+        begin, end = self._room
+        if position + size > end or position < begin:
+            self._take_room(position, size)
         if size < _WRITE_CALL_MIN:
             # Slice assignment on a map raises IndexError when lengths differ, so it cannot write past the end.
             self._map[position : position + size] = data
@@ -178,6 +195,27 @@ class _DiskFile:
                 raise _at(self.path, error) from error
             left = left[written:]
             position += written
+
+    def _take_room(self, position: int, size: int) -> None:
+        """Allocate space for a write, and as much again as the file has got so far: few calls, little in vain."""
+        begin, end = self._room
+        if position + size > self.size or position < 0:
+            raise IndexError(f"{size} bytes at {position} are past the end of {self.path}")
+        if begin < end and not begin <= position <= end:
+            self._allocate(position, size)  # somewhere else, once
+            return
+        start = end if begin < end else position
+        stop = min(max(position + size, start + max(end - begin, _ROOM_STEP)), self.size)
+        self._allocate(start, stop - start)
+        self._room = (min(begin, start) if begin < end else start, stop)
+
+    def _allocate(self, position: int, size: int) -> None:
+        try:
+            os.posix_fallocate(self._fd, position, size)
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                raise StoreFull(self.path, size, error.strerror or "") from error
+            raise _at(self.path, error) from error
 
     def read(self, position: int, length: int) -> bytes:
         pieces = []
@@ -259,34 +297,47 @@ _locked_here: set[tuple[int, int]] = set()
 class DiskIo:
     """The real disk. Stateless."""
 
-    def open_file(self, path: Path, size: int, *, create: bool = False, writable: bool = True) -> DataFile:
+    def open_file(
+        self, path: Path, size: int, *, create: bool = False, writable: bool = True, room: int | None = None
+    ) -> DataFile:
         try:
-            return self._open_file(path, size, create=create, writable=writable)
+            return self._open_file(path, size, create=create, writable=writable, room=room)
         except OSError as error:
             if error.errno in _NO_ROOM:
                 raise StoreFull(path, size, error.strerror or "") from error
             raise _at(path, error) from error
 
-    def _open_file(self, path: Path, size: int, *, create: bool, writable: bool) -> DataFile:
-        fd = self._create(path, size) if create else self._open(path, size, writable=writable)
+    def _open_file(
+        self, path: Path, size: int, *, create: bool, writable: bool, room: int | None
+    ) -> DataFile:
+        taken = size if room is None else min(max(room, _ROOM_STEP), size)
+        if create:
+            fd = self._create(path, size, taken, lasting=room is None)
+        else:
+            fd = self._open(path, size, writable=writable, fill=writable and room is None)
+        known = (0, taken) if create or room is None else (0, 0)
         try:
-            return _DiskFile(path, fd, size, writable=writable)
+            return _DiskFile(path, fd, size, writable=writable, room=known)
         except BaseException:
             os.close(fd)
             if create:
                 path.unlink()
             raise
 
-    def _create(self, path: Path, size: int) -> int:
-        self.make_folder(path.parent)
+    def _create(self, path: Path, size: int, taken: int, *, lasting: bool) -> int:
+        self._make_folder(path.parent, lasting=lasting)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             failpoints.hit("io.file_created")
-            self._check_room(fd, size)
-            os.posix_fallocate(fd, 0, size)
+            self._check_room(fd, taken)
+            # The length first: a crash leaves all of it or nothing, never a part.
+            if taken < size:
+                os.ftruncate(fd, size)
+            os.posix_fallocate(fd, 0, taken)
             failpoints.hit("io.file_allocated")
-            os.fsync(fd)
-            self.sync_folder(path.parent)
+            if lasting:
+                os.fsync(fd)
+                self.sync_folder(path.parent)
         except BaseException:
             os.close(fd)
             path.unlink()
@@ -299,12 +350,12 @@ class DiskIo:
         if facts.f_blocks and facts.f_bavail * facts.f_frsize < size:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def _open(self, path: Path, size: int, *, writable: bool) -> int:
+    def _open(self, path: Path, size: int, *, writable: bool, fill: bool) -> int:
         fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
         try:
             found = os.fstat(fd)
             _check_length(path, found.st_size, size)
-            if writable and found.st_blocks * 512 < size:
+            if fill and found.st_blocks * 512 < size:
                 # Official brokers leave holes; a store into one could meet a full disk as SIGBUS.
                 os.posix_fallocate(fd, 0, size)
         except BaseException:
@@ -363,11 +414,15 @@ class DiskIo:
             path.rmdir()
 
     def make_folder(self, path: Path) -> None:
+        self._make_folder(path, lasting=True)
+
+    def _make_folder(self, path: Path, *, lasting: bool) -> None:
         if path.is_dir():
             return
-        self.make_folder(path.parent)
+        self._make_folder(path.parent, lasting=lasting)
         path.mkdir(exist_ok=True)
-        self.sync_folder(path.parent)
+        if lasting:
+            self.sync_folder(path.parent)
 
     def rename(self, source: Path, target: Path) -> None:
         source.rename(target)

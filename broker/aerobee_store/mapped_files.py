@@ -21,6 +21,7 @@ from aerobee_store.io import DataFile, StoreIo
 __all__ = ["MappedFile", "MappedFileQueue", "file_name"]
 
 _NAME_DIGITS = 20
+_FOLDERS_ABOVE = 3  # of a queue: topic, consumequeue, store; each may have been made for it
 
 
 def file_name(offset: int) -> str:
@@ -47,14 +48,27 @@ class MappedFile:
 class MappedFileQueue:
     """The row of files of one log: loading, finding, adding, cutting and deleting them."""
 
-    def __init__(self, folder: Path, file_size: int, io: StoreIo, *, writable: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        file_size: int,
+        io: StoreIo,
+        *,
+        writable: bool = True,
+        little_by_little: bool = False,
+    ) -> None:
+        """With `little_by_little` files take their space as they grow, and a new one is durable only
+        when its owner has synced it and what `take_new` returns."""
         # Fixed for life.
         self.folder = folder
         self.file_size = file_size
         self._io = io
         self._writable = writable
+        self._room = 0 if little_by_little else None
         # Replaced, never changed in place.
         self.files: tuple[MappedFile, ...] = ()
+        # Files whose names are not durable; appended by create(), taken by take_new().
+        self._new: list[MappedFile] = []
 
     # --- loading ---------------------------------------------------------------------------------------
 
@@ -88,7 +102,7 @@ class MappedFileQueue:
         return int(name)
 
     def _open(self, path: Path) -> DataFile:
-        return self._io.open_file(path, self.file_size, writable=self._writable)
+        return self._io.open_file(path, self.file_size, writable=self._writable, room=self._room)
 
     @property
     def gaps(self) -> list[tuple[int, int]]:
@@ -127,14 +141,36 @@ class MappedFileQueue:
 
     # --- changing --------------------------------------------------------------------------------------
 
-    def create(self, offset: int) -> MappedFile:
-        """Add the file that starts at `offset`, after all others. StoreFull when there is no room."""
-        return self.adopt(self.prepare(offset), offset)
+    def create(self, offset: int, room: int = 0) -> MappedFile:
+        """Add the file that starts at `offset`, after all others. StoreFull when there is no room.
 
-    def prepare(self, offset: int) -> DataFile:
+        Little by little, `room` is how much of it is going to be written at once.
+        """
+        if self._room is not None and self.files:
+            self.files[-1].data.sync()  # a crash must not leave it without its length before another file
+        file = self.adopt(self.prepare(offset, room), offset)
+        if self._room is not None:
+            self._new.append(file)
+        return file
+
+    def prepare(self, offset: int, room: int = 0) -> DataFile:
         """Create the file for `offset` without adding it; may run in another thread."""
         assert offset % self.file_size == 0
-        return self._io.open_file(self.folder / file_name(offset), self.file_size, create=True)
+        return self._io.open_file(
+            self.folder / file_name(offset),
+            self.file_size,
+            create=True,
+            room=None if self._room is None else room,
+        )
+
+    def take_new(self) -> list[Path]:
+        """The folders whose sync makes the names of new files durable; none when they are. To be synced after the
+        files, by who takes them."""
+        folders: list[Path] = []
+        while self._new:
+            self._new.pop()
+            folders = [self.folder, *list(self.folder.parents)[:_FOLDERS_ABOVE]]
+        return folders
 
     def adopt(self, data: DataFile, offset: int) -> MappedFile:
         """Add a file made by `prepare(offset)`."""
@@ -181,6 +217,7 @@ class MappedFileQueue:
     def destroy(self) -> None:
         """Delete every file, and the folder if nothing else is in it."""
         files, self.files = self.files, ()
+        self._new.clear()
         for file in reversed(files):
             self._remove(file)
         self._io.remove_folder(self.folder)

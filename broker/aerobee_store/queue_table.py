@@ -117,8 +117,12 @@ class QueueTable:
 
     def flush(self) -> None:
         """Make every entry put before this call durable. OSError is final for the store."""
+        folders: dict[Path, None] = {}  # of new files, each once however many queues a topic got
         for queue in self:
-            queue.flush()
+            folders.update(dict.fromkeys(queue.flush()))
+        for folder in folders:
+            if folder.is_relative_to(self.folder.parent):
+                self._io.sync_folder(folder)
 
     def close(self) -> None:
         """Close all files; views handed out stay readable. Nothing is flushed."""

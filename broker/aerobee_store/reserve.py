@@ -90,11 +90,13 @@ class ReservedIo:
                 raise
         return write()
 
-    def open_file(self, path: Path, size: int, *, create: bool = False, writable: bool = True) -> DataFile:
+    def open_file(
+        self, path: Path, size: int, *, create: bool = False, writable: bool = True, room: int | None = None
+    ) -> DataFile:
         """As the disk's own; what lies beside the reserve, as the checkpoint does, may have it."""
         if not create or path.parent != self.reserve.folder:
-            return self._io.open_file(path, size, create=create, writable=writable)
-        return self._insist(lambda: self._io.open_file(path, size, create=True, writable=writable))
+            return self._io.open_file(path, size, create=create, writable=writable, room=room)
+        return self._insist(lambda: self._io.open_file(path, size, create=True, writable=writable, room=room))
 
     def read_bytes(self, path: Path) -> bytes | None:
         """As the disk's own."""

@@ -370,10 +370,12 @@ class CrashIo:
         self.steps.append(step)
         self.disk.apply(step)
 
-    def open_file(self, path: Path, size: int, *, create: bool = False, writable: bool = True) -> CrashFile:
+    def open_file(
+        self, path: Path, size: int, *, create: bool = False, writable: bool = True, room: int | None = None
+    ) -> CrashFile:
         name = str(path)
         if create:
-            self._create(path, name, size)
+            self._create(path, name, size, lasting=room is None)
         number = self.disk.names.get(name)
         if number is None:
             raise FileNotFoundError(errno.ENOENT, "No such file", name)
@@ -382,15 +384,16 @@ class CrashIo:
             raise CorruptStore(path, None, f"length is {found}, must be {size}", "restore the file")
         return CrashFile(self, path, number)
 
-    def _create(self, path: Path, name: str, size: int) -> None:
+    def _create(self, path: Path, name: str, size: int, *, lasting: bool) -> None:
         if name in self.disk.names:
             raise FileExistsError(errno.EEXIST, "File exists", name)
-        self.make_folder(path.parent)
+        self._make_folder(path.parent, lasting=lasting)
         number = self.disk.new_number()
         self.take(("create", name, number))
         self.take(("allocate", number, size))
-        self.take(("sync", number))
-        self.sync_folder(path.parent)
+        if lasting:
+            self.take(("sync", number))
+            self.sync_folder(path.parent)
 
     def read_bytes(self, path: Path) -> bytes | None:
         content = self.disk.content(str(path))
@@ -442,12 +445,16 @@ class CrashIo:
             self.take(("remove folder", name))
 
     def make_folder(self, path: Path) -> None:
+        self._make_folder(path, lasting=True)
+
+    def _make_folder(self, path: Path, *, lasting: bool) -> None:
         name = str(path)
         if name in self.disk.folders:
             return
-        self.make_folder(path.parent)
+        self._make_folder(path.parent, lasting=lasting)
         self.take(("make folder", name))
-        self.sync_folder(path.parent)
+        if lasting:
+            self.sync_folder(path.parent)
 
     def rename(self, source: Path, target: Path) -> None:
         self.take(("rename", str(source), str(target)))

@@ -196,7 +196,9 @@ class MemoryIo:
 
     # --- StoreIo ---------------------------------------------------------------------------------------
 
-    def open_file(self, path: Path, size: int, *, create: bool = False, writable: bool = True) -> MemoryFile:
+    def open_file(
+        self, path: Path, size: int, *, create: bool = False, writable: bool = True, room: int | None = None
+    ) -> MemoryFile:
         if create:
             if path in self._files:
                 raise FileExistsError(errno.EEXIST, "File exists", str(path))

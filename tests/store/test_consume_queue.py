@@ -112,11 +112,13 @@ class SmallDiskIo(DiskIo):
     def __init__(self, files_left: int) -> None:
         self.files_left = files_left
 
-    def open_file(self, path: Path, size: int, *, create: bool = False, writable: bool = True) -> DataFile:
+    def open_file(
+        self, path: Path, size: int, *, create: bool = False, writable: bool = True, room: int | None = None
+    ) -> DataFile:
         if create and self.files_left == 0:
             raise StoreFull(path, size)
         self.files_left -= create
-        return super().open_file(path, size, create=create, writable=writable)
+        return super().open_file(path, size, create=create, writable=writable, room=room)
 
 
 def test_a_batch_is_one_write(tmp_path: Path) -> None:
@@ -477,8 +479,10 @@ class SyncCountingIo(DiskIo):
         self.synced: list[str] = []
         self.broken = False
 
-    def open_file(self, path: Path, size: int, *, create: bool = False, writable: bool = True) -> DataFile:
-        file = RememberingFile(super().open_file(path, size, create=create, writable=writable), [])
+    def open_file(
+        self, path: Path, size: int, *, create: bool = False, writable: bool = True, room: int | None = None
+    ) -> DataFile:
+        file = RememberingFile(super().open_file(path, size, create=create, writable=writable, room=room), [])
         really = file.sync
 
         def sync() -> None:
@@ -498,11 +502,12 @@ def test_flush_syncs_the_files_that_grew(tmp_path: Path) -> None:
     queue.flush()
     assert [int(name) for name in io.synced] == [0]
     queue.put_entries(3, packed(3, PER_FILE))
+    assert [int(name) for name in io.synced] == [0, 0]  # it has its length before there is another file
     queue.flush()
-    assert [int(name) for name in io.synced] == [0, 0, FILE_SIZE]
+    assert [int(name) for name in io.synced] == [0, 0, 0, FILE_SIZE]
     queue.put_entries(3 + PER_FILE, packed(3 + PER_FILE, 1))
     queue.flush()
-    assert [int(name) for name in io.synced] == [0, 0, FILE_SIZE, FILE_SIZE]
+    assert [int(name) for name in io.synced] == [0, 0, 0, FILE_SIZE, FILE_SIZE]
 
 
 def test_a_failed_sync_is_reported(tmp_path: Path) -> None:

@@ -229,11 +229,13 @@ class SmallDiskIo(DiskIo):
     def __init__(self, files_left: int = 1000) -> None:
         self.files_left = files_left
 
-    def open_file(self, path: Path, size: int, *, create: bool = False, writable: bool = True) -> DataFile:
+    def open_file(
+        self, path: Path, size: int, *, create: bool = False, writable: bool = True, room: int | None = None
+    ) -> DataFile:
         if create and self.files_left == 0:
             raise StoreFull(path, size)
         self.files_left -= create
-        return super().open_file(path, size, create=create, writable=writable)
+        return super().open_file(path, size, create=create, writable=writable, room=room)
 
 
 def test_after_a_full_disk_the_same_call_goes_on(tmp_path: Path) -> None:

@@ -248,3 +248,65 @@ def test_a_lock_holds_against_other_processes(tmp_path: Path) -> None:
 def test_disk_usage_says_total_and_free(tmp_path: Path) -> None:
     total, free = IO.disk_usage(tmp_path)
     assert 0 < free <= total
+
+
+# --- files that take their space little by little -------------------------------------------------------
+
+
+def space(path: Path) -> int:
+    return path.stat().st_blocks * 512
+
+
+def test_a_file_with_room_has_its_length_and_little_space(tmp_path: Path) -> None:
+    file = IO.open_file(tmp_path / "a" / "file", 1 << 20, create=True, room=0)
+    assert file.path.stat().st_size == 1 << 20
+    assert space(file.path) <= 1 << 17
+    assert not any(file.view)
+    file.close()
+
+
+@pytest.mark.parametrize("size", [20, 400], ids=["through the map", "by a call"])
+def test_space_is_taken_before_it_is_written_to(tmp_path: Path, size: int) -> None:
+    """Whatever is written lies in space that was allocated: a full disk cannot kill the process."""
+    file = IO.open_file(tmp_path / "file", 1 << 20, create=True, room=0)
+    for position in range(0, (1 << 20) - size, size):
+        file.write(position, b"x" * size)
+        if position % (size * 500) == 0:
+            assert space(file.path) >= position + size
+    assert bytes(file.view[: 1 << 19]) == b"x" * (1 << 19)
+    file.close()
+
+
+def test_an_old_file_with_room_is_not_filled_up(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("wb") as made:
+        made.truncate(1 << 20)
+    file = IO.open_file(tmp_path / "file", 1 << 20, room=0)
+    assert space(file.path) == 0
+    file.write(500_000, b"end")
+    file.write(100, b"elsewhere")
+    assert (bytes(file.view[500_000:500_003]), bytes(file.view[100:109])) == (b"end", b"elsewhere")
+    assert 0 < space(file.path) <= 1 << 18
+    file.close()
+
+
+def test_no_room_for_a_write_is_said_and_nothing_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = IO.open_file(tmp_path / "file", 1 << 20, create=True, room=0)
+
+    def no_room(fd: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", no_room)
+    file.write(0, b"there is some")
+    with pytest.raises(StoreFull):
+        file.write((1 << 20) - 20, b"x" * 20)
+    assert not any(file.view[100:])
+    file.close()
+
+
+def test_a_write_past_the_end_is_refused_whatever_the_room(tmp_path: Path) -> None:
+    file = IO.open_file(tmp_path / "file", 1 << 17, create=True, room=0)
+    with pytest.raises(IndexError):
+        file.write((1 << 17) - 10, b"x" * 20)
+    file.close()

@@ -130,3 +130,28 @@ def test_the_table_may_grow_while_it_is_walked(tmp_path: Path) -> None:
 def test_a_name_that_leaves_the_store_is_refused(tmp_path: Path, topic: str, queue_id: int) -> None:
     with pytest.raises(StoreError, match="cannot be a folder"):
         open_table(tmp_path).get_or_create(topic, queue_id)
+
+
+class SyncsOf(DiskIo):
+    """Remembers which folders were synced."""
+
+    def __init__(self) -> None:
+        self.folders: list[str] = []
+
+    def sync_folder(self, path: Path) -> None:
+        self.folders.append(path.name)
+        super().sync_folder(path)
+
+
+def test_a_queue_is_made_without_waiting_for_the_disk(tmp_path: Path) -> None:
+    """The thread that serves clients makes it; the flush, in another thread, makes its name durable."""
+    io = SyncsOf()
+    table = QueueTable(tmp_path / "store" / "consumequeue", 100, io)
+    for queue_id in range(3):
+        table.get_or_create("T", queue_id).put_entries(0, ENTRY.pack(queue_id * 100, 100, 0))
+    assert io.folders == []
+    table.flush()
+    assert sorted(io.folders) == ["0", "1", "2", "T", "consumequeue", "store"]
+    table.flush()
+    assert len(io.folders) == 6
+    table.close()

@@ -26,8 +26,12 @@ class RememberingIo(DiskIo):
     def __init__(self) -> None:
         self.writes: list[tuple[Path, int, bytes]] = []
 
-    def open_file(self, path: Path, size: int, *, create: bool = False, writable: bool = True) -> DataFile:
-        return RememberingFile(super().open_file(path, size, create=create, writable=writable), self.writes)
+    def open_file(
+        self, path: Path, size: int, *, create: bool = False, writable: bool = True, room: int | None = None
+    ) -> DataFile:
+        return RememberingFile(
+            super().open_file(path, size, create=create, writable=writable, room=room), self.writes
+        )
 
 
 def leave_only(folder: Path, writes: list[tuple[Path, int, bytes]], survived: list[bool]) -> None:

@@ -33,10 +33,12 @@ class FaultyDisk(DiskIo):
         self.is_full = False
         self.syncs = 0
 
-    def open_file(self, path: Path, size: int, *, create: bool = False, writable: bool = True) -> DataFile:
+    def open_file(
+        self, path: Path, size: int, *, create: bool = False, writable: bool = True, room: int | None = None
+    ) -> DataFile:
         if create and self.is_full:
             raise StoreFull(path, size)
-        return _FaultyFile(super().open_file(path, size, create=create, writable=writable), self)
+        return _FaultyFile(super().open_file(path, size, create=create, writable=writable, room=room), self)
 
     def replace_bytes(self, path: Path, data: Buffer, *, keep_previous: bool = True) -> None:
         if self.is_full:
