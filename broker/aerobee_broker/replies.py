@@ -174,7 +174,7 @@ class Replies:
 
     def _push_header(self, request: Request, header: Any, mapping: dict[str, str]) -> PushReplyHeader:
         now_ms = self._services.clock()
-        own = {**mapping, properties.PUSH_REPLY_TIME: str(now_ms)}
+        own = {**mapping, properties.PUSH_REPLY_TIME: str(now_ms), **self._region()}
         return PushReplyHeader(
             producer_group=header.producer_group,
             topic=header.topic,
@@ -194,7 +194,6 @@ class Replies:
 
     def _answer_fields(self, queue_id: int, stored: Appended | None) -> dict[str, str]:
         """The fields that clients read of every answer to a send."""
-        config = self._services.config
         message_id = "0"
         if stored is not None:
             message_id = encode_offset_message_id(
@@ -204,8 +203,14 @@ class Replies:
             "msgId": message_id,
             "queueId": str(queue_id),
             "queueOffset": str(stored.queue_offset if stored is not None else 0),
-            "MSG_REGION": config.region_id,
-            "TRACE_ON": "true" if config.trace_on else "false",
+            **self._region(),
+        }
+
+    def _region(self) -> dict[str, str]:
+        config = self._services.config
+        return {
+            properties.MSG_REGION: config.region_id,
+            properties.TRACE_ON: "true" if config.trace_on else "false",
         }
 
 

@@ -177,7 +177,7 @@ class SendProcessor:
                     mapping["UNIQ_KEY"],
                 )
                 if sys_flag & TRANSACTION_BITS or not SPECIAL_PROPERTIES.isdisjoint(mapping):
-                    message = self._services.parking.place(message, mapping)
+                    message = self._services.parking.place(message, mapping | self._stored_properties.added)
                     if message.topic == names.TIMER_TOPIC and not topic.startswith(names.RETRY_PREFIX):
                         recalls[id(envelope)] = recall_handle(self._config.broker_name, topic, message)
                 if mapping.get("WAIT") == "false":

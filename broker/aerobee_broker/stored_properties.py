@@ -8,7 +8,7 @@ checksums, which belong to one record only. Most messages need nothing but a suf
 kept as it is (1.0 us against 2.9 us for the general way, 3 properties).
 
 Invariants
-- The mapping that is returned and the bytes that are stored say the same.
+- The mapping that is returned, with what is added to every message, and the bytes that are stored say the same.
 - Stored bytes are empty or end with 0x02.
 """
 
@@ -32,16 +32,16 @@ class StoredProperties:
     def __init__(
         self, *, region: str, trace_on: bool, cluster: str, new_unique_key: Callable[[], str]
     ) -> None:
-        self._added = {
+        self.added = {  # to every message
             names.MSG_REGION: region,
             names.TRACE_ON: "true" if trace_on else "false",
             names.CLUSTER: cluster,
         }
-        self._suffix = _join(self._added).encode()
+        self._suffix = _join(self.added).encode()
         self._new_unique_key = new_unique_key
 
     def prepare(self, text: str) -> tuple[bytes, dict[str, str]]:
-        """Stored bytes and the mapping of one message's properties (`WAIT` still in the mapping)."""
+        """Stored bytes and the mapping of one message's properties: it still has `WAIT` and may lack `added`."""
         pieces = text.split("\x02")
         if not pieces[-1]:
             del pieces[-1]
@@ -71,7 +71,7 @@ class StoredProperties:
         mapping = names.decode_properties(text)
         if names.UNIQ_KEY not in mapping:
             mapping[names.UNIQ_KEY] = self._new_unique_key()
-        mapping |= self._added
+        mapping |= self.added
         kept = {name: value for name, value in mapping.items() if name not in _REMOVED_NAMES}
         return _join(kept).encode("utf-8", "replace"), mapping
 

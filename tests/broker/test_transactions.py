@@ -62,7 +62,8 @@ async def test_a_half_message_is_stored_apart_and_nobody_sees_it(broker: Broker,
     assert (stored.body, stored.sys_flag, stored.queue_id) == (b"paid", 0, 0)
     assert stored.physical_offset == half.physical_offset
     added = {"REAL_TOPIC": "Orders", "REAL_QID": "2", "__transactionId__": "K1", "TRAN_MSG": "true"}
-    assert added.items() <= stored.property_map.items()
+    brokers = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true", "CLUSTER": "TestCluster"}
+    assert (added | brokers).items() <= stored.property_map.items()
     assert [await bodies(client, queue_id=queue) for queue in range(4)] == [[]] * 4
     assert broker.services.transactions.open_count == 1
 
