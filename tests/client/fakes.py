@@ -13,11 +13,16 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from aerobee_proto.bodies import (
     BrokerData,
     ClusterInfo,
+    ConsumerIdList,
+    HeartbeatData,
+    LockBatchBody,
+    LockedQueues,
     QueueData,
     TopicList,
     TopicRouteData,
 )
 from aerobee_proto.codes import PullFlag, RequestCode, ResponseCode
+from aerobee_proto.frames import Command
 from aerobee_proto.headers import (
     PullMessageHeader,
     QueryConsumerOffsetHeader,
@@ -33,6 +38,7 @@ from aerobee_proto.headers import (
 from aerobee_proto.message_ids import encode_offset_message_id
 from aerobee_proto.properties import decode_properties
 from aerobee_proto.records import decode_record, encode_record
+from aerobee_remoting.connection import Connection
 from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
 from aerobee_remoting.server import RemotingServer, ServerConfig
 
@@ -195,8 +201,20 @@ class FakeBroker(FakeServer):
         serve(code.UPDATE_CONSUMER_OFFSET, self._commit, UpdateConsumerOffsetHeader)
         serve(code.QUERY_MESSAGE, self._query, QueryMessageHeader)
         serve(code.VIEW_MESSAGE_BY_ID, self._view, ViewMessageHeader)
-        serve(code.HEART_BEAT, lambda _: Response())
+        serve(code.HEART_BEAT, self._beat)
         serve(code.UNREGISTER_CLIENT, lambda _: Response(), UnregisterClientHeader)
+        # Groups and transactions.
+        self.members: list[str] = []  # client ids besides the one that asks
+        self.locked_by_others: set[int] = set()  # queue ids
+        self.client: Connection | None = None  # the connection that sent the last heartbeat
+        serve(code.GET_CONSUMER_LIST_BY_GROUP, self._list_members)
+        serve(code.LOCK_BATCH_MQ, self._lock)
+        serve(code.UNLOCK_BATCH_MQ, lambda _: Response())
+        serve(code.CHECK_CLIENT_CONFIG, lambda _: Response())
+        serve(code.CONSUMER_SEND_MSG_BACK, lambda _: Response())
+        serve(code.END_TRANSACTION, lambda _: Response())
+        serve(code.RECALL_MESSAGE, lambda _: Response(ext={"msgId": "taken back"}))
+        serve(code.SEND_REPLY_MESSAGE_V2, lambda _: Response(ext={"msgId": "0", "queueOffset": "0"}))
 
     def append(
         self,
@@ -268,6 +286,29 @@ class FakeBroker(FakeServer):
             offsets.append(offset)
             ids.append(message_id)
         return _stored(header, offsets[0], ",".join(ids))
+
+    def _beat(self, request: Request) -> Response:
+        self.client = request.connection
+        self._client_id = HeartbeatData.from_bytes(request.body).client_id
+        return Response()
+
+    def _list_members(self, _: Request) -> Response:
+        return Response(body=ConsumerIdList(consumer_id_list=[self._client_id, *self.members]).to_bytes())
+
+    def _lock(self, request: Request) -> Response:
+        wanted = LockBatchBody.from_bytes(request.body).mq_set
+        got = [queue for queue in wanted if queue.queue_id not in self.locked_by_others]
+        return Response(body=LockedQueues(locked=got).to_bytes())
+
+    async def ask_client(self, code: int, header: dict[str, str], body: bytes = b"") -> Command:
+        """A request of the broker to the client that is connected."""
+        assert self.client is not None
+        return await self.client.request(code, header, body)
+
+    def tell_client(self, code: int, header: dict[str, str], body: bytes = b"") -> None:
+        """The same without an answer."""
+        assert self.client is not None
+        self.client.send_oneway(code, header, body)
 
     def _pull(self, request: Request) -> Response | None:
         header: PullMessageHeader = request.header
