@@ -123,18 +123,16 @@ class OffsetResets:
 
     def _reset_clients(self, header: ResetOffsetHeader, config: TopicConfig) -> dict[MessageQueue, int]:
         """Tell the members where to go on. Without isForce nobody moves forward."""
-        services = self._services
-        targets = {}
-        for queue_id in range(config.write_queue_nums):
-            consumed = services.offsets.get(header.group, header.topic, queue_id)
+        targets = self._targets(header, config)
+        for queue, wanted in targets.items():
+            consumed = self._services.offsets.get(header.group, header.topic, queue.queue_id)
             if consumed is None:
                 raise RequestError(
                     ResponseCode.SYSTEM_ERROR,
                     f"the consumer group <{header.group[:255]}> not exist:"
-                    f" it has no offset in queue {queue_id} of topic {header.topic}",
+                    f" it has no offset in queue {queue.queue_id} of topic {header.topic}",
                 )
-            wanted = self._offset_at(header.topic, queue_id, header.timestamp)
-            targets[self._queue(config, queue_id)] = wanted if header.is_force else min(wanted, consumed)
+            targets[queue] = wanted if header.is_force else min(wanted, consumed)
         self._tell_members(header, targets)
         return targets
 

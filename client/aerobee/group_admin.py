@@ -75,22 +75,22 @@ class GroupAdmin:
         """See `Admin.reset_group`."""
         if isinstance(position, AtOffset) and queue is None:
             raise InvalidMessage(f"offset {position.offset} means something in one queue only; say which")
-        fields = {"group": group, "topic": topic, "isForce": "true"} | _target(position, queue)
         done: dict[MessageQueue, int] = {}
         for broker_name, addr in (await self._masters(topic)).items():
             if queue is None or queue.broker_name == broker_name:
-                done |= await self._reset_on(addr, group, topic, position, fields)
+                done |= await self._reset_on(addr, group, topic, position, queue)
         if queue is not None and not done:
             raise InvalidMessage(f"no master of broker {queue.broker_name!r} has topic {topic!r}")
         return done
 
     async def _reset_on(
-        self, addr: str, group: str, topic: str, position: Position, fields: dict[str, str]
+        self, addr: str, group: str, topic: str, position: Position, only: MessageQueue | None
     ) -> dict[MessageQueue, int]:
+        fields = {"group": group, "topic": topic, "isForce": "true"} | _target(position, only)
         what = f"reset group {group!r} in topic {topic!r}"
         answer = await self._peers.request(what, addr, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, fields)
         if answer.code == ResponseCode.CONSUMER_NOT_ONLINE:
-            return await self._commit_on(addr, group, topic, position)
+            return await self._commit_on(addr, group, topic, position, only)
         if answer.code != ResponseCode.SUCCESS:
             raise BrokerRefused(what, addr, answer.code, answer.remark)
         return {
@@ -99,13 +99,15 @@ class GroupAdmin:
         }
 
     async def _commit_on(
-        self, addr: str, group: str, topic: str, position: Position
+        self, addr: str, group: str, topic: str, position: Position, only: MessageQueue | None
     ) -> dict[MessageQueue, int]:
         """For brokers that leave resets to the members, while there are none: what was committed is all there is."""
         stats = await self._stats(addr, group, topic)
         done = {}
         for known in stats.offset_table:
             queue = MessageQueue(known.topic, known.broker_name, known.queue_id)
+            if only is not None and queue != only:
+                continue
             done[queue] = await self._offsets.resolve(queue, position)
             await self._offsets.commit(group, queue, done[queue])
         return done

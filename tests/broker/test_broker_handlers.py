@@ -1,5 +1,6 @@
 """Settings, state and statistics of the broker, asked as administrators ask."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from aerobee_broker.services import Services
 from aerobee_proto.bodies import BrokerStatsData, DataVersion, KVTable
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.names import SCHEDULE_TOPIC
-from broker.support import Clock, Peer, put
+from broker.support import GOLDEN, Clock, Peer, put
 
 
 async def settings_of(peer: Peer) -> dict[str, str]:
@@ -110,6 +111,17 @@ class TestState:
         for key in ("putTps", "getTransferredTps", "getTransferedTps", "getTotalTps"):
             assert [float(rate) for rate in table[key].split(" ")] == [0.0, 0.0, 0.0], key
         assert 0.0 <= float(table["commitLogDiskRatio"]) <= 1.0
+
+    async def test_no_key_of_the_official_broker_is_missing(self, peer: Peer) -> None:
+        """Dashboards read some of them without looking whether they are there."""
+        captured = json.loads((GOLDEN / "wire" / "JSON" / "mqadmin-brokerStatus.result.json").read_bytes())
+        lines = captured[0]["stdout"].splitlines()
+        official = {line.partition(":")[0].strip() for line in lines if ":" in line}
+        of_that_store = {
+            key for key in official if key.startswith(("scheduleMessageOffset_", "commitLogDiskRatio_"))
+        }
+        assert len(official) > 60
+        assert official - of_that_store - (await self.runtime(peer)).keys() == set()
 
     async def test_it_tells_of_what_happened(self, services: Services, clock: Clock, peer: Peer) -> None:
         services.topics.restore({"T": 1})

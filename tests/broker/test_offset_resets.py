@@ -191,6 +191,12 @@ class TestInTheClients:
     ) -> None:
         assert await reset(peer, isForce=force) == {Q0: expected, Q1: 0}
 
+    async def test_one_queue_is_reset_alone(self, peer: Peer, members: dict[str, Peer]) -> None:
+        """Its offset is all that is needed: others of the group's queues may have none yet."""
+        assert await reset(peer, queueId=0, offset=2) == {Q0: 2}
+        (order,) = members["JAVA"].pending_requests()
+        assert ResetOffsetBody.from_bytes(order.body).offset_table == {Q0: 2}
+
     async def test_nobody_online(self, services: Services, peer: Peer, puller: Peer) -> None:
         services.offsets.commit("g", "T", 1, 0)
         assert (await peer.ask(RESET, END)).code == ResponseCode.CONSUMER_NOT_ONLINE

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from aerobee import Client, GroupMessage
+from aerobee.sync import Client as SyncClient
 from console.support import Runner
 
 TOPIC = "g-topic"
@@ -81,6 +82,21 @@ def test_a_reset_as_a_table(consumed: Runner) -> None:
         ["topic", "broker", "queue", "before", "after"],
         ["g-topic", "broker-a", "0", "2", "0"],
     ]
+
+
+def test_a_group_is_reset_where_resets_are_left_to_members_and_none_is_online(
+    consumed: Runner, nameserver: str
+) -> None:
+    with SyncClient(nameserver) as client:
+        client.admin.update_broker_config("broker-a", {"useServerSideResetOffset": "false"})
+        try:
+            assert after(consumed, "--to", "earliest") == [(2, 0)]
+            assert consumed("group", "describe", "g-reader").lines[0] == "lag: 3 messages"
+            consumed("topic", "alter", TOPIC, "--queues", "2")
+            assert after(consumed, "--to", "1", "--queue", "broker-a:0") == [(0, 1)]
+        finally:
+            consumed("topic", "alter", TOPIC, "--queues", "1")
+            client.admin.update_broker_config("broker-a", {"useServerSideResetOffset": "true"})
 
 
 def test_a_group_starts_where_another_is(consumed: Runner) -> None:
