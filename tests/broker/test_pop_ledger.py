@@ -55,7 +55,8 @@ async def sweep(broker: Broker) -> None:
 async def crashed(broker: Broker, target: Path) -> Path:
     """The folder as a power cut would leave it now: everything that was promised, and the mark of the run."""
     await broker.services.durable()
-    await asyncio.to_thread(shutil.copytree, broker.services.config.store_path_root_dir, target)
+    root, half_written = broker.services.config.store_path_root_dir, shutil.ignore_patterns("*.tmp")
+    await asyncio.to_thread(shutil.copytree, root, target, ignore=half_written)
     assert (target / "abort").exists()
     return target
 

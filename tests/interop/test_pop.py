@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import official
-from clusters import Cluster
-from plain_remoting import call, make_topic
+import ours
+from aerobee_proto.properties import POP_CK
+from aerobee_proto.records import decode_records
+from clusters import FILE_SIZES, Cluster
+from plain_remoting import call, make_topic, wait_until
 
 pytestmark = [pytest.mark.java, pytest.mark.slow, pytest.mark.timeout(300)]
 
 QUEUES = 4
-SEND_MESSAGE = 10
+SEND_MESSAGE, POP_MESSAGE, ACK_MESSAGE = 10, 200050, 200051
 
 
 def where(cluster: Cluster, topic: str, group: str) -> dict[str, Any]:
@@ -68,3 +73,83 @@ def test_in_order_as_the_proxy_asks_for_it(cluster: Cluster) -> None:
     found = official.judge("pop-ordered", **where(cluster, "Ordered", "ordered"), expect=80)
     assert (found["received"], found["rising"], found["blocked"]) == (80, True, True)
     assert set(found["times"]) == {0, 1}
+
+
+# --- a store that changes hands -----------------------------------------------------------------------------------
+
+START = {"ours": ours.start_broker, "official": official.start_broker}
+
+
+def pop_all(address: str, topic: str, *, invisible_ms: int) -> dict[int, str]:
+    """Everything that can be popped now: the number in its body, and its name for acknowledgements."""
+    found: dict[int, str] = {}
+    while True:
+        fields = {
+            "consumerGroup": "movers",
+            "topic": topic,
+            "queueId": "-1",
+            "maxMsgNums": "32",
+            "invisibleTime": str(invisible_ms),
+            "pollTime": "200",
+            "bornTime": str(time.time_ns() // 1_000_000),
+            "initMode": "0",
+            "order": "false",
+        }
+        answer, body = call(address, POP_MESSAGE, fields)
+        if answer["code"] != 0:
+            return found
+        told = answer["extFields"]
+        starts = dict(part.rsplit(" ", 1) for part in told["startOffsetInfo"].split(";"))
+        pop = [told[name] for name in ("popTime", "invisibleTime", "reviveQid")]
+        for record in decode_records(body):
+            place = [starts.get(f"0 {record.queue_id}", ""), *pop, "0", "broker-a", str(record.queue_id)]
+            name = record.property_map.get(POP_CK, " ".join([*place, str(record.queue_offset)]))
+            found[int(record.body)] = name
+
+
+def acknowledge(address: str, topic: str, name: str) -> None:
+    fields = name.split()
+    real = topic if fields[4] == "0" else f"%RETRY%movers_{topic}"
+    header = {
+        "consumerGroup": "movers",
+        "topic": real,
+        "queueId": fields[6],
+        "offset": fields[7],
+        "extraInfo": name,
+    }
+    answer, _ = call(address, ACK_MESSAGE, header)
+    assert answer["code"] == 0, answer
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("ours", "official"), ("official", "ours")], ids=["to RocketMQ", "from RocketMQ"]
+)
+def test_what_is_outstanding_outlives_a_change_of_brokers(tmp_path: Path, first: str, second: str) -> None:
+    """Acknowledged with either broker: gone. The others come back, once their time is over."""
+    with ExitStack() as stack:
+        nameserver = stack.enter_context(official.start_nameserver(tmp_path))
+        broker = START[first](tmp_path, nameserver.address, config=FILE_SIZES)
+        stack.callback(broker.kill)
+        cluster = Cluster(first, nameserver, broker, tmp_path)
+        filled(cluster, "Moved", 40)
+        names = pop_all(broker.address, "Moved", invisible_ms=30_000)
+        assert sorted(names) == list(range(40))
+        for number in range(0, 40, 4):
+            acknowledge(broker.address, "Moved", names[number])
+        assert broker.stop() in (0, 143)  # a JVM says which signal it was
+        broker = START[second](tmp_path, nameserver.address, config=FILE_SIZES)
+        stack.callback(broker.kill)
+        for number in range(1, 40, 4):
+            acknowledge(broker.address, "Moved", names[number])
+        again: dict[int, str] = {}
+
+        def come_back() -> bool:
+            came = pop_all(broker.address, "Moved", invisible_ms=60_000)
+            for name in came.values():
+                acknowledge(broker.address, "Moved", name)
+            again.update(came)
+            return len(again) >= 20
+
+        wait_until(come_back, "the messages that nobody acknowledged", 90)
+        assert sorted(again) == [number for number in range(40) if number % 4 > 1]
+        assert pop_all(broker.address, "Moved", invisible_ms=60_000) == {}
