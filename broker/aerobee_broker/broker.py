@@ -59,6 +59,8 @@ log = structlog.get_logger()
 
 HELD_PULL_SWEEP_S: Final = 0.1
 DISPATCH_RETRY_S: Final = 1.0  # while the disk is full
+SYNC_PAUSE_TIMES: Final = 10  # what a round of syncs took, before the next one
+SYNC_PAUSE_MAX_S: Final = 60.0
 INDEX_PAUSE_S: Final = 0.01  # between two rounds of index work
 INDEX_ROUND: Final = 2048  # messages indexed in one go: about 3 ms of the loop
 
@@ -335,11 +337,21 @@ class Broker:
             connection_lost(self._services, connection)
 
     async def _run_upkeep(self, services: Services) -> None:
-        """Bring queues, index and checkpoint to the disk, and make the next log file ahead of its use."""
+        """Bring queues, index and checkpoint to the disk, and make the next log file ahead of its use.
+
+        With thousands of queues one round of syncs takes its time, and each lets the sends that follow wait for the
+        file system. Then rounds are rare; what is not on the disk is read from the log again after a crash.
+        """
         loop = asyncio.get_running_loop()
+        next_sync = loop.time()
         while True:
             await asyncio.sleep(services.config.flush_interval_consume_queue / 1000)
-            await loop.run_in_executor(self._upkeep, _upkeep, services.store)
+            began = loop.time()
+            sync = began >= next_sync
+            await loop.run_in_executor(self._upkeep, _upkeep, services.store, sync)
+            if sync:
+                took_s = loop.time() - began
+                next_sync = began + took_s + min(took_s * SYNC_PAUSE_TIMES, SYNC_PAUSE_MAX_S)
 
     def _on_disk_failure(self, failed: OSError) -> None:
         """From whichever thread met the failure."""
@@ -429,12 +441,13 @@ class Broker:
                 self._fail(failed)
 
 
-def _upkeep(store: MessageStore) -> None:
+def _upkeep(store: MessageStore, sync: bool) -> None:
     if store.has_failed:
         return
     try:
-        store.flush_queues()
-        store.write_checkpoint()
+        if sync:
+            store.flush_queues()
+            store.write_checkpoint()
         store.preallocate()
     except StoreError as refused:
         log.warning("store.upkeep_skipped", reason=str(refused))
@@ -451,12 +464,18 @@ def _server_config(config: BrokerConfig) -> ServerConfig:
             tls.verify_mode = ssl.CERT_REQUIRED
     return ServerConfig(
         limits=ConnectionLimits(
+            header_size_max=config.max_header_bytes,
             in_flight_max=config.max_in_flight_per_connection,
             write_high=config.max_write_buffer_bytes,
             write_low=config.max_write_buffer_bytes // 4,
+            unsent_max=config.max_unsent_bytes,
+            write_stalled_s=config.write_timeout_seconds,
+            frame_s=config.frame_timeout_seconds,
             idle_s=config.server_channel_max_idle_time_seconds,
         ),
         connections_max=config.max_connections,
+        connections_per_host_max=config.max_connections_per_host,
+        buffered_max=config.max_buffered_bytes,
         tls_mode=mode,
         tls=tls,
     )

@@ -373,7 +373,36 @@ class BrokerConfig(SettingsModel):
         ge=64 * KIB,
         le=2**31 - 1,
     )
+    max_connections_per_host: Count = _key(10_000, "Open connections from one address.")
+    max_unsent_bytes: int = _key(
+        64 * MIB,
+        "Unsent answers at which a connection is cut off.",
+        unit="bytes",
+        ge=64 * KIB,
+        le=2**31 - 1,
+    )
+    max_buffered_bytes: int = _key(
+        1024 * MIB,
+        "Half requests and unsent answers of all connections; above it those with most are cut off.",
+        unit="bytes",
+        ge=MIB,
+        le=2**40,
+    )
+    max_header_bytes: int = _key(MIB, "Largest header of a request.", unit="bytes", ge=256 * KIB, le=16 * MIB)
+    frame_timeout_seconds: int = _key(60, "Time for a request to arrive whole.", unit="s", ge=1, le=86_400)
+    write_timeout_seconds: int = _key(
+        30,
+        "Time without reading after which a peer with waiting answers is cut off.",
+        unit="s",
+        ge=1,
+        le=86_400,
+    )
     max_held_pulls: Count = _key(100_000, "Pulls held at a time.")
+    max_held_pulls_per_connection: Count = _key(
+        20_000, "Pulls held at a time for one connection; a client holds one for each queue it reads."
+    )
+    max_topics: Count = _key(100_000, "Topics in all, however they are created.", hot=True)
+    max_groups: Count = _key(100_000, "Consumer groups in all, however they are created.", hot=True)
     max_open_transactions: Count = _key(
         1_000_000, "Half messages without an end at which more are refused.", hot=True
     )

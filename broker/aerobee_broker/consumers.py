@@ -22,7 +22,7 @@ from aerobee_broker.clients import Member, MemberCount
 from aerobee_broker.filters import EVERYTHING, TAG, Filter
 from aerobee_proto.bodies import ConsumerData, SubscriptionData
 from aerobee_proto.codes import ResponseCode
-from aerobee_proto.errors import RequestError
+from aerobee_proto.errors import LimitReached
 from aerobee_remoting.connection import Connection
 
 __all__ = ["Changes", "ConsumerGroup", "ConsumerTable", "Subscription"]
@@ -209,24 +209,26 @@ class ConsumerTable:
 
     def _check_bounds(self, member: Member, data: ConsumerData) -> None:
         if len(data.subscription_data_set) > self._topics_max:
-            raise RequestError(
+            raise LimitReached(
                 ResponseCode.INVALID_PARAMETER,
                 f"group {data.group_name} subscribes to {len(data.subscription_data_set)} topics,"
-                f" at most {self._topics_max} are allowed (maxSubscriptionsPerGroup)",
+                f" at most {self._topics_max} are allowed",
+                "maxSubscriptionsPerGroup",
             )
         group = self._groups.get(data.group_name)
         if group is not None and member.client_id in group.members:
             return
         if self._count.is_full:
-            raise RequestError(
+            raise LimitReached(
                 ResponseCode.SYSTEM_BUSY,
-                f"{self._count.limit} clients are registered already (maxRegisteredClients)",
+                f"{self._count.limit} clients are registered already",
+                "maxRegisteredClients",
             )
         if len(self._by_connection.get(member.connection, ())) >= self._per_connection_max:
-            raise RequestError(
+            raise LimitReached(
                 ResponseCode.SYSTEM_BUSY,
-                f"{self._per_connection_max} clients are registered over this connection already"
-                " (maxClientsPerConnection)",
+                f"{self._per_connection_max} clients are registered over this connection already",
+                "maxClientsPerConnection",
             )
 
     def _seat(self, group: ConsumerGroup, member: Member) -> Member | None:

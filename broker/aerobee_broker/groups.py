@@ -22,7 +22,7 @@ from aerobee_broker.config_files import table_of
 from aerobee_proto import bodies, names
 from aerobee_proto.bodies import DataVersion, SubscriptionGroupConfig
 from aerobee_proto.codes import ResponseCode
-from aerobee_proto.errors import FormatError, RequestError
+from aerobee_proto.errors import FormatError, LimitReached, RequestError
 
 __all__ = ["SYSTEM_GROUPS", "SubscriptionGroups", "unknown_group"]
 
@@ -91,14 +91,29 @@ class SubscriptionGroups:
         """`find`, or RequestError SUBSCRIPTION_GROUP_NOT_EXIST."""
         found = self.find(group)
         if found is None:
-            raise unknown_group(group)
+            raise self._limit_reached() or unknown_group(group)
         return found
+
+    def _limit_reached(self, more: int = 1) -> LimitReached | None:
+        """The bound that stands against `more` groups made by use, or None."""
+        config = self._live.value
+        if len(self._groups) + more > config.max_groups:
+            what, limit = f"there are {len(self._groups)} groups", "maxGroups"
+        elif self._created_by_use + more > config.max_groups_auto_created:
+            what, limit = f"{self._created_by_use} groups were created by use", "maxGroupsAutoCreated"
+        else:
+            return None
+        return LimitReached(
+            ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+            f"the subscription group does not exist here and was not created: {what} already",
+            limit,
+        )
 
     def _may_create(self, group: str) -> bool:
         config = self._live.value
         if not config.auto_create_subscription_group and not group.startswith(SYSTEM_GROUP_PREFIX):
             return False
-        if self._created_by_use >= config.max_groups_auto_created:
+        if self._limit_reached() is not None:
             return False
         try:
             names.check_group(group)
@@ -124,6 +139,14 @@ class SubscriptionGroups:
     def update(self, wanted: Sequence[SubscriptionGroupConfig]) -> list[str]:
         """Put checked settings into the table; the names of the groups that are new or differ."""
         changed = [config for config in wanted if self._groups.get(config.group_name) != config]
+        new_count = sum(config.group_name not in self._groups for config in changed)
+        limit = self._live.value.max_groups
+        if new_count and len(self._groups) + new_count > limit:
+            raise LimitReached(
+                ResponseCode.INVALID_PARAMETER,
+                f"no group was created: there are {len(self._groups)} already, at most {limit} are allowed",
+                "maxGroups",
+            )
         for config in changed:
             created = config.group_name not in self._groups
             self._groups[config.group_name] = config

@@ -68,10 +68,17 @@ class HeldPull(Generic[T]):
 
 
 class HeldPulls(Generic[T]):
-    """All waiting pulls of a broker, at most `count_max`."""
+    """All waiting pulls of a broker, at most `count_max`, and at most `owner_max` of one owner."""
 
-    def __init__(self, count_max: int, *, is_gone: Callable[[object], bool] = lambda _: False) -> None:
+    def __init__(
+        self,
+        count_max: int,
+        *,
+        owner_max: int | None = None,
+        is_gone: Callable[[object], bool] = lambda _: False,
+    ) -> None:
         self._count_max = count_max
+        self._owner_max = count_max if owner_max is None else owner_max
         self._is_gone = is_gone
         # Pulls in the order in which they came; a dict, because they leave one by one from anywhere.
         self._by_queue: dict[tuple[str, int], dict[HeldPull[T], None]] = {}
@@ -87,9 +94,13 @@ class HeldPulls(Generic[T]):
     def is_full(self) -> bool:
         return self._count >= self._count_max
 
+    def count_of(self, owner: object) -> int:
+        """How many pulls wait for one owner."""
+        return len(self._by_owner.get(owner, ()))
+
     def hold(self, pull: HeldPull[T]) -> bool:
-        """Keep the pull waiting; False when the table is full and the pull must be refused."""
-        if self.is_full:
+        """Keep the pull waiting; False when the table, or its owner's share, is full and it must be refused."""
+        if self.is_full or self.count_of(pull.owner) >= self._owner_max:
             return False
         self._by_queue.setdefault(pull.queue, {})[pull] = None
         self._by_owner.setdefault(pull.owner, {})[pull] = None

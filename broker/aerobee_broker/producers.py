@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from aerobee_broker.clients import Member, MemberCount
 from aerobee_proto.codes import ResponseCode
-from aerobee_proto.errors import RequestError
+from aerobee_proto.errors import LimitReached
 from aerobee_remoting.connection import Connection
 
 __all__ = ["ProducerTable"]
@@ -110,15 +110,16 @@ class ProducerTable:
 
     def _check_bounds(self, connection: Connection) -> None:
         if self._count.is_full:
-            raise RequestError(
+            raise LimitReached(
                 ResponseCode.SYSTEM_BUSY,
-                f"{self._count.limit} producers are registered already (maxRegisteredClients)",
+                f"{self._count.limit} producers are registered already",
+                "maxRegisteredClients",
             )
         if len(self._by_connection.get(connection, ())) >= self._per_connection_max:
-            raise RequestError(
+            raise LimitReached(
                 ResponseCode.SYSTEM_BUSY,
-                f"{self._per_connection_max} producers are registered over this connection already"
-                " (maxClientsPerConnection)",
+                f"{self._per_connection_max} producers are registered over this connection already",
+                "maxClientsPerConnection",
             )
 
     def _remove(self, group: str, member: Member) -> None:

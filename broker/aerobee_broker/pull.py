@@ -14,7 +14,7 @@ from aerobee_broker.filters import Filter, check_type
 from aerobee_broker.held_pulls import HeldPull, HeldPulls
 from aerobee_broker.services import Services
 from aerobee_proto.codes import Perm, PullFlag, RequestCode, ResponseCode
-from aerobee_proto.errors import RequestError
+from aerobee_proto.errors import LimitReached, RequestError
 from aerobee_proto.frames import CODEC_JSON, FLAG_RESPONSE, Command, encode_command, encode_frame
 from aerobee_proto.headers import PullMessageHeader
 from aerobee_remoting.connection import Connection
@@ -63,6 +63,7 @@ class PullProcessor:
         self._filters = services.filters
         self.held: HeldPulls[_Work] = HeldPulls(
             services.config.max_held_pulls,
+            owner_max=services.config.max_held_pulls_per_connection,
             is_gone=lambda owner: isinstance(owner, Connection) and owner.is_closed,
         )
         services.offsets.on_reset = self.group_reset
@@ -214,9 +215,12 @@ class PullProcessor:
         if self.held.hold(pull):
             self._services.stats.pulls_held += 1
             return None
-        return Response(
+        of_peer = self.held.count_of(request.connection)
+        limit = "maxHeldPulls" if self.held.is_full else "maxHeldPullsPerConnection"
+        raise LimitReached(
             ResponseCode.SYSTEM_BUSY,
-            f"{len(self.held)} pulls are held already (maxHeldPulls); try again later",
+            f"{len(self.held)} pulls are held already, {of_peer} of them for this connection; try again later",
+            limit,
         )
 
     def wake(self, topic: str, queue_id: int, max_offset: int, tag_hashes: list[int]) -> None:
@@ -249,6 +253,10 @@ class PullProcessor:
     def _run_again(self, pull: HeldPull[_Work]) -> None:
         request, wanted = pull.work
         header = request.header
+        if request.connection.is_congested:
+            # One message may wake thousands of pulls: what they find is not piled up for a peer that does not read.
+            request.respond(self._retry(pull.offset))
+            return
         result = self._read(header, pull.offset, wanted)
         if result is None:
             request.respond(Response(ResponseCode.SYSTEM_ERROR, "the store is stopping"))
@@ -256,6 +264,16 @@ class PullProcessor:
         self._answer(request, header, result, self._code(result, pull.offset))
 
     # --- answers ----------------------------------------------------------------------------------------------
+
+    def _retry(self, offset: int) -> Response:
+        """Ask again for the same."""
+        ext = {
+            "suggestWhichBrokerId": "0",
+            "nextBeginOffset": str(offset),
+            "minOffset": "0",
+            "maxOffset": str(offset),
+        }
+        return Response(ResponseCode.PULL_RETRY_IMMEDIATELY, "too much waits to be read", ext=ext)
 
     def _moved(self, request: Request, offset: int) -> Response:
         header = request.header

@@ -27,7 +27,7 @@ from aerobee_broker.stored_properties import StoredProperties
 from aerobee_proto import batch, names, properties
 from aerobee_proto.bodies import TopicConfig
 from aerobee_proto.codes import Perm, RequestCode, ResponseCode, SysFlag
-from aerobee_proto.errors import FormatError, RequestError
+from aerobee_proto.errors import FormatError, LimitReached, RequestError
 from aerobee_proto.frames import CODEC_JSON, FLAG_ONEWAY, FLAG_RESPONSE, Command, encode_command
 from aerobee_proto.headers import SendMessageHeader, SendMessageV2Header
 from aerobee_proto.javahash import tag_hash
@@ -422,6 +422,8 @@ class SendProcessor:
         envelope, _, codec = item
         log.debug("broker.send_refused", peer=connection.peer, code=refused.code, reason=refused.remark)
         self._services.stats.put_failed += 1
+        if isinstance(refused, LimitReached):
+            connection.tell_limit(refused.limit, refused.remark)
         if not envelope.flag & FLAG_ONEWAY:
             ext = {"MSG_REGION": self._region, "TRACE_ON": self._trace_on}
             connection.respond(codec, envelope.opaque, Response(refused.code, refused.remark, ext=ext))

@@ -21,7 +21,7 @@ from aerobee_broker.config_files import table_of
 from aerobee_proto import bodies, names
 from aerobee_proto.bodies import DataVersion, TopicConfig
 from aerobee_proto.codes import Perm, ResponseCode
-from aerobee_proto.errors import RequestError
+from aerobee_proto.errors import LimitReached, RequestError
 
 __all__ = ["TEMPLATE_TOPIC", "TopicTable", "system_topics", "unknown_topic"]
 
@@ -29,6 +29,7 @@ log = structlog.get_logger()
 
 TEMPLATE_TOPIC: Final = names.AUTO_CREATE_TOPIC
 UNIT_FLAG: Final = 1
+AUTO_CREATED: Final = "maxTopicsAutoCreated"
 FILTER_TYPES: Final = ("SINGLE_TAG", "MULTI_TAG")
 
 
@@ -101,6 +102,13 @@ class TopicTable:
             filter_type = model.topic_filter_type
         elif names.is_retry_topic(topic):
             count, perm, filter_type = 1, Perm.READ_WRITE, "SINGLE_TAG"
+        elif refused == AUTO_CREATED:
+            raise LimitReached(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"topic {topic} does not exist here and was not created: "
+                f"{self._created_by_sends} topics were created by sends already",
+                AUTO_CREATED,
+            )
         else:
             raise RequestError(
                 ResponseCode.TOPIC_NOT_EXIST,
@@ -117,7 +125,7 @@ class TopicTable:
         if not model.perm & Perm.INHERIT:
             return f"its template topic {template[:127]} lets nothing inherit"
         if self._created_by_sends >= config.max_topics_auto_created:
-            return f"{self._created_by_sends} topics were created by sends already (maxTopicsAutoCreated)"
+            return AUTO_CREATED
         return None
 
     def for_group(self, topic: str, *, queue_count: int, unit: bool = False) -> TopicConfig | None:
@@ -131,6 +139,7 @@ class TopicTable:
     def _create(
         self, topic: str, queue_count: int, perm: int, filter_type: str, sys_flag: int
     ) -> TopicConfig:
+        self._check_count(topic, 1)
         limit = self._live.value.max_queues_per_topic
         created = TopicConfig(
             topic_name=topic,
@@ -145,6 +154,17 @@ class TopicTable:
         log.info("broker.topic_created", topic=topic, queue_count=created.write_queue_nums, by="use")
         self._changed([created])
         return created
+
+    def _check_count(self, topic: str, new_count: int) -> None:
+        """LimitReached when the table cannot take so many more; system topics come first and always find room."""
+        limit = self._live.value.max_topics
+        if new_count and len(self._topics) + new_count > limit:
+            raise LimitReached(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"topic {topic} does not exist here and was not created: there are {len(self._topics)} topics,"
+                f" at most {limit} are allowed; delete unused ones or raise the limit",
+                "maxTopics",
+            )
 
     def restore(self, queue_counts: Mapping[str, int]) -> list[str]:
         """Add topics that have stored queues but no settings (a crash came between), and name them."""
@@ -187,8 +207,10 @@ class TopicTable:
         return msgspec.structs.replace(wanted, attributes=attributes)
 
     def update(self, wanted: Sequence[TopicConfig]) -> list[TopicConfig]:
-        """Put checked settings into the table; the ones that are new or differ."""
+        """Put checked settings into the table; the ones that are new or differ. LimitReached: too many topics."""
         changed = [config for config in wanted if self._topics.get(config.topic_name) != config]
+        new = [config.topic_name for config in changed if config.topic_name not in self._topics]
+        self._check_count(", ".join(new[:3]), len(new))
         for config in changed:
             created = config.topic_name not in self._topics
             self._topics[config.topic_name] = config

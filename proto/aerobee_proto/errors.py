@@ -8,7 +8,7 @@ Whoever owns the bytes says what a FormatError means: remoting closes the connec
 own CorruptStore from it. The other members of the family live beside what raises them.
 """
 
-__all__ = ["AerobeeError", "FormatError", "FrameError", "RecordError", "RequestError"]
+__all__ = ["AerobeeError", "FormatError", "FrameError", "LimitReached", "RecordError", "RequestError"]
 
 
 class AerobeeError(Exception):
@@ -40,3 +40,11 @@ class RequestError(AerobeeError):
 
     def __str__(self) -> str:
         return f"{self.remark} (code {int(self.code)})"
+
+
+class LimitReached(RequestError):
+    """Refused, because a peer would make something grow beyond its bound; `limit` is the setting's name."""
+
+    def __init__(self, code: int, remark: str, limit: str) -> None:
+        super().__init__(code, f"{remark} ({limit})")
+        self.limit = limit

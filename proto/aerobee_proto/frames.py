@@ -83,10 +83,11 @@ class FrameDecoder:
     break are still returned and `error` is set; a further `feed` raises it.
     """
 
-    __slots__ = ("_chunks", "_have", "_need", "_size_max", "error")
+    __slots__ = ("_chunks", "_have", "_header_size_max", "_need", "_size_max", "error")
 
-    def __init__(self, size_max: int = FRAME_SIZE_MAX) -> None:
+    def __init__(self, size_max: int = FRAME_SIZE_MAX, header_size_max: int = FRAME_SIZE_MAX) -> None:
         self._size_max = size_max
+        self._header_size_max = header_size_max
         self._chunks: list[bytes] = []  # bytes of a frame that is not whole yet
         self._have = 0  # their sum
         self._need = 4  # how many bytes make the next step possible
@@ -129,6 +130,12 @@ class FrameDecoder:
                 return frames, end, 4
             stop = position + 4 + length
             if stop > end:
+                # Only here: a header that is too large does not arrive whole in one read.
+                if header_size > self._header_size_max:
+                    self.error = FrameError(
+                        f"header of {header_size} bytes is over the limit of {self._header_size_max} bytes"
+                    )
+                    return frames, end, 4
                 return frames, position, 4 + length
             body_start = position + 8 + header_size
             frames.append((word >> 24 & 0xFF, data[position + 8 : body_start], data[body_start:stop]))

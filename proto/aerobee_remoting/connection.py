@@ -7,8 +7,9 @@ the futures that wait for them. One read is one batch: all whole frames are cut,
 answer leaves in one write.
 
 Bounds, all in `ConnectionLimits`
-- A peer that does not read: reading from it stops while more than `write_high` bytes wait to be sent, and the
-  connection is closed when they do not shrink for `write_stalled_s`.
+- A peer that does not read: reading from it stops while more than `write_high` bytes wait to be sent, what was read
+  and not handled waits too, and the connection is closed when they do not shrink for `write_stalled_s`, or at once
+  when they are more than `unsent_max`.
 - A peer that pipelines without end: reading stops while `in_flight_max` of its requests have no answer yet.
 - A frame that does not arrive whole within `frame_s`, or silence in both directions for `idle_s`: closed.
 """
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from aerobee_proto.codes import VERSION, ResponseCode
-from aerobee_proto.errors import FrameError, RequestError
+from aerobee_proto.errors import FrameError, LimitReached, RequestError
 from aerobee_proto.frames import (
     CODEC_JSON,
     FLAG_ONEWAY,
@@ -49,10 +50,12 @@ class ConnectionLimits:
     """Bounds of one connection."""
 
     frame_size_max: int = 16_777_216  # bytes
+    header_size_max: int = 1_048_576
     in_flight_max: int = 4096  # requests of the peer without an answer, before reading stops
     waiting_max: int = 65_536  # our own requests without an answer
     write_high: int = 1_048_576  # bytes waiting to be sent, before reading stops
     write_low: int = 262_144
+    unsent_max: int = 67_108_864  # more than the largest answers to one read
     write_stalled_s: float = 30.0
     frame_s: float = 60.0
     idle_s: float = 120.0
@@ -83,7 +86,7 @@ class Connection(asyncio.Protocol):
         self._on_open = on_open
         self._on_close = on_close
         self._loop = asyncio.get_running_loop()
-        self._decoder = FrameDecoder(self._limits.frame_size_max)
+        self._decoder = FrameDecoder(self._limits.frame_size_max, self._limits.header_size_max)
         self.transport: asyncio.Transport = None  # type: ignore[assignment]  # set by connection_made
         self.peer = "unknown"  # host:port
         self.peer_host = ""  # host alone
@@ -100,12 +103,14 @@ class Connection(asyncio.Protocol):
         self._scan: asyncio.TimerHandle | None = None
         # What leaves with the next write.
         self._out: list[bytes] = []
+        self._out_size = 0
         self._in_read = False
         self._write_scheduled = False
         # Reading stops while any of these reasons holds.
         self.in_flight = 0
         self._write_blocked = False
         self._done_reading = False
+        self._held_back: list[Frame] = []  # read, and to be handled when what waits to be sent has shrunk
         self._reading_paused = False
         self._close_reason = "closed by the peer"
         # Swept by the owner (`sweep`); seconds of the loop's clock.
@@ -151,6 +156,8 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._write_blocked = False
         self._blocked_since = None
+        if self._held_back:
+            self._loop.call_soon(self._go_on)
         self._gate_reading()
 
     def stop_reading(self) -> None:
@@ -159,7 +166,12 @@ class Connection(asyncio.Protocol):
         self._gate_reading()
 
     def _gate_reading(self) -> None:
-        stop = self._done_reading or self._write_blocked or self.in_flight >= self._limits.in_flight_max
+        stop = (
+            self._done_reading
+            or self._write_blocked
+            or bool(self._held_back)
+            or self.in_flight >= self._limits.in_flight_max
+        )
         if stop is self._reading_paused or self.transport.is_closing():
             return
         self._reading_paused = stop
@@ -175,7 +187,10 @@ class Connection(asyncio.Protocol):
         self._in_read = True
         try:
             frames = decoder.feed(data)
-            self._handle(frames)
+            if self._held_back:
+                self._held_back += frames  # TLS may have had some more
+            else:
+                self._handle(frames)
             if decoder.error is not None:
                 self._break(decoder.error)
         finally:
@@ -188,6 +203,26 @@ class Connection(asyncio.Protocol):
         elif frames or self._frame_since is None:
             self._frame_since = self.last_active
 
+    def _hold_back(self, frames: list[Frame]) -> None:
+        """Handle these later: one read can ask for a thousand times its own size."""
+        self._held_back = frames
+        self._loop.call_soon(self._go_on)
+        self._gate_reading()
+
+    def _go_on(self) -> None:
+        """Handle what was held back, as far as the peer reads the answers."""
+        if self._write_blocked or not self._held_back or self.transport.is_closing():
+            return
+        frames, self._held_back = self._held_back, []
+        self._in_read = True
+        try:
+            self._handle(frames)
+        finally:
+            self._in_read = False
+            if self._out:
+                self._write_out()
+        self._gate_reading()
+
     # --- what the peer sends ----------------------------------------------------------------------------------
 
     def _handle(self, frames: list[Frame]) -> None:
@@ -196,7 +231,8 @@ class Connection(asyncio.Protocol):
         run: list[BatchItem] = []
         run_entry: Entry | None = None
         broken: FrameError | None = None
-        for frame in frames:
+        rest = iter(frames)
+        for frame in rest:
             codec, header, body = frame
             entry = json_keys.get(header[: header.find(b",", 8, 24)]) if codec == CODEC_JSON else None
             envelope = None
@@ -232,6 +268,10 @@ class Connection(asyncio.Protocol):
                 run = []
             entry.requests += 1
             self._run(entry, Request(self, envelope, frame))
+            if self._out_size > self._limits.write_high:
+                left = list(rest)
+                if left:
+                    self._hold_back(left)
         if run:
             self._run_batch(run_entry, run)
         if broken is not None:
@@ -290,21 +330,32 @@ class Connection(asyncio.Protocol):
         try:
             response = entry.handler(request)
         except RequestError as refused:
-            entry.refused += 1
-            response = Response(refused.code, refused.remark)
+            response = self._refusal(entry, refused)
         except Exception as failed:
             log.exception("remoting.handler_failed", peer=self.peer, code=entry.code)
             response = _failure(failed)
         if response is not None and not request.oneway:
             self.respond(request.codec, request.opaque, response)
 
+    def _refusal(self, entry: Entry, refused: RequestError) -> Response:
+        entry.refused += 1
+        if isinstance(refused, LimitReached):
+            self.tell_limit(refused.limit, refused.remark)
+        return Response(refused.code, refused.remark)
+
+    def tell_limit(self, limit: str, reason: str) -> None:
+        """Name this peer in the log, once for each bound that it reaches; `limit` is the setting's name."""
+        told = self.attrs.setdefault("limits_told", set())
+        if limit not in told:
+            told.add(limit)
+            log.warning("remoting.limit_reached", peer=self.peer, limit=limit, reason=reason)
+
     async def _run_async(self, entry: Entry, request: Request) -> None:
         self.hold(1)
         try:
             response = await entry.handler(request)
         except RequestError as refused:
-            entry.refused += 1
-            response = Response(refused.code, refused.remark)
+            response = self._refusal(entry, refused)
         except asyncio.CancelledError:
             raise
         except Exception as failed:
@@ -362,6 +413,7 @@ class Connection(asyncio.Protocol):
     def write(self, data: bytes) -> None:
         """Send whole frames. Within one turn of the loop everything leaves in one write, in order."""
         self._out.append(data)
+        self._out_size += len(data)
         if not self._in_read and not self._write_scheduled:
             self._write_scheduled = True
             self._loop.call_soon(self._write_scheduled_now)
@@ -369,6 +421,7 @@ class Connection(asyncio.Protocol):
     def write_now(self, data: bytes) -> None:
         """As `write`, without waiting for the end of the turn."""
         self._out.append(data)
+        self._out_size += len(data)
         if not self._in_read:
             self._write_out()
 
@@ -379,10 +432,16 @@ class Connection(asyncio.Protocol):
 
     def _write_out(self) -> None:
         out, self._out = self._out, []
-        if self.transport.is_closing():
+        self._out_size = 0
+        transport = self.transport
+        if transport.is_closing():
             return
-        self.transport.write(out[0] if len(out) == 1 else b"".join(out))
+        transport.write(out[0] if len(out) == 1 else b"".join(out))
         self.last_active = self._loop.time()
+        if transport.get_write_buffer_size() > self._limits.unsent_max:
+            reason = f"more than {self._limits.unsent_max} bytes wait for a peer that does not read"
+            self.tell_limit("maxUnsentBytes", reason)
+            self.abort(reason)
 
     def respond(self, codec: int, opaque: int, response: Response) -> None:
         """Answer the request `opaque` in the codec that it used."""
@@ -475,8 +534,13 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_congested(self) -> bool:
-        """Whether the peer reads so slowly that nothing should be sent unasked."""
-        return self._write_blocked
+        """Whether the peer reads so slowly that nothing large, and nothing unasked, should be added."""
+        return self._write_blocked or self.transport.get_write_buffer_size() > self._limits.write_high
+
+    @property
+    def buffered_size(self) -> int:
+        """Bytes in memory for this peer: of a frame that is not whole yet, and waiting to be sent."""
+        return self._decoder.pending_size + self.transport.get_write_buffer_size()
 
     def sweep(self, now: float) -> str | None:
         """Close the connection if one of its time bounds is over; the reason, or None."""

@@ -41,6 +41,8 @@ class ServerConfig:
 
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     connections_max: int = 10_000
+    connections_per_host_max: int = 10_000
+    buffered_max: int = 1 << 30  # bytes of half frames and unsent answers of all connections
     tls_mode: TlsMode = TlsMode.DISABLED
     tls: ssl.SSLContext | None = None
 
@@ -71,6 +73,8 @@ class RemotingServer:
         self._on_disconnect = on_disconnect
         self.connections: set[Connection] = set()
         self.refused_connections = 0
+        self._refused_untold = -1  # since the last line about them; -1: there was none since the last sweep
+        self._per_host: dict[str, int] = {}
         self._bound: list[socket.socket] = []  # taken, not yet served
         self._servers: list[asyncio.Server] = []
         self._listeners: list[socket.socket] = []
@@ -144,36 +148,78 @@ class RemotingServer:
         )
 
     def _opened(self, connection: Connection) -> None:
-        if self._closing or len(self.connections) >= self._config.connections_max:
-            self.refused_connections += 1
-            log.warning(
-                "remoting.connection_refused",
-                peer=connection.peer,
-                connections_max=self._config.connections_max,
-            )
-            connection.abort("too many connections")
+        config, host = self._config, connection.peer_host
+        from_host = self._per_host.get(host, 0)
+        if (
+            self._closing
+            or len(self.connections) >= config.connections_max
+            or from_host >= config.connections_per_host_max
+        ):
+            self._refuse(connection, from_host)
             return
         self.connections.add(connection)
+        self._per_host[host] = from_host + 1
         log.debug("remoting.connected", peer=connection.peer)
         if self._on_connect is not None:
             self._on_connect(connection)
+
+    def _refuse(self, connection: Connection, from_host: int) -> None:
+        """Too many: a line for the first, `sweep` tells how many more."""
+        self.refused_connections += 1
+        self._refused_untold += 1
+        if not self._refused_untold:
+            log.warning(
+                "remoting.connection_refused",
+                peer=connection.peer,
+                connections=len(self.connections),
+                connections_max=self._config.connections_max,
+                from_this_host=from_host,
+                per_host_max=self._config.connections_per_host_max,
+            )
+        connection.abort("too many connections")
 
     def _closed(self, connection: Connection) -> None:
         if connection not in self.connections:
             return
         self.connections.discard(connection)
+        host = connection.peer_host
+        self._per_host[host] -= 1
+        if not self._per_host[host]:
+            del self._per_host[host]
         log.debug("remoting.disconnected", peer=connection.peer)
         if self._on_disconnect is not None:
             self._on_disconnect(connection)
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
-        now = loop.time()
+        self.sweep(loop.time())
+        self._sweeper = loop.call_later(SWEEP_S, self._sweep)
+
+    def sweep(self, now: float) -> None:
+        """Close connections whose time bounds are over at `now` (the loop's clock), and the greediest ones while
+        all together take more memory than they may."""
+        buffered = 0
         for connection in list(self.connections):
             reason = connection.sweep(now)
             if reason is not None:
                 log.info("remoting.connection_dropped", peer=connection.peer, reason=reason)
-        self._sweeper = loop.call_later(SWEEP_S, self._sweep)
+            else:
+                buffered += connection.buffered_size
+        if buffered > self._config.buffered_max:
+            self._relieve(buffered)
+        if self._refused_untold > 0:
+            log.warning("remoting.connections_refused", count=self._refused_untold)
+        self._refused_untold = -1
+
+    def _relieve(self, buffered: int) -> None:
+        limit = self._config.buffered_max
+        for connection in sorted(self.connections, key=lambda one: one.buffered_size, reverse=True):
+            if buffered <= limit:
+                return
+            buffered -= connection.buffered_size
+            reason = f"all connections hold more than {limit} bytes, this one {connection.buffered_size}"
+            connection.tell_limit("maxBufferedBytes", reason)
+            connection.abort(reason)
 
     # --- TLS or plain, by the first byte ------------------------------------------------------------------------
 
@@ -190,6 +236,10 @@ class RemotingServer:
             except OSError as failed:  # descriptors used up: wait for one to come free
                 log.warning("remoting.accept_failed", reason=str(failed))
                 await asyncio.sleep(0.1)
+                continue
+            if len(self._tasks) + len(self.connections) > self._config.connections_max + len(self._listeners):
+                self.refused_connections += 1
+                accepted.close()  # those that have said nothing yet count too
                 continue
             self._spawn(self._welcome(accepted, format_addr(address)), f"first byte of {address}")
 

@@ -62,6 +62,9 @@ class _MemoryTransport(asyncio.Transport):
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         return
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.written.put_nowait(bytes(data))
 
