@@ -11,7 +11,7 @@ import structlog
 
 from aerobee_broker.clients import Member
 from aerobee_broker.filters import check_type
-from aerobee_broker.housekeeping import notify_members
+from aerobee_broker.group_notices import notify_members
 from aerobee_broker.request_bodies import answer, read_body
 from aerobee_broker.services import Services
 from aerobee_proto import names
@@ -82,7 +82,12 @@ class ClientHandlers:
         services = self._services
         group = services.groups.find(consumer.group_name)
         if group is None:
-            log.warning("broker.group_refused", group=consumer.group_name[:255], client_id=data.client_id)
+            log.warning(
+                "broker.group_refused",
+                group=consumer.group_name[:255],
+                client_id=data.client_id,
+                peer=request.connection.peer,
+            )
             return True
         services.topics.for_group(
             names.retry_topic(consumer.group_name),

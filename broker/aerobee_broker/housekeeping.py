@@ -4,36 +4,21 @@ Touches  the tables of `Services`; notifies through members' connections.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final
 
 import structlog
 
+from aerobee_broker.group_notices import notify_members
 from aerobee_broker.services import Services
 from aerobee_broker.stats import SAMPLE_S
-from aerobee_proto.codes import RequestCode
 from aerobee_remoting.connection import Connection
-from aerobee_remoting.errors import RemotingError
 
-__all__ = ["SCAN_S", "connection_lost", "notify_members", "run_client_scan", "run_stats", "scan_clients"]
+__all__ = ["SCAN_S", "connection_lost", "run_client_scan", "run_stats", "scan_clients"]
 
 log = structlog.get_logger()
 
 SCAN_S: Final = 10.0
-
-
-def notify_members(members: Iterable[tuple[str, Connection]]) -> int:
-    """Tell members (group, connection) that their group changed; how many could be told."""
-    told = 0
-    for group, connection in members:
-        try:
-            connection.send_oneway(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": group})
-        except RemotingError as error:
-            # Its loss is on the way to connection_lost, which tells the others.
-            log.debug("broker.member_not_notified", group=group, peer=connection.peer, reason=str(error))
-        else:
-            told += 1
-    return told
 
 
 def connection_lost(services: Services, connection: Connection) -> None:

@@ -8,19 +8,12 @@ from structlog.testing import capture_logs
 
 from aerobee_broker import housekeeping
 from aerobee_broker.clients import Member
-from aerobee_broker.housekeeping import connection_lost, notify_members, run_client_scan, run_stats
+from aerobee_broker.housekeeping import connection_lost, run_client_scan, run_stats
 from aerobee_broker.services import Services
 from aerobee_proto.bodies import ConsumerData, MessageQueue
 from broker.support import Clock, Peer, notifications
 
 Connect = Callable[[], Peer]
-
-
-async def test_who_is_gone_is_not_told_and_the_others_are(connect: Connect) -> None:
-    gone, there = connect(), connect()
-    gone.close()
-    assert notify_members([("g", gone.connection), ("g", there.connection)]) == 1
-    assert notifications(there) == ["g"]
 
 
 async def test_a_lost_connection_takes_producers_and_consumers_along(

@@ -1,0 +1,64 @@
+"""Telling the members of a group that it changed, so that they share its queues out anew.
+
+Touches  members' connections, and timers of the event loop.
+
+A change of a small group is told to each member at once. Where a thousand members start together, each start would
+be told to all who are there: a million notices. In a large group a member is told of the first change at once and
+of those that follow together, after `WINDOW_S`; what it asks then is answered with the state of that moment.
+
+Invariant: after the last change of a group every member is told once more, at once or when its window ends.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Final
+
+import structlog
+
+from aerobee_proto.codes import RequestCode
+from aerobee_remoting.connection import Connection
+from aerobee_remoting.errors import RemotingError
+
+__all__ = ["LARGE_GROUP", "WINDOW_S", "notify_members"]
+
+log = structlog.get_logger()
+
+LARGE_GROUP: Final = 32  # members told at a time, above which they are told together
+WINDOW_S: Final = 0.2
+WINDOWS: Final = (
+    "group_notices"  # in a connection's attrs: group -> whether it changed within the running window
+)
+
+
+def notify_members(members: Iterable[tuple[str, Connection]]) -> int:
+    """Tell members (group, connection) that their group changed; how many are told, now or soon."""
+    chosen = list(members)
+    tell = _tell_in_windows if len(chosen) > LARGE_GROUP else _tell
+    return sum(tell(group, connection) for group, connection in chosen)
+
+
+def _tell(group: str, connection: Connection) -> bool:
+    try:
+        connection.send_oneway(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": group})
+    except RemotingError as error:
+        # Its loss is on the way to connection_lost, which tells the others.
+        log.debug("broker.member_not_notified", group=group, peer=connection.peer, reason=str(error))
+        return False
+    return True
+
+
+def _tell_in_windows(group: str, connection: Connection) -> bool:
+    windows: dict[str, bool] = connection.attrs.setdefault(WINDOWS, {})
+    if group in windows:
+        windows[group] = True
+        return True
+    if not _tell(group, connection):
+        return False
+    windows[group] = False
+    asyncio.get_running_loop().call_later(WINDOW_S, _end_window, group, connection)
+    return True
+
+
+def _end_window(group: str, connection: Connection) -> None:
+    if connection.attrs[WINDOWS].pop(group):
+        _tell_in_windows(group, connection)

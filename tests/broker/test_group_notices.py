@@ -1,0 +1,56 @@
+"""Members are told of changes: at once in small groups, together in large ones."""
+
+import asyncio
+from collections.abc import Callable
+
+from aerobee_broker.group_notices import LARGE_GROUP, notify_members
+from aerobee_proto.codes import RequestCode
+from broker.support import Peer, notifications
+
+Connect = Callable[[], Peer]
+
+
+async def test_who_is_gone_is_not_told_and_the_others_are(connect: Connect) -> None:
+    gone, there = connect(), connect()
+    gone.close()
+    assert notify_members([("g", gone.connection), ("g", there.connection)]) == 1
+    assert notifications(there) == ["g"]
+
+
+async def test_a_small_group_hears_of_each_change_at_once(connect: Connect) -> None:
+    peers = [connect() for _ in range(LARGE_GROUP)]
+    for _ in range(3):
+        assert notify_members([("g", peer.connection) for peer in peers]) == LARGE_GROUP
+    assert [notifications(peer) for peer in peers] == [["g"] * 3] * LARGE_GROUP
+
+
+async def test_a_large_group_hears_of_the_first_change_at_once_and_of_the_others_together(
+    connect: Connect,
+) -> None:
+    """A thousand members that start together were told half a million times that one more is there."""
+    peers = [connect() for _ in range(LARGE_GROUP + 1)]
+    for _ in range(5):
+        assert notify_members([("g", peer.connection) for peer in peers]) == LARGE_GROUP + 1
+    assert [notifications(peer) for peer in peers] == [["g"]] * (LARGE_GROUP + 1)
+    told = await asyncio.gather(*(peer.next_request() for peer in peers))
+    assert {command.code for command in told} == {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED}
+    assert [notifications(peer) for peer in peers] == [[]] * (LARGE_GROUP + 1)
+
+
+async def test_windows_of_groups_are_apart(connect: Connect) -> None:
+    peers = [connect() for _ in range(LARGE_GROUP + 1)]
+    for group in ("g", "h", "g"):
+        notify_members([(group, peer.connection) for peer in peers])
+    assert notifications(peers[0]) == ["g", "h"]
+    assert (await peers[0].next_request()).ext == {"consumerGroup": "g"}
+    assert notifications(peers[0]) == []
+
+
+async def test_a_member_that_leaves_within_its_window(connect: Connect) -> None:
+    peers = [connect() for _ in range(LARGE_GROUP + 1)]
+    for _ in range(2):
+        notify_members([("g", peer.connection) for peer in peers])
+    notifications(peers[1])
+    peers[0].close()
+    await peers[1].next_request()
+    assert peers[0].connection.attrs["group_notices"] == {}
