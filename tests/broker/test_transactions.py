@@ -137,6 +137,16 @@ async def test_a_delay_begins_with_the_commit(client: Talker) -> None:
     assert (parked.body, parked.property_map["REAL_TOPIC"]) == (b"paid", "Orders")
 
 
+async def test_a_time_of_delivery_counts_from_the_commit_on(client: Talker) -> None:
+    half = await half_of(client, TIMER_DELAY_SEC="60")
+    assert (await end(client, half, COMMIT)).code == 0
+    assert await bodies(client) == []
+    (parked,) = await client.records("rmq_sys_wheel_timer")
+    assert (parked.body, parked.property_map["REAL_TOPIC"]) == (b"paid", "Orders")
+    assert (await end(client, half, COMMIT)).code == 0
+    assert len(await client.records("rmq_sys_wheel_timer")) == 1
+
+
 async def test_what_is_rolled_back_is_never_seen(broker: Broker, client: Talker) -> None:
     half = await half_of(client)
     assert (await end(client, half, ROLLBACK)).code == 0
