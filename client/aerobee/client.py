@@ -10,6 +10,7 @@ import ssl
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, overload
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from aerobee.admin import Admin
     from aerobee.codecs import Codec
     from aerobee.group_consumer import GroupConsumer
+    from aerobee.ranges import RangeConfig, Ranges
     from aerobee.subscriptions import Topics
     from aerobee.trace import TraceRecord
 
@@ -89,16 +91,16 @@ class Client:
     async def __aenter__(self) -> Self:
         if self._closed or self._session is not None:
             raise ClientClosed("client")
-        self._session = Session(self.config, self._ip, self._salt, self.client_id)
-        self._session.start()
+        session = self._session = Session(self.config, self._ip, self._salt, self.client_id)
+        session.start()
         if self.config.trace:
             from aerobee.trace import TraceWriter
 
-            self._session.traces = TraceWriter(
-                self._trace_producer,
+            session.traces = TraceWriter(
+                partial(self._trace_producer, session),
                 topic=self.config.trace_topic,
                 clock_ms=clock_ms,
-                new_id=self._session.keys.next_key,
+                new_id=session.keys.next_key,
             )
         return self
 
@@ -149,13 +151,16 @@ class Client:
             checker = Checker(
                 check, transactions, session.routes.broker_name_of, self.config.decompressed_size_max
             )
-        parts = self._producer_parts(group, chosen, transactions, checker, codec, session.watch(group))
+        parts = self._producer_parts(
+            session, group, chosen, transactions, checker, codec, session.watch(group)
+        )
         return Producer(
             group, chosen, parts=parts, on_open=session.add_producer, on_close=session.remove_producer
         )
 
     def _producer_parts(
         self,
+        session: Session,
         group: str,
         config: ProducerConfig,
         transactions: Transactions | None,
@@ -163,7 +168,6 @@ class Client:
         codec: "Codec[Any] | None",
         watch: Watch | None,
     ) -> ProducerParts:
-        session = self._open()
         return ProducerParts(
             client_id=self.client_id,
             delivery=Delivery(
@@ -186,10 +190,10 @@ class Client:
             watch=watch,
         )
 
-    def _trace_producer(self) -> Producer:
+    def _trace_producer(self, session: Session) -> Producer:
         """The producer that traces are written with; nobody looks on at it, and brokers need not know it."""
         config = ProducerConfig()
-        parts = self._producer_parts(TRACE_GROUP, config, None, None, None, None)
+        parts = self._producer_parts(session, TRACE_GROUP, config, None, None, None, None)
         return Producer(TRACE_GROUP, config, parts=parts, on_open=lambda _: None, on_close=lambda _: None)
 
     def reader(
@@ -375,6 +379,19 @@ class Client:
             watch=session.watch(group),
             on_open=session.add_member,
             on_close=session.remove_member,
+        )
+
+    def ranges(self, config: "RangeConfig | None" = None) -> "Ranges":
+        """Whole ranges of queues as brokers store them, undecoded: for tools that read very many messages."""
+        from aerobee.ranges import RangeConfig, Ranges
+
+        session = self._open()
+        return Ranges(
+            config or RangeConfig(),
+            client_id=self.client_id,
+            peers=session.peers,
+            routes=session.routes,
+            offsets=session.offsets,
         )
 
     async def query(

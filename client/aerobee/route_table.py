@@ -108,6 +108,16 @@ class RouteTable:
             log.debug("client.route_not_refreshed", topic=topic, reason=str(failed))
             return self._routes.get(topic)
 
+    async def ask_again(self, topic: str) -> Route:
+        """The route as nameservers tell it now; NoRoute when those that answer do not know the topic any more.
+
+        For programs that must notice that a topic has gone; `refresh` goes on with what was known.
+        """
+        data, answers = await self._question(topic)
+        if data is None:
+            raise await self._no_route(topic, answers, creates_topics=None)
+        return self._keep(plan_route(topic, data))
+
     def refresh_soon(self, topic: str) -> None:
         """Ask again without anybody waiting for it."""
         self._ask_task(topic).add_done_callback(_look_at)

@@ -9,13 +9,28 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from pyspark.sql.datasource import DataSource, DataSourceReader
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
+from pyspark_aerobee.errors import OptionError
+from pyspark_aerobee.options import Options
 from pyspark_aerobee.schema import check_schema
-from pyspark_aerobee.store_source import PushingStoreReader, StoreReader, read_options, store_schema
+from pyspark_aerobee.store_source import (
+    STORE_OPTIONS,
+    PushingStoreReader,
+    StoreReader,
+    read_options,
+    store_schema,
+)
+from pyspark_aerobee.topic_options import TOPIC_OPTIONS
+from pyspark_aerobee.topic_source import PushingTopicReader, TopicReader, topic_schema
 
-__all__ = ["AerobeeDataSource"]
+__all__ = ["AerobeeDataSource", "RocketMqDataSource"]
+
+_HELP = (
+    "say what to read: a store folder with .load(path), or topics of a cluster with the options nameServer "
+    "(host:port) and subscribe"
+)
 
 
 class AerobeeDataSource(DataSource):
@@ -29,12 +44,54 @@ class AerobeeDataSource(DataSource):
     def _given(self) -> Mapping[str, str]:
         return dict(self.options)
 
+    @property
+    def _is_store(self) -> bool:
+        """Whether the options mean a store folder. OptionError when they mean nothing."""
+        given = {name.lower() for name in self.options}
+        if "path" in given:
+            return True
+        if not given & {"nameserver", "namesrvaddr"}:
+            # A name that is almost right is what is wrong then.
+            Options(self._given, {*TOPIC_OPTIONS, *STORE_OPTIONS})
+            raise OptionError("path", "", _HELP)
+        return False
+
     def schema(self) -> StructType:
-        return store_schema(self._given)
+        return store_schema(self._given) if self._is_store else topic_schema(self._given)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         check_schema(schema, self.schema())
-        now_ms = time.time_ns() // 1_000_000
-        kind: Any = PushingStoreReader if read_options(self._given).flag("pushdown", False) else StoreReader
-        reader: DataSourceReader = kind(self._given, schema, now_ms)
+        pushes = str(self.options.get("pushdown", "")).lower() in ("true", "1", "yes")
+        kind: Any
+        if self._is_store:
+            read_options(self._given).flag("pushdown", False)
+            kind = PushingStoreReader if pushes else StoreReader
+        else:
+            kind = PushingTopicReader if pushes else TopicReader
+        reader: DataSourceReader = kind(self._given, schema, _now_ms())
         return reader
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from pyspark_aerobee.topic_stream import TopicStreamReader
+
+        if self._is_store:
+            raise OptionError(
+                "path",
+                str(self.options.get("path")),
+                "a store folder can be read (spark.read) but does not grow as a stream; "
+                "stream the topics of its cluster: options nameServer and subscribe",
+            )
+        check_schema(schema, self.schema())
+        return TopicStreamReader(self._given, schema, _now_ms())
+
+
+class RocketMqDataSource(AerobeeDataSource):
+    """The same under the name `rocketmq`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "rocketmq"
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

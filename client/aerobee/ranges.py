@@ -1,0 +1,414 @@
+"""Ranges of queues, read as brokers store them: for tools that read very many messages.
+
+    ranges = client.ranges()
+    low, high = await ranges.bounds(queue)
+    reader = ranges.reader([QueueRange(queue, low, high)])
+    while pieces := await reader.next(4 << 20):
+        for piece in pieces: ...                # piece.body is stored records, one behind the other
+
+Touches  brokers through `Peers`.
+
+A range is cut into stripes, of which several are pulled at the same time; a stripe holds about `stripe_bytes`, by what
+the stripes before it have told. Brokers answer with few messages at a time (32 by default): without this every pull
+would wait for the one before it.
+
+Failures  What may pass (a broker that restarts, is busy, or has not copied yet what its master has) is tried again, on
+          other replicas too, for `give_up_s`; then it is raised.
+
+Invariants
+- Pieces come in the order of the ranges, and of the offsets in each; [begin, end) of consecutive pieces of a range
+  leave no gap. What a broker does not have any more is a piece that says so (`lost`).
+- What is fetched and not handed out is at most `window` stripes of 4 * `stripe_bytes` and one answer each.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final, NamedTuple, TypeVar
+
+from aerobee.errors import (
+    BrokerRefused,
+    BrokerUnreachable,
+    ClientError,
+    InvalidMessage,
+    NoBroker,
+    RequestTimeout,
+)
+from aerobee.fetching import PASSING_CODES
+from aerobee.filters import Filter, SqlFilter, TagFilter
+from aerobee.offsets import Offsets
+from aerobee.peers import Peers
+from aerobee.route_table import RouteTable
+from aerobee.routes import MASTER_ID, MessageQueue, pull_addr
+from aerobee_proto.bodies import CheckClientConfigBody, QueryConsumeQueueBody
+from aerobee_proto.codes import PullFlag, RequestCode, ResponseCode
+from aerobee_proto.frames import Command
+from aerobee_proto.records import RECORD_SIZE_MIN
+from aerobee_remoting.lazy_log import lazy_logger
+
+T = TypeVar("T")
+log = lazy_logger()
+
+__all__ = ["Piece", "QueueRange", "RangeConfig", "RangeReader", "Ranges"]
+
+READER_GROUP: Final = "TOOLS_CONSUMER"  # RocketMQ's own group for tools, known to every broker
+STRIPE_OVERRUN: Final = 4
+STRIPE_STEP_FIRST: Final = 256  # messages, before anything is known of their sizes
+STRIPE_STEP_MIN, STRIPE_STEP_MAX = 32, 1 << 16
+MOVED: Final = int(ResponseCode.PULL_OFFSET_MOVED)
+NOTHING_CODES: Final = frozenset({ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY, MOVED})
+PASSING: Final = PASSING_CODES | NOTHING_CODES
+RETRY_MAX_S: Final = 3.0
+_SIZE_AND_OFFSET: Final = Struct(">i16xq")  # of a stored record
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class RangeConfig:
+    """How ranges are read.
+
+    max_messages  asked for with one pull; brokers have limits of their own
+    max_bytes     wish for the size of one answer
+    stripe_bytes  pulled one after the other
+    window        stripes pulled at the same time
+    timeout_s     of one request
+    retry_s       pause after a failed request
+    give_up_s     raise what failed when it failed for so long
+    """
+
+    max_messages: int = 1024
+    max_bytes: int = 1 << 20
+    stripe_bytes: int = 1 << 20
+    window: int = 8
+    timeout_s: float = 10.0
+    retry_s: float = 0.2
+    give_up_s: float = 30.0
+
+
+class QueueRange(NamedTuple):
+    """The messages of a queue with logical offsets in [begin, end)."""
+
+    queue: MessageQueue
+    begin: int
+    end: int
+
+
+class Piece(NamedTuple):
+    """What a broker has of [begin, end) of a queue: stored records that follow each other, checked by nobody yet.
+
+    With a filter only those that passed it. `lost`: the broker has none of these messages any more.
+    """
+
+    queue: MessageQueue
+    begin: int
+    end: int
+    body: bytes | memoryview
+    lost: bool = False
+
+
+class Ranges:
+    """Looks at queues and reads ranges of them. Made by `Client.ranges()`."""
+
+    def __init__(
+        self, config: RangeConfig, *, client_id: str, peers: Peers, routes: RouteTable, offsets: Offsets
+    ) -> None:
+        self._config = config
+        self._client_id = client_id
+        self._peers = peers
+        self._routes = routes
+        self._offsets = offsets
+
+    async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """The queues that can be read now, asked for anew; NoRoute when the topic is not there (any more)."""
+        return (await self._routes.ask_again(topic)).subscribe
+
+    async def bounds(self, queue: MessageQueue) -> tuple[int, int]:
+        """First readable logical offset and one past the last."""
+        low, high = await asyncio.gather(
+            self._ask_offset("ask the min offset of", queue, RequestCode.GET_MIN_OFFSET),
+            self._ask_offset("ask the max offset of", queue, RequestCode.GET_MAX_OFFSET),
+        )
+        return low, max(low, high)
+
+    async def max_offset(self, queue: MessageQueue) -> int:
+        """One past the last readable logical offset."""
+        return await self._ask_offset("ask the max offset of", queue, RequestCode.GET_MAX_OFFSET)
+
+    async def offset_by_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """First offset stored at or after the time; one past the last when there is none."""
+        return await self._ask_offset(
+            "ask the offset by time of",
+            queue,
+            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
+            {"timestamp": str(timestamp_ms), "boundaryType": "LOWER"},
+        )
+
+    async def sizes(self, queue: MessageQueue, offset: int, count: int) -> list[int]:
+        """Sizes in bytes of up to `count` stored records from `offset` on, from the queue's entries.
+
+        Fewer when the broker answers with fewer. BrokerRefused where this needs a permission that is missing.
+        """
+        answer = await self._ask(
+            "ask the entries of",
+            queue,
+            RequestCode.QUERY_CONSUME_QUEUE,
+            {"index": str(offset), "count": str(count)},
+        )
+        if answer.code != ResponseCode.SUCCESS:
+            addr = self.addr(queue, 0)
+            raise BrokerRefused(f"ask the entries of {queue}", addr, answer.code, answer.remark)
+        return [entry.physic_size for entry in QueryConsumeQueueBody.from_bytes(answer.body).queue_data]
+
+    def has_master(self, queue: MessageQueue) -> bool:
+        """Whether the known route names a master of the queue's broker; else a replica answers, as far as it is."""
+        route = self._routes.cached(queue.topic)
+        return route is not None and MASTER_ID in route.brokers.get(queue.broker_name, {})
+
+    async def committed(self, group: str, queue: MessageQueue) -> int | None:
+        """The offset a group will read next; None when it has committed none."""
+        return await self._offsets.committed(group, queue)
+
+    async def commit(self, group: str, queue: MessageQueue, offset: int) -> None:
+        """Store the offset that the group will read next."""
+        await self._offsets.commit(group, queue, offset)
+
+    async def check_filter(self, topic: str, wanted: Filter) -> None:
+        """Ask every broker of the topic whether it serves an SQL92 filter; BrokerRefused says why not."""
+        if not isinstance(wanted, SqlFilter):
+            return
+        route = await self._routes.for_subscribe(topic)
+        body = CheckClientConfigBody(
+            client_id=self._client_id,
+            group=READER_GROUP,
+            subscription_data=wanted.subscription(topic, 0),
+        ).to_bytes()
+        what = f"check the filter {wanted.text!r} of topic {topic!r}"
+        names = sorted({queue.broker_name for queue in route.subscribe})
+        await asyncio.gather(
+            *(
+                self._peers.call(
+                    what, self._routes.master_addr(topic, name), RequestCode.CHECK_CLIENT_CONFIG, {}, body
+                )
+                for name in names
+            )
+        )
+
+    def reader(self, ranges: Sequence[QueueRange], wanted: Filter | None = None) -> "RangeReader":
+        """A reader of these ranges, one behind the other."""
+        for one in ranges:
+            if not 0 <= one.begin <= one.end:
+                raise InvalidMessage(f"{one.queue} has no range {one.begin} to {one.end}")
+        return RangeReader(self, self._config, ranges, wanted or TagFilter())
+
+    # --- asking -----------------------------------------------------------------------------------------------
+
+    async def _ask_offset(
+        self, what: str, queue: MessageQueue, code: RequestCode, more: dict[str, str] | None = None
+    ) -> int:
+        answer = await self._ask(what, queue, code, more or {})
+        if answer.code != ResponseCode.SUCCESS:
+            raise BrokerRefused(f"{what} {queue}", self.addr(queue, 0), answer.code, answer.remark)
+        return int(answer.ext["offset"])
+
+    async def _ask(self, what: str, queue: MessageQueue, code: RequestCode, more: dict[str, str]) -> Command:
+        """The answer of the master, or of another replica where nameservers know no master."""
+        header = {"topic": queue.topic, "queueId": str(queue.queue_id), "bname": queue.broker_name} | more
+
+        async def once(_: int) -> Command:
+            if self._routes.cached(queue.topic) is None:
+                await self._routes.for_subscribe(queue.topic)
+            addr = self.addr(queue, 0)
+            answer = await self.request(f"{what} {queue}", addr, code, header)
+            if answer.code in PASSING_CODES:
+                raise BrokerRefused(f"{what} {queue}", addr, answer.code, answer.remark)
+            return answer
+
+        return await self.patiently(queue.topic, once)
+
+    async def patiently(self, topic: str, once: Callable[[int], Awaitable[T]]) -> T:
+        """What `once(attempt)` gives; asked again while what fails may pass, for `give_up_s`."""
+        now = asyncio.get_running_loop().time
+        started, attempt = now(), 0
+        while True:
+            try:
+                return await once(attempt)
+            except (RequestTimeout, BrokerUnreachable, NoBroker, BrokerRefused) as failed:
+                if isinstance(failed, BrokerRefused) and failed.code not in PASSING:
+                    raise
+                if now() - started >= self._config.give_up_s:
+                    raise
+                log.debug("client.range_retried", topic=topic, reason=str(failed))
+            attempt += 1
+            await asyncio.sleep(min(self._config.retry_s * attempt, RETRY_MAX_S))
+            await self._routes.refresh(topic)
+
+    def addr(self, queue: MessageQueue, attempt: int, suggested_id: int = MASTER_ID) -> str:
+        """The replica for an attempt: the suggested one first, then each other in turn."""
+        route = self._routes.cached(queue.topic)
+        addrs = route.brokers.get(queue.broker_name, {}) if route else {}
+        first = pull_addr(addrs, suggested_id)
+        if first is None:
+            raise NoBroker(queue.topic, f"broker {queue.broker_name}", list(route.brokers) if route else [])
+        others = [addrs[broker_id] for broker_id in sorted(addrs) if addrs[broker_id] != first]
+        return [first, *others][attempt % (1 + len(others))]
+
+    async def request(self, what: str, addr: str, code: RequestCode, header: dict[str, str]) -> Command:
+        """One request, once."""
+        return await self._peers.request(what, addr, code, header, timeout_s=self._config.timeout_s)
+
+
+class _Stripe(NamedTuple):
+    """Part of a range that is pulled pull by pull."""
+
+    queue: MessageQueue
+    begin: int
+    end: int
+
+
+class RangeReader:
+    """Hands out the pieces of ranges in order, while the next ones are on their way."""
+
+    def __init__(
+        self, ranges: Ranges, config: RangeConfig, wanted: Sequence[QueueRange], filter: Filter
+    ) -> None:
+        # Fixed for life.
+        self._ranges = ranges
+        self._config = config
+        self._filter = filter
+        self._unfiltered = filter.text == "*" and filter.tags is None
+        # Moved by next().
+        self._left = deque(one for one in wanted if one.begin < one.end)
+        self._pulling: deque[tuple[_Stripe, asyncio.Task[tuple[list[Piece], int]]]] = deque()
+        self._step = STRIPE_STEP_FIRST
+        self._suggested: dict[str, int] = {}
+
+    async def next(self, size: int) -> list[Piece]:
+        """Pieces of at least `size` bytes together, fewer at the end; an empty list behind the end.
+
+        ClientError when a broker could not be read for `give_up_s`: pieces before that have been handed out.
+        """
+        found: list[Piece] = []
+        gathered = 0
+        while gathered < size:
+            self._start_stripes()
+            if not self._pulling:
+                break
+            stripe, task = self._pulling[0]
+            try:
+                pieces, reached = await task
+            except ClientError:
+                if found:
+                    return found  # the next call meets the error again
+                raise
+            self._pulling.popleft()
+            if reached < stripe.end:
+                self._pulling.appendleft(self._start(stripe._replace(begin=reached)))
+            found += pieces
+            fetched = sum(len(piece.body) for piece in pieces)
+            gathered += fetched
+            self._learn(reached - stripe.begin, fetched)
+        return found
+
+    async def close(self) -> None:
+        """Stop what is on its way."""
+        tasks = [task for _, task in self._pulling]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._pulling.clear()
+        self._left.clear()
+
+    # --- stripes ----------------------------------------------------------------------------------------------
+
+    def _start_stripes(self) -> None:
+        while len(self._pulling) < self._config.window and self._left:
+            queue, begin, end = self._left[0]
+            cut = min(begin + self._step, end)
+            self._pulling.append(self._start(_Stripe(queue, begin, cut)))
+            if cut == end:
+                self._left.popleft()
+            else:
+                self._left[0] = QueueRange(queue, cut, end)
+
+    def _start(self, stripe: _Stripe) -> tuple[_Stripe, "asyncio.Task[tuple[list[Piece], int]]"]:
+        work = self._fetch(stripe)
+        return stripe, asyncio.get_running_loop().create_task(work, name=f"range {stripe.queue}")
+
+    def _learn(self, count: int, size: int) -> None:
+        """Make stripes as long as `stripe_bytes` asks for."""
+        wanted = self._config.stripe_bytes * count // max(size, 1)
+        self._step = max(STRIPE_STEP_MIN, min(wanted, 4 * self._step, STRIPE_STEP_MAX))
+
+    async def _fetch(self, stripe: _Stripe) -> tuple[list[Piece], int]:
+        """The pieces of a stripe, and how far they reach: less than its end where messages are unusually large."""
+        pieces: list[Piece] = []
+        offset, gathered = stripe.begin, 0
+        while offset < stripe.end and gathered < STRIPE_OVERRUN * self._config.stripe_bytes:
+            piece = await self._pull(stripe.queue, offset, stripe.end)
+            pieces.append(piece)
+            gathered += len(piece.body)
+            offset = piece.end
+        return pieces, offset
+
+    # --- pulls ------------------------------------------------------------------------------------------------
+
+    async def _pull(self, queue: MessageQueue, offset: int, end: int) -> Piece:
+        async def once(attempt: int) -> Piece:
+            addr = self._ranges.addr(queue, attempt, self._suggested.get(queue.broker_name, MASTER_ID))
+            what = f"pull {queue} from offset {offset}"
+            answer = await self._ranges.request(
+                what, addr, RequestCode.PULL_MESSAGE, self._header(queue, offset, end)
+            )
+            if answer.code == ResponseCode.SUCCESS:
+                self._suggested[queue.broker_name] = int(answer.ext.get("suggestWhichBrokerId", MASTER_ID))
+            return self._piece(what, addr, QueueRange(queue, offset, end), answer)
+
+        return await self._ranges.patiently(queue.topic, once)
+
+    def _header(self, queue: MessageQueue, offset: int, end: int) -> dict[str, str]:
+        """A pull that is answered at once: what is asked for is there."""
+        config = self._config
+        count = min(config.max_messages, end - offset) if self._unfiltered else config.max_messages
+        return {
+            "consumerGroup": READER_GROUP,
+            "topic": queue.topic,
+            "queueId": str(queue.queue_id),
+            "queueOffset": str(offset),
+            "maxMsgNums": str(count),
+            "sysFlag": str(PullFlag.SUBSCRIPTION),
+            "commitOffset": "0",
+            "suspendTimeoutMillis": "0",
+            "subscription": self._filter.text,
+            "subVersion": "0",
+            "expressionType": self._filter.expression_type,
+            "maxMsgBytes": str(config.max_bytes),
+            "bname": queue.broker_name,
+        }
+
+    def _piece(self, what: str, addr: str, asked: QueueRange, answer: Command) -> Piece:
+        queue, offset, end = asked
+        following = int(answer.ext.get("nextBeginOffset", offset))
+        if answer.code == ResponseCode.SUCCESS:
+            body = answer.body if following <= end else _cut(answer.body, end)
+            return Piece(queue, offset, min(following, end), body)
+        if answer.code not in NOTHING_CODES:
+            raise BrokerRefused(what, addr, answer.code, answer.remark)
+        if following <= offset:
+            last = answer.ext.get("maxOffset", "an unknown offset")
+            raise BrokerRefused(
+                what, addr, answer.code, f"{answer.remark or 'nothing there'} (the queue ends at {last})"
+            )
+        skipped = answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY and not self._unfiltered
+        return Piece(queue, offset, min(following, end), b"", lost=not skipped)
+
+
+def _cut(body: bytes | memoryview, end: int) -> memoryview:
+    """The records in front of the first one with a logical offset of `end` or more."""
+    view, position = memoryview(body), 0
+    while len(view) - position >= RECORD_SIZE_MIN:
+        size, queue_offset = _SIZE_AND_OFFSET.unpack_from(view, position)
+        if queue_offset >= end or size < RECORD_SIZE_MIN:
+            break
+        position += size
+    return view[:position]
