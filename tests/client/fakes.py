@@ -210,7 +210,6 @@ class FakeBroker(FakeServer):
         serve(code.GET_CONSUMER_LIST_BY_GROUP, self._list_members)
         serve(code.LOCK_BATCH_MQ, self._lock)
         serve(code.UNLOCK_BATCH_MQ, lambda _: Response())
-        serve(code.CHECK_CLIENT_CONFIG, lambda _: Response())
         serve(code.CONSUMER_SEND_MSG_BACK, lambda _: Response())
         serve(code.END_TRANSACTION, lambda _: Response())
         serve(code.RECALL_MESSAGE, lambda _: Response(ext={"msgId": "taken back"}))

@@ -1,0 +1,52 @@
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from aerobee.errors import ClientError
+from aerobee.local_offsets import LocalOffsets
+from aerobee.routes import MessageQueue
+
+Q0, Q1 = MessageQueue("T", "b-a", 0), MessageQueue("T", "b-a", 1)
+
+
+def test_offsets_survive_in_the_official_layout(tmp_path: Path) -> None:
+    offsets = LocalOffsets(tmp_path, "10.0.0.1@DEFAULT", "g")
+    offsets.load()
+    assert offsets.get(Q0) is None
+    offsets.set(Q1, 17)
+    offsets.set(Q0, 5)
+    offsets.save()
+    path = tmp_path / "10.0.0.1@DEFAULT" / "g" / "offsets.json"
+    assert path.read_text() == (
+        '{"offsetTable":{{"brokerName":"b-a","queueId":0,"topic":"T"}:5,'
+        '{"brokerName":"b-a","queueId":1,"topic":"T"}:17}}'
+    )
+    again = LocalOffsets(tmp_path, "10.0.0.1@DEFAULT", "g")
+    again.load()
+    assert (again.get(Q0), again.get(Q1)) == (5, 17)
+
+
+def test_a_file_as_the_official_client_writes_it_is_read(tmp_path: Path) -> None:
+    offsets = LocalOffsets(tmp_path, "c", "g")
+    offsets.path.parent.mkdir(parents=True)
+    offsets.path.write_text(
+        '{\n\t"offsetTable":{{\n\t\t\t"brokerName":"b-a",\n\t\t\t"queueId":1,\n\t\t\t"topic":"T"\n\t\t}:3\n\t}\n}'
+    )
+    offsets.load()
+    assert offsets.get(Q1) == 3
+
+
+def test_a_broken_file_is_replaced_by_its_backup_or_named(tmp_path: Path) -> None:
+    offsets = LocalOffsets(tmp_path, "c", "g")
+    for at in (3, 4):
+        offsets.set(Q0, at)
+        offsets.save()
+    offsets.path.write_text("{")
+    with capture_logs() as logs:
+        offsets.load()
+    assert offsets.get(Q0) == 3
+    assert [entry["event"] for entry in logs] == ["client.offsets_file_broken"]
+    offsets.path.with_suffix(".json.bak").write_text("[")
+    with pytest.raises(ClientError, match="repair or remove the files"):
+        offsets.load()
