@@ -142,10 +142,12 @@ def _lags(services: Services) -> Iterator[tuple[tuple[str, ...], int, int, int]]
 
 
 def _lag(services: Services, group: str, config: TopicConfig) -> tuple[int, int, int]:
-    """(unread messages, of these pulled, store time of the oldest unread one or 0)."""
+    """(unread messages, those pulled and not committed or popped and not acknowledged, store time of the oldest
+    unread one or 0)."""
     lag = in_flight = oldest_ms = 0
     topic = config.topic_name
     for queue_id, consumed in services.offsets.of_group(group, topic).items():
+        in_flight += services.popped((topic, group, queue_id))
         behind = services.store.max_offset(topic, queue_id) - consumed
         if behind <= 0:
             continue

@@ -75,6 +75,8 @@ class Services:
     durable: Callable[[], Awaitable[None]] = at_once
     # Set by the assembly, unless timer messages are turned off.
     timers: "TimerDelivery | None" = None
+    # Set by the assembly: (topic, group, queue id) -> messages popped and not acknowledged.
+    popped: Callable[[tuple[str, str, int]], int] = lambda queue: 0
     # Set by the assembly: delete the expired files soon.
     clean: Callable[[], None] = lambda: None
 

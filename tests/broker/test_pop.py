@@ -1,5 +1,6 @@
 """POP through real sockets: what is handed out, what comes back, who waits, and what a broker refuses."""
 
+import base64
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from aerobee_broker.broker import Broker
+from aerobee_broker.metric_families import families, take_snapshot
 from aerobee_proto import properties
 from aerobee_proto.bodies import SubscriptionGroupConfig, TopicConfig
 from aerobee_proto.codes import RequestCode, ResponseCode
@@ -204,6 +206,24 @@ async def test_batches_acknowledge_by_bits(broker: Broker, clock: Clock, client:
     clock.now_ms += MINUTE
     await sweep(broker)
     assert bodies(await client.pop("T")) == [b"0", b"3"]
+
+
+async def test_a_batch_with_something_wrong_counts_as_far_as_it_is_right(
+    broker: Broker, clock: Clock, client: Popper
+) -> None:
+    await client.put("T", b"a")
+    await client.put("T", b"b")
+    answer = await client.pop("T")
+    bits = base64.b64encode(b"\x01").decode()
+    ack = {"c": "test-group", "t": "T", "q": 0, "so": 0, "r": "0", "it": MINUTE, "b": bits}
+    right = {**ack, "pt": int(answer.ext["popTime"]), "rq": int(answer.ext["reviveQid"])}
+    wrong = {**ack, "pt": 1, "rq": 77}
+    body = json.dumps({"acks": [right, wrong], "brokerName": "test-a"}).encode()
+    refused = await client.ask(RequestCode.BATCH_ACK_MESSAGE, body=body)
+    assert refused.code == ResponseCode.INVALID_PARAMETER
+    clock.now_ms += MINUTE
+    await sweep(broker)
+    assert bodies(await client.pop("T")) == [b"b"]
 
 
 async def test_late_acknowledgements_are_thanked_for_and_change_nothing(
@@ -431,6 +451,32 @@ async def test_a_group_that_is_sent_back_pops_from_there(broker: Broker, client:
     await client.ack_all(await client.pop("T"))
     broker.services.offsets.assign_reset("test-group", "T", 0, 1)
     assert bodies(await client.pop("T")) == [b"1", b"2"]
+
+
+# --- looking in ---------------------------------------------------------------------------------------------------
+
+
+async def test_what_is_outstanding_is_told(broker: Broker, clock: Clock, client: Popper) -> None:
+    for i in range(3):
+        await client.put("T", b"%d" % i)
+    answer = await client.pop("T")
+    client.send_pop("T", pollTime=10_000, bornTime=clock())
+    await client.ack("T", extra_infos(answer, "T")[0])
+    await settled(broker)
+    facts = broker._facts()
+    told = {name: facts[name] for name in facts if "pop" in name}
+    assert told == {
+        "held_pops": 1,
+        "pop_check_points": 1,
+        "pop_unacknowledged": 2,
+        "pop_acknowledged": 1,
+        "pop_revived": 0,
+        "pop_dead_letters": 0,
+    }
+    found = {family.name: family.rows for family in families(take_snapshot(broker.services, facts))}
+    assert found["aerobee_broker_pop_unacknowledged"] == [((), 2.0)]
+    in_flight = {labels[:2]: value for labels, value in found["rocketmq_consumer_inflight_messages"]}
+    assert in_flight[("T", "test-group")] == 2
 
 
 # --- refusals -----------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from aerobee_broker.pop.checkpoints import Key
 from aerobee_broker.pop.revive_log import REVIVE_GROUP, parse_record
 from aerobee_broker.pop.service import PopService
 from aerobee_proto.bodies import TopicConfig
-from aerobee_proto.codes import ResponseCode
+from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.errors import FormatError
 from aerobee_proto.frames import Command
 from aerobee_proto.records import decode_record, decode_records, encode_record
@@ -111,6 +111,23 @@ async def test_what_is_acknowledged_stays_so_although_no_offset_was_saved(
         clock.now_ms += 2 * MINUTE
         await sweep(broker)
         assert (await client.pop(TOPIC)).code == ResponseCode.POLLING_TIMEOUT
+
+
+async def test_a_group_whose_settings_were_not_written_yet_is_owed_its_messages(
+    tmp_path: Path, clock: Clock
+) -> None:
+    async with serving(tmp_path / "one", clock) as (broker, client):
+        await fill(client, 2)
+        answer = await client.pop(TOPIC)
+        assert (await client.ack(TOPIC, extra_infos(answer, TOPIC)[0])).code == 0
+        folder = await crashed(broker, tmp_path / "two")
+    for path in (folder / "config").glob("subscriptionGroup.json*"):
+        path.unlink()
+    async with serving(folder, clock) as (broker, client):
+        assert (await client.pop(TOPIC)).code == ResponseCode.POLLING_TIMEOUT
+        clock.now_ms += MINUTE
+        await sweep(broker)
+        assert bodies(await client.pop(TOPIC)) == [b"1"]
 
 
 async def test_what_went_back_to_the_group_goes_back_once(tmp_path: Path, clock: Clock) -> None:
@@ -362,16 +379,16 @@ async def test_waking_within_an_append_hands_out_each_message_once(
             waiting = [
                 client.send_pop(TOPIC, pollTime=60_000, bornTime=clock(), maxMsgNums=1) for _ in range(8)
             ]
-            await client.ask(200055, client.fields(TOPIC))
+            await client.ask(RequestCode.POLLING_INFO, client.fields(TOPIC))
             for i in range(8):
                 await sender.put(TOPIC, b"%d" % i)
         answers = await client.answers(8)
         assert sorted(bodies(answers[opaque])[0] for opaque in waiting) == [b"%d" % i for i in range(8)]
         clock.now_ms += MINUTE
         again = [client.send_pop(TOPIC, pollTime=60_000, bornTime=clock(), maxMsgNums=1) for _ in range(8)]
-        await client.ask(200055, client.fields(TOPIC))
+        client.send_request(RequestCode.POLLING_INFO, client.fields(TOPIC))
         await sweep(broker)
-        answers = await client.answers(8)
+        answers = await client.answers(9)
         assert sorted(bodies(answers[opaque])[0] for opaque in again) == [b"%d" % i for i in range(8)]
         await sweep(broker)
         pop_of(broker).ledger.table.check()

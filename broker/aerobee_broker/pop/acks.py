@@ -85,6 +85,7 @@ class AckHandlers:
         self._pending: dict[Key, _Pending] = {}
         self._positions: dict[PopQueue, int] = {}
         self._waiting: list[Request] = []
+        self._is_scheduled = False
         self._tasks: set[asyncio.Task[None]] = set()
         self.on_release: Callable[[PopQueue], None] = lambda queue: None
         self.acknowledged = 0
@@ -134,11 +135,11 @@ class AckHandlers:
                 self._take_many(ack)
             except RequestError as error:
                 refused = error
-        if refused is not None:
-            request.respond(Response(refused.code, refused.remark))
-        else:
+        if refused is None:
             self._answer_later(request)
-        return None
+            return None
+        self._write_soon()  # the others count all the same
+        return Response(refused.code, refused.remark)
 
     def _take_many(self, ack: _Ack) -> None:
         topic = real_topic(ack.t, ack.c, ack.r)
@@ -212,13 +213,18 @@ class AckHandlers:
 
     def _answer_later(self, request: Request) -> None:
         """Answer when everything that is noted now is durable."""
-        if not self._waiting:
-            asyncio.get_running_loop().call_soon(self._write)
+        self._write_soon()
         request.connection.hold(1)
         self._waiting.append(request)
 
+    def _write_soon(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._write)
+
     def _write(self) -> None:
         """Append what was noted in this turn, and answer once it is durable."""
+        self._is_scheduled = False
         waiting, self._waiting = self._waiting, []
         pending, self._pending = self._pending, {}
         positions, self._positions = self._positions, {}
@@ -227,6 +233,8 @@ class AckHandlers:
                 self._append(pending, positions)
         except RequestError as refused:
             self._respond(waiting, Response(refused.code, refused.remark))
+            return
+        if not waiting:
             return
         task = asyncio.create_task(self._settle(waiting), name="acknowledgements")
         self._tasks.add(task)

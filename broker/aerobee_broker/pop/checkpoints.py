@@ -160,7 +160,7 @@ class CheckPointTable:
         known = self._by_key.pop(point.key, None)
         if known is not None:
             self._count(known, -(known.all_bits & ~known.bits).bit_count())
-            if known.offsets == point.offsets:
+            if list(known.offsets) == list(point.offsets):
                 point.bits |= known.bits
             known.bits = known.all_bits
         if point.is_settled:

@@ -157,6 +157,12 @@ class Ledger:
         """Move each group to where the records, in the order of the log, say that it was."""
         positions: dict[PopQueue, int] = {}
         offsets = self._services.offsets
+        for group in {
+            said.key.group if isinstance(said, CheckPoint) else said.group for _, said, _ in records
+        }:
+            self._services.groups.find(
+                group
+            )  # its settings may not have been written yet: messages are owed to it
         for _, said, stored_ms in records:
             if isinstance(said, CheckPoint):
                 if said.moves or not said.offsets:
@@ -174,7 +180,7 @@ class Ledger:
                 positions[queue] = offset
         for (topic, group, queue_id), offset in positions.items():
             readable = self._services.store.readable_range(topic, queue_id)
-            if readable is not None and group in self._services.groups:
+            if readable is not None and group in self._services.groups:  # made by use, or made again above
                 offsets.commit(group, topic, queue_id, min(max(offset, readable[0]), readable[1]))
         if positions:
             log.info("broker.pop_positions_restored", queues=len(positions))

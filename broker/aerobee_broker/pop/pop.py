@@ -624,10 +624,10 @@ def _notice(*, has_messages: bool, is_full: bool = False) -> Response:
     )
 
 
-def _offsets_of(result: GetResult, offset: int) -> list[int]:
+def _offsets_of(result: GetResult, offset: int) -> Sequence[int]:
     """The queue offsets of the records of a read that began at `offset`."""
     if result.next_offset - offset == result.count:
-        return list(range(offset, result.next_offset))
+        return range(offset, result.next_offset)
     found = []
     for piece in result.body:
         at = 0

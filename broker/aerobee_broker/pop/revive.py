@@ -80,7 +80,8 @@ class Reviver:
             if offset < 0:
                 log.error("broker.pop_message_refused", topic=message.topic, group=key.group)
         ledger.table.settle(point)
-        self.revived += len(messages) - dead
+        refused = sum(offset < 0 for offset in offsets[: len(messages)])
+        self.revived += len(messages) - dead - refused
         self.dead += dead
 
     def _is_wanted(self, point: CheckPoint) -> bool:

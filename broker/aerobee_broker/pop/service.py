@@ -42,6 +42,7 @@ class PopService:
         self.acks = AckHandlers(services, self.ledger, self.orders)
         self.acks.on_release = self.pops.released
         self.reviver = Reviver(services, self.ledger)
+        services.popped = self.ledger.table.in_flight
         self._routes = Routes(services)
         self._sweeps = 0
 
