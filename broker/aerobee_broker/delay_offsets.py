@@ -42,6 +42,11 @@ class DelayOffsets:
         """The offset that the file holds or may hold; 0 for a level that never moved."""
         return self._offsets.get(level, 0)
 
+    @property
+    def levels(self) -> list[int]:
+        """The levels that ever moved."""
+        return sorted(self._offsets)
+
     def moved(self, level: int, offset: int, log_end: int) -> None:
         """The level was delivered up to `offset`; the deliveries lie in the log below `log_end`."""
         self._unsettled.append((log_end, level, offset))

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from aerobee_broker.config import delay_levels
 from aerobee_broker.services import Services
 from aerobee_proto.codes import VERSION
 from aerobee_proto.names import SCHEDULE_TOPIC
@@ -127,13 +126,12 @@ def _store(services: Services, disk: tuple[int, int]) -> dict[str, str]:
 
 
 def _delays(services: Services) -> dict[str, str]:
-    """`delivered,stored` of each delay level that is in use."""
-    table = {}
-    for level in range(1, len(delay_levels(services.config.message_delay_level)) + 1):
-        stored = services.store.max_offset(SCHEDULE_TOPIC, level - 1)
-        if stored > 0:
-            table[f"scheduleMessageOffset_{level}"] = f"{services.delay_offsets.get(level)},{stored}"
-    return table
+    """`delivered,stored` of each delay level of which something was delivered, as RocketMQ tells it."""
+    offsets, store = services.delay_offsets, services.store
+    return {
+        f"scheduleMessageOffset_{level}": f"{offsets.get(level)},{store.max_offset(SCHEDULE_TOPIC, level - 1)}"
+        for level in offsets.levels
+    }
 
 
 def earliest_ms(services: Services) -> int:
