@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, overload
 
 from aerobee.config import ClientConfig, ConsumerConfig, Credentials, FetchConfig, ProducerConfig, parse_addrs
 from aerobee.delivery import Delivery
-from aerobee.errors import ClientClosed, InvalidMessage
+from aerobee.errors import ClientClosed, InvalidMessage, NoRoute
 from aerobee.fetching import Fetcher
 from aerobee.filters import Filter, chosen_filter
 from aerobee.message import Message
@@ -418,7 +418,10 @@ class Client:
         from aerobee.trace import parse_trace
 
         session = self._open()
-        found = await session.queries.by_key(self.config.trace_topic, message_id, None, None, TRACES_MAX)
+        try:
+            found = await session.queries.by_key(self.config.trace_topic, message_id, None, None, TRACES_MAX)
+        except NoRoute:
+            return []  # no broker has the topic, so nobody has written to it
         records = [record for message in found for record in parse_trace(message.text())]
         return sorted(
             (record for record in records if record.message_id == message_id),

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from aerobee.errors import DamagedRecord
 from aerobee.routes import MessageQueue
@@ -19,7 +19,13 @@ from aerobee_proto.message_ids import encode_offset_message_id
 from aerobee_proto.properties import RETRY_TOPIC
 from aerobee_proto.records import StoredRecord
 
+if TYPE_CHECKING:
+    from aerobee.codecs import Codec
+
 __all__ = ["Message", "MessageBatch", "OutgoingMessage", "SendResult", "SendStatus"]
+
+
+T = TypeVar("T")
 
 
 class SendStatus(Enum):
@@ -82,6 +88,10 @@ class Message:
             body = self._inflate() if record.sys_flag & SysFlag.COMPRESSED else record.body
             self._body = body
         return body
+
+    def decode(self, codec: "Codec[T]") -> T:
+        """The body as a value, read by a codec (`aerobee.JsonCodec(Order)`). CodecError when it is none."""
+        return codec.decode(self.body)
 
     def text(self, encoding: str = "utf-8") -> str:
         """The body as text."""

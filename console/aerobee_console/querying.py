@@ -1,4 +1,4 @@
-"""`aerobee query`: messages by key or by id.
+"""`aerobee query`: messages by key or by id, and what clients have traced of one.
 
 Touches  the cluster through the client.
 """
@@ -14,6 +14,7 @@ from aerobee_console.tables import Column, OutputFormat, print_table, show
 
 if TYPE_CHECKING:
     from aerobee import Client, Message
+    from aerobee.trace import TraceRecord
 
 __all__ = ["query"]
 
@@ -27,6 +28,23 @@ COLUMNS: Final = (
     Column("message_id", "message id"),
     Column("shown", "body"),
 )
+
+TRACE_COLUMNS: Final = (
+    Column("at", "at"),
+    Column("what", "what"),
+    Column("group", "group"),
+    Column("took_ms", "ms", number=True),
+    Column("ended", "ended"),
+    Column("details", "details"),
+)
+# RocketMQ's numbers for how a delivery ended.
+OUTCOMES: Final = {0: "acked", 1: "timed out", 2: "raised", 3: "returned nothing", 4: "sent back"}
+WHATS: Final = {
+    "Pub": "sent",
+    "SubBefore": "delivered",
+    "SubAfter": "settled",
+    "EndTransaction": "transaction ended",
+}
 
 
 def query(
@@ -46,6 +64,7 @@ def query(
     ] = None,
     end: Annotated[str | None, Parameter(allow_leading_hyphen=True, help="Stored until.")] = None,
     count: Annotated[int, Parameter(help="At most so many; of more, the newest.")] = 64,
+    trace: Annotated[bool, Parameter(help="With --id: what clients that write traces did with it.")] = False,
     output: Output = "table",
     connect: Connect | None = None,
 ) -> int:
@@ -53,6 +72,10 @@ def query(
     word = key if key is not None else key_option
     if (word is None) == (message_id is None):
         raise Failure("give a key, or --id and a message id", USAGE)
+    if trace:
+        if message_id is None:
+            raise Failure("--trace goes with --id", USAGE)
+        return _trace(topic, message_id, output, connect)
 
     async def ask(client: "Client") -> list["Message"]:
         if message_id is not None:
@@ -67,6 +90,48 @@ def query(
         raise Failure(f"topic {topic!r} has no message with {what}", NOT_FOUND)
     _print(found, output, alone=message_id is not None)
     return OK
+
+
+def _trace(topic: str, message_id: str, output: OutputFormat, connect: Connect | None) -> int:
+    """Show the trace records of one message, which may be named by either of its ids."""
+
+    async def ask(client: "Client") -> list["TraceRecord"]:
+        found = await client.query_by_id(message_id, topic)
+        return await client.trace(message_id if found is None else found.message_id)
+
+    records = run(connect, ask)
+    if not records:
+        raise Failure(
+            f"nobody has traced message {message_id}: clients write traces when they are told to, into a topic that"
+            " brokers have with traceTopicEnable",
+            NOT_FOUND,
+        )
+    show(output, "traces", TRACE_COLUMNS, [_trace_facts(record, records) for record in records])
+    return OK
+
+
+def _trace_facts(record: "TraceRecord", records: list["TraceRecord"]) -> dict[str, Any]:
+    group = record.group
+    if record.kind == "SubAfter":  # says only which delivery it ends
+        group = next((one.group for one in records if one.request_id == record.request_id and one.group), "")
+        ended = OUTCOMES.get(record.outcome or 0, "unknown") if record.outcome is not None else str(record.ok)
+    elif record.kind == "EndTransaction":
+        ended = {"COMMIT_MESSAGE": "committed", "ROLLBACK_MESSAGE": "rolled back"}.get(
+            record.transaction_state or "", "unknown"
+        )
+    else:
+        ended = "stored" if record.kind == "Pub" and record.ok else "failed" if record.kind == "Pub" else ""
+    details = {"to": record.topic or None, "at": record.store_host or None}
+    if record.kind == "SubBefore":
+        details["redelivery"] = str(record.reconsume_times) if record.reconsume_times else None
+    return {
+        "at": time_text(record.timestamp_ms),
+        "what": WHATS[record.kind],
+        "group": group,
+        "took_ms": record.took_ms if record.kind in ("Pub", "SubAfter") else None,
+        "ended": ended,
+        "details": "  ".join(f"{name} {value}" for name, value in details.items() if value),
+    }
 
 
 def _print(found: list["Message"], output: OutputFormat, *, alone: bool) -> None:

@@ -2,7 +2,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from aerobee import DamagedRecord, Message, MessageQueue
+from aerobee import CodecError, DamagedRecord, JsonCodec, Message, MessageQueue
 from aerobee_proto.codes import SysFlag
 from aerobee_proto.compression import compress_body
 from aerobee_proto.properties import encode_properties
@@ -88,3 +88,9 @@ def test_repr_is_short_and_useful() -> None:
         repr(received(properties={"UNIQ_KEY": "U1"}))
         == "<Message U1 topic='T' queue=b-a/3 offset=5 body=2 bytes>"
     )
+
+
+def test_a_codec_reads_the_body() -> None:
+    assert received(b'{"a":1}').decode(JsonCodec(dict[str, int])) == {"a": 1}
+    with pytest.raises(CodecError):
+        received(b"no JSON").decode(JsonCodec(int))

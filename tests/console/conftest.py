@@ -38,6 +38,7 @@ def nameserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "maxHashSlotNum": 1000,
         "maxIndexNum": 4000,
         "enablePropertyFilter": "true",
+        "traceTopicEnable": "true",
     }
     with (
         ours.start_nameserver() as started,
