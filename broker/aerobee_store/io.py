@@ -33,7 +33,8 @@ __all__ = ["Buffer", "DataFile", "DiskIo", "FolderEntry", "LockHandle", "StoreIo
 Buffer = bytes | bytearray | memoryview
 
 _ZERO_CHUNK = 1 << 20
-_ROOM_STEP = 1 << 16  # bytes that a file opened with `room` is given at least
+_SPACE_STEP = 1 << 16  # bytes that a file opened with `room` is given at least
+_PAGE = mmap.PAGESIZE
 _WRITE_CALL_MIN = 400  # bytes from which writes are calls; two records are longer (see _DiskFile.write)
 # What is not there now and may be later, without anything being wrong with the disk: space, quota, inodes (the first
 # again), descriptors, address space.
@@ -151,16 +152,17 @@ class StoreIo(Protocol):
 
 
 class _DiskFile:
-    __slots__ = ("_closing", "_fd", "_map", "_room", "path", "size", "view")
+    __slots__ = ("_closing", "_fd", "_map", "_room", "_space", "path", "size", "view")
 
-    def __init__(
-        self, path: Path, fd: int, size: int, *, writable: bool, room: tuple[int, int] | None = None
-    ) -> None:
+    def __init__(self, path: Path, fd: int, size: int, *, writable: bool, space: int | None = None) -> None:
+        """`space` bytes from the beginning are allocated, and pages come one by one; None: all of the file."""
         self.path = path
         self.size = size
         self._fd = fd
-        # [begin, end) of what is certain to have space; replaced whole, because threads may write to one file.
-        self._room = room or (0, size)
+        # [begin, end), replaced whole, because threads may write to one file: where stores through the map are
+        # fine, and what is certain to be allocated. The second holds the first.
+        self._room = (0, size if space is None else 0)
+        self._space = (0, size if space is None else space)
         # A sync in another thread and a close must not meet: the descriptor's number is used again.
         self._closing = threading.Lock()
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
@@ -175,18 +177,22 @@ class _DiskFile:
         size = len(data)
         begin, end = self._room
         if position + size > end or position < begin:
-            self._take_room(position, size)
+            self._write_new_pages(position, data)
+            return
         if size < _WRITE_CALL_MIN:
             # Slice assignment on a map raises IndexError when lengths differ, so it cannot write past the end.
             self._map[position : position + size] = data
             return
-        if position + size > self.size:
-            raise IndexError(f"{size} bytes at {position} are past the end of {self.path}")
+        self._write_by_call(position, data)
+
+    def _write_by_call(self, position: int, data: Buffer) -> None:
         # The kernel copies front to back, whole pages between looks for a signal, so that SIGKILL leaves a beginning
         # of what was to be written. A copy through the map may begin with its end: one kill in twenty under load left
         # whole records behind a hole, which recovery must take for damage. It costs nothing for 8 messages and more
         # at once, 1.4 us for one (bench/micro_store.py), and whole pages need not be zeroed first: 20 % less
         # processor time for sends with 4 KiB bodies (`bench/compare.py --only "4 KiB"`).
+        if position + len(data) > self.size:
+            raise IndexError(f"{len(data)} bytes at {position} are past the end of {self.path}")
         left = memoryview(data)
         while left:
             try:
@@ -196,25 +202,44 @@ class _DiskFile:
             left = left[written:]
             position += written
 
-    def _take_room(self, position: int, size: int) -> None:
-        """Allocate space for a write, and as much again as the file has got so far: few calls, little in vain."""
-        begin, end = self._room
-        if position + size > self.size or position < 0:
-            raise IndexError(f"{size} bytes at {position} are past the end of {self.path}")
-        if begin < end and not begin <= position <= end:
-            self._allocate(position, size)  # somewhere else, once
-            return
-        start = end if begin < end else position
-        stop = min(max(position + size, start + max(end - begin, _ROOM_STEP)), self.size)
-        self._allocate(start, stop - start)
-        self._room = (min(begin, start) if begin < end else start, stop)
+    def _write_new_pages(self, position: int, data: Buffer) -> None:
+        """A write beyond what the map may be used for: take space, and let a call make the pages.
 
-    def _allocate(self, position: int, size: int) -> None:
+        The first store through the map into a stretch of a file brings large pieces of nothing into memory: 17 ms
+        and megabytes for each of thousands of queues, against 0.02 ms (bench/load.py --only topics).
+        """
+        end = position + len(data)
+        if end > self.size or position < 0:
+            raise IndexError(f"{len(data)} bytes at {position} are past the end of {self.path}")
+        page_end = min(-(-end // _PAGE) * _PAGE, self.size)
+        self._take_space(position, page_end)
+        self._write_by_call(position, data)
+        begin, known_end = self._room
+        if begin >= known_end:
+            self._room = (position, page_end)
+        elif begin <= position <= known_end:
+            self._room = (begin, page_end)
+
+    def _take_space(self, position: int, end: int) -> None:
+        """Allocate [position, end), and as much again as the file has got so far: few calls, little in vain."""
+        begin, known_end = self._space
+        if begin <= position and end <= known_end:
+            return
+        if begin < known_end and not begin <= position <= known_end:
+            self._allocate(position, end)  # somewhere else, once
+            return
+        start = known_end if begin < known_end else position
+        wanted = start + max(known_end - begin, _SPACE_STEP)
+        stop = min(max(end, -(-wanted // _PAGE) * _PAGE), self.size)
+        self._allocate(start, stop)
+        self._space = (begin if begin < known_end else start, stop)
+
+    def _allocate(self, begin: int, end: int) -> None:
         try:
-            os.posix_fallocate(self._fd, position, size)
+            os.posix_fallocate(self._fd, begin, end - begin)
         except OSError as error:
             if error.errno in _NO_ROOM:
-                raise StoreFull(self.path, size, error.strerror or "") from error
+                raise StoreFull(self.path, end - begin, error.strerror or "") from error
             raise _at(self.path, error) from error
 
     def read(self, position: int, length: int) -> bytes:
@@ -310,14 +335,14 @@ class DiskIo:
     def _open_file(
         self, path: Path, size: int, *, create: bool, writable: bool, room: int | None
     ) -> DataFile:
-        taken = size if room is None else min(max(room, _ROOM_STEP), size)
+        taken = size if room is None else min(max(room, _SPACE_STEP), size)
         if create:
             fd = self._create(path, size, taken, lasting=room is None)
         else:
             fd = self._open(path, size, writable=writable, fill=writable and room is None)
-        known = (0, taken) if create or room is None else (0, 0)
+        space = None if room is None else taken if create else 0
         try:
-            return _DiskFile(path, fd, size, writable=writable, room=known)
+            return _DiskFile(path, fd, size, writable=writable, space=space)
         except BaseException:
             os.close(fd)
             if create:
