@@ -36,6 +36,7 @@ class KeyRunner(Generic[M]):
         self._concurrency = concurrency
         self._parked: dict[Hashable, deque[M]] = {}
         self._workers: list[asyncio.Task[None]] = []
+        self._idle: set[asyncio.Task[None]] = set()  # workers without a message
         self._stopping = False
 
     @property
@@ -54,6 +55,8 @@ class KeyRunner(Generic[M]):
             await asyncio.shield(asyncio.gather(*self._workers))
         except BaseException:
             self._stopping = True
+            for worker in self._idle:
+                worker.cancel()
             raise
 
     def stop(self) -> None:
@@ -72,8 +75,14 @@ class KeyRunner(Generic[M]):
         return len(late)
 
     async def _work(self) -> None:
+        me = asyncio.current_task()
+        assert me is not None
         while not self._stopping:
-            message = await self._take()
+            self._idle.add(me)
+            try:
+                message = await self._take()
+            finally:
+                self._idle.discard(me)
             if message is None:
                 return
             key = self._key_of(message)

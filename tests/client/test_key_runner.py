@@ -98,3 +98,27 @@ async def test_handlers_that_take_too_long_are_ended() -> None:
     with pytest.raises(asyncio.CancelledError):
         await running
     assert work.ended == []
+
+
+async def test_when_taking_fails_nobody_takes_more_but_what_is_in_hand_is_finished() -> None:
+    work = Work([1])
+    failing = asyncio.Event()
+    taken = 0
+
+    async def take() -> int | None:
+        nonlocal taken
+        taken += 1
+        if taken == 3:
+            await failing.wait()
+            raise ValueError("the queue is broken")
+        return await work.take()
+
+    runner = KeyRunner(take, work.process, work.key_of, 3)
+    running = asyncio.create_task(runner.run())
+    await work.wait_begun(1)
+    failing.set()
+    with pytest.raises(ValueError, match="broken"):
+        await running
+    work.let_go(1)
+    assert await runner.drain(5) == 0
+    assert (work.ended, taken, runner.is_working) == ([1], 3, False)
