@@ -216,8 +216,6 @@ class Ranges:
         header = {"topic": queue.topic, "queueId": str(queue.queue_id), "bname": queue.broker_name} | more
 
         async def once(_: int) -> Command:
-            if self._routes.cached(queue.topic) is None:
-                await self._routes.for_subscribe(queue.topic)
             addr = self.addr(queue, 0)
             answer = await self.request(f"{what} {queue}", addr, code, header)
             if answer.code in PASSING_CODES:
@@ -227,11 +225,13 @@ class Ranges:
         return await self.patiently(queue.topic, once)
 
     async def patiently(self, topic: str, once: Callable[[int], Awaitable[T]]) -> T:
-        """What `once(attempt)` gives; asked again while what fails may pass, for `give_up_s`."""
+        """What `once(attempt)` gives, the route known; asked again while what fails may pass, for `give_up_s`."""
         now = asyncio.get_running_loop().time
         started, attempt = now(), 0
         while True:
             try:
+                if self._routes.cached(topic) is None:
+                    await self._routes.for_subscribe(topic)
                 return await once(attempt)
             except (RequestTimeout, BrokerUnreachable, NoBroker, BrokerRefused) as failed:
                 if isinstance(failed, BrokerRefused) and failed.code not in PASSING:

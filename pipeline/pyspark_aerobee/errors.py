@@ -4,11 +4,12 @@
       OptionError   an option that does not exist, or a value that cannot be used: names option and value
       DataLoss      messages that a job was to read are gone: names topic, queue and offsets
       SourceGone    a topic or broker that was there when the job was planned does not answer any more
+      WriteFailed   messages that a task was to send were not stored: how many, and the brokers' reasons
 
 Touches  nothing.
 """
 
-__all__ = ["DataLoss", "OptionError", "PipelineError", "SourceGone"]
+__all__ = ["DataLoss", "OptionError", "PipelineError", "SourceGone", "WriteFailed"]
 
 
 class PipelineError(Exception):
@@ -52,3 +53,17 @@ class DataLoss(PipelineError):
 
 class SourceGone(PipelineError):
     """What was there when the job was planned is not there now."""
+
+
+class WriteFailed(PipelineError):
+    """A task could not send all of its messages. Those that it has sent stay; repeating the task sends them again."""
+
+    def __init__(self, sent: int, failed: int, reasons: list[str]) -> None:
+        super().__init__(sent, failed, reasons)
+        self.sent = sent
+        self.failed = failed
+        self.reasons = reasons
+
+    def __str__(self) -> str:
+        why = "; ".join(self.reasons)
+        return f"{self.failed} messages could not be sent, {self.sent} of this task were stored: {why}"

@@ -9,7 +9,13 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 from pyspark.sql.types import StructType
 
 from pyspark_aerobee.errors import OptionError
@@ -83,6 +89,28 @@ class AerobeeDataSource(DataSource):
             )
         check_schema(schema, self.schema())
         return TopicStreamReader(self._given, schema, _now_ms())
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from pyspark_aerobee.topic_write import TopicWriter
+
+        self._check_write(overwrite)
+        return TopicWriter(self._given, schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from pyspark_aerobee.topic_write import StreamTopicWriter
+
+        self._check_write(overwrite)
+        return StreamTopicWriter(self._given, schema)
+
+    def _check_write(self, overwrite: bool) -> None:
+        if "path" in {name.lower() for name in self.options}:
+            raise OptionError(
+                "path",
+                str(self.options.get("path")),
+                "store folders are only read; name a cluster and a topic: options nameServer and topic",
+            )
+        if overwrite:
+            raise OptionError("mode", "overwrite", 'messages cannot be replaced; write with .mode("append")')
 
 
 class RocketMqDataSource(AerobeeDataSource):

@@ -19,7 +19,7 @@ from typing import Final
 
 from pyspark.sql.datasource import InputPartition
 
-from aerobee import Client, ClientError, MessageQueue, NoRoute, TagFilter
+from aerobee import BrokerRefused, Client, ClientError, MessageQueue, NoRoute, TagFilter
 from aerobee.errors import UNKNOWN_TOPIC
 from aerobee.filters import Filter
 from aerobee.ranges import QueueRange, Ranges
@@ -237,6 +237,15 @@ class TopicPlanner:
         found = await gather([self.ranges.bounds(queue) for queue in queues])
         return dict(zip(queues, found, strict=True))
 
+    async def check_filter(self, queues: Sequence[MessageQueue]) -> None:
+        """OptionError when a broker does not serve the filter."""
+        wanted = self._options.filter
+        try:
+            for topic in sorted({queue.topic for queue in queues}):
+                await self.ranges.check_filter(topic, wanted)
+        except BrokerRefused as refused:
+            raise OptionError("subExpression", wanted.text, str(refused)) from refused
+
     async def create_group(self, group: str) -> None:
         """Make a consumer group known, so that brokers keep its offsets."""
         await self._client.admin.create_group(group)
@@ -315,8 +324,7 @@ class TopicPlanner:
         """The partitions of a batch read."""
         options = self._options
         queues = await self.queues()
-        for topic in sorted({queue.topic for queue in queues}):
-            await self.ranges.check_filter(topic, options.filter)
+        await self.check_filter(queues)
         bounds = await self.bounds(queues)
         starts, ends = await self.start_offsets(bounds), await self._end_offsets(bounds)
         ranges = []

@@ -180,8 +180,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     async def _initial(self, planner: TopicPlanner) -> OffsetJson:
         queues = await planner.queues()
-        for topic in sorted({queue.topic for queue in queues}):
-            await planner.ranges.check_filter(topic, self._options.filter)
+        await planner.check_filter(queues)
         return to_json(await planner.start_offsets(await planner.bounds(queues)))
 
     async def _latest(self, planner: TopicPlanner, starts: Ends) -> Ends:
@@ -218,6 +217,11 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._options.fail_on_data_loss:
                 raise vanished from gone
             log.warning("%s", vanished)
+            return []  # what is known of it stays as it is
+        except SourceGone as silent:
+            if not self._queues:
+                raise
+            log.warning("queues that appear now are not seen: %s", silent)
             return self._queues
 
     # --- the next batch ---------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from aerobee_pytest import Server
 from aerobee_store.config import StoreConfig
 from aerobee_store.io import DiskIo
 from aerobee_store.messages import PutStatus
@@ -93,3 +94,10 @@ def store_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("store") / "store"
     write_store(root)
     return root
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """A nameserver and a broker for all tests of this room."""
+    with Server({"enablePropertyFilter": True}) as server:
+        yield server

@@ -1,6 +1,8 @@
 """Topics through a broker as a table: all of it, what is asked for, and what is refused."""
 
+import json
 from collections.abc import Callable
+from datetime import UTC
 from typing import Any
 
 import pytest
@@ -28,11 +30,11 @@ class Filled:
 
 
 @pytest.fixture(scope="module")
-def filled(aerobee_server: Server) -> Filled:
+def filled(server: Server) -> Filled:
     """COUNT messages of different sizes, most of them in queue 3."""
-    topic = aerobee_server.new_topic("filled")
+    topic = server.new_topic("filled")
     sent: dict[tuple[int, int], tuple[bytes, str | None]] = {}
-    with aerobee_server.sync_client() as mq, mq.producer() as producer:
+    with server.sync_client() as mq, mq.producer() as producer:
         futures = []
         for number in range(COUNT):
             body = b"body-%d " % number * (number % 30 + 1)
@@ -50,9 +52,9 @@ def filled(aerobee_server: Server) -> Filled:
 
 
 @pytest.fixture
-def read(spark: SparkSession, aerobee_server: Server) -> Read:
+def read(spark: SparkSession, server: Server) -> Read:
     def read(topic: str | None = None, schema: str | None = None, **options: Any) -> DataFrame:
-        reader = spark.read.format("aerobee").option("nameServer", aerobee_server.nameserver)
+        reader = spark.read.format("aerobee").option("nameServer", server.nameserver)
         if topic is not None:
             reader = reader.option("subscribe", topic)
         for name, value in options.items():
@@ -73,3 +75,170 @@ def test_the_whole_topic(read: Read, filled: Filled) -> None:
     row = next(row for row in rows if row.properties["n"] == "5")
     assert (row.topic, row.brokerName, row.keys) == (filled.topic, "broker-a", ["k5", "shared"])
     assert row.msgId == row.properties["UNIQ_KEY"]
+
+
+def test_skewed_queues_are_split_and_small_ones_joined(read: Read, filled: Filled) -> None:
+    assert read(filled.topic).rdd.getNumPartitions() == 1
+    cut = read(filled.topic, minPartitions=7)
+    assert cut.rdd.getNumPartitions() >= 7
+    assert places(cut) == sorted(filled.sent)
+    small = read(filled.topic, maxRecordsPerPartition=100)
+    assert small.rdd.getNumPartitions() == COUNT // 100
+    assert places(small) == sorted(filled.sent)
+    sizes = read(filled.topic, maxPartitionBytes="40k").rdd.glom().map(len).collect()
+    assert len(sizes) >= 5
+    assert sum(sizes) == COUNT
+
+
+def test_a_schema_and_options_choose_columns(read: Read, filled: Filled) -> None:
+    frame = read(filled.topic, schema="tags string, queueId int")
+    assert frame.where("tags = 'red'").count() == sum(tag == "red" for _, tag in filled.sent.values())
+    assert "body" not in read(filled.topic, includeBody="false", includeProperties="false").columns
+    kafka = (
+        read(filled.topic, schemaMode="kafka", includeHeaders="true").orderBy("partition", "offset").collect()
+    )
+    assert [(row.partition, row.offset, bytes(row.value)) for row in kafka] == [
+        (*place, body) for place, (body, _) in sorted(filled.sent.items())
+    ]
+    assert {h.key for h in kafka[0].headers} >= {"n", "UNIQ_KEY"}
+
+
+def test_offsets_bound_a_read(read: Read, filled: Filled) -> None:
+    ends = filled.ends()
+    starts = {str(queue): 3 if queue else -2 for queue in ends}
+    stops = {str(queue): 9 if queue == 1 else -1 for queue in ends}
+    frame = read(
+        filled.topic,
+        startingOffsets=json.dumps({filled.topic: {"broker-a": starts}}),
+        endingOffsets=json.dumps({filled.topic: {"broker-a": stops}}),
+    )
+    assert places(frame) == sorted((q, o) for q, o in filled.sent if (o >= 3 or not q) and (o < 9 or q != 1))
+
+
+def test_one_queue_by_assign_and_by_option(read: Read, filled: Filled) -> None:
+    wanted = sorted(place for place in filled.sent if place[0] in (0, 2))
+    assign = json.dumps({filled.topic: {"broker-a": [0, 2]}})
+    assert places(read(assign=assign)) == wanted
+    assert places(read(filled.topic, queueId="0,2", brokerName="broker-a")) == wanted
+
+
+def test_a_pattern_chooses_topics(read: Read, filled: Filled) -> None:
+    assert read(subscribePattern="fil{1,2}ed-.*").count() == COUNT
+    assert read(subscribePattern="nothing-.*").count() == 0
+
+
+def test_times_bound_a_read(read: Read, filled: Filled, server: Server) -> None:
+    times = {(r.queueId, r.queueOffset): r.storeTimestamp for r in read(filled.topic).collect()}
+    middle = sorted(times.values())[COUNT // 2]
+    at_ms = round(middle.replace(tzinfo=UTC).timestamp() * 1000)
+    later = sorted(place for place, time in times.items() if time >= middle)
+    assert places(read(filled.topic, startingTimestamp=at_ms)) == later
+    assert places(read(filled.topic, endingTimestamp=middle.isoformat())) == sorted(set(times) - set(later))
+    assert read(filled.topic, startingTimestamp="-1h").count() == COUNT
+    by_queue = {str(queue): at_ms for queue in filled.ends()}
+    told = json.dumps({filled.topic: {"broker-a": by_queue}})
+    assert places(read(filled.topic, startingOffsetsByTimestamp=told)) == later
+    future = str(at_ms + 86_400_000)
+    assert read(filled.topic, startingTimestamp=future).count() == 0
+    with pytest.raises(Exception, match="has no message of that time or later"):
+        read(filled.topic, startingTimestamp=future, startingOffsetsByTimestampStrategy="error").count()
+
+
+def test_a_groups_offsets_bound_a_read(read: Read, filled: Filled, server: Server) -> None:
+    with server.sync_client() as mq:
+        mq.admin.create_group("half-way")
+        queue = mq.queues(filled.topic)[3]
+        mq.admin.set_group_offset("half-way", queue, 100)
+    frame = read(filled.topic, group="half-way", startingOffsets="group")
+    assert places(frame) == sorted((q, o) for q, o in filled.sent if q != 3 or o >= 100)
+
+
+def test_brokers_filter(read: Read, filled: Filled) -> None:
+    red = sorted(place for place, (_, tag) in filled.sent.items() if tag == "red")
+    assert places(read(filled.topic, subExpression="red || green")) == red
+    assert places(read(filled.topic, tags="red", minPartitions=3)) == red
+    sql = read(filled.topic, filterType="sql92", subExpression="TAGS = 'red' AND n < 100")
+    assert sql.count() == 33
+
+
+def test_a_key_is_found(read: Read, filled: Filled) -> None:
+    assert [row.properties["n"] for row in read(filled.topic, key="k25").collect()] == ["25"]
+    assert read(filled.topic, key="shared").count() == COUNT // 5
+    assert read(filled.topic, key="nobody").count() == 0
+
+
+def test_filters_of_spark_narrow_the_plan(spark: SparkSession, read: Read, filled: Filled) -> None:
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+
+        def kept(condition: str) -> list[tuple[int, int]]:
+            return places(read(filled.topic, pushdown="true").where(condition))
+
+        assert kept("queueId = 3 AND queueOffset >= 5 AND queueOffset < 8") == [(3, 5), (3, 6), (3, 7)]
+        assert kept("brokerName = 'broker-z'") == []
+        assert kept("tags IN ('red')") == sorted(p for p, (_, tag) in filled.sent.items() if tag == "red")
+        first = read(filled.topic).agg({"storeTimestamp": "min"}).collect()[0][0]
+        assert len(kept(f"storeTimestamp > TIMESTAMP '{first}'")) < COUNT
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+def test_sql_and_the_other_name(spark: SparkSession, filled: Filled, server: Server) -> None:
+    import pyspark_aerobee
+
+    pyspark_aerobee.register(spark)
+    spark.sql(
+        f"CREATE OR REPLACE TEMPORARY VIEW t USING rocketmq OPTIONS "
+        f"(namesrvAddr '{server.nameserver}', topic '{filled.topic}')"
+    )
+    found = spark.sql("SELECT queueId, count(*) FROM t GROUP BY queueId ORDER BY queueId").collect()
+    assert dict(map(tuple, found)) == filled.ends()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"subscrib": "a"}, "did you mean subscribe"),
+        ({}, "say which topics to read"),
+        ({"subscribe": "fille"}, "there is no such topic"),
+        ({"subscribe": "a", "assign": "{}"}, "cannot be combined with subscribe"),
+        ({"subscribePattern": "("}, "no regular expression"),
+        ({"assign": '{"a": '}, "it is no JSON"),
+        ({"subscribe": "TOPIC", "queueId": "9"}, "it chooses no queue"),
+        ({"assign": '{"TOPIC": {"broker-b": [0]}}'}, "it has no queue 0 of broker broker-b"),
+        ({"subscribe": "TOPIC", "startingOffsets": "latest"}, "reads nothing"),
+        ({"subscribe": "TOPIC", "startingOffsets": "earlest"}, "did you mean earliest"),
+        ({"subscribe": "TOPIC", "startingOffsets": "group"}, "name the group"),
+        ({"subscribe": "TOPIC", "startingOffsets": '{"TOPIC": {"broker-a": {"0": 1}}}'}, "name every queue"),
+        ({"subscribe": "TOPIC", "startingOffsets": '{"TOPIC": {"broker-a": {"7": 1}}}'}, "no such queue"),
+        ({"subscribe": "TOPIC", "startingTimestamp": "yesterday"}, "ISO 8601"),
+        ({"subscribe": "TOPIC", "maxOffsetsPerTrigger": "5"}, "it is for streams"),
+        ({"subscribe": "TOPIC", "accessKey": "a"}, "go together"),
+        ({"subscribe": "TOPIC", "filterType": "sql92", "subExpression": "n >"}, "SQL92 filter"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    read: Read, filled: Filled, options: dict[str, str], said: str
+) -> None:
+    given = {name: value.replace("TOPIC", filled.topic) for name, value in options.items()}
+    with pytest.raises(Exception, match=said):
+        read(**given).count()
+
+
+@pytest.mark.parametrize(
+    ("offset", "said"), [(10_000, "has the offsets 0 to"), (-3, "neither an offset nor")]
+)
+def test_offsets_out_of_range_are_named(read: Read, filled: Filled, offset: int, said: str) -> None:
+    starts = {str(queue): offset if queue == 1 else -2 for queue in filled.ends()}
+    told = json.dumps({filled.topic: {"broker-a": starts}})
+    with pytest.raises(Exception, match=said):
+        read(filled.topic, startingOffsets=told).count()
+
+
+def test_neither_path_nor_nameserver(spark: SparkSession) -> None:
+    with pytest.raises(Exception, match="say what to read"):
+        spark.read.format("aerobee").load()
+    with pytest.raises(Exception, match="did you mean nameServer"):
+        spark.read.format("aerobee").option("nameSever", "a").load()
+    with pytest.raises(Exception, match=r"nameserver 127\.0\.0\.1:1"):
+        spark.read.format("aerobee").option("nameServer", "127.0.0.1:1").option("topic", "a").load().count()
