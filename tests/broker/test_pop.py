@@ -103,6 +103,40 @@ async def test_a_filter_passes_over_other_tags_for_good(broker: Broker, client: 
     assert broker.services.offsets.get("test-group", "T", 0) == 3
 
 
+async def test_a_filter_by_properties(tmp_path: Path, clock: Clock) -> None:
+    settings: dict[str, Any] = {"enable_property_filter": True, "pop_from_retry_probability": 0}
+    async with running_broker(tmp_path, clock=clock, **settings) as broker, popping(broker) as client:
+        wanted: dict[str, Any] = {"exp": "size > 5", "expType": "SQL92"}
+        for size in range(4, 8):
+            await client.put("T", b"%d" % size, properties=f"size\x01{size}\x02")
+        answer = await client.pop("T", **wanted)
+        assert bodies(answer) == [b"6", b"7"]
+        clock.now_ms += MINUTE
+        await sweep(broker)
+        assert bodies(await client.pop("T", **wanted)) == [b"6", b"7"]
+        refused = await client.pop("T", exp="size >", expType="SQL92")
+        assert refused.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+        waiting = client.send_pop("T", pollTime=10_000, bornTime=clock(), **wanted)
+        await client.ask(RequestCode.POLLING_INFO, client.fields("T"))
+        async with popping(broker) as other:
+            for size in (1, 9):
+                await other.put("T", b"%d" % size, properties=f"size\x01{size}\x02")
+        assert bodies(await client.answer_to(waiting)) == [b"9"]
+
+
+async def test_a_long_row_of_filtered_messages_is_passed_in_steps(broker: Broker, client: Popper) -> None:
+    """One pop looks at so many entries; one that waits goes on from there by itself."""
+    with_topic(broker)
+    writer = broker.services.writer
+    for _ in range(3):
+        await writer.put([writer.new("T", 0, b"x", {"TAGS": "other"}) for _ in range(5000)])
+    await client.put("T", b"y", properties="TAGS\x01mine\x02")
+    answer = await client.pop(
+        "T", exp="mine", expType="TAG", pollTime=30_000, bornTime=broker.services.clock()
+    )
+    assert bodies(answer) == [b"y"]
+
+
 async def test_two_groups_get_the_same_messages(client: Popper) -> None:
     await client.put("T", b"a")
     assert bodies(await client.pop("T")) == [b"a"]

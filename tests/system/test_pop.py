@@ -36,6 +36,7 @@ class Books:
     settled: set[int] = field(default_factory=set)
     asked: set[int] = field(default_factory=set)  # acknowledgements that may have arrived
     seen: dict[int, int] = field(default_factory=dict)
+    ordered: bool = False  # in order: a message is seen first after all before it in its queue
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def saw(self, numbers: list[int], asked: set[int]) -> None:
@@ -43,6 +44,9 @@ class Books:
         again = asked & set(numbers)
         assert not again, f"acknowledged, and here again: {sorted(again)}"
         for number in numbers:
+            if self.ordered and number not in self.seen:
+                later = [n for n in self.seen if n > number and n % QUEUES == number % QUEUES]
+                assert not later, f"message {number} after {sorted(later)}"
             self.seen[number] = self.seen.get(number, 0) + 1
 
     def settle(self, numbers: list[int]) -> None:
@@ -74,8 +78,12 @@ async def consume(client: Popper, books: Books, *, lazy: bool) -> None:
 async def consume_once(client: Popper, books: Books, *, lazy: bool, poll_ms: int) -> bool:
     """One pop and what becomes of it; False when there was nothing."""
     asked, asked_ms = set(books.settled), now_ms()
+    wishes: dict[str, object] = {
+        "order": str(books.ordered).lower(),
+        "maxMsgNums": 8 if books.ordered else 32,
+    }
     answer = await client.pop(
-        "T", queueId=-1, invisibleTime=INVISIBLE_MS, pollTime=poll_ms, bornTime=asked_ms
+        "T", queueId=-1, invisibleTime=INVISIBLE_MS, pollTime=poll_ms, bornTime=asked_ms, **wishes
     )
     if answer.code == ResponseCode.POLLING_TIMEOUT:
         return False
@@ -83,9 +91,12 @@ async def consume_once(client: Popper, books: Books, *, lazy: bool, poll_ms: int
     numbers = [int(record.body) for record in decode_records(answer.body)]
     books.saw(numbers, asked)
     names = dict(zip(numbers, extra_infos(answer, "T"), strict=True))
-    if lazy:
+    if lazy and books.ordered:
+        names = dict(list(names.items())[: books.dice.randrange(len(names) + 1)])
+    elif lazy:
         names = {number: name for number, name in names.items() if books.dice.random() < 0.8}
-    longer = {number: name for number, name in names.items() if lazy and books.dice.random() < 0.1}
+    may_wait = lazy and not books.ordered
+    longer = {number: name for number, name in names.items() if may_wait and books.dice.random() < 0.1}
     for number, name in longer.items():
         changed = await client.change("T", name, INVISIBLE_MS)
         fields = name.split()
@@ -132,7 +143,7 @@ async def live_through(store: Path, books: Books, kills: int) -> None:
                     asyncio.create_task(until_killed(consume(two, books, lazy=True)), name="lazy consumer"),
                     asyncio.create_task(until_killed(consume(three, books, lazy=False)), name="consumer"),
                 ]
-                wanted = len(books.settled) + books.dice.randrange(20, 400)
+                wanted = len(books.settled) + books.dice.randrange(20, 80 if books.ordered else 400)
                 moment = asyncio.create_task(books.until_settled(wanted), name="moment")
                 async with asyncio.timeout(60):
                     await asyncio.wait([moment, *loads], return_when=asyncio.FIRST_COMPLETED)
@@ -149,7 +160,21 @@ async def live_through(store: Path, books: Books, kills: int) -> None:
 async def test_what_was_acknowledged_stays_so_and_the_rest_comes(tmp_path: Path, seed: int) -> None:
     books = Books(random.Random(seed))
     await live_through(tmp_path / "store", books, KILLS)
-    broker = await start(tmp_path / "store", SETTINGS)
+    await see_the_rest(tmp_path / "store", books)
+    assert len(books.sent) > 20 * KILLS
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_in_order_nothing_is_overtaken_and_what_was_acknowledged_stays_so(tmp_path: Path) -> None:
+    books = Books(random.Random(3), ordered=True)
+    await live_through(tmp_path / "store", books, KILLS // 2)
+    await see_the_rest(tmp_path / "store", books)
+
+
+async def see_the_rest(store: Path, books: Books) -> None:
+    """Pop until there is nothing more, and compare the books."""
+    broker = await start(store, SETTINGS)
     try:
         async with popping(broker.port) as client, asyncio.timeout(60):
             while await consume_once(client, books, lazy=False, poll_ms=3 * INVISIBLE_MS):
@@ -160,4 +185,3 @@ async def test_what_was_acknowledged_stays_so_and_the_rest_comes(tmp_path: Path,
         assert await broker.ended() == 0
     finally:
         broker.program.kill()
-    assert len(books.sent) > 20 * KILLS
