@@ -85,7 +85,7 @@ class Dispatcher:
                 continue
             queue = tail.consume_queue
             try:
-                queue.put_entries(first, b"".join(entries))
+                queue.put_entries(first, entries[0] if len(entries) == 1 else b"".join(entries))
             except StoreFull:
                 stuck[tail] = (first, entries, tags)
             else:
