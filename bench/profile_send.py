@@ -1,10 +1,11 @@
 """What one send costs the broker: processor time per message, without sockets and without waiting.
 
-    .venv/bin/python bench/profile_send.py [--batch 64] [--rounds 12] [--profile]
+    .venv/bin/python bench/profile_send.py [--batch 64] [--rounds 12] [--topics 1] [--queues 4] [--profile]
 
 Frames as the official Java client writes them go into a real connection, handler table and store; only the
 transport is a stand-in. `batch` is how many sends one read holds. The least of the rounds is the figure to compare:
-a busy machine makes rounds slower, never faster. `--profile` prints where the time goes instead.
+a busy machine makes rounds slower, never faster. With several topics each send goes to another one, and files are made
+before the first round that counts. `--profile` prints where the time goes instead.
 """
 
 import argparse
@@ -43,24 +44,29 @@ class Sink:
     def get_extra_info(self, _: str) -> tuple[str, int]:
         return ("127.0.0.1", 50_000)
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def set_write_buffer_limits(self, **_: int) -> None:
         pass
 
 
-def send_frame(number: int, body: bytes) -> bytes:
+def send_frame(number: int, body: bytes, topics: int, queues: int) -> bytes:
     """SEND_MESSAGE_V2 as JSON, field order as the Java client has it."""
+    topic = "Bench" if topics == 1 else f"Bench-{number % topics}"
+    queue_id = number // topics % queues
     properties = f"UNIQ_KEY\\u00017F000001{number:024X}\\u0002WAIT\\u0001true\\u0002TAGS\\u0001TagA"
     header = (
-        f'{{"code":310,"extFields":{{"a":"bench","b":"Bench","c":"TBW102","d":"4","e":"{number % 4}","f":"0",'
+        f'{{"code":310,"extFields":{{"a":"bench","b":"{topic}","c":"TBW102","d":"{queues}","e":"{queue_id}","f":"0",'
         f'"g":"1763700000000","h":"0","i":"{properties}","j":"0","k":"false","m":"false","n":"broker-a"}},'
         f'"flag":0,"language":"JAVA","opaque":{number},"serializeTypeCurrentRPC":"JSON","version":475}}'
     ).encode()
     return WORDS.pack(4 + len(header) + len(body), len(header)) + header + body
 
 
-def reads(first: int, batch: int, body: bytes) -> list[bytes]:
+def reads(first: int, batch: int, body: bytes, topics: int, queues: int) -> list[bytes]:
     return [
-        b"".join(send_frame(number, body) for number in range(start, start + batch))
+        b"".join(send_frame(number, body, topics, queues) for number in range(start, start + batch))
         for start in range(first, first + PER_ROUND, batch)
     ]
 
@@ -71,7 +77,7 @@ def spent_us() -> tuple[float, float]:
     return usage.ru_utime * 1e6, usage.ru_stime * 1e6
 
 
-async def measure(folder: str, batch: int, rounds: int, profile: bool) -> None:
+async def measure(folder: str, batch: int, rounds: int, *, topics: int, queues: int, profile: bool) -> None:
     settings = {
         "storePathRootDir": folder,
         "listenPort": "0",
@@ -89,8 +95,14 @@ async def measure(folder: str, batch: int, rounds: int, profile: bool) -> None:
     index: list[float] = []
     store = broker.services.store
     profiler = cProfile.Profile()
+    if topics > 1:
+        for first in range(0, topics * queues, PER_ROUND):
+            for read in reads(first, batch, body, topics, queues):
+                connection.data_received(read)
+            store.build_index(PER_ROUND)
+            await asyncio.sleep(0)
     for number in range(rounds):
-        data = reads(number * PER_ROUND, batch, body)
+        data = reads(number * PER_ROUND, batch, body, topics, queues)
         before = spent_us()
         if profile:
             profiler.enable()
@@ -118,6 +130,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Processor time of one send.")
     parser.add_argument("--batch", type=int, default=64, help="sends in one read")
     parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--topics", type=int, default=1, help="topics that sends go to in turn")
+    parser.add_argument("--queues", type=int, default=4, help="queues of each topic, at most 8")
     parser.add_argument("--profile", action="store_true")
     given: Any = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
@@ -126,7 +140,16 @@ def main() -> None:
         tempfile.TemporaryDirectory() as folder,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        runner.run(measure(folder, given.batch, given.rounds, given.profile))
+        runner.run(
+            measure(
+                folder,
+                given.batch,
+                given.rounds,
+                topics=given.topics,
+                queues=given.queues,
+                profile=given.profile,
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -64,6 +64,8 @@ fn main() {
     let topic = g("topic", "Bench");
     let keys = g("keys", "0") == "1";
     let queues: usize = g("queues", "4").parse().unwrap();
+    let topics: usize = g("topics", "1").parse().unwrap(); // more than one: sends go to <topic>-0, <topic>-1, ... in turn
+    let groups: usize = g("groups", "1").parse().unwrap(); // more than one: connection c pulls for group benchc-(c mod groups)
     let broker = g("broker", "broker-a");
     let nkeys: u64 = g("nkeys", "100000").parse().unwrap(); // query asks for keys k0-0 .. k0-(nkeys-1)
     let t0 = Instant::now();
@@ -86,7 +88,9 @@ fn main() {
                     if open && (inflight as usize) < window {
                         out.clear();
                         while ((sent - done) as usize) < window {
-                            let q = (sent as usize + c) % queues;
+                            let i = sent as usize + c;
+                            let q = (i / topics) % queues;
+                            let topic = if topics > 1 { format!("{}-{}", topic, i % topics) } else { topic.clone() };
                             let op = sent as i64;
                             let kp = if keys { format!("KEYS\\u0001k{}-{}\\u0002", c, sent) } else { String::new() };
                             let h = format!("{{\"code\":310,\"extFields\":{{\"a\":\"bench\",\"b\":\"{}\",\"c\":\"TBW102\",\"d\":\"4\",\"e\":\"{}\",\"f\":\"0\",\"g\":\"1763700000000\",\"h\":\"0\",\"i\":\"{}UNIQ_KEY\\u00017F000001{:08X}{:016X}\\u0002WAIT\\u0001true\\u0002TAGS\\u0001TagA\",\"j\":\"0\",\"k\":\"false\",\"m\":\"false\",\"n\":\"{}\"}},\"flag\":0,\"language\":\"JAVA\",\"opaque\":{},\"serializeTypeCurrentRPC\":\"JSON\",\"version\":475}}", topic, q, kp, c, sent, broker, op);
@@ -109,9 +113,10 @@ fn main() {
                 let mut off = vec![0i64; queues];
                 let max: usize = 32;
                 let mut idle = 0;
+                let group = if groups > 1 { format!("benchc-{}", c % groups) } else { "benchc".to_string() };
                 let mut q = c % queues;
                 while Instant::now() < end && idle < queues * 3 {
-                    let h = format!("{{\"code\":11,\"extFields\":{{\"consumerGroup\":\"benchc\",\"topic\":\"{}\",\"queueId\":\"{}\",\"queueOffset\":\"{}\",\"maxMsgNums\":\"{}\",\"sysFlag\":\"4\",\"commitOffset\":\"0\",\"suspendTimeoutMillis\":\"0\",\"subscription\":\"*\",\"subVersion\":\"0\",\"expressionType\":\"TAG\",\"bname\":\"{}\"}},\"flag\":0,\"language\":\"JAVA\",\"opaque\":{},\"serializeTypeCurrentRPC\":\"JSON\",\"version\":475}}", topic, q, off[q], max, broker, done);
+                    let h = format!("{{\"code\":11,\"extFields\":{{\"consumerGroup\":\"{}\",\"topic\":\"{}\",\"queueId\":\"{}\",\"queueOffset\":\"{}\",\"maxMsgNums\":\"{}\",\"sysFlag\":\"4\",\"commitOffset\":\"0\",\"suspendTimeoutMillis\":\"0\",\"subscription\":\"*\",\"subVersion\":\"0\",\"expressionType\":\"TAG\",\"bname\":\"{}\"}},\"flag\":0,\"language\":\"JAVA\",\"opaque\":{},\"serializeTypeCurrentRPC\":\"JSON\",\"version\":475}}", group, topic, q, off[q], max, broker, done);
                     let s = Instant::now();
                     k.s.write_all(&frame(&h, b"")).unwrap();
                     let (h, b, _) = k.next();
