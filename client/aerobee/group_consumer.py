@@ -160,6 +160,8 @@ class GroupConsumer(Generic[T]):
         The handler returns: acked. It raises RetryLater or DeadLetter: that. It raises CodecError: dead letter, for
         the body will never be readable. It raises anything else: logged, and delivered again later.
         """
+        if self._closed and self._opened:
+            return  # a task that was to run this was overtaken by close()
         self._check_open()
         if self._runner is not None and self._runner.is_working:
             raise InvalidMessage(

@@ -12,6 +12,7 @@ Invariants
 """
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -172,7 +173,7 @@ class GroupMember:
                 await asyncio.gather(*self._finishing, return_exceptions=True)
                 await self._commit(owned, final=True)
                 if self.settings.orderly:
-                    await self._locks.unlock([one.queue for one in owned], wait=True)
+                    await self._locks.unlock_all()
         except TimeoutError:
             log.warning("client.close_slow", group=self.settings.group, timeout_s=self.config.close_timeout_s)
         for task in self._finishing:
@@ -230,13 +231,15 @@ class GroupMember:
         balanced = True
         while True:
             wait_s = self.config.rebalance_s if balanced else min(UNBALANCED_S, self.config.rebalance_s)
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self._rebalance_now.wait()
-            except TimeoutError:
-                pass
+            called = self._rebalance_now.is_set()
             self._rebalance_now.clear()
             try:
+                if called:
+                    # A new member asks for the offsets in a moment: what they lack is delivered twice.
+                    await self._commit(list(self.owned.values()))
                 balanced = await self._balance()
             except Exception:
                 log.exception("client.rebalance_broke", group=self.settings.group)

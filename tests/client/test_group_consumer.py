@@ -23,7 +23,7 @@ from aerobee import (
     RetryLater,
 )
 from aerobee_proto import javajson
-from aerobee_proto.bodies import ConsumerRunningInfo, HeartbeatData, ResetOffsetBody
+from aerobee_proto.bodies import ConsumerRunningInfo, HeartbeatData, ResetOffsetBody, UnlockBatchBody
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.javajson import MessageQueue as QueueKey
 from aerobee_proto.properties import decode_properties
@@ -87,6 +87,17 @@ async def test_a_member_takes_its_share_and_more_when_others_leave() -> None:
             cluster.broker.members = ["! sorts first"]
             cluster.broker.tell_client(CODE.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "g"})
             await until(lambda: [queue.queue_id for queue in consumer.queues] == [2, 3])
+
+
+async def test_what_is_done_is_committed_before_queues_change_hands() -> None:
+    async with member(queues=1, commit_s=1000, rebalance_s=1000) as (cluster, _, consumer):
+        cluster.broker.append("T", 0, b"x")
+        await take(consumer, 1)
+        before = len(cluster.broker.requests)
+        cluster.broker.tell_client(CODE.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "g"})
+        await cluster.broker.wait_asked(CODE.GET_CONSUMER_LIST_BY_GROUP, 2)
+        codes = [code for code, _, _ in cluster.broker.requests[before:]]
+    assert codes.index(CODE.UPDATE_CONSUMER_OFFSET) < codes.index(CODE.GET_CONSUMER_LIST_BY_GROUP)
 
 
 async def test_members_are_asked_for_again_when_nobody_says_who_they_are() -> None:
@@ -374,6 +385,20 @@ async def test_an_orderly_queue_is_handed_over_when_the_message_in_hand_is_done(
         assert offsets(cluster.broker) == {0: 1}
         await consumer.close()
         await working
+
+
+async def test_a_lock_whose_answer_came_too_late_is_given_back_too() -> None:
+    """A member that closed while it took a queue left it locked: nobody could work on it for a minute."""
+    async with fake_cluster(queues=1) as cluster, Client(cluster.nameserver.addr) as mq:
+        cluster.broker.members = ["! sorts first"]
+        async with mq.consumer("g", "T", orderly=True) as consumer:
+            held = cluster.broker.hold(CODE.LOCK_BATCH_MQ)
+            cluster.broker.members = []
+            cluster.broker.tell_client(CODE.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "g"})
+            await held.wait_for(1)
+            await consumer.close()
+        bodies = [body for code, _, body in cluster.broker.requests if code == CODE.UNLOCK_BATCH_MQ]
+    assert [UnlockBatchBody.from_bytes(body).mq_set for body in bodies] == [[QueueKey("T", "b-a", 0)]]
 
 
 # --- ending
