@@ -11,7 +11,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["ByTag", "Ledger", "Piece", "add_up", "by_tag", "pieces"]
+__all__ = ["LARGE_EACH", "ByTag", "Ledger", "Piece", "add_up", "by_tag", "pieces"]
 
 SUM_MODULUS = 1 << 64
 LARGE_EACH, LARGE_SIZE = 250, 20_000

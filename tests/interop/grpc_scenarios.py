@@ -39,6 +39,8 @@ INVISIBLE_S = 30
 AWAIT_S = 5  # how long an empty receive is held
 BODY_SIZES = [1, 300, 6_000, 100_000]  # in turn; the client compresses from 4 KiB on
 
+SAYING = threading.Lock()
+
 Facts = dict[str, Any]
 
 
@@ -312,10 +314,17 @@ def total(message: Message) -> str:
 
 def run(place: Place, name: str) -> None:
     try:
-        print(f"RESULT {name} {json.dumps(SCENARIOS[name](place))}", flush=True)
+        say(f"RESULT {name} {json.dumps(SCENARIOS[name](place))}")
     except BaseException as failed:
-        traceback.print_exc()
-        print(f"FAILED {name} {failed!r}".replace("\n", " "), flush=True)
+        say(traceback.format_exc())
+        say(f"FAILED {name} {failed!r}".replace("\n", " "))
+
+
+def say(line: str) -> None:
+    """Write one line whole, whoever else writes."""
+    with SAYING:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
 
 
 def main(endpoint: str, names: list[str]) -> None:

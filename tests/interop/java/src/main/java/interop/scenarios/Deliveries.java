@@ -2,6 +2,7 @@ package interop.scenarios;
 
 import interop.Traffic;
 import java.util.ArrayList;
+import java.util.Collection;
 import java.util.HashMap;
 import java.util.HashSet;
 import java.util.List;
@@ -40,9 +41,18 @@ public final class Deliveries {
     }
 
     /** Wait for this many deliveries; whether they came. */
-    public synchronized boolean await(int count) throws InterruptedException {
+    public boolean await(int count) throws InterruptedException {
+        return await(count, all);
+    }
+
+    /** Wait for this many messages, however often each came; whether they did. */
+    public boolean awaitKeys(int count) throws InterruptedException {
+        return await(count, keys);
+    }
+
+    private synchronized boolean await(int count, Collection<?> arrived) throws InterruptedException {
         long deadline = System.nanoTime() + TimeUnit.SECONDS.toNanos(Place.WAIT_S);
-        while (all.size() < count) {
+        while (arrived.size() < count) {
             long leftMs = TimeUnit.NANOSECONDS.toMillis(deadline - System.nanoTime());
             if (leftMs <= 0) {
                 return false;

@@ -18,7 +18,7 @@ import org.apache.rocketmq.common.message.MessageQueue;
 
 /** Where one scenario takes place: its topic, which is also the first part of its groups, and its clients. */
 public final class Place {
-    public static final int WAIT_S = 60;
+    public static final int WAIT_S = 100;
     private static final int ROUTE_MS = 1_000; // so that a topic made on demand is known soon
     private static final int HEARTBEAT_MS = 2_000; // a first heartbeat that failed on a busy machine is soon repeated
 
@@ -129,7 +129,7 @@ public final class Place {
             if (System.nanoTime() > deadline) {
                 throw new IllegalStateException("not within " + WAIT_S + " s: " + what);
             }
-            TimeUnit.MILLISECONDS.sleep(20);
+            TimeUnit.MILLISECONDS.sleep(100);
         }
     }
 }

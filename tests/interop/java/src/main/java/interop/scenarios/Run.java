@@ -18,6 +18,7 @@ public final class Run {
     }
 
     public static void main(String[] words) throws Exception {
+        System.setErr(System.out); // one lock for both: no complaint of a client in the middle of a result
         Arguments arguments = new Arguments(words);
         List<Thread> threads = new ArrayList<>();
         for (String name : arguments.text("scenarios").split(",")) {

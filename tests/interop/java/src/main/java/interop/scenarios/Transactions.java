@@ -48,7 +48,7 @@ public final class Transactions implements Scenario {
             states.put(message.getKeys(), result.getSendStatus() + " " + result.getLocalTransactionState());
         }
         Map<String, Object> report = new HashMap<>();
-        report.put("complete", deliveries.await(COUNT * 3 / KINDS));
+        report.put("complete", deliveries.awaitKeys(COUNT * 3 / KINDS));
         Place.until("rolled back by checks", () -> messages.stream()
             .filter(message -> Place.index(message) % KINDS == 3)
             .allMatch(message -> checks.containsKey(message.getKeys())) ? true : null);
