@@ -32,6 +32,7 @@ __all__ = [
     "StorePlan",
     "StoreQuery",
     "plan",
+    "queue_pieces",
 ]
 
 PARTITION_SIZE: Final = 128 << 20
@@ -217,6 +218,15 @@ def _wanted_range(store: StoreFolder, queue: QueueFiles, query: StoreQuery) -> t
     return (begin, end) if begin < end else None
 
 
+def queue_pieces(
+    store: StoreFolder, queue: QueueFiles, begin: int, end: int, step: int = PARTITION_SIZE
+) -> list[tuple[EntriesPartition, int]]:
+    """The messages of a queue with numbers in [begin, end) in pieces of about `step` bytes, and each one's bytes."""
+    size = _range_size(store, queue, begin, end)
+    pieces = _split_range(store, queue, begin, end, size, step)
+    return [(piece, size * (piece.end - piece.begin) // (end - begin)) for piece in pieces]
+
+
 def _range_size(store: StoreFolder, queue: QueueFiles, begin: int, end: int) -> int:
     return sum(
         int(store.entries(queue, low, min(low + _ENTRY_STEP, end))["size"].astype(np.int64).sum())
@@ -226,11 +236,11 @@ def _range_size(store: StoreFolder, queue: QueueFiles, begin: int, end: int) -> 
 
 def _split_range(
     store: StoreFolder, queue: QueueFiles, begin: int, end: int, size: int, step: int
-) -> list[StorePartition]:
+) -> list[EntriesPartition]:
     """Pieces of about `step` bytes of records."""
     if size <= step + step // 4:
         return [EntriesPartition(queue, begin, end)]
-    pieces: list[StorePartition] = []
+    pieces: list[EntriesPartition] = []
     first, filled = begin, 0
     for low in range(begin, end, _ENTRY_STEP):
         sizes = store.entries(queue, low, min(low + _ENTRY_STEP, end))["size"].astype(np.int64)
