@@ -91,7 +91,9 @@ class GroupConsumer(Generic[T]):
         self._runner: KeyRunner[GroupMessage[T]] | None = None
         self._handler: Handler[T] | None = None
         self._threads: ThreadPoolExecutor | None = None  # for a handler that is a plain function
-        self._timers: set[asyncio.TimerHandle] = set()
+        self._resting: dict[
+            asyncio.TimerHandle, Callable[[], None]
+        ] = {}  # messages that come again, and when
         self._rates: dict[str, Rates] = {}
         self.concurrency = 1  # messages in hand at a time; run() says how many
         self.started_ms = 0  # epoch milliseconds
@@ -284,8 +286,9 @@ class GroupConsumer(Generic[T]):
         self._closed = True
         self.member.stop()
         self._arrived.set()
-        for timer in self._timers:
+        for timer, wake in list(self._resting.items()):
             timer.cancel()
+            wake()
         if self._runner is not None:
             self._runner.stop()
             late = await self._runner.drain(self.config.close_timeout_s)
@@ -403,12 +406,12 @@ class GroupConsumer(Generic[T]):
         loop = asyncio.get_running_loop()
 
         def wake() -> None:
-            self._timers.discard(timer)
+            del self._resting[timer]
             owned.put_back(message.record, message.generation, message.deliveries + 1)
             self._on_records(owned)
 
         timer = loop.call_later(pause_s, wake)
-        self._timers.add(timer)
+        self._resting[timer] = wake
         self._count(message)
 
     def put_back(self, message: GroupMessage[T]) -> None:

@@ -116,6 +116,7 @@ class GroupMember:
             self._local = LocalOffsets(folder, settings.stable_name, settings.group)
         # Moved by the tasks and calls below.
         self.owned: dict[MessageQueue, OwnedQueue] = {}
+        self._handing_over: dict[MessageQueue, OwnedQueue] = {}  # no longer ours, and not yet given back
         self._paused: set[MessageQueue] = set()
         self._rebalance_now = asyncio.Event()
         self._balancing = asyncio.Lock()
@@ -163,8 +164,10 @@ class GroupMember:
             task.cancel()
 
     async def close(self) -> None:
-        """After stop(): commit what is done and give the locks back."""
+        """After stop(), when nobody works on messages any more: commit what is done and give the locks back."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for one in self._handing_over.values():
+            one.idle.set()  # what is out of it now stays so
         owned = list(self.owned.values())
         for one in owned:
             one.dropped = True
@@ -288,10 +291,13 @@ class GroupMember:
 
     async def _own(self, topic: str, share: list[MessageQueue]) -> bool:
         wanted = set(share)
+        if self.settings.orderly:
+            await self._give_back_strays(topic, wanted)
         gone = [owned for queue, owned in self.owned.items() if queue.topic == topic and queue not in wanted]
-        fresh = [queue for queue in share if queue not in self.owned]
+        fresh = [queue for queue in share if queue not in self.owned and queue not in self._handing_over]
         for owned in gone:
             del self.owned[owned.queue]
+            self._handing_over[owned.queue] = owned
             self._spawn(self._hand_over(owned), f"hand over {owned.queue}", self._finishing)
         if gone or fresh:
             log.info(
@@ -304,7 +310,19 @@ class GroupMember:
             )
         locked = await self._locks.lock(fresh) if self.settings.orderly and fresh else set(fresh)
         results = await asyncio.gather(*(self._acquire(queue) for queue in fresh if queue in locked))
-        return len(locked) == len(fresh) and all(results)
+        return len(locked) == len(fresh) and all(results) and not wanted & self._handing_over.keys()
+
+    async def _give_back_strays(self, topic: str, wanted: set[MessageQueue]) -> None:
+        """Unlock queues that were locked but not taken (their offsets were unknown, say), and are another's now."""
+        strays = [
+            queue
+            for queue in self._locks.asked
+            if queue.topic == topic
+            and queue not in wanted
+            and queue not in self.owned
+            and queue not in self._handing_over
+        ]
+        await self._locks.unlock(strays, wait=False)
 
     async def _acquire(self, queue: MessageQueue) -> bool:
         """Begin with a queue where the group has stopped; False when no broker says where that is."""
@@ -336,18 +354,21 @@ class GroupMember:
         return await self._offsets.resolve(queue, start)
 
     async def _hand_over(self, owned: OwnedQueue) -> None:
-        """A queue is another member's now."""
+        """A queue is another member's now. Should it become ours again, then only after this is done."""
         self._end_pull(owned)
         owned.dropped = True
-        if self.settings.orderly:
-            try:
-                async with asyncio.timeout(self.config.lock_s):
-                    await owned.idle.wait()
-            except TimeoutError:
-                log.warning("client.hand_over_slow", queue=str(owned.queue), waited_s=self.config.lock_s)
-        await self._commit([owned])
-        if self.settings.orderly:
-            await self._locks.unlock([owned.queue], wait=False)
+        try:
+            if self.settings.orderly:
+                try:
+                    async with asyncio.timeout(self.config.lock_s):
+                        await owned.idle.wait()
+                except TimeoutError:
+                    log.warning("client.hand_over_slow", queue=str(owned.queue), waited_s=self.config.lock_s)
+            await self._commit([owned])
+            if self.settings.orderly:
+                await self._locks.unlock([owned.queue], wait=False)
+        finally:
+            del self._handing_over[owned.queue]
 
     # --- pulling ----------------------------------------------------------------------------------------------
 

@@ -27,13 +27,13 @@ class QueueLocks:
         self._peers = peers
         self._routes = routes
         # Queues that a broker may hold locked for this client: asked for, and not given back.
-        self._asked: set[MessageQueue] = set()
+        self.asked: set[MessageQueue] = set()
 
     async def lock(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
         """Lock queues, or renew their locks: those that this client holds now. A silent broker locks nothing."""
         by_broker = self._by_broker(queues)
         for some in by_broker.values():
-            self._asked.update(some)
+            self.asked.update(some)
         results = await asyncio.gather(*(self._lock_at(addr, some) for addr, some in by_broker.items()))
         return set().union(*results)
 
@@ -45,7 +45,7 @@ class QueueLocks:
 
     async def unlock_all(self) -> None:
         """Give back every lock that this client may hold: also one whose answer nobody waited for any more."""
-        await self.unlock(list(self._asked), wait=True)
+        await self.unlock(list(self.asked), wait=True)
 
     async def _lock_at(self, addr: str, queues: list[MessageQueue]) -> set[MessageQueue]:
         body = LockBatchBody(client_id=self._client_id, consumer_group=self._group, mq_set=_keys(queues))
@@ -60,7 +60,7 @@ class QueueLocks:
         return {MessageQueue(key.topic, key.broker_name, key.queue_id) for key in locked}
 
     async def _unlock_at(self, addr: str, queues: list[MessageQueue], *, wait: bool) -> None:
-        self._asked.difference_update(queues)
+        self.asked.difference_update(queues)
         body = UnlockBatchBody(client_id=self._client_id, consumer_group=self._group, mq_set=_keys(queues))
         what = f"unlock {len(queues)} queues"
         try:

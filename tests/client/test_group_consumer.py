@@ -401,6 +401,49 @@ async def test_a_lock_whose_answer_came_too_late_is_given_back_too() -> None:
     assert [UnlockBatchBody.from_bytes(body).mq_set for body in bodies] == [[QueueKey("T", "b-a", 0)]]
 
 
+async def test_a_message_that_rests_does_not_keep_a_queue_from_being_given_back() -> None:
+    """A member that closed while it handed over a queue whose message rested left it locked for a minute."""
+    async with member(queues=1, orderly=True, suspend_s=1000, close_timeout_s=5) as (cluster, _, consumer):
+        cluster.broker.append("T", 0, b"x")
+        async with asyncio.timeout(10):
+            await (await anext(aiter(consumer))).retry_later()
+        cluster.broker.members = ["! sorts first"]
+        cluster.broker.tell_client(CODE.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "g"})
+        await until(lambda: consumer.queues == ())
+        async with asyncio.timeout(1):
+            await consumer.close()
+        await cluster.broker.wait_asked(CODE.UNLOCK_BATCH_MQ)
+        assert offsets(cluster.broker) == {}, "it was never done"
+
+
+async def test_a_queue_that_comes_back_waits_until_it_was_given_back() -> None:
+    release, entered = asyncio.Event(), asyncio.Event()
+    seen: list[bytes] = []
+
+    async def handler(message: GroupMessage[bytes]) -> None:
+        entered.set()
+        await release.wait()
+        seen.append(message.body)
+
+    async with member(queues=1, orderly=True, rebalance_s=0.01) as (cluster, _, consumer):
+        working = asyncio.create_task(consumer.run(handler))
+        cluster.broker.append("T", 0, b"x")
+        cluster.broker.append("T", 0, b"y")
+        await entered.wait()
+        cluster.broker.members = ["! sorts first"]
+        await until(lambda: consumer.queues == ())
+        cluster.broker.members = []
+        asked = len(cluster.broker.asked(CODE.GET_CONSUMER_LIST_BY_GROUP))
+        await cluster.broker.wait_asked(CODE.GET_CONSUMER_LIST_BY_GROUP, asked + 2)
+        assert consumer.queues == (), "its message is still in the handler"
+        release.set()
+        await until(lambda: len(seen) == 2)
+        await consumer.close()
+        await working
+    assert seen == [b"x", b"y"]
+    assert offsets(cluster.broker) == {0: 2}
+
+
 # --- ending
 
 
