@@ -32,6 +32,7 @@ from aerobee.watching import Watch
 
 if TYPE_CHECKING:
     from aerobee.admin import Admin
+    from aerobee.bulk import BulkSender
     from aerobee.codecs import Codec
     from aerobee.group_consumer import GroupConsumer
     from aerobee.ranges import RangeConfig, Ranges
@@ -379,6 +380,35 @@ class Client:
             watch=session.watch(group),
             on_open=session.add_member,
             on_close=session.remove_member,
+        )
+
+    def bulk_sender(
+        self,
+        group: str = DEFAULT_PRODUCER_GROUP,
+        *,
+        config: ProducerConfig | None = None,
+        **settings: Any,
+    ) -> "BulkSender":
+        """Sends ready-made batches, with one result for each: for programs that write very many messages.
+
+        Of the settings those count that are about tries: send_timeout_s, attempts_max, queue_choice.
+        """
+        from aerobee.bulk import BulkSender
+
+        session = self._open()
+        chosen: ProducerConfig = _with_settings(config or ProducerConfig(), settings)
+        return BulkSender(
+            Delivery(
+                checked_group(group),
+                chosen,
+                peers=session.peers,
+                routes=session.routes,
+                clock_ms=clock_ms,
+                rotation_start=random.SystemRandom().getrandbits(16),
+            ),
+            session.keys.next_key,
+            body_size_max=self.config.body_size_max,
+            timeout_s=chosen.send_timeout_s,
         )
 
     def ranges(self, config: "RangeConfig | None" = None) -> "Ranges":

@@ -110,7 +110,7 @@ class Delivery:
         `bound` is the one queue that may be used; without it each try takes the next one.
         """
         try:
-            queue, answer = await self._try_brokers(topic, items, bound, deadline)
+            queue, answer = await self._try_brokers(topic, items, _body_of(items), bound, deadline)
         except BrokerRefused as refused:
             if refused.code != MESSAGE_ILLEGAL or len(items) == 1:
                 raise
@@ -118,6 +118,15 @@ class Delivery:
                 await self._send_alone(topic, item, bound, deadline)
             return
         self._store_results(items, queue, answer)
+
+    async def send_encoded(
+        self, topic: str, body: bytes, bound: MessageQueue | None, deadline: float
+    ) -> tuple[MessageQueue, int]:
+        """Try until a batch body is stored; its queue and the logical offset of its first message. ClientError."""
+        queue, answer = await self._try_brokers(topic, [], body, bound, deadline)
+        queue_id = int(answer.ext.get("queueId", queue.queue_id))
+        self._look_for_new_topic(topic)
+        return queue._replace(queue_id=queue_id), int(answer.ext.get("queueOffset", "-1"))
 
     async def _send_alone(
         self, topic: str, item: Outgoing, bound: MessageQueue | None, deadline: float
@@ -129,12 +138,11 @@ class Delivery:
                 item.future.set_exception(failed)
 
     async def _try_brokers(
-        self, topic: str, items: list[Outgoing], bound: MessageQueue | None, deadline: float
+        self, topic: str, items: list[Outgoing], body: bytes, bound: MessageQueue | None, deadline: float
     ) -> tuple[MessageQueue, Command]:
-        """One try after the other: the queue written and the broker's answer."""
+        """One try after the other: the queue written and the broker's answer. Without items it is a batch body."""
         attempts: list[Attempt] = []
         avoid: set[str] = set()
-        body = _body_of(items)
         while len(attempts) < self._config.attempts_max:
             route = self._routes.cached_publish(topic) or await self._routes.for_publish(topic)
             started = self._now()
@@ -200,18 +208,17 @@ class Delivery:
 
     def _header(self, queue: MessageQueue, items: list[Outgoing]) -> dict[str, str]:
         """Header of SEND_MESSAGE_V2 or SEND_BATCH_MESSAGE: `SendMessageV2Header` written out, it is hot."""
-        first = items[0]
-        single = len(items) == 1
+        single = items[0] if len(items) == 1 else None
         return {
             "a": self._group,
             "b": queue.topic,
             "c": TEMPLATE_TOPIC,
             "d": TEMPLATE_QUEUES,
             "e": str(queue.queue_id),
-            "f": str(first.sys_flag) if single else "0",
+            "f": str(single.sys_flag) if single else "0",
             "g": str(self._clock_ms()),
-            "h": str(first.flag) if single else "0",
-            "i": first.properties if single else "",
+            "h": str(single.flag) if single else "0",
+            "i": single.properties if single else "",
             "j": "0",
             "k": "false",
             "m": "false" if single else "true",
@@ -234,9 +241,13 @@ class Delivery:
                 item.future.set_result(
                     SendResult(item.message_id, queue, first + index, offset_id, status, handle)
                 )
-        route = self._routes.cached(queue.topic)
+        self._look_for_new_topic(queue.topic)
+
+    def _look_for_new_topic(self, topic: str) -> None:
+        """The first message to a topic may have made it: then its own route is there soon."""
+        route = self._routes.cached(topic)
         if route is not None and route.from_template:
-            self._routes.refresh_soon(queue.topic)
+            self._routes.refresh_soon(topic)
 
 
 def _body_of(items: list[Outgoing]) -> bytes:

@@ -17,7 +17,15 @@ from aerobee_proto.errors import RequestError
 from aerobee_proto.message_ids import UniqueKeyFactory
 from aerobee_proto.names import check_group, check_topic
 
-__all__ = ["Encoder", "Outgoing", "body_bytes", "checked_group", "checked_topic", "user_properties"]
+__all__ = [
+    "Encoder",
+    "Outgoing",
+    "body_bytes",
+    "checked_group",
+    "checked_topic",
+    "property_text",
+    "user_properties",
+]
 
 # What the protocol itself keeps in properties; this client writes those it needs from arguments.
 RESERVED_PROPERTIES: Final = frozenset(
@@ -113,7 +121,7 @@ class Encoder:
         message_id = self._next_key()
         text = f"UNIQ_KEY\x01{message_id}\x02"
         if tags or keys or properties or sharding_key or delay_level or more:
-            text += _property_text(tags, keys, properties, sharding_key, delay_level) + more
+            text += property_text(tags, keys, properties, sharding_key, delay_level) + more
             if len(text) > property_names.PROPERTIES_SIZE_MAX or not text.isascii():
                 _check_size(text)
         limit = self._config.compress_over
@@ -165,7 +173,7 @@ def _body_fault(topic: str, size: int, size_max: int) -> str:
     return f"message for topic {topic!r} has a body of {size} bytes; at most {size_max} may be sent"
 
 
-def _property_text(
+def property_text(
     tags: str | None,
     keys: str | Iterable[str] | None,
     properties: Mapping[str, str] | None,

@@ -24,24 +24,13 @@ from aerobee.config import parse_addrs
 from aerobee.errors import ClientError, InvalidMessage
 from aerobee.ranges import RangeConfig
 from pyspark_aerobee.errors import OptionError
+from pyspark_aerobee.option_names import CLUSTER_OPTIONS
 from pyspark_aerobee.options import Options
 
 __all__ = ["CLUSTER_OPTIONS", "Cluster", "ClusterSettings", "gather"]
 
 T = TypeVar("T")
 
-CLUSTER_OPTIONS: Final = (
-    "nameServer",
-    "namesrvAddr",
-    "accessKey",
-    "secretKey",
-    "tls",
-    "pullTimeoutMs",
-    "pollTimeoutMs",
-    "fetchOffset.numRetries",
-    "fetchOffset.retryIntervalMs",
-    "pullBatchSize",
-)
 ASKED_AT_ONCE: Final = 64  # look-ups on their way together
 
 

@@ -3,6 +3,9 @@
 Touches  Spark's data source interface, on the driver.
 
 With a path it is a store folder; without one, topics of a running cluster.
+
+What reads and writes is imported when it is needed: Spark starts Python workers that only ask for the name, or for
+the columns, and the readers take half a second to load.
 """
 
 import time
@@ -19,17 +22,9 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from pyspark_aerobee.errors import OptionError
+from pyspark_aerobee.option_names import TOPIC_OPTIONS
 from pyspark_aerobee.options import Options
-from pyspark_aerobee.schema import check_schema
-from pyspark_aerobee.store_source import (
-    STORE_OPTIONS,
-    PushingStoreReader,
-    StoreReader,
-    read_options,
-    store_schema,
-)
-from pyspark_aerobee.topic_options import TOPIC_OPTIONS
-from pyspark_aerobee.topic_source import PushingTopicReader, TopicReader, topic_schema
+from pyspark_aerobee.schema import check_schema, message_schema
 
 __all__ = ["AerobeeDataSource", "RocketMqDataSource"]
 
@@ -58,21 +53,34 @@ class AerobeeDataSource(DataSource):
             return True
         if not given & {"nameserver", "namesrvaddr"}:
             # A name that is almost right is what is wrong then.
-            Options(self._given, {*TOPIC_OPTIONS, *STORE_OPTIONS})
+            Options(self._given, {"path", *TOPIC_OPTIONS})
             raise OptionError("path", "", _HELP)
         return False
 
     def schema(self) -> StructType:
-        return store_schema(self._given) if self._is_store else topic_schema(self._given)
+        if self._is_store:
+            from pyspark_aerobee.store_source import store_schema
+
+            return store_schema(self._given)
+        options = Options(self._given, TOPIC_OPTIONS)
+        return message_schema(
+            kafka=options.choice("schemaMode", ("rocketmq", "kafka"), "rocketmq") == "kafka",
+            include_properties=options.flag("includeProperties", True),
+            include_body=options.flag("includeBody", True),
+            include_headers=options.flag("includeHeaders", False),
+        )
 
     def reader(self, schema: StructType) -> DataSourceReader:
         check_schema(schema, self.schema())
-        pushes = str(self.options.get("pushdown", "")).lower() in ("true", "1", "yes")
         kind: Any
         if self._is_store:
-            read_options(self._given).flag("pushdown", False)
-            kind = PushingStoreReader if pushes else StoreReader
+            from pyspark_aerobee.store_source import PushingStoreReader, StoreReader, read_options
+
+            kind = PushingStoreReader if read_options(self._given).flag("pushdown", False) else StoreReader
         else:
+            from pyspark_aerobee.topic_source import PushingTopicReader, TopicReader
+
+            pushes = Options(self._given, TOPIC_OPTIONS).flag("pushdown", False)
             kind = PushingTopicReader if pushes else TopicReader
         reader: DataSourceReader = kind(self._given, schema, _now_ms())
         return reader

@@ -41,12 +41,12 @@ from typing import Any, Final
 
 from aerobee import InvalidMessage, MessageQueue, SqlFilter, TagFilter
 from aerobee.filters import Filter
-from pyspark_aerobee.cluster import CLUSTER_OPTIONS, ClusterSettings
+from pyspark_aerobee.cluster import ClusterSettings
 from pyspark_aerobee.errors import OptionError
+from pyspark_aerobee.option_names import TOPIC_OPTIONS
 from pyspark_aerobee.options import Options, parse_time_ms
 
 __all__ = [
-    "TOPIC_OPTIONS",
     "Choice",
     "End",
     "PerQueue",
@@ -55,40 +55,6 @@ __all__ = [
     "read_topic_options",
 ]
 
-TOPIC_OPTIONS: Final = (
-    *CLUSTER_OPTIONS,
-    "subscribe",
-    "topic",
-    "subscribePattern",
-    "assign",
-    "startingOffsets",
-    "endingOffsets",
-    "startingTimestamp",
-    "endingTimestamp",
-    "startingOffsetsByTimestamp",
-    "endingOffsetsByTimestamp",
-    "startingOffsetsByTimestampStrategy",
-    "subExpression",
-    "filterType",
-    "tags",
-    "queueId",
-    "brokerName",
-    "key",
-    "includeProperties",
-    "includeBody",
-    "includeHeaders",
-    "schemaMode",
-    "failOnDataLoss",
-    "minPartitions",
-    "maxRecordsPerPartition",
-    "maxPartitionBytes",
-    "group",
-    "maxOffsetsPerTrigger",
-    "maxBytesPerTrigger",
-    "minOffsetsPerTrigger",
-    "maxTriggerDelay",
-    "pushdown",
-)
 _STREAM_ONLY: Final = (
     "maxOffsetsPerTrigger",
     "maxBytesPerTrigger",

@@ -35,7 +35,7 @@ __all__ = ["ReadSettings", "read_ranges"]
 
 log = logging.getLogger("pyspark_aerobee")
 
-STEP: Final = 6 << 20  # bytes of records in one batch
+STEP: Final = 4 << 20  # bytes of records in one batch
 _COMPACTED: Final = "the broker left them out; a compacted topic has such gaps"
 
 

@@ -25,24 +25,11 @@ from pyspark.sql.types import StructType
 from aerobee import ClientError
 from pyspark_aerobee.cluster import Cluster
 from pyspark_aerobee.errors import SourceGone
-from pyspark_aerobee.options import Options
-from pyspark_aerobee.schema import message_schema
-from pyspark_aerobee.topic_options import TOPIC_OPTIONS, TopicOptions, read_topic_options
+from pyspark_aerobee.topic_options import TopicOptions, read_topic_options
 from pyspark_aerobee.topic_plan import Narrowing, TopicPartition, TopicPlanner
 from pyspark_aerobee.topic_read import ReadSettings, read_ranges
 
-__all__ = ["PushingTopicReader", "TopicReader", "read_settings", "topic_schema"]
-
-
-def topic_schema(given: Mapping[str, str]) -> StructType:
-    """The columns of a read of topics with these options."""
-    options = Options(given, TOPIC_OPTIONS)
-    return message_schema(
-        kafka=options.choice("schemaMode", ("rocketmq", "kafka"), "rocketmq") == "kafka",
-        include_properties=options.flag("includeProperties", True),
-        include_body=options.flag("includeBody", True),
-        include_headers=options.flag("includeHeaders", False),
-    )
+__all__ = ["PushingTopicReader", "TopicReader", "read_settings"]
 
 
 def read_settings(options: TopicOptions, schema: StructType) -> ReadSettings:

@@ -25,7 +25,8 @@ brokers have confirmed all of its messages; it fails when any could not be sent,
 reasons.
 
 Invariants
-- At most PENDING_MAX messages of a task are unconfirmed.
+- At most IN_FLIGHT_MAX batches of a task are unconfirmed, and nothing is when it waits for Spark's next rows.
+- Rows bound to a queue (queueId, shardingKey) reach it in their order.
 """
 
 import asyncio
@@ -56,27 +57,24 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from aerobee import ClientError, InvalidMessage, MessageQueue, Producer, SendResult
+from aerobee import BrokerRefused, ClientError, InvalidMessage, MessageQueue, ProducerConfig, SendResult
 from aerobee.outgoing import RESERVED_PROPERTIES
-from pyspark_aerobee.cluster import CLUSTER_OPTIONS, Cluster, ClusterSettings
+from aerobee_proto.codes import ResponseCode
+from aerobee_proto.javahash import java_hash
+from pyspark_aerobee.cluster import Cluster, ClusterSettings
 from pyspark_aerobee.errors import OptionError, WriteFailed
 from pyspark_aerobee.names import nearest
+from pyspark_aerobee.option_names import WRITE_OPTIONS
 from pyspark_aerobee.options import Options
 from pyspark_aerobee.schema import COLUMNS, KAFKA_COLUMNS
 
-__all__ = ["WRITE_OPTIONS", "StreamTopicWriter", "TopicWriter", "Written"]
+__all__ = ["StreamTopicWriter", "TopicWriter", "Written"]
 
-# The last two are Spark's own, which hands them over with the others.
-WRITE_OPTIONS: Final = (
-    *CLUSTER_OPTIONS,
-    "topic",
-    "sendTimeoutMs",
-    "dedupProperty",
-    "group",
-    "checkpointLocation",
-    "queryName",
-)
-PENDING_MAX: Final = 10_000
+IN_FLIGHT_MAX: Final = 8
+BATCH_BYTES: Final = 512 << 10
+BATCH_COUNT: Final = 1024
+ATTEMPTS_MAX: Final = 10
+PRODUCER_GROUP: Final = "AEROBEE_SPARK"
 SEND_TIMEOUT_MS: Final = 30_000
 REASONS_MAX: Final = 3
 _INTS: Final = (ByteType, ShortType, IntegerType, LongType)
@@ -221,6 +219,16 @@ def _write(settings: WriteSettings, batches: Iterator[pa.RecordBatch], dedup_pre
 
 
 @dataclass
+class _Batch:
+    """Messages that leave together: of one topic, and one queue when they are bound to it."""
+
+    topic: str
+    queue: MessageQueue | None
+    entries: list[bytes] = field(default_factory=list)
+    size: int = 0
+
+
+@dataclass
 class _Task:
     """The messages of one task on their way."""
 
@@ -231,105 +239,197 @@ class _Task:
     body_bytes: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     _number: int = 0
-    _producer: Producer | None = None
-    _queues: dict[str, tuple[MessageQueue, ...]] = field(default_factory=dict)
 
     async def open(self, cluster: Cluster) -> None:
+        """Before the first batch."""
         settings = self.settings
-        named: dict[str, Any] = {} if settings.group is None else {"group": settings.group}
-        self._producer = cluster.client.producer(
-            **named,
-            send_timeout_s=settings.timeout_s,
-            batch_bytes=1 << 20,
-            batch_count=1024,
-            pending_count_max=PENDING_MAX,
-            attempts_max=10,
-        )
-        await self._producer.__aenter__()
+        group = settings.group or PRODUCER_GROUP
+        config = ProducerConfig(send_timeout_s=settings.timeout_s, attempts_max=ATTEMPTS_MAX)
+        self._bulk = cluster.client.bulk_sender(group, config=config)
+        # For what cannot share a request: delayed messages, and bodies worth compressing.
+        self._singly = cluster.client.producer(group, config=config)
+        self._compress_over = config.compress_over or 0
+        self._queues: dict[str, tuple[MessageQueue, ...]] = {}
+        await self._singly.__aenter__()
 
     async def close(self) -> None:
-        if self._producer is not None:
-            await self._producer.close()
+        """After the last batch, or a failure."""
+        if hasattr(self, "_singly"):
+            await self._singly.close()
 
-    async def send(self, batch: pa.RecordBatch) -> None:
-        """Accept the rows of a batch, as the brokers have room; wait until all of them have ended."""
-        producer = self._producer
-        assert producer is not None
-        futures: list[asyncio.Future[SendResult]] = []
-        for topic, body, options in _rows(batch, self.settings):
-            if self.settings.dedup_property is not None:
-                properties = options.setdefault("properties", {})
-                properties[self.settings.dedup_property] = f"{self.dedup_prefix}:{self._number}"
-            self._number += 1
-            queue_id = options.pop("queue_id", None)
-            try:
-                if queue_id is not None:
-                    options["queue"] = await self._queue(producer, topic, queue_id)
-                await producer.ready()
-                futures.append(producer.send_nowait(topic, body, **options))
-            except InvalidMessage as refused:
-                self._fail(refused)
-            self.body_bytes += len(body)
-        for result in await asyncio.gather(*futures, return_exceptions=True):
-            if isinstance(result, BaseException):
-                self._fail(result)
-            else:
-                self.sent += 1
+    async def send(self, rows: pa.RecordBatch) -> None:
+        """Send the rows; wait until each has been confirmed or has failed."""
+        self._slots = asyncio.Semaphore(IN_FLIGHT_MAX)
+        self._open: dict[tuple[str, MessageQueue | None], _Batch] = {}
+        self._last: dict[MessageQueue, asyncio.Task[None]] = {}
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            for row in _rows(rows, self.settings):
+                try:
+                    await self._take(row)
+                except InvalidMessage as refused:
+                    self._fail(1, refused)
+                except ClientError as failed:  # nobody knows the topic, or nobody answers
+                    self._fail(1, failed)
+                    break
+            for batch in list(self._open.values()):
+                await self._let_go(batch)
 
-    def _fail(self, reason: BaseException) -> None:
-        self.failed += 1
-        self.reasons[str(reason)] += 1
+    async def _take(self, row: "_Row") -> None:
+        topic, body, tags, keys, own, queue_id, sharding_key, delay_level, deliver_at = row
+        self.body_bytes += len(body)
+        number, self._number = self._number, self._number + 1
+        if self.settings.dedup_property is not None:
+            own = {**(own or {}), self.settings.dedup_property: f"{self.dedup_prefix}:{number}"}
+        queue = None
+        if queue_id is not None or sharding_key:
+            queue = await self._queue(topic, queue_id, sharding_key)
+        if delay_level or deliver_at is not None or len(body) > self._compress_over:
+            await self._send_singly(
+                topic,
+                body,
+                tags=tags,
+                keys=keys,
+                properties=own,
+                queue=queue,
+                sharding_key=sharding_key,
+                delay_level=delay_level or 0,
+                deliver_at=deliver_at,
+            )
+            return
+        entry = self._bulk.entry(body, tags=tags, keys=keys, properties=own, sharding_key=sharding_key)
+        batch = self._open.get((topic, queue))
+        if batch is None:
+            batch = self._open[topic, queue] = _Batch(topic, queue)
+        batch.entries.append(entry)
+        batch.size += len(entry)
+        if batch.size >= BATCH_BYTES or len(batch.entries) >= BATCH_COUNT:
+            await self._let_go(batch)
 
-    async def _queue(self, producer: Producer, topic: str, queue_id: int) -> MessageQueue:
+    async def _queue(self, topic: str, queue_id: int | None, sharding_key: str | None) -> MessageQueue:
         queues = self._queues.get(topic)
         if queues is None:
-            queues = self._queues[topic] = await producer.queues(topic)
+            queues = self._queues[topic] = await self._singly.queues(topic)
+        if queue_id is None:
+            # As clients of all kinds spread keys over queues.
+            return queues[abs(java_hash(sharding_key or "")) % len(queues)]
         fitting = [queue for queue in queues if queue.queue_id == queue_id]
         if not fitting:
             last = max(queue.queue_id for queue in queues)
             raise InvalidMessage(f"topic {topic!r} has no queue {queue_id}: it has the queues 0 to {last}")
         return fitting[queue_id % len(fitting)]
 
+    # --- on their way -----------------------------------------------------------------------------------------
+
+    async def _let_go(self, batch: _Batch) -> None:
+        """Start a batch; behind the one before it where order counts. Waits while as many as may be are out."""
+        del self._open[batch.topic, batch.queue]
+        await self._slots.acquire()
+        before = None if batch.queue is None else self._last.get(batch.queue)
+        task = self._tasks.create_task(self._deliver(batch, before))
+        if batch.queue is not None:
+            self._last[batch.queue] = task
+
+    async def _deliver(self, batch: _Batch, before: "asyncio.Task[None] | None") -> None:
+        try:
+            if before is not None:
+                await before
+            await self._bulk.send(batch.topic, batch.entries, batch.queue)
+            self.sent += len(batch.entries)
+        except BrokerRefused as refused:
+            if refused.code == ResponseCode.MESSAGE_ILLEGAL and len(batch.entries) > 1:
+                await self._deliver_singly(batch)
+            else:
+                self._fail(len(batch.entries), refused)
+        except ClientError as failed:
+            self._fail(len(batch.entries), failed)
+        finally:
+            self._slots.release()
+
+    async def _deliver_singly(self, batch: _Batch) -> None:
+        """A batch that was refused for what is in it: only the guilty are to fail."""
+        for entry in batch.entries:
+            try:
+                await self._bulk.send(batch.topic, [entry], batch.queue)
+                self.sent += 1
+            except ClientError as failed:
+                self._fail(1, failed)
+
+    async def _send_singly(self, topic: str, body: bytes, **options: Any) -> None:
+        queue = options["queue"]
+        if queue is not None and (waiting := self._open.get((topic, queue))) is not None:
+            await self._let_go(waiting)
+        if queue is not None and queue in self._last:
+            await self._last[queue]
+        await self._singly.ready()
+        future = self._singly.send_nowait(topic, body, **options)
+        task = self._tasks.create_task(self._settle(future))
+        if queue is not None:
+            self._last[queue] = task
+
+    async def _settle(self, future: "asyncio.Future[SendResult]") -> None:
+        try:
+            await future
+            self.sent += 1
+        except ClientError as failed:
+            self._fail(1, failed)
+
+    def _fail(self, count: int, reason: BaseException) -> None:
+        self.failed += count
+        self.reasons[str(reason)] += count
+
 
 # --- rows ----------------------------------------------------------------------------------------------------
 
+# Topic, body, tags, keys, own properties, queue id, sharding key, delay level, time of delivery in ms.
+_Row = tuple[
+    str,
+    bytes,
+    str | None,
+    str | list[str] | None,
+    dict[str, str] | None,
+    int | None,
+    str | None,
+    int | None,
+    int | None,
+]
+_IN_ORDER: Final = ("tags", "keys", "queueId", "shardingKey", "delayLevel", "deliverAt")
 
-def _rows(batch: pa.RecordBatch, settings: WriteSettings) -> Iterator[tuple[str, bytes, dict[str, Any]]]:
-    """Topic, body and what else `Producer.send` takes, of each row; `queue_id` in place of a queue."""
+
+def _rows(batch: pa.RecordBatch, settings: WriteSettings) -> Iterator[_Row]:
+    """What is to be sent of each row."""
     columns = {name: _values(name, batch.column(index)) for name, index in settings.columns.items()}
-    count = batch.num_rows
-    topics = columns.pop("topic", None) or [None] * count
-    bodies = columns.pop("body")
-    properties = columns.pop("properties", None)
-    names = [_ARGUMENTS[name] for name in columns]
-    rest = zip(*columns.values(), strict=True) if columns else iter([()] * count)
-    for index, values in enumerate(rest):
-        options = {name: value for name, value in zip(names, values, strict=True) if value is not None}
-        if properties is not None and properties[index]:
-            _take_properties(properties[index], options)
-        yield topics[index] or settings.topic or "", bodies[index] or b"", options
+    nothing = [None] * batch.num_rows
+    rest = zip(*(columns.get(name, nothing) for name in _IN_ORDER), strict=True)
+    default = settings.topic or ""
+    parts = zip(
+        columns.get("topic", nothing),
+        columns["body"],
+        columns.get("properties", nothing),
+        rest,
+        strict=True,
+    )
+    for topic, body, pairs, (tags, keys, queue_id, sharding_key, delay_level, deliver_at) in parts:
+        own = None
+        if pairs:
+            own, known = _own_properties(pairs)
+            tags = known.get("TAGS") if tags is None else tags
+            keys = known.get("KEYS") if keys is None else keys
+            sharding_key = known.get("__SHARDINGKEY") if sharding_key is None else sharding_key
+        yield (
+            topic or default, body or b"", tags, keys, own, queue_id, sharding_key, delay_level, deliver_at,
+        )  # fmt: skip
 
 
-_ARGUMENTS: Final = {
-    "tags": "tags",
-    "keys": "keys",
-    "queueId": "queue_id",
-    "shardingKey": "sharding_key",
-    "delayLevel": "delay_level",
-    "deliverAt": "deliver_at",
-}
-_FROM_PROPERTIES: Final = {"TAGS": "tags", "KEYS": "keys", "__SHARDINGKEY": "sharding_key"}
-
-
-def _take_properties(pairs: Sequence[tuple[str, str]], options: dict[str, Any]) -> None:
-    own = {}
+def _own_properties(pairs: Sequence[tuple[str, str]]) -> tuple[dict[str, str], dict[str, str]]:
+    """The sender's own properties, and those of the protocol."""
+    own, known = {}, {}
     for name, value in pairs:
-        if name in _FROM_PROPERTIES:
-            options.setdefault(_FROM_PROPERTIES[name], value)
-        elif value and name not in RESERVED_PROPERTIES and not name.startswith("__"):
+        if name in RESERVED_PROPERTIES or name.startswith("__"):
+            known[name] = value
+        elif value:
             own[name] = value
-    if own:
-        options["properties"] = own
+    return own, known
 
 
 def _values(name: str, column: pa.Array) -> list[Any]:
