@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from aerobee.codecs import Codec
     from aerobee.group_consumer import GroupConsumer
     from aerobee.ranges import RangeConfig, Ranges
+    from aerobee.replay import Replay, ReplayConfig
     from aerobee.subscriptions import Topics
     from aerobee.trace import TraceRecord
 
@@ -423,6 +424,13 @@ class Client:
             routes=session.routes,
             offsets=session.offsets,
         )
+
+    def replay(self, config: "ReplayConfig | None" = None) -> "Replay":
+        """Messages that were stored before, sent again with their ids and times of birth: for tools that restore."""
+        from aerobee.replay import Replay, ReplayConfig
+
+        session = self._open()
+        return Replay(config or ReplayConfig(), peers=session.peers, routes=session.routes)
 
     async def query(
         self,

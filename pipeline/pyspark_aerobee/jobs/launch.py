@@ -17,7 +17,16 @@ from pyspark_aerobee.errors import PipelineError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Advance", "add_source_arguments", "main_of", "run_tasks", "session", "source_options"]
+__all__ = [
+    "Advance",
+    "add_option_argument",
+    "add_source_arguments",
+    "further_options",
+    "main_of",
+    "run_tasks",
+    "session",
+    "source_options",
+]
 
 T = TypeVar("T")
 R = TypeVar("R")

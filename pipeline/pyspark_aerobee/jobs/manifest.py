@@ -177,6 +177,10 @@ class Archive:
         found = [file for commit in self.commits() for file in commit.files]
         return [file for file in found if not topics or file.topic in topics]
 
+    def inside(self, path: str) -> str:
+        """A path below the archive, for `filesystem`."""
+        return f"{self._root}/{path}"
+
     def _commit_path(self, number: int) -> str:
         return f"{self._root}/{_COMMITS}/{number:020d}.json"
 
