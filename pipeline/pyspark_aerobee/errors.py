@@ -26,7 +26,8 @@ class OptionError(PipelineError, ValueError):
         self.reason = reason
 
     def __str__(self) -> str:
-        return f"option {self.option}, value {self.value!r}: {self.reason}"
+        shown = "(not shown)" if "secret" in self.option.lower() else repr(self.value)
+        return f"option {self.option}, value {shown}: {self.reason}"
 
 
 class DataLoss(PipelineError):

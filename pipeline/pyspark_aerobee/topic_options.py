@@ -168,6 +168,11 @@ def read_topic_options(given: Mapping[str, str], *, now_ms: int, streaming: bool
     group = options.text("group")
     if group is None and End.GROUP in (start.where, end.where):
         raise OptionError("startingOffsets", "group", "name the group whose offsets are meant: option group")
+    least, most = options.count("minOffsetsPerTrigger"), options.count("maxOffsetsPerTrigger")
+    if least is not None and most is not None and least > most:
+        raise OptionError(
+            "minOffsetsPerTrigger", str(least), f"it is larger than maxOffsetsPerTrigger, {most}"
+        )
     strategy = options.choice("startingOffsetsByTimestampStrategy", ("latest", "error"), "latest")
     return TopicOptions(
         cluster=ClusterSettings.of(options),
@@ -182,9 +187,9 @@ def read_topic_options(given: Mapping[str, str], *, now_ms: int, streaming: bool
         max_records=options.count("maxRecordsPerPartition"),
         max_bytes=options.size("maxPartitionBytes"),
         group=group,
-        trigger_offsets_max=options.count("maxOffsetsPerTrigger"),
+        trigger_offsets_max=most,
         trigger_bytes_max=options.size("maxBytesPerTrigger"),
-        trigger_offsets_min=options.count("minOffsetsPerTrigger"),
+        trigger_offsets_min=least,
         trigger_delay_ms=options.duration_ms("maxTriggerDelay", TRIGGER_DELAY_MS) or TRIGGER_DELAY_MS,
         pushdown=options.flag("pushdown", False),
     )

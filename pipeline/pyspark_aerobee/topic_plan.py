@@ -170,7 +170,8 @@ def _fill(
             cut = end if profile.size(begin, end) <= room + slack else min(profile.cut(begin, room), end)
             cut = min(cut, begin + count_room)
             bins[-1].append(QueueRange(queue, begin, cut))
-            room -= max(profile.size(begin, cut), 1)
+            # A bin that a range was cut for is full, whatever rounding has left.
+            room = room - max(profile.size(begin, cut), 1) if cut == end else 0
             count_room -= cut - begin
             begin = cut
     return bins

@@ -31,7 +31,7 @@ from pyspark_aerobee.errors import DataLoss, SourceGone
 from pyspark_aerobee.store_plan import StoreQuery
 from pyspark_aerobee.store_read import chosen_records
 
-__all__ = ["ReadSettings", "read_ranges"]
+__all__ = ["Judge", "ReadSettings", "read_ranges"]
 
 log = logging.getLogger("pyspark_aerobee")
 
@@ -64,7 +64,7 @@ class ReadSettings:
 
 def read_ranges(settings: ReadSettings, ranges: Sequence[QueueRange]) -> Iterator[pa.RecordBatch]:
     """The messages of the ranges, in order. DataLoss, SourceGone."""
-    judge = _Judge(settings)
+    judge = Judge(settings)
     with Cluster(settings.cluster) as cluster:
         reader = cluster.client.ranges(settings.cluster.reading).reader(ranges, settings.filter)
         try:
@@ -86,7 +86,7 @@ def _next(cluster: Cluster, reader: RangeReader, ranges: Sequence[QueueRange]) -
         ) from failed
 
 
-class _Judge:
+class Judge:
     """Makes batches of pieces, and says what is missing in them."""
 
     def __init__(self, settings: ReadSettings) -> None:
