@@ -53,13 +53,14 @@ ROOMS = {
 }
 BELOW_ALL = "aerobee_proto"
 # Single modules that may import more than their room: the command line starts the servers and looks into stores that
-# no server has open. Everything else in it goes through the client.
+# no server has open, and runs jobs on Spark. Everything else in it goes through the client.
 DOORS = {
     ("aerobee_console", "daemons.py"): frozenset(
         {"aerobee_broker", "aerobee_nameserver", "aerobee_remoting"}
     ),
     ("aerobee_console", "local_cluster.py"): frozenset({"aerobee_broker", "aerobee_nameserver"}),
     ("aerobee_console", "store.py"): frozenset({"aerobee_store"}),
+    ("aerobee_console", "pipelines.py"): frozenset({"pyspark_aerobee"}),
 }
 
 

@@ -43,6 +43,7 @@ COMMANDS: Final = (
     ("cluster", "cluster:app", "List the brokers; show figures and settings of one.", "Cluster"),
     ("doctor", "doctor:doctor", "Look for what usually goes wrong, and say how to mend it.", "Cluster"),
     ("store", "store_commands:app", "Verify or dump a store folder, without changing it.", "Files"),
+    ("pipeline", "pipelines:app", "Archive, restore, audit and measure messages with Spark.", "Files"),
 )
 
 

@@ -9,10 +9,13 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from pyspark_aerobee.errors import PipelineError
+from aerobee import ClientError
+from pyspark_aerobee.cluster import Cluster, ClusterSettings
+from pyspark_aerobee.errors import PipelineError, SourceGone
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,6 +29,7 @@ __all__ = [
     "run_tasks",
     "session",
     "source_options",
+    "with_cluster",
 ]
 
 T = TypeVar("T")
@@ -124,6 +128,23 @@ def _told(value: Callable[[], int], advance: Advance | None) -> Iterator[None]:
         ended.set()
         watcher.join()
         tell()
+
+
+def with_cluster(settings: ClusterSettings, work: Callable[[Cluster], R]) -> R:
+    """`work` with an open client, on the driver. SourceGone when brokers do not answer or refuse.
+
+    In a thread of its own: notebooks run an event loop in the thread that calls jobs.
+    """
+
+    def opened() -> R:
+        with Cluster(settings) as cluster:
+            return work(cluster)
+
+    with ThreadPoolExecutor(1, "aerobee-cluster") as pool:
+        try:
+            return pool.submit(opened).result()
+        except ClientError as failed:
+            raise SourceGone(str(failed)) from failed
 
 
 # --- command lines -------------------------------------------------------------------------------------------

@@ -13,13 +13,14 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from aerobee import ClientError, MessageQueue
+from aerobee import MessageQueue
 from aerobee.ranges import QueueRange
 from aerobee_proto.names import is_internal_topic, is_system_topic
 from pyspark_aerobee.cluster import CLUSTER_OPTIONS, Cluster
 from pyspark_aerobee.columns import ColumnBuilder
-from pyspark_aerobee.errors import OptionError, PipelineError, SourceGone
+from pyspark_aerobee.errors import OptionError, PipelineError
 from pyspark_aerobee.folder import open_folder
+from pyspark_aerobee.jobs.launch import with_cluster
 from pyspark_aerobee.names import nearest
 from pyspark_aerobee.options import Options
 from pyspark_aerobee.store_folder import StoreFolder
@@ -230,18 +231,22 @@ class TopicSpans:
         return f"topics of {';'.join(self._options.cluster.nameservers)}"
 
     def plan(self, known: Intervals) -> Plan:
-        try:
-            with Cluster(self._options.cluster) as cluster:
-                planner = TopicPlanner(cluster.client, self._options)
-                queues = cluster.run(planner.queues())
-                bounds = cluster.run(planner.bounds(queues))
-                there = [Span(queue, *bounds[queue]) for queue in queues]
-                wanted = [QueueRange(*one) for span in there for one in known.missing(span)]
-                profiles = cluster.run(planner.profiles(wanted))
-        except ClientError as failed:
-            raise SourceGone(str(failed)) from failed
+        there, wanted, profiles = with_cluster(
+            self._options.cluster, lambda cluster: self._ask(cluster, known)
+        )
         lost = [hole for span in there if (hole := known.hole_before(span)) is not None]
         return Plan(pack(_cut(wanted, profiles, self._task_size), self._task_size), lost)
+
+    def _ask(
+        self, cluster: Cluster, known: Intervals
+    ) -> tuple[list[Span], list[QueueRange], dict[MessageQueue, SizeProfile]]:
+        """What the queues have, what of it is not known, and how large that is."""
+        planner = TopicPlanner(cluster.client, self._options)
+        queues = cluster.run(planner.queues())
+        bounds = cluster.run(planner.bounds(queues))
+        there = [Span(queue, *bounds[queue]) for queue in queues]
+        wanted = [QueueRange(*one) for span in there for one in known.missing(span)]
+        return there, wanted, cluster.run(planner.profiles(wanted))
 
     def read(self, task: Task, schema: pa.Schema) -> Batches:
         settings = ReadSettings(

@@ -1,0 +1,278 @@
+"""`aerobee pipeline ...`: the jobs of `pyspark_aerobee`, on a Spark of this machine or of a cluster.
+
+Touches  what the jobs touch; standard output and error. Spark is loaded when a command is called.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from cyclopts import App, Parameter
+
+from aerobee_console.failures import FAULT, OK, USAGE, Failure
+from aerobee_console.progress import progress
+from aerobee_console.session import Output
+from aerobee_console.tables import Column, print_json, print_table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["app"]
+
+app = App(
+    "pipeline",
+    help="Archive, restore, audit and measure messages with Spark (pip install 'aerobee[spark,jdk]').",
+    help_epilogue="",
+)
+Store = Annotated[str | None, Parameter(name="--path", help="A store folder, or its fsspec address.")]
+Nameserver = Annotated[
+    str | None,
+    Parameter(
+        name=["--nameserver", "-n"],
+        help="Nameservers of a cluster, host:port;host:port, in place of --path.",
+    ),
+]
+Cluster = Annotated[
+    str,
+    Parameter(
+        name=["--nameserver", "-n"],
+        env_var=["AEROBEE_NAMESERVERS", "NAMESRV_ADDR"],
+        help="Nameservers, host:port;host:port.",
+    ),
+]
+Topics = Annotated[str, Parameter(help="Topics, with commas between.")]
+Master = Annotated[str, Parameter(help="Spark's master: local[*], spark://host:7077, k8s://...")]
+Options = Annotated[
+    tuple[str, ...],
+    Parameter(name="--option", negative=(), help="A further option of the data source, name=value."),
+]
+Page = Annotated[Path | None, Parameter(help="Write a page with plots to this file.")]
+LOCAL: Final = "local[*]"
+NAMESERVER: Final = "127.0.0.1:9876"
+
+GROUP_COLUMNS: Final = (
+    Column("group", "group"),
+    Column("topic", "topic"),
+    Column("lag", "behind", number=True),
+    Column("in_flight", "in flight", number=True),
+    Column("delay_ms", "oldest ms", number=True),
+)
+LATENCY_COLUMNS: Final = (
+    Column("what", "what"),
+    Column("topic", "topic"),
+    Column("group", "group"),
+    Column("count", "count", number=True),
+    Column("failed", "failed", number=True),
+    Column("p50_ms", "p50 ms", number=True),
+    Column("p99_ms", "p99 ms", number=True),
+    Column("max_ms", "max ms", number=True),
+)
+FACT_COLUMNS: Final = (Column("name", "what"), Column("value", "value"))
+
+
+@contextmanager
+def _spark(name: str, master: str) -> "Iterator[SparkSession]":
+    """A session; errors of the jobs are the user's to mend."""
+    try:
+        from pyspark_aerobee.errors import PipelineError
+        from pyspark_aerobee.jobs.launch import session
+    except ImportError as missing:
+        raise Failure(f"{missing}: pip install 'aerobee[spark,jdk]'", USAGE) from missing
+    try:
+        with session(name, master) as spark:
+            yield spark
+    except PipelineError as failed:
+        raise Failure(str(failed), USAGE) from failed
+
+
+def _source(path: str | None, nameserver: str | None, topics: str, option: tuple[str, ...]) -> dict[str, str]:
+    if (path is None) == (nameserver is None):
+        raise Failure("say what to read: either --path or --nameserver", USAGE)
+    given = {"path": path} if path is not None else {"nameServer": nameserver or ""}
+    return given | ({"subscribe": topics} if topics else {}) | _pairs(option)
+
+
+def _pairs(option: tuple[str, ...]) -> dict[str, str]:
+    if wrong := [pair for pair in option if "=" not in pair]:
+        raise Failure(f"--option {wrong[0]}: write it as name=value", USAGE)
+    return dict(pair.split("=", 1) for pair in option)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _print_facts(report: dict[str, Any], output: str) -> None:
+    if output == "json":
+        print_json(report)
+    else:
+        rows = [{"name": name.replace("_", " "), "value": str(value)} for name, value in report.items()]
+        print_table("", FACT_COLUMNS, rows)
+
+
+@app.command
+def archive(
+    target: Annotated[str, Parameter(help="Folder or fsspec address of the archive.")],
+    /,
+    *,
+    path: Store = None,
+    nameserver: Nameserver = None,
+    topics: Topics = "",
+    option: Options = (),
+    compression: Annotated[str, Parameter(help="zstd, snappy, lz4, gzip or none.")] = "zstd",
+    delta: Annotated[
+        bool, Parameter(negative=(), help="Keep it a Delta table too (package deltalake).")
+    ] = False,
+    accept_loss: Annotated[bool, Parameter(negative=(), help="Go on behind messages that are gone.")] = False,
+    master: Master = LOCAL,
+    output: Output = "table",
+) -> int:
+    """Copy messages into Parquet files by topic and day: what the archive does not have yet, each exactly once."""
+    given = _source(path, nameserver, topics, option)
+    if accept_loss and nameserver is not None:
+        given["failOnDataLoss"] = "false"
+    with _spark("archive", master) as spark:
+        from pyspark_aerobee.jobs.archive import archive as run
+        from pyspark_aerobee.jobs.spans import source_of
+
+        source = source_of(given, now_ms=_now_ms())
+        with progress(f"archiving to {target}") as advance:
+            report = run(
+                spark, source, target, compression=compression, delta=delta, fail_on_data_loss=not accept_loss,
+                advance=advance,
+            )  # fmt: skip
+    _print_facts(asdict(report), output)
+    return OK
+
+
+@app.command
+def restore(
+    source: Annotated[str, Parameter(help="Folder or fsspec address of the archive.")],
+    /,
+    *,
+    nameserver: Cluster = NAMESERVER,
+    topics: Topics = "",
+    rename: Annotated[
+        tuple[str, ...], Parameter(negative=(), help="Write a topic to another one, from=to.")
+    ] = (),
+    born_within_ms: Annotated[int, Parameter(help="Let times of birth be wrong by so much, for speed.")] = 0,
+    name: Annotated[str | None, Parameter(help="Under which progress is kept.")] = None,
+    option: Options = (),
+    master: Master = LOCAL,
+    output: Output = "table",
+) -> int:
+    """Send the messages of an archive again, with their ids, keys, tags, properties and times of birth."""
+    with _spark("restore", master) as spark:
+        from pyspark_aerobee.jobs.restore import restore as run
+
+        with progress(f"restoring {source}") as advance:
+            report = run(
+                spark, source, {"nameServer": nameserver} | _pairs(option), topics=_words(topics),
+                rename=_pairs(rename), born_within_ms=born_within_ms, name=name, advance=advance,
+            )  # fmt: skip
+    _print_facts(asdict(report), output)
+    return OK
+
+
+@app.command
+def audit(
+    *,
+    path: Store = None,
+    nameserver: Nameserver = None,
+    topics: Topics = "",
+    html: Page = None,
+    option: Options = (),
+    master: Master = LOCAL,
+    output: Output = "table",
+) -> int:
+    """Count what a store or topics hold, and look for damage, gaps and messages that are there twice.
+
+    Exit code 0: nothing was found; 1: there are findings.
+    """
+    given = _source(path, nameserver, topics, option)
+    with _spark("audit", master) as spark:
+        from pyspark_aerobee.jobs.audit import audit_store, audit_topics, is_sound
+
+        if path is not None:
+            with progress(f"reading {path}", in_bytes=True) as advance:
+                report = audit_store(
+                    spark, path, broker_name=_pairs(option).get("brokerName", ""), advance=advance
+                )
+        else:
+            with progress("reading topics") as advance:
+                report = audit_topics(spark, given, now_ms=_now_ms(), advance=advance)
+    if html is not None:
+        from pyspark_aerobee.jobs.audit_page import audit_page
+
+        html.write_text(audit_page(report), encoding="utf-8")
+    if output == "json":
+        print_json(report)
+    else:
+        _print_facts({"messages": report["messages"], **report["findings"]}, output)
+    return OK if is_sound(report) else FAULT
+
+
+@app.command
+def reindex(
+    target: Annotated[Path, Parameter(help="A new folder for the index.")],
+    /,
+    *,
+    path: Annotated[str, Parameter(help="The store folder.")],
+    slots: Annotated[int, Parameter(help="The broker's maxHashSlotNum.")] = 5_000_000,
+    entries: Annotated[int, Parameter(help="The broker's maxIndexNum.")] = 20_000_000,
+    master: Master = LOCAL,
+    output: Output = "table",
+) -> int:
+    """Build the key index of a store again from its log, in parallel."""
+    with _spark("reindex", master) as spark:
+        from pyspark_aerobee.jobs.reindex import reindex as run
+
+        with progress(f"indexing {path}", in_bytes=True) as advance:
+            report = run(spark, path, target, slots=slots, entries=entries, advance=advance)
+    _print_facts(asdict(report), output)
+    return OK
+
+
+@app.command
+def lag(
+    *,
+    nameserver: Cluster = NAMESERVER,
+    groups: Annotated[str, Parameter(help="Groups, with commas between; all without it.")] = "",
+    begin: Annotated[str, Parameter(help="Look at traces since then: -1h, ISO 8601, or ms.")] = "-1h",
+    html: Page = None,
+    option: Options = (),
+    master: Master = LOCAL,
+    output: Output = "table",
+) -> int:
+    """How far groups are behind, by their offsets, and how long messages take, by their traces."""
+    with _spark("lag", master) as spark:
+        from pyspark_aerobee.jobs.lag import lag_page, lag_report
+
+        report = lag_report(
+            spark,
+            {"nameServer": nameserver} | _pairs(option),
+            now_ms=_now_ms(),
+            groups=_words(groups),
+            begin=begin,
+        )
+    if html is not None:
+        html.write_text(lag_page(report), encoding="utf-8")
+    if output == "json":
+        print_json(report)
+        return OK
+    print_table("Groups", GROUP_COLUMNS, report["groups"])
+    rows = [
+        {"what": what, "topic": row.get("topic", ""), "group": row.get("group", ""), **row}
+        for what in ("send", "delivery", "handling")
+        for row in report["latency"][what]
+    ]
+    if rows:
+        print_table("Latency", LATENCY_COLUMNS, rows)
+    return OK
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
