@@ -2,7 +2,6 @@
 
 import json
 import queue as queues
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,61 +11,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from aerobee import MessageQueue
 from aerobee_pytest import Server
+from pipeline.streams import Stream, counted, fill
 from pyspark_aerobee.errors import DataLoss, OptionError, PipelineError, SourceGone
-from pyspark_aerobee.schema import message_schema
-from pyspark_aerobee.topic_stream import TopicStreamReader, from_json, limited, to_json
+from pyspark_aerobee.topic_stream import from_json, limited, to_json
 
 pytestmark = pytest.mark.timeout(300)
-
-Offset = dict[str, Any]
-
-
-def fill(
-    server: Server, topic: str, numbers: Iterable[int], *, queue: int | None = None, size: int = 1
-) -> None:
-    with server.sync_client() as mq, mq.producer() as producer:
-        sent = [
-            producer.send_nowait(
-                topic, (b"%d " % number).ljust(size), queue=number % 4 if queue is None else queue
-            )
-            for number in numbers
-        ]
-        for future in sent:
-            future.result()
-
-
-class Stream:
-    """A stream's planning without Spark: the calls that Spark makes."""
-
-    def __init__(self, server: Server, topic: str, **options: Any) -> None:
-        given = {"nameServer": server.nameserver, "subscribe": topic, "startingOffsets": "earliest"}
-        given |= {name: str(value) for name, value in options.items()}
-        self.reader = TopicStreamReader(given, message_schema(), 0)
-
-    def __enter__(self) -> "Stream":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.reader.stop()
-
-    def start(self) -> Offset:
-        return self.reader.initialOffset()
-
-    def next(self, start: Offset) -> Offset:
-        self.reader._ends_at = 0.0  # ask the brokers, however young the last answer is
-        self.reader._queues_at = 0.0
-        return self.reader.latestOffset(start, self.reader.getDefaultReadLimit())
-
-    def bodies(self, start: Offset, end: Offset) -> list[int]:
-        found = []
-        for partition in self.reader.partitions(start, end):
-            for batch in self.reader.read(partition):
-                found += [int(body) for body in batch.column("body").to_pylist()]
-        return sorted(found)
-
-
-def counted(offset: Offset) -> int:
-    return sum(from_json(offset).values())
 
 
 def test_offsets_are_texts_in_one_order() -> None:
@@ -88,8 +37,8 @@ def test_limits_are_shared_out(limit: int) -> None:
 
 def test_batches_are_bounded_and_nothing_is_read_twice(server: Server) -> None:
     topic = server.new_topic("bounded")
-    fill(server, topic, range(250))
-    with Stream(server, topic, maxOffsetsPerTrigger=100) as stream:
+    fill(server.nameserver, topic, range(250))
+    with Stream(server.nameserver, topic, maxOffsetsPerTrigger=100) as stream:
         at, seen, sizes = stream.start(), [], []
         while (end := stream.next(at)) != at:
             bodies = stream.bodies(at, end)
@@ -105,8 +54,8 @@ def test_batches_are_bounded_and_nothing_is_read_twice(server: Server) -> None:
 
 def test_batches_are_bounded_by_bytes(server: Server) -> None:
     topic = server.new_topic("bytes")
-    fill(server, topic, range(80), size=2000)
-    with Stream(server, topic, maxBytesPerTrigger="50k") as stream:
+    fill(server.nameserver, topic, range(80), size=2000)
+    with Stream(server.nameserver, topic, maxBytesPerTrigger="50k") as stream:
         at, sizes = stream.start(), []
         while (end := stream.next(at)) != at:
             sizes.append(counted(end) - counted(at))
@@ -117,27 +66,27 @@ def test_batches_are_bounded_by_bytes(server: Server) -> None:
 
 def test_few_messages_wait_for_company_but_not_for_ever(server: Server) -> None:
     topic = server.new_topic("company")
-    fill(server, topic, range(4))
-    with Stream(server, topic, minOffsetsPerTrigger=20, maxTriggerDelay="1h") as stream:
+    fill(server.nameserver, topic, range(4))
+    with Stream(server.nameserver, topic, minOffsetsPerTrigger=20, maxTriggerDelay="1h") as stream:
         at = stream.next(stream.start())
         assert counted(at) == 4  # the first batch does not wait
-        fill(server, topic, range(4, 10))
+        fill(server.nameserver, topic, range(4, 10))
         assert stream.next(at) == at
-        fill(server, topic, range(10, 30))
+        fill(server.nameserver, topic, range(10, 30))
         assert counted(stream.next(at)) == 30
-    with Stream(server, topic, minOffsetsPerTrigger=1000, maxTriggerDelay="1ms") as stream:
+    with Stream(server.nameserver, topic, minOffsetsPerTrigger=1000, maxTriggerDelay="1ms") as stream:
         at = stream.next(stream.start())
-        fill(server, topic, range(30, 35))
+        fill(server.nameserver, topic, range(30, 35))
         assert counted(stream.next(at)) == 35
 
 
 def test_available_now_ends_where_it_began(server: Server) -> None:
     topic = server.new_topic("now")
-    fill(server, topic, range(10))
-    with Stream(server, topic, maxOffsetsPerTrigger=6) as stream:
+    fill(server.nameserver, topic, range(10))
+    with Stream(server.nameserver, topic, maxOffsetsPerTrigger=6) as stream:
         at = stream.start()
         stream.reader.prepareForTriggerAvailableNow()
-        fill(server, topic, range(10, 30))
+        fill(server.nameserver, topic, range(10, 30))
         at = stream.next(at)
         assert counted(at) == 6
         at = stream.next(at)
@@ -147,13 +96,13 @@ def test_available_now_ends_where_it_began(server: Server) -> None:
 
 def test_queues_that_appear_are_read_from_their_beginning(server: Server) -> None:
     topic = server.new_topic("growing", queues=4)
-    fill(server, topic, range(8))
-    with Stream(server, topic, startingOffsets="latest") as stream:
+    fill(server.nameserver, topic, range(8))
+    with Stream(server.nameserver, topic, startingOffsets="latest") as stream:
         at = stream.start()
         assert counted(at) == 8
         with server.sync_client() as mq:
             mq.admin.create_topic(topic, queues=6)
-        fill(server, topic, range(100, 110), queue=5)
+        fill(server.nameserver, topic, range(100, 110), queue=5)
         end = stream.next(at)
         assert stream.bodies(at, end) == list(range(100, 110))
         assert set(end[topic]["broker-a"]) == {"0", "1", "2", "3", "5"}
@@ -162,23 +111,23 @@ def test_queues_that_appear_are_read_from_their_beginning(server: Server) -> Non
 
 def test_progress_is_reported_under_the_group(server: Server) -> None:
     topic = server.new_topic("reported")
-    fill(server, topic, range(12))
-    with Stream(server, topic, group="spark-job") as stream:
+    fill(server.nameserver, topic, range(12))
+    with Stream(server.nameserver, topic, group="spark-job") as stream:
         at = stream.next(stream.start())
         stream.reader.commit(at)
     with server.sync_client() as mq:
         found = [mq.admin.group_offset("spark-job", queue) for queue in mq.queues(topic)]
         assert found == [3, 3, 3, 3]
-        fill(server, topic, range(5))
+        fill(server.nameserver, topic, range(5))
         assert sum(one.lag for one in mq.admin.group_progress("spark-job", topic).queues) == 5
 
 
 def test_a_checkpoint_of_another_topic_is_refused(server: Server) -> None:
     one, other = server.new_topic("mine"), server.new_topic("yours")
-    fill(server, one, range(4))
-    with Stream(server, one) as stream:
+    fill(server.nameserver, one, range(4))
+    with Stream(server.nameserver, one) as stream:
         at = stream.next(stream.start())
-    with Stream(server, other) as stream:
+    with Stream(server.nameserver, other) as stream:
         with pytest.raises(OptionError, match=f"read topic {one}.*checkpointLocation of its own"):
             stream.next(at)
         with pytest.raises(OptionError, match="checkpointLocation"):
@@ -187,8 +136,11 @@ def test_a_checkpoint_of_another_topic_is_refused(server: Server) -> None:
 
 def test_a_topic_that_vanishes_or_is_made_anew(server: Server) -> None:
     topic = server.new_topic("fleeting")
-    fill(server, topic, range(8))
-    with Stream(server, topic) as strict, Stream(server, topic, failOnDataLoss="false") as lenient:
+    fill(server.nameserver, topic, range(8))
+    with (
+        Stream(server.nameserver, topic) as strict,
+        Stream(server.nameserver, topic, failOnDataLoss="false") as lenient,
+    ):
         at = strict.next(strict.start())
         assert lenient.next(at) == at
         with server.sync_client() as mq:
@@ -197,7 +149,7 @@ def test_a_topic_that_vanishes_or_is_made_anew(server: Server) -> None:
                 strict.next(at)
             assert lenient.next(at) == at
             mq.admin.create_topic(topic, queues=4)
-        fill(server, topic, range(50, 54))
+        fill(server.nameserver, topic, range(50, 54))
         with pytest.raises(DataLoss, match="made anew"):
             strict.next(at)
         end = lenient.next(at)
@@ -206,14 +158,19 @@ def test_a_topic_that_vanishes_or_is_made_anew(server: Server) -> None:
 
 def test_what_is_for_batches_is_refused(server: Server) -> None:
     with pytest.raises(OptionError, match="a stream has no such bound"):
-        Stream(server, "t", endingOffsets="latest")
-    with Stream(server, "nothing-of-that-name") as stream, pytest.raises(OptionError, match="no such topic"):
+        Stream(server.nameserver, "t", endingOffsets="latest")
+    with (
+        Stream(server.nameserver, "nothing-of-that-name") as stream,
+        pytest.raises(OptionError, match="no such topic"),
+    ):
         stream.start()
 
 
 def test_the_limit_that_spark_is_told(server: Server) -> None:
-    assert Stream(server, "t", maxOffsetsPerTrigger=5).reader.getDefaultReadLimit() == ReadMaxRows(5)
-    assert Stream(server, "t").reader.getDefaultReadLimit() == ReadAllAvailable()
+    assert Stream(server.nameserver, "t", maxOffsetsPerTrigger=5).reader.getDefaultReadLimit() == ReadMaxRows(
+        5
+    )
+    assert Stream(server.nameserver, "t").reader.getDefaultReadLimit() == ReadAllAvailable()
 
 
 # --- whole queries -------------------------------------------------------------------------------------------
@@ -247,9 +204,9 @@ def test_a_query_goes_on_from_its_checkpoint(spark: SparkSession, server: Server
         with server.sync_client() as mq, mq.reader(target, end="now") as reader:
             return sorted((int(message.body), message.properties["once"]) for message in reader)
 
-    fill(server, source, range(300))
+    fill(server.nameserver, source, range(300))
     assert run() == [120, 120, 60]
-    fill(server, source, range(300, 340))
+    fill(server.nameserver, source, range(300, 340))
     assert run() == [40]
     assert [number for number, _ in copied()] == list(range(340))
     assert len({once for _, once in copied()}) == 340
@@ -268,7 +225,7 @@ def test_a_running_query_takes_what_comes(spark: SparkSession, server: Server, t
     )
     try:
         for begin in (0, 5, 10):
-            fill(server, topic, range(begin, begin + 5))
+            fill(server.nameserver, topic, range(begin, begin + 5))
             found: list[int] = []
             while len(found) < 5:
                 found += came.get(timeout=120)
