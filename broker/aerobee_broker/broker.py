@@ -47,6 +47,7 @@ from aerobee_proto.message_ids import UniqueKeyFactory
 from aerobee_remoting.connection import Connection, ConnectionLimits
 from aerobee_remoting.handlers import HandlerTable
 from aerobee_remoting.server import RemotingServer, ServerConfig, TlsMode
+from aerobee_store.consume_queue import tags_of
 from aerobee_store.errors import StoreError, StoreFull
 from aerobee_store.io import DiskIo, StoreIo
 from aerobee_store.reserve import Reserve, ReservedIo
@@ -283,12 +284,12 @@ class Broker:
         arrivals = store.confirm(offset)
         assert self._pulls is not None
         if len(self._pulls.held):
-            for topic, queue_id, max_offset, tag_hashes in arrivals:
-                self._pulls.wake(topic, queue_id, max_offset, tag_hashes)
+            for topic, queue_id, max_offset, entries in arrivals:
+                self._pulls.wake(topic, queue_id, max_offset, tags_of(entries))
         assert self._pop is not None
         if len(self._pop.pops.held):
-            for topic, queue_id, _, tag_hashes in arrivals:
-                self._pop.pops.arrived(topic, queue_id, tag_hashes)
+            for topic, queue_id, _, entries in arrivals:
+                self._pop.pops.arrived(topic, queue_id, tags_of(entries))
         if store.not_writeable_reason is not None and "dispatch" not in self._timers:
             self._later("dispatch", DISPATCH_RETRY_S, self._confirm_again)
         if "index" not in self._timers and store.index_backlog:

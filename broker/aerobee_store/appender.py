@@ -27,7 +27,7 @@ from aerobee_proto.checksum import (
 from aerobee_proto.records import HEAD_BY_HOSTS, HEAD_V4, MAGIC_V1, MAGIC_V2, SHORT, TOPIC_LENGTH_V1_MAX
 from aerobee_store.commit_log import BLANK_SIZE_MIN, CommitLog
 from aerobee_store.config import StoreConfig
-from aerobee_store.consume_queue import ENTRY, ConsumeQueue
+from aerobee_store.consume_queue import ENTRY, ENTRY_SIZE, ConsumeQueue
 from aerobee_store.delay import SCHEDULE_TOPIC, entry_tag
 from aerobee_store.errors import StoreError, StoreFull
 from aerobee_store.index import KeyedRecord
@@ -36,8 +36,8 @@ from aerobee_store.queue_table import QueueTable
 
 __all__ = ["Appender", "PendingBatch", "QueueTail", "Touched"]
 
-# (queue, logical offset of the first entry, packed entries, their tag hashes)
-Touched = tuple["QueueTail", int, list[bytes], list[int]]
+# (queue, logical offset of the first entry, packed entries)
+Touched = tuple["QueueTail", int, bytes]
 
 _TOPIC_SIZE_MAX = 255  # that of a folder name; which topics may be that long is decided by the broker
 _PROPERTIES_SIZE_MAX = 32767
@@ -55,16 +55,15 @@ class QueueTail:
     next_offset >= consume_queue.max_offset; the difference was appended and is not dispatched.
     """
 
-    __slots__ = ("consume_queue", "deleted", "fresh", "fresh_tags", "next_offset")
+    __slots__ = ("consume_queue", "deleted", "fresh", "next_offset")
 
     def __init__(self, consume_queue: ConsumeQueue) -> None:
         self.consume_queue = consume_queue
         self.next_offset = consume_queue.max_offset
         # The topic was deleted while messages of it waited for dispatch; they have no queue any more.
         self.deleted = False
-        # Packed entries and tag hashes of the batch that is being appended; empty in between.
-        self.fresh: list[bytes] = []
-        self.fresh_tags: list[int] = []
+        # Packed entries of the batch that is being appended; empty in between.
+        self.fresh = b""
 
 
 class PendingBatch(NamedTuple):
@@ -231,8 +230,7 @@ class Appender:
                     tag = entry_tag(topic, properties, store_timestamp, self._config.delay_levels_ms)
                 if not queue.fresh:
                     touched.append(queue)
-                queue.fresh.append(pack_entry(offset, size, tag))
-                queue.fresh_tags.append(tag)
+                queue.fresh += pack_entry(offset, size, tag)
                 queue.next_offset = queue_offset + 1
             if indexed and transaction != _ROLLBACK and (message.unique_key or message.keys):
                 index_items.append((topic, message.keys, message.unique_key, offset, store_timestamp))
@@ -249,9 +247,9 @@ class Appender:
     ) -> None:
         work: list[Touched] = []
         for queue in touched:
-            work.append((queue, queue.next_offset - len(queue.fresh), queue.fresh, queue.fresh_tags))
-            queue.fresh = []
-            queue.fresh_tags = []
+            fresh = queue.fresh
+            work.append((queue, queue.next_offset - len(fresh) // ENTRY_SIZE, fresh))
+            queue.fresh = b""
         self.pending.append(PendingBatch(self._log.end_offset, store_timestamp, work, index_items))
 
     def append_group(self, messages: Sequence[NewMessage], store_timestamp: int) -> list[Appended]:

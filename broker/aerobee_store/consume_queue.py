@@ -38,6 +38,7 @@ __all__ = [
     "ConsumeQueueEntry",
     "QueueOutOfOrder",
     "QueueRecovery",
+    "tags_of",
 ]
 
 ENTRY: Final = struct.Struct(">qiq")  # physical_offset, size, tag_hash
@@ -54,6 +55,11 @@ _NOTHING: Final = memoryview(b"")
 _NEVER: Final = 1 << 62  # a physical offset that no record reaches
 
 _Entries = NDArray[np.void]
+
+
+def tags_of(entries: bytes) -> list[int]:
+    """The tag fields of packed entries, in order."""
+    return [tag for _, _, tag in ENTRY.iter_unpack(entries)]
 
 
 class ConsumeQueueEntry(NamedTuple):

@@ -16,7 +16,7 @@ from collections import deque
 from contextlib import suppress
 from itertools import islice
 
-from aerobee_store.appender import PendingBatch, QueueTail
+from aerobee_store.appender import PendingBatch, QueueTail, Touched
 from aerobee_store.errors import StoreFull
 from aerobee_store.index import IndexService, KeyedRecord
 from aerobee_store.messages import Arrival
@@ -25,8 +25,8 @@ __all__ = ["INDEX_BACKLOG_MAX", "Dispatcher"]
 
 # Records waiting for the index beyond which confirm() indexes them itself.
 INDEX_BACKLOG_MAX = 200_000
-# (first logical offset, packed entries, tag hashes)
-_Work = tuple[int, list[bytes], list[int]]
+# (first logical offset, packed entries)
+_Work = tuple[int, bytes]
 
 
 class Dispatcher:
@@ -55,19 +55,20 @@ class Dispatcher:
         pending = self._pending
         if not self._stuck and (not pending or pending[0].end_offset > offset):
             return []
-        work = dict(self._stuck)
         last: PendingBatch | None = None
-        while pending and pending[0].end_offset <= offset:
+        if not self._stuck and (len(pending) == 1 or pending[1].end_offset > offset):
             last = pending.popleft()
-            for tail, first, entries, tags in last.touched:
-                known = work.get(tail)
-                if known is None:
-                    work[tail] = (first, entries, tags)
-                else:
-                    known[1].extend(entries)
-                    known[2].extend(tags)
             self._index_backlog.extend(last.index_items)
-        arrivals = self._write(work)
+            arrivals = self._write(last.touched)
+        else:
+            work = dict(self._stuck)
+            while pending and pending[0].end_offset <= offset:
+                last = pending.popleft()
+                for tail, first, entries in last.touched:
+                    known = work.get(tail)
+                    work[tail] = (first, entries) if known is None else (known[0], known[1] + entries)
+                self._index_backlog.extend(last.index_items)
+            arrivals = self._write([(tail, *more) for tail, more in work.items()])
         if last is not None:
             # In this order, and after the entries: the worker reads them the other way round.
             self.confirmed_timestamp = last.store_timestamp
@@ -77,19 +78,19 @@ class Dispatcher:
                 self.build_index(INDEX_BACKLOG_MAX)
         return arrivals
 
-    def _write(self, work: dict[QueueTail, _Work]) -> list[Arrival]:
+    def _write(self, work: list[Touched]) -> list[Arrival]:
         arrivals: list[Arrival] = []
         stuck: dict[QueueTail, _Work] = {}
-        for tail, (first, entries, tags) in work.items():
+        for tail, first, entries in work:
             if tail.deleted:
                 continue
             queue = tail.consume_queue
             try:
-                queue.put_entries(first, entries[0] if len(entries) == 1 else b"".join(entries))
+                queue.put_entries(first, entries)
             except StoreFull:
-                stuck[tail] = (first, entries, tags)
+                stuck[tail] = (first, entries)
             else:
-                arrivals.append((queue.topic, queue.queue_id, queue.max_offset, tags))
+                arrivals.append((queue.topic, queue.queue_id, queue.max_offset, entries))
         self._stuck = stuck
         return arrivals
 

@@ -11,8 +11,8 @@ import msgspec
 
 __all__ = ["Appended", "Arrival", "NewMessage", "PutStatus"]
 
-# (topic, queue_id, max_offset after the arrival, tag hashes of the new entries in order)
-Arrival = tuple[str, int, int, list[int]]
+# (topic, queue_id, max_offset after the arrival, the new entries as packed in the queue; consume_queue.tags_of())
+Arrival = tuple[str, int, int, bytes]
 
 
 class PutStatus(IntEnum):
