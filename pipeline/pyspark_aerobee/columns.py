@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from aerobee_proto.codes import SysFlag
 from aerobee_proto.compression import decompress_body
 from aerobee_proto.errors import AerobeeError
-from aerobee_store.record_columns import Flags, Ints, Stretch, Texts
+from aerobee_store.record_columns import Flags, Ints, Stretch, Texts, within
 
 __all__ = ["ColumnBuilder"]
 
@@ -273,22 +273,17 @@ def _pairs(
 ) -> tuple[Ints | None, tuple[Ints, Ints], tuple[Ints, Ints]]:
     """Record, name [begin, end) and value [begin, end) of each property; None when separators do not alternate."""
     none: tuple[Ints, Ints] = (begins[:0], begins[:0])
-    at = _within(ends_of_names, begins, ends)
-    stops = _within(ends_of_values, begins, ends)
+    at, records = within(ends_of_names, begins, ends)
+    stops, stopped = within(ends_of_values, begins, ends)
     if not len(at):
         return begins[:0], none, none
-    records = np.searchsorted(begins, at, "right") - 1
-    last = np.append(records[1:] != records[:-1], True)
-    # The end of the last value may be the end of the properties.
-    open_ended = last & (ends[records] > begins[records])
-    missing = np.zeros(len(at), np.bool_)
-    indices = np.flatnonzero(open_ended)
-    missing[indices] = ~_contains(stops, ends[records[indices]] - 1)
-    value_ends = np.empty(len(at), np.int64)
-    if int(len(at) - missing.sum()) != len(stops):
-        return None, none, none
-    value_ends[~missing] = stops
-    value_ends[missing] = ends[records[missing]]
+    if np.array_equal(records, stopped):
+        value_ends = stops
+    else:
+        open_ended = _with_open_ends(records, stops, begins, ends)
+        if open_ended is None:
+            return None, none, none
+        value_ends = open_ended
     first = np.append(True, records[1:] != records[:-1])
     name_begins = np.where(first, begins[records], np.append(0, value_ends[:-1]) + 1)
     in_order = (name_begins < at) & (at < value_ends - 1)
@@ -297,11 +292,18 @@ def _pairs(
     return records, (name_begins, at), (at + 1, value_ends)
 
 
-def _within(places: Ints, begins: Ints, ends: Ints) -> Ints:
-    """Those of the ascending places that lie in one of the ranges."""
-    records = np.searchsorted(begins, places, "right") - 1
-    inside: Ints = places[(records >= 0) & (places < ends[np.maximum(records, 0)])]
-    return inside
+def _with_open_ends(records: Ints, stops: Ints, begins: Ints, ends: Ints) -> Ints | None:
+    """Ends of values where the last of a record may end with its properties; None when they are too few."""
+    last = np.append(records[1:] != records[:-1], True)
+    missing = np.zeros(len(records), np.bool_)
+    indices = np.flatnonzero(last & (ends[records] > begins[records]))
+    missing[indices] = ~_contains(stops, ends[records[indices]] - 1)
+    if len(records) - int(missing.sum()) != len(stops):
+        return None
+    value_ends = np.empty(len(records), np.int64)
+    value_ends[~missing] = stops
+    value_ends[missing] = ends[records[missing]]
+    return value_ends
 
 
 def _contains(sorted_values: Ints, wanted: Ints) -> Flags:

@@ -69,7 +69,7 @@ def _read_log(store: StoreFolder, partition: LogPartition) -> Iterator[Found | D
     base, limit = partition.begin, len(view)
     position = 0
     while position < limit:
-        stretch = sound_records(view, position, base, stop=min(position + STEP, limit))
+        stretch = sound_records(view, position, base, stop=min(position + STEP, limit), once=True)
         if stretch is not None:
             yield Found(stretch, view)
             position = stretch.end
@@ -206,7 +206,7 @@ def _prove(file: LogFile, begins: Ints, lengths: Ints, view: memoryview) -> Iter
     places = np.concatenate([[0], np.cumsum(lengths)])
     first = 0
     while first < len(begins):
-        stretch = sound_records(view, int(places[first]), None, stop=len(view))
+        stretch = sound_records(view, int(places[first]), None, stop=len(view), once=True)
         good = 0
         if stretch is not None:
             count = min(stretch.count, len(begins) - first)
