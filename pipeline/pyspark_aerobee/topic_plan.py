@@ -82,9 +82,16 @@ class Narrowing:
         )
 
     def filter(self, wanted: Filter) -> Filter:
-        """The filter for brokers: tags narrow one that wants every message."""
+        """The filter for brokers: tags narrow one that wants every message, where they can be written as a filter."""
         everything = isinstance(wanted, TagFilter) and wanted.tags is None
-        return TagFilter(sorted(self.tags)) if everything and self.tags else wanted
+        if not everything or not self.tags or not all(_can_be_asked_for(tag) for tag in self.tags):
+            return wanted
+        return TagFilter(sorted(self.tags))
+
+
+def _can_be_asked_for(tag: str) -> bool:
+    """Whether a tag alone is a filter that means this tag."""
+    return bool(tag) and tag == tag.strip() and "||" not in tag and tag != "*"
 
 
 class SizeProfile:

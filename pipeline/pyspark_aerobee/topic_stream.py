@@ -140,7 +140,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(self._ends) if self._ends else None
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = self._asking(lambda planner: self._latest(planner, {}))
+        self._target = self._asking(lambda planner: self._latest(planner, {}, all_of_them=True))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         return self._asking(lambda planner: self._plan(planner, from_json(start), from_json(end)))
@@ -183,8 +183,11 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         await planner.check_filter(queues)
         return to_json(await planner.start_offsets(await planner.bounds(queues)))
 
-    async def _latest(self, planner: TopicPlanner, starts: Ends) -> Ends:
-        """Where each queue ends now; of queues whose broker is away, where they ended when it was last asked."""
+    async def _latest(self, planner: TopicPlanner, starts: Ends, *, all_of_them: bool = False) -> Ends:
+        """Where each queue ends now; of queues whose broker is away, where they ended when it was last asked.
+
+        ClientError when no queue can be asked, or with `all_of_them` when one cannot.
+        """
         now = time.monotonic()
         if self._ends and now - self._ends_at < POLL_S:
             return dict(self._ends)
@@ -193,7 +196,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._queues_at = now
         results = await gather([_end_of(planner, queue) for queue in self._queues])
         failures = [result for result in results if isinstance(result, ClientError)]
-        if failures and len(failures) == len(results):
+        if failures and (all_of_them or len(failures) == len(results)):
             raise failures[0]
         for queue, result in zip(self._queues, results, strict=True):
             if isinstance(result, ClientError):

@@ -92,3 +92,8 @@ def test_tags_of_the_query_narrow_a_filter_that_wants_everything() -> None:
     assert narrowing.filter(TagFilter("c")) == TagFilter("c")
     assert narrowing.filter(SqlFilter("x > 3")) == SqlFilter("x > 3")
     assert [narrowing.allows(queue) for queue in QUEUES] == [False, True, False, False]
+
+
+@pytest.mark.parametrize("tag", ["a||b", " a", "*", ""])
+def test_a_tag_that_is_no_filter_is_left_to_spark(tag: str) -> None:
+    assert Narrowing(tags=frozenset({tag, "c"})).filter(TagFilter()) == TagFilter()
