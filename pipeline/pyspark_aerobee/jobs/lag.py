@@ -35,8 +35,9 @@ from pyspark.sql.types import (
 from aerobee import Client
 from aerobee.group_admin import TopicLag
 from aerobee.trace import parse_trace
-from pyspark_aerobee.cluster import CLUSTER_OPTIONS, ClusterSettings, gather
+from pyspark_aerobee.cluster import ClusterSettings, gather
 from pyspark_aerobee.jobs.launch import add_option_argument, further_options, main_of, session, with_cluster
+from pyspark_aerobee.option_names import CLUSTER_OPTIONS
 from pyspark_aerobee.options import Options
 from pyspark_aerobee.topic_source import TopicReader
 

@@ -37,7 +37,7 @@ from aerobee import ClientError, MessageQueue
 from aerobee.outgoing import RESERVED_PROPERTIES
 from aerobee.replay import RecordedMessage, Replay, ReplayConfig
 from aerobee_proto.properties import KEYS, PROPERTIES_SIZE_MAX, SHARDING_KEY, TAGS, UNIQ_KEY
-from pyspark_aerobee.cluster import CLUSTER_OPTIONS, Cluster, ClusterSettings
+from pyspark_aerobee.cluster import Cluster, ClusterSettings
 from pyspark_aerobee.errors import OptionError, WriteFailed
 from pyspark_aerobee.jobs.launch import (
     Advance,
@@ -50,6 +50,7 @@ from pyspark_aerobee.jobs.launch import (
 from pyspark_aerobee.jobs.manifest import Archive, ArchivedFile
 from pyspark_aerobee.jobs.spans import Intervals, Span
 from pyspark_aerobee.names import nearest
+from pyspark_aerobee.option_names import CLUSTER_OPTIONS
 from pyspark_aerobee.options import Options
 
 if TYPE_CHECKING:

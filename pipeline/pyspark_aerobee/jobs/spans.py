@@ -16,12 +16,13 @@ import pyarrow as pa
 from aerobee import MessageQueue
 from aerobee.ranges import QueueRange
 from aerobee_proto.names import is_internal_topic, is_system_topic
-from pyspark_aerobee.cluster import CLUSTER_OPTIONS, Cluster
+from pyspark_aerobee.cluster import Cluster
 from pyspark_aerobee.columns import ColumnBuilder
 from pyspark_aerobee.errors import OptionError, PipelineError
 from pyspark_aerobee.folder import open_folder
 from pyspark_aerobee.jobs.launch import with_cluster
 from pyspark_aerobee.names import nearest
+from pyspark_aerobee.option_names import CLUSTER_OPTIONS
 from pyspark_aerobee.options import Options
 from pyspark_aerobee.store_folder import StoreFolder
 from pyspark_aerobee.store_plan import PARTITION_SIZE, EntriesPartition, StoreQuery, queue_pieces
