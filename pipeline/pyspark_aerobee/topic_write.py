@@ -57,7 +57,15 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from aerobee import BrokerRefused, ClientError, InvalidMessage, MessageQueue, ProducerConfig, SendResult
+from aerobee import (
+    BrokerRefused,
+    Client,
+    ClientError,
+    InvalidMessage,
+    MessageQueue,
+    ProducerConfig,
+    SendResult,
+)
 from aerobee.outgoing import RESERVED_PROPERTIES
 from aerobee_proto.codes import ResponseCode
 from aerobee_proto.javahash import java_hash
@@ -68,7 +76,7 @@ from pyspark_aerobee.option_names import WRITE_OPTIONS
 from pyspark_aerobee.options import Options
 from pyspark_aerobee.schema import COLUMNS, KAFKA_COLUMNS
 
-__all__ = ["StreamTopicWriter", "TopicWriter", "Written"]
+__all__ = ["StreamTopicWriter", "TopicWriter", "WriteSettings", "WriteTask", "Written"]
 
 IN_FLIGHT_MAX: Final = 8
 BATCH_BYTES: Final = 512 << 10
@@ -201,9 +209,9 @@ class StreamTopicWriter(DataSourceStreamArrowWriter):
 def _write(settings: WriteSettings, batches: Iterator[pa.RecordBatch], dedup_prefix: str) -> Written:
     """Send all rows. WriteFailed tells how many messages could not be sent, and why."""
     with Cluster(settings.cluster) as cluster:
-        task = _Task(settings, dedup_prefix)
+        task = WriteTask(settings, dedup_prefix)
         try:
-            cluster.run(task.open(cluster))
+            cluster.run(task.open(cluster.client))
             for batch in batches:
                 cluster.run(task.send(batch))
                 if task.failed:
@@ -229,7 +237,7 @@ class _Batch:
 
 
 @dataclass
-class _Task:
+class WriteTask:
     """The messages of one task on their way."""
 
     settings: WriteSettings
@@ -240,14 +248,14 @@ class _Task:
     reasons: Counter[str] = field(default_factory=Counter)
     _number: int = 0
 
-    async def open(self, cluster: Cluster) -> None:
+    async def open(self, client: Client) -> None:
         """Before the first batch."""
         settings = self.settings
         group = settings.group or PRODUCER_GROUP
         config = ProducerConfig(send_timeout_s=settings.timeout_s, attempts_max=ATTEMPTS_MAX)
-        self._bulk = cluster.client.bulk_sender(group, config=config)
+        self._bulk = client.bulk_sender(group, config=config)
         # For what cannot share a request: delayed messages, and bodies worth compressing.
-        self._singly = cluster.client.producer(group, config=config)
+        self._singly = client.producer(group, config=config)
         self._compress_over = config.compress_over or 0
         self._queues: dict[str, tuple[MessageQueue, ...]] = {}
         await self._singly.__aenter__()

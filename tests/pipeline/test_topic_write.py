@@ -1,20 +1,29 @@
 """Rows become messages."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql.types import MapType, StringType, StructType
 
-from aerobee import Message
+from aerobee import Client, Message
+from aerobee_proto.codes import RequestCode, ResponseCode
+from aerobee_proto.properties import decode_properties
+from aerobee_proto.records import decode_record
 from aerobee_pytest import Server
+from aerobee_remoting.handlers import Response
+from client.fakes import FakeCluster, fake_cluster
 from pyspark_aerobee.errors import OptionError
-from pyspark_aerobee.topic_write import TopicWriter
+from pyspark_aerobee.topic_write import TopicWriter, WriteSettings, WriteTask
 
 pytestmark = pytest.mark.timeout(300)
 
 Write = Callable[..., None]
+BATCH = RequestCode.SEND_BATCH_MESSAGE
 
 
 @pytest.fixture
@@ -99,12 +108,16 @@ def test_delayed_messages_come_later(spark: SparkSession, write: Write, server: 
         assert {next(found).text(), next(found).text()} == {"a", "b"}
 
 
-def test_what_brokers_refuse_fails_the_task(spark: SparkSession, write: Write) -> None:
+def test_what_brokers_refuse_fails_the_task(spark: SparkSession, write: Write, server: Server) -> None:
     frame = spark.sql("SELECT 'a' AS body UNION ALL SELECT '' UNION ALL SELECT 'c'").coalesce(1)
     with pytest.raises(Exception, match=r"1 messages could not be sent.*empty body"):
         write(frame, topic="written-somewhere")
     with pytest.raises(Exception, match=r"could not be sent"):
         write(frame.where("body != ''").selectExpr("body", "99 AS queueId"), topic="TBW102")
+    with server.sync_client() as mq:
+        mq.admin.create_topic("read-only", permission="r")
+    with pytest.raises(Exception, match=r"2 messages could not be sent.*queue that may be written"):
+        write(frame.where("body != ''"), topic="read-only")
 
 
 @pytest.mark.parametrize(
@@ -135,3 +148,81 @@ def test_messages_cannot_be_replaced(spark: SparkSession, server: Server) -> Non
         writer.option("nameServer", server.nameserver).mode("overwrite").save()
     with pytest.raises(Exception, match="store folders are only read"):
         writer.mode("append").save("/some/store")
+
+
+# --- one task, before brokers that do as the test says --------------------------------------------------------
+
+
+@asynccontextmanager
+async def task_of(
+    columns: dict[str, str], queues: int = 2, **options: str
+) -> AsyncIterator[tuple[FakeCluster, WriteTask]]:
+    schema = StructType()
+    for name, kind in columns.items():
+        schema.add(name, kind)
+    async with fake_cluster(queues=queues) as cluster, Client(cluster.nameserver.addr) as mq:
+        given = {"nameServer": cluster.nameserver.addr, "topic": "T", **options}
+        task = WriteTask(WriteSettings.of(given, schema), "job:0")
+        await task.open(mq)
+        try:
+            yield cluster, task
+        finally:
+            await task.close()
+
+
+async def test_only_the_guilty_of_a_refused_batch_fail() -> None:
+    async with task_of({"body": "string"}) as (cluster, task):
+        illegal = Response(ResponseCode.MESSAGE_ILLEGAL, "not such a message")
+        usual = cluster.broker._send_batch
+        cluster.broker.script(BATCH, illegal, usual, illegal, usual, usual, usual)
+        await task.send(pa.record_batch([pa.array(["a", "b", "c", "d", "e"])], names=["body"]))
+        assert (task.sent, task.failed) == (4, 1)
+        assert sorted(cluster.broker.bodies("T")) == [b"a", b"c", b"d", b"e"]
+        assert "not such a message" in next(iter(task.reasons))
+
+
+async def test_rows_of_one_queue_wait_for_those_before_them() -> None:
+    async with task_of({"body": "string", "shardingKey": "string"}) as (cluster, task):
+        hold = cluster.broker.hold(BATCH)
+        bodies = [f"{n:04d}" for n in range(3000)]
+        rows = pa.record_batch([pa.array(bodies), pa.array(["k"] * 3000)], names=["body", "shardingKey"])
+        sending = asyncio.create_task(task.send(rows))
+        await hold.wait_for(1)
+        assert len(cluster.broker.asked(BATCH)) == 1  # three batches, one of them out
+        cluster.broker.always(BATCH, None)
+        hold.let_go()
+        await sending
+        assert cluster.broker.bodies("T") == [body.encode() for body in bodies]
+
+
+async def test_free_batches_are_out_together() -> None:
+    async with task_of({"body": "string"}) as (cluster, task):
+        hold = cluster.broker.hold(BATCH)
+        sending = asyncio.create_task(task.send(pa.record_batch([pa.array(["x"] * 10_000)], names=["body"])))
+        await hold.wait_for(8)
+        cluster.broker.always(BATCH, None)
+        hold.let_go()
+        await sending
+        assert (task.sent, len(cluster.broker.bodies("T"))) == (10_000, 10_000)
+
+
+async def test_large_bodies_are_compressed_and_keys_of_repeats_equal() -> None:
+    schema = StructType().add("body", "binary").add("properties", MapType(StringType(), StringType()))
+    async with fake_cluster(queues=1) as cluster, Client(cluster.nameserver.addr) as mq:
+        given = {"nameServer": cluster.nameserver.addr, "topic": "T", "dedupProperty": "once"}
+        settings = WriteSettings.of(given, schema)
+        rows = pa.record_batch(
+            [
+                pa.array([b"small", b"large " * 2000]),
+                pa.array([[("a", "b")], None], pa.map_(pa.string(), pa.string())),
+            ],
+            names=["body", "properties"],
+        )
+        for _ in range(2):  # a task that is repeated
+            task = WriteTask(settings, "job:0")
+            await task.open(mq)
+            await task.send(rows)
+            await task.close()
+        records = [decode_record(one) for one in cluster.broker.queues["T", 0]]
+    found = sorted((decode_properties(one.properties)["once"], one.sys_flag & 1) for one in records)
+    assert found == [("job:0:0", 0), ("job:0:0", 0), ("job:0:1", 1), ("job:0:1", 1)]
