@@ -128,29 +128,35 @@ class Result:
     rows: int
     wall_s: float
     core_s: float
+    jvm_s: float  # of core_s
     wanted: int | None = None  # rows per core-second
 
     def line(self) -> str:
         per_core = self.rows / self.core_s
         wanted = f"   wanted {self.wanted:>9,}" if self.wanted else ""
+        jvm, python = self.jvm_s / self.rows * 1e6, (self.core_s - self.jvm_s) / self.rows * 1e6
         return (
-            f"{self.name:44} {self.rows / self.wall_s:>11,.0f} rows/s {per_core:>11,.0f} rows/core-s{wanted}"
+            f"{self.name:40} {self.rows / self.wall_s:>9,.0f} rows/s {per_core:>9,.0f} rows/core-s"
+            f"   JVM {jvm:4.2f} + Python {python:4.2f} us a row{wanted}"
         )
 
 
-def core_seconds() -> float:
-    """Processor time of this process and all that it has started, ended ones too, but for servers."""
-    total = 0.0
+def core_seconds() -> tuple[float, float]:
+    """Processor time of this process and all that it has started, ended ones too, but for servers; the JVM's alone."""
+    total = jvm = 0.0
     here = psutil.Process()
     servers = {pid for server in SERVERS for pid in (server, *_below(server))}
     for process in [here, *here.children(recursive=True)]:
         if process.pid in servers:
             continue
         try:
-            total += sum(process.cpu_times()[:4])
+            times = process.cpu_times()
+            total += sum(times[:4])
+            if process.name() == "java":
+                jvm += times.user + times.system
         except psutil.NoSuchProcess:
             continue
-    return total
+    return total, jvm
 
 
 def measure(name: str, rows: int, work: Callable[[], object], wanted: int | None = None) -> Result:
@@ -158,9 +164,11 @@ def measure(name: str, rows: int, work: Callable[[], object], wanted: int | None
     work()
     results = []
     for _ in range(ROUNDS):
-        cores, wall = core_seconds(), time.perf_counter()
+        (cores, jvm), wall = core_seconds(), time.perf_counter()
         work()
-        results.append(Result(name, rows, time.perf_counter() - wall, core_seconds() - cores, wanted))
+        took_s = time.perf_counter() - wall
+        cores_after, jvm_after = core_seconds()
+        results.append(Result(name, rows, took_s, cores_after - cores, jvm_after - jvm, wanted))
     middle = sorted(results, key=lambda one: one.core_s)[ROUNDS // 2]
     print(middle.line(), flush=True)
     return middle

@@ -145,8 +145,10 @@ def _read_records(store: StoreFolder, partition: RecordsPartition) -> Iterator[F
 
 def _read_places(store: StoreFolder, offsets: Ints, sizes: Ints) -> Iterator[Found | Damage]:
     """The records at ascending places of the log."""
+    placed = np.zeros(len(offsets), np.bool_)
     for file in store.log_files():
         inside = (offsets >= file.offset) & (offsets + sizes <= file.end)
+        placed |= inside
         begins, lengths = offsets[inside] - file.offset, sizes[inside]
         first = 0
         while first < len(begins):
@@ -158,13 +160,11 @@ def _read_places(store: StoreFolder, offsets: Ints, sizes: Ints) -> Iterator[Fou
             )
             first += count
     begin, end = store.log_files()[0].offset, store.log_files()[-1].end
-    for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True):
-        if begin <= offset and not any(
-            f.offset <= offset and offset + size <= f.end for f in store.log_files()
-        ):
-            yield Damage(
-                "", offset, min(offset + size, end), "a queue names a record that no log file has room for"
-            )
+    for index in np.flatnonzero(~placed & (offsets >= begin)).tolist():
+        offset, size = int(offsets[index]), int(sizes[index])
+        yield Damage(
+            "", offset, min(offset + size, end), "a queue names a record that no log file has room for"
+        )
 
 
 def _gather(store: StoreFolder, file: LogFile, begins: Ints, lengths: Ints) -> memoryview:
