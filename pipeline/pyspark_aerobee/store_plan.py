@@ -52,6 +52,7 @@ class StoreQuery:
     key: str | None = None
     tags: frozenset[str] | None = None
     system_topics: bool = False
+    checksums: bool = True  # False: records are proven by their lengths, places and marks alone
 
     @property
     def needs_queues(self) -> bool:

@@ -13,6 +13,7 @@ Options  (names as in the topic source where they mean the same)
     includeProperties, includeBody, includeHeaders, schemaMode    which columns there are
     includeSystemTopics      also delayed messages, transaction halves and the broker's own (false)
     brokerName               what the column brokerName shows; a folder does not tell
+    verifyChecksums          (true) false: believe records whose lengths and places are right; for a quick look
     indexSlots               maxHashSlotNum of the broker that wrote it
     minPartitions, maxPartitionBytes          how finely to cut
     pushdown                 let Spark hand its filters over (needs spark.sql.python.filterPushdown.enabled)
@@ -69,6 +70,7 @@ STORE_OPTIONS: Final = (
     "includeSystemTopics",
     "schemaMode",
     "brokerName",
+    "verifyChecksums",
     "indexSlots",
     "minPartitions",
     "maxPartitionBytes",
@@ -185,6 +187,7 @@ def query_of(options: Options, now_ms: int) -> StoreQuery:
         key=key,
         tags=frozenset(options.words("tags")) or None,
         system_topics=options.flag("includeSystemTopics", False),
+        checksums=options.flag("verifyChecksums", True),
     )
 
 

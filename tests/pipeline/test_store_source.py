@@ -226,3 +226,13 @@ def test_a_folder_that_is_no_store(read: Read, tmp_path: Path) -> None:
 def test_a_column_that_does_not_exist(read: Read) -> None:
     with pytest.raises(AnalysisException, match="did you mean tags"):
         read(schema="tag string").count()
+
+
+def test_checksums_can_be_left_out(read: Read, store_folder: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(store_folder, tmp_path / "store"))
+    with (root / "commitlog" / f"{0:020d}").open("r+b") as file:
+        file.seek(90)  # in the body of the first record
+        file.write(b"\xff")
+    for options in ({}, {"topic": ",".join(TOPICS)}):
+        assert read(root, **options).count() == 399
+        assert read(root, verifyChecksums="false", **options).count() == 400
