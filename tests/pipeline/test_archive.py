@@ -1,6 +1,11 @@
 """Archives: every message once, whatever ends the run; what a reader sees; Delta."""
 
+import contextlib
+import os
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -269,3 +274,29 @@ def test_a_delta_table_has_every_commit_once(
         table = deltalake.DeltaTable(target).to_pyarrow_table(columns=["topic", "queueId", "queueOffset"])
         rows = sorted(tuple(row.values()) for row in table.to_pylist())
         assert rows == wanted(root)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_program_killed_between_its_commits(
+    spark: SparkSession, store_folder: Path, tmp_path: Path
+) -> None:
+    """SIGKILL for the driver with its JVM while it is between its second commit and its last."""
+    target = tmp_path / "a"
+    words = ["--path", str(store_folder), "--topics", ",".join(TOPICS), str(target), "--master", "local[1]"]
+    program = subprocess.Popen(
+        [sys.executable, "-m", "pyspark_aerobee.jobs.archive", *words, "--round-bytes", "10k", "--task-bytes", "5k"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    while len(Archive(str(target)).numbers()) < 2:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            pytest.fail(f"it ended by itself, with code {program.wait(0.02)}")
+    os.killpg(program.pid, signal.SIGKILL)
+    program.wait()
+    committed = sum(one.rows for one in Archive(str(target)).commits())
+    report = archive(spark, spans_of(store_folder), str(target))
+    assert 0 < committed < 400
+    assert report.rows == 400 - committed
+    assert places(spark, target) == wanted(store_folder)
+    plain = spark.read.parquet(str(target)).select("topic", "queueId", "queueOffset").collect()
+    assert sorted(tuple(row) for row in plain) == wanted(store_folder)

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 __all__ = ["ArchiveReport", "archive", "read_archive"]
 
 ROUND_BYTES: Final = 8 << 30
-TASK_BYTES: Final = 128 << 20
 COMPRESSIONS: Final = ("zstd", "snappy", "lz4", "gzip", "none")
 DAMAGE_MAX: Final = 1000  # that a commit names
 
@@ -235,12 +234,17 @@ def main() -> int:
     parser.add_argument("archive", help="folder or fsspec address of the archive")
     parser.add_argument("--compression", choices=COMPRESSIONS, default="zstd")
     parser.add_argument("--round-bytes", default="8g", help="bytes of messages in one commit")
+    parser.add_argument(
+        "--task-bytes", default="128m", help="bytes of messages in one task, and about one file"
+    )
     parser.add_argument("--delta", action="store_true", help="keep it a Delta table too (package deltalake)")
     parser.add_argument("--accept-loss", action="store_true", help="go on behind messages that are gone")
 
     def work(arguments: argparse.Namespace) -> Mapping[str, Any]:
         source = source_of(
-            source_options(arguments), now_ms=time.time_ns() // 1_000_000, task_size=TASK_BYTES
+            source_options(arguments),
+            now_ms=time.time_ns() // 1_000_000,
+            task_size=parse_bytes("task-bytes", arguments.task_bytes),
         )
         with session("archive", arguments.master) as spark:
             report = archive(
