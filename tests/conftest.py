@@ -2,10 +2,17 @@
 
 Hypothesis: no deadline, because a busy machine is not a fault; the long run (`./dev test --long`) tries many more
 examples; CI always tries the same ones, so that a red run can be repeated.
+
+Logs: a test that runs a program in this process sets logging up for good; it is taken back, loggers that remember it
+too, or no later test could look at what is logged.
 """
 
 import os
+import sys
+from collections.abc import Iterator
 
+import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -17,3 +24,16 @@ settings.register_profile(
     derandomize=bool(os.environ.get("CI")) and not os.environ.get("AEROBEE_LONG"),
 )
 settings.load_profile("aerobee")
+
+
+@pytest.fixture(autouse=True)
+def logs_as_before() -> Iterator[None]:
+    """What a test does to the set-up of logs ends with it."""
+    before = structlog.get_config()
+    yield
+    if structlog.get_config() != before:
+        structlog.configure(**before)
+        for module in list(sys.modules.values()):
+            logger = getattr(module, "__dict__", {}).get("log")
+            if isinstance(logger, structlog._config.BoundLoggerLazyProxy):
+                logger.__dict__.pop("bind", None)  # how it remembers the set-up of its first use

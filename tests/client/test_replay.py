@@ -29,11 +29,11 @@ async def stored(mq: Client, queue: MessageQueue) -> list[StoredRecord]:
     return found
 
 
-async def test_ids_times_and_order_are_kept(aerobee_server: Server) -> None:
-    topic = aerobee_server.new_topic("replayed")
+async def test_ids_times_and_order_are_kept(aerobee_own_server: Server) -> None:
+    topic = aerobee_own_server.new_topic("replayed")
     messages = [recorded(number, 1_500_000_000_000 + number // 10) for number in range(95)]
     messages.append(recorded(95, 1_500_000_000_999, b"large " * 400_000))
-    async with Client(nameservers=aerobee_server.nameserver) as mq:
+    async with Client(nameservers=aerobee_own_server.nameserver) as mq:
         replay = mq.replay()
         queue = (await replay.queues(topic))[1]
         await replay.send(queue, messages)
@@ -44,9 +44,9 @@ async def test_ids_times_and_order_are_kept(aerobee_server: Server) -> None:
     assert len(found[-1].body) < 100_000  # compressed
 
 
-async def test_what_a_broker_refuses_is_raised(aerobee_server: Server) -> None:
-    topic = aerobee_server.new_topic("refused")
-    async with Client(nameservers=aerobee_server.nameserver) as mq:
+async def test_what_a_broker_refuses_is_raised(aerobee_own_server: Server) -> None:
+    topic = aerobee_own_server.new_topic("refused")
+    async with Client(nameservers=aerobee_own_server.nameserver) as mq:
         replay = mq.replay()
         queue = (await replay.queues(topic))[0]
         with pytest.raises(BrokerRefused, match="send again"):

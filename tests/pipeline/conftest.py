@@ -96,8 +96,8 @@ def store_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """A nameserver and a broker for all tests of this room."""
+    """A nameserver and a broker for the tests of a module: while they run, servers' logs go elsewhere."""
     with Server({"enablePropertyFilter": True}) as server:
         yield server
