@@ -344,7 +344,7 @@ def _latency(spark: SparkSession, nameserver: str, scratch: Path) -> None:
 
     stream = (
         spark.readStream.format("aerobee").option("nameServer", nameserver).option("subscribe", "Ticks")
-        .option("startingOffsets", "latest").schema("body binary").load()
+        .option("startingOffsets", "earliest").schema("body binary").load()
         .writeStream.option("checkpointLocation", str(scratch / "checkpoint")).foreachBatch(batch)
         .trigger(processingTime="0 seconds").start()
     )  # fmt: skip
