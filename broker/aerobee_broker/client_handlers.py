@@ -11,7 +11,7 @@ import structlog
 
 from aerobee_broker.clients import Member
 from aerobee_broker.filters import check_type
-from aerobee_broker.group_notices import notify_members
+from aerobee_broker.group_notices import notify_members, notify_of_good_bye
 from aerobee_broker.request_bodies import answer, read_body
 from aerobee_broker.services import Services
 from aerobee_proto import names
@@ -135,7 +135,7 @@ class ClientHandlers:
             changes = services.consumers.unregister(group, header.client_id, notify=services.notifies(group))
             if changes.changed:
                 log.info("broker.client_left", group=group, client_id=header.client_id)
-            notify_members(changes.notify)
+            notify_of_good_bye(changes.notify)
         return Response()
 
     # --- looking around ---------------------------------------------------------------------------------------

@@ -6,6 +6,10 @@ A change of a small group is told to each member at once. Where a thousand membe
 be told to all who are there: a million notices. In a large group a member is told of the first change at once and
 of those that follow together, after `WINDOW_S`; what it asks then is answered with the state of that moment.
 
+Of a member that says good-bye the others are told `GOOD_BYE_S` later. Official clients send their last offsets and
+then the good-bye, but some of these one-way requests overtake each other: 5 ms later they are there. Who asked for the
+offset of a queue before that would read again what the leaver has done.
+
 Invariant: after the last change of a group every member is told once more, at once or when its window ends.
 """
 
@@ -19,12 +23,13 @@ from aerobee_proto.codes import RequestCode
 from aerobee_remoting.connection import Connection
 from aerobee_remoting.errors import RemotingError
 
-__all__ = ["LARGE_GROUP", "WINDOW_S", "notify_members"]
+__all__ = ["GOOD_BYE_S", "LARGE_GROUP", "WINDOW_S", "notify_members", "notify_of_good_bye"]
 
 log = structlog.get_logger()
 
 LARGE_GROUP: Final = 32  # members told at a time, above which they are told together
 WINDOW_S: Final = 0.2
+GOOD_BYE_S: Final = 0.1
 WINDOWS: Final = (
     "group_notices"  # in a connection's attrs: group -> whether it changed within the running window
 )
@@ -35,6 +40,13 @@ def notify_members(members: Iterable[tuple[str, Connection]]) -> int:
     chosen = list(members)
     tell = _tell_in_windows if len(chosen) > LARGE_GROUP else _tell
     return sum(tell(group, connection) for group, connection in chosen)
+
+
+def notify_of_good_bye(members: Iterable[tuple[str, Connection]]) -> None:
+    """Tell members of a group that one of them has left, once its last offsets have had time to arrive."""
+    chosen = list(members)
+    if chosen:
+        asyncio.get_running_loop().call_later(GOOD_BYE_S, notify_members, chosen)
 
 
 def _tell(group: str, connection: Connection) -> bool:
