@@ -22,6 +22,7 @@ import numpy as np
 from pyspark.sql.datasource import InputPartition
 
 from aerobee_proto.javahash import tag_hash
+from pyspark_aerobee.pushdown import Wanted
 from pyspark_aerobee.store_folder import LogFile, QueueFiles, StoreFolder
 
 __all__ = [
@@ -40,17 +41,10 @@ _ENTRY_STEP: Final = 1 << 18  # queue entries looked at together
 
 
 @dataclass(frozen=True, slots=True)
-class StoreQuery:
-    """What is wanted of a store. Bounds are half-open; None is no bound."""
+class StoreQuery(Wanted):
+    """What is wanted of a store."""
 
-    topics: tuple[str, ...] | None = None
-    queue_ids: frozenset[int] | None = None
-    begin_offset: int | None = None  # queue offsets
-    end_offset: int | None = None
-    begin_ms: int | None = None  # store times
-    end_ms: int | None = None
     key: str | None = None
-    tags: frozenset[str] | None = None
     system_topics: bool = False
     checksums: bool = True  # False: records are proven by their lengths, places and marks alone
 

@@ -21,21 +21,10 @@ Options  (names as in the topic source where they mean the same)
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import (
-    DataSourceReader,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    InputPartition,
-    LessThan,
-    LessThanOrEqual,
-)
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from pyspark_aerobee.columns import ColumnBuilder
@@ -43,6 +32,7 @@ from pyspark_aerobee.errors import OptionError
 from pyspark_aerobee.folder import open_folder
 from pyspark_aerobee.names import nearest
 from pyspark_aerobee.options import Options, parse_time_ms
+from pyspark_aerobee.pushdown import narrowed
 from pyspark_aerobee.schema import DAMAGE_SCHEMA, message_schema
 from pyspark_aerobee.store_folder import StoreFolder
 from pyspark_aerobee.store_plan import PARTITION_SIZE, StoreQuery, plan
@@ -199,53 +189,3 @@ class PushingStoreReader(StoreReader):
         for one in filters:
             self._query = narrowed(self._query, one)
         return filters
-
-
-def narrowed(query: StoreQuery, one: Filter) -> StoreQuery:
-    """The query with one more filter; unchanged when it says nothing that the folder knows."""
-    if not isinstance(one, EqualTo | In | GreaterThan | GreaterThanOrEqual | LessThan | LessThanOrEqual):
-        return query
-    column = one.attribute[0] if len(one.attribute) == 1 else ""
-    if isinstance(one, EqualTo | In):
-        values = frozenset(one.value if isinstance(one, In) else (one.value,)) - {None}
-        if column == "topic":
-            wanted = tuple(sorted(v for v in values if query.topics is None or v in query.topics))
-            return replace(query, topics=wanted)
-        if column in ("queueId", "partition"):
-            return replace(
-                query, queue_ids=values & query.queue_ids if query.queue_ids is not None else values
-            )
-        if column == "tags":
-            return replace(query, tags=values & query.tags if query.tags is not None else values)
-        if isinstance(one, EqualTo) and column in ("queueOffset", "offset"):
-            return _with_offsets(query, one.value, one.value + 1)
-        return query
-    low = isinstance(one, GreaterThan | GreaterThanOrEqual)
-    inclusive = isinstance(one, GreaterThanOrEqual | LessThanOrEqual)
-    if column in ("queueOffset", "offset"):
-        begin = one.value if inclusive else one.value + 1
-        end = one.value + 1 if inclusive else one.value
-        return _with_offsets(query, begin if low else None, None if low else end)
-    if column in ("storeTimestamp", "timestamp"):
-        # Times in Spark are finer than the store's: one ms more on either side loses nothing.
-        at = int(one.value.timestamp() * 1000)
-        return _with_times(query, at - 1 if low else None, None if low else at + 2)
-    return query
-
-
-def _with_offsets(query: StoreQuery, begin: int | None, end: int | None) -> StoreQuery:
-    return replace(
-        query, begin_offset=_larger(query.begin_offset, begin), end_offset=_smaller(query.end_offset, end)
-    )
-
-
-def _with_times(query: StoreQuery, begin: int | None, end: int | None) -> StoreQuery:
-    return replace(query, begin_ms=_larger(query.begin_ms, begin), end_ms=_smaller(query.end_ms, end))
-
-
-def _larger(one: int | None, other: int | None) -> int | None:
-    return max((value for value in (one, other) if value is not None), default=None)
-
-
-def _smaller(one: int | None, other: int | None) -> int | None:
-    return min((value for value in (one, other) if value is not None), default=None)

@@ -25,6 +25,7 @@ from aerobee.filters import Filter
 from aerobee.ranges import QueueRange, Ranges
 from pyspark_aerobee.cluster import gather
 from pyspark_aerobee.errors import DataLoss, OptionError, SourceGone
+from pyspark_aerobee.pushdown import Wanted
 from pyspark_aerobee.topic_options import EARLIEST, LATEST, Choice, End, PerQueue, Place, TopicOptions
 
 __all__ = [
@@ -61,17 +62,8 @@ class TopicPartition(InputPartition):
 
 
 @dataclass(frozen=True, slots=True)
-class Narrowing:
-    """What filters of the query say about offsets, times and queues. Bounds are half-open; None is no bound."""
-
-    topics: frozenset[str] | None = None
-    queue_ids: frozenset[int] | None = None
-    broker_names: frozenset[str] | None = None
-    begin_offset: int | None = None
-    end_offset: int | None = None
-    begin_ms: int | None = None  # store times
-    end_ms: int | None = None
-    tags: frozenset[str] | None = None
+class Narrowing(Wanted):
+    """What filters of the query say about offsets, times and queues."""
 
     def allows(self, queue: MessageQueue) -> bool:
         """Whether a queue can have rows for the query."""

@@ -9,22 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pyspark.sql.datasource import (
-    DataSourceReader,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    InputPartition,
-    LessThan,
-    LessThanOrEqual,
-)
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from aerobee import ClientError
 from pyspark_aerobee.cluster import Cluster
 from pyspark_aerobee.errors import SourceGone
+from pyspark_aerobee.pushdown import narrowed
 from pyspark_aerobee.topic_options import TopicOptions, read_topic_options
 from pyspark_aerobee.topic_plan import Narrowing, TopicPartition, TopicPlanner
 from pyspark_aerobee.topic_read import ReadSettings, read_ranges
@@ -76,60 +67,3 @@ class PushingTopicReader(TopicReader):
         for one in filters:
             self._narrowing = narrowed(self._narrowing, one)
         return filters
-
-
-def narrowed(known: Narrowing, one: Filter) -> Narrowing:
-    """What is known with one more filter; unchanged when it says nothing that brokers know."""
-    if not isinstance(one, EqualTo | In | GreaterThan | GreaterThanOrEqual | LessThan | LessThanOrEqual):
-        return known
-    column = one.attribute[0] if len(one.attribute) == 1 else ""
-    if isinstance(one, EqualTo | In):
-        values = frozenset(one.value if isinstance(one, In) else (one.value,)) - {None}
-        return _among(known, column, values)
-    is_lower = isinstance(one, GreaterThan | GreaterThanOrEqual)
-    is_inclusive = isinstance(one, GreaterThanOrEqual | LessThanOrEqual)
-    if column in ("queueOffset", "offset"):
-        begin, end = (one.value, one.value + 1) if is_inclusive else (one.value + 1, one.value)
-        return _with_offsets(known, begin if is_lower else None, None if is_lower else end)
-    if column in ("storeTimestamp", "timestamp"):
-        # Times in Spark are finer than the broker's: one ms more on either side loses nothing.
-        at_ms = int(one.value.timestamp() * 1000)
-        return _with_times(known, at_ms - 1 if is_lower else None, None if is_lower else at_ms + 2)
-    return known
-
-
-def _among(known: Narrowing, column: str, values: frozenset[Any]) -> Narrowing:
-    match column:
-        case "topic":
-            return replace(known, topics=_both(known.topics, values))
-        case "brokerName":
-            return replace(known, broker_names=_both(known.broker_names, values))
-        case "queueId" | "partition":
-            return replace(known, queue_ids=_both(known.queue_ids, values))
-        case "tags":
-            return replace(known, tags=_both(known.tags, values))
-        case "queueOffset" | "offset" if values:
-            return _with_offsets(known, min(values), max(values) + 1)
-    return known
-
-
-def _both(known: frozenset[Any] | None, values: frozenset[Any]) -> frozenset[Any]:
-    return values if known is None else known & values
-
-
-def _with_offsets(known: Narrowing, begin: int | None, end: int | None) -> Narrowing:
-    return replace(
-        known, begin_offset=_larger(known.begin_offset, begin), end_offset=_smaller(known.end_offset, end)
-    )
-
-
-def _with_times(known: Narrowing, begin: int | None, end: int | None) -> Narrowing:
-    return replace(known, begin_ms=_larger(known.begin_ms, begin), end_ms=_smaller(known.end_ms, end))
-
-
-def _larger(one: int | None, other: int | None) -> int | None:
-    return max((value for value in (one, other) if value is not None), default=None)
-
-
-def _smaller(one: int | None, other: int | None) -> int | None:
-    return min((value for value in (one, other) if value is not None), default=None)
