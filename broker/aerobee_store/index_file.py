@@ -33,13 +33,23 @@ from aerobee_store import failpoints
 from aerobee_store.errors import CorruptStore
 from aerobee_store.io import DataFile
 
-__all__ = ["ENTRY_SIZE", "HEADER_SIZE", "IndexFile", "IndexedRecord", "RecordProbe", "index_file_size"]
+__all__ = [
+    "ENTRY",
+    "ENTRY_SIZE",
+    "HEADER",
+    "HEADER_SIZE",
+    "SLOT",
+    "IndexFile",
+    "IndexedRecord",
+    "RecordProbe",
+    "index_file_size",
+]
 
-_HEADER: Final = struct.Struct(">qqqqii")
-_SLOT: Final = struct.Struct(">i")
-_ENTRY: Final = struct.Struct(">iqii")  # key_hash, physical_offset, time_diff, previous
-HEADER_SIZE: Final = _HEADER.size
-ENTRY_SIZE: Final = _ENTRY.size
+HEADER: Final = struct.Struct(">qqqqii")
+SLOT: Final = struct.Struct(">i")
+ENTRY: Final = struct.Struct(">iqii")  # key_hash, physical_offset, time_diff, previous
+HEADER_SIZE: Final = HEADER.size
+ENTRY_SIZE: Final = ENTRY.size
 _ENTRY_DTYPE: Final = np.dtype(
     [("key_hash", ">i4"), ("physical_offset", ">i8"), ("time_diff", ">i4"), ("previous", ">i4")]
 )
@@ -71,7 +81,7 @@ RecordProbe = Callable[[int], IndexedRecord | None]
 
 def index_file_size(slot_count: int, entry_limit: int) -> int:
     """Bytes of a file with room for `slot_count` slots and `entry_limit` entries, number 0 included."""
-    return HEADER_SIZE + slot_count * _SLOT.size + entry_limit * ENTRY_SIZE
+    return HEADER_SIZE + slot_count * SLOT.size + entry_limit * ENTRY_SIZE
 
 
 class IndexFile:
@@ -100,9 +110,9 @@ class IndexFile:
         self.entry_limit = entry_limit
         self._data = data
         self._view = data.view
-        self._entries_at = HEADER_SIZE + slot_count * _SLOT.size
+        self._entries_at = HEADER_SIZE + slot_count * SLOT.size
         # The header, moved by put() and cut() only.
-        fields = _HEADER.unpack_from(self._view)
+        fields = HEADER.unpack_from(self._view)
         self.begin_timestamp: int = fields[0]
         self.end_timestamp: int = fields[1]
         self.begin_physical: int = fields[2]
@@ -186,7 +196,7 @@ class IndexFile:
 
     def _slots(self, low: int, high: int) -> NDArray[Any]:
         """What the slots [low, high) hold."""
-        begin, end = HEADER_SIZE + low * _SLOT.size, HEADER_SIZE + high * _SLOT.size
+        begin, end = HEADER_SIZE + low * SLOT.size, HEADER_SIZE + high * SLOT.size
         return np.frombuffer(self._view[begin:end], _SLOT_DTYPE)
 
     def _time_diffs(self, store_timestamps: _Ints) -> _Ints:
@@ -203,17 +213,17 @@ class IndexFile:
             # Close together, as when an index is built again: one write for the whole range, 0.05 us a key.
             table = self._slots(low, high).copy()
             table[slots - low] = numbers
-            self._data.write(HEADER_SIZE + low * _SLOT.size, table.tobytes())
+            self._data.write(HEADER_SIZE + low * SLOT.size, table.tobytes())
             return
         write = self._data.write
         packed = numbers.astype(_SLOT_DTYPE).tobytes()
         at = 0
-        for position in (slots * _SLOT.size + HEADER_SIZE).tolist():
-            write(position, packed[at : at + _SLOT.size])
-            at += _SLOT.size
+        for position in (slots * SLOT.size + HEADER_SIZE).tolist():
+            write(position, packed[at : at + SLOT.size])
+            at += SLOT.size
 
     def _write_header(self) -> None:
-        header = _HEADER.pack(
+        header = HEADER.pack(
             self.begin_timestamp,
             self.end_timestamp,
             self.begin_physical,
@@ -258,11 +268,11 @@ class IndexFile:
     def collect(self, key_hash: int, begin: int, end: int, max_num: int, found: list[int]) -> None:
         """Add physical offsets of entries with this hash and a store time in [begin, end] (ms) to `found`,
         newest first, until it holds `max_num`. A record that carries the key twice is added once."""
-        unpack = _ENTRY.unpack_from
+        unpack = ENTRY.unpack_from
         view = self._view
         limit = self.next_entry
         begin_timestamp = self.begin_timestamp
-        number = _SLOT.unpack_from(view, HEADER_SIZE + key_hash % self.slot_count * _SLOT.size)[0]
+        number = SLOT.unpack_from(view, HEADER_SIZE + key_hash % self.slot_count * SLOT.size)[0]
         for _ in range(CHAIN_STEPS_MAX):
             if not 0 < number < limit or len(found) >= max_num:
                 return
@@ -279,7 +289,7 @@ class IndexFile:
             number = previous
 
     def _entry(self, number: int) -> tuple[int, int, int, int]:
-        fields: tuple[int, int, int, int] = _ENTRY.unpack_from(
+        fields: tuple[int, int, int, int] = ENTRY.unpack_from(
             self._view, self._entries_at + number * ENTRY_SIZE
         )
         return fields
@@ -433,7 +443,7 @@ class IndexFile:
         if len(differing):
             low, high = int(differing[0]), int(differing[-1]) + 1
             packed = wanted[low:high].astype(_SLOT_DTYPE).tobytes()
-            self._data.write(HEADER_SIZE + low * _SLOT.size, packed)
+            self._data.write(HEADER_SIZE + low * SLOT.size, packed)
         return int(np.count_nonzero(wanted)), bool(len(differing))
 
     def _newest_by_slot(self, count: int) -> _Ints:

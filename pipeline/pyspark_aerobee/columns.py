@@ -23,7 +23,7 @@ from aerobee_proto.compression import decompress_body
 from aerobee_proto.errors import AerobeeError
 from aerobee_store.record_columns import Flags, Ints, Stretch, Texts, within
 
-__all__ = ["ColumnBuilder"]
+__all__ = ["ColumnBuilder", "cut"]
 
 BODY_SIZE_MAX: Final = 256 << 20  # of a body once inflated
 _US_PER_MS: Final = 1000
@@ -87,16 +87,7 @@ class _Piece:
 
     def cut(self, begins: Ints, ends: Ints) -> pa.Array:
         """The pieces [begin, end) of the buffer, in ascending order and apart, as binary values."""
-        count = len(begins)
-        if not count:
-            return pa.array([], pa.binary())
-        base = int(begins[0])
-        offsets = np.empty(2 * count, np.int32)
-        offsets[0::2] = begins - base
-        offsets[1::2] = ends - base
-        buffers = [None, pa.py_buffer(offsets), self._buffer.slice(base)]
-        alternating = pa.Array.from_buffers(pa.binary(), 2 * count - 1, buffers)
-        return alternating.take(pa.array(np.arange(0, 2 * count - 1, 2, dtype=np.int32)))
+        return cut(self._buffer, begins, ends)
 
     def strings(self, begins: Ints, ends: Ints) -> pa.Array:
         """As cut(), as text; bytes that are not UTF-8 become U+FFFD."""
@@ -118,6 +109,20 @@ class _Piece:
         places = np.full(self.count, -1, np.int64)
         places[records] = np.arange(len(records))
         return values.take(pa.array(places, mask=places < 0))
+
+
+def cut(buffer: pa.Buffer, begins: Ints, ends: Ints) -> pa.Array:
+    """The pieces [begin, end) of a buffer, in ascending order and apart, as binary values that lie side by side."""
+    count = len(begins)
+    if not count:
+        return pa.array([], pa.binary())
+    base = int(begins[0])
+    offsets = np.empty(2 * count, np.int32)
+    offsets[0::2] = begins - base
+    offsets[1::2] = ends - base
+    buffers = [None, pa.py_buffer(offsets), buffer.slice(base)]
+    alternating = pa.Array.from_buffers(pa.binary(), 2 * count - 1, buffers)
+    return alternating.take(pa.array(np.arange(0, 2 * count - 1, 2, dtype=np.int32)))
 
 
 # --- columns -------------------------------------------------------------------------------------------------

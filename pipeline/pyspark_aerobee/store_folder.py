@@ -7,7 +7,6 @@ log, and the newest file of each has room that is not written yet.
 """
 
 from collections.abc import Iterator
-from struct import Struct
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -16,7 +15,9 @@ from numpy.typing import NDArray
 from aerobee_proto.errors import RecordError
 from aerobee_proto.javahash import index_key_hash
 from aerobee_proto.records import RecordHeader, scan_header
-from aerobee_store.consume_queue import ENTRY_DTYPE
+from aerobee_store import index_file
+from aerobee_store.consume_queue import ENTRY_DTYPE, ENTRY_SIZE
+from aerobee_store.mapped_files import file_name
 from pyspark_aerobee.errors import OptionError
 from pyspark_aerobee.folder import Folder
 
@@ -25,12 +26,7 @@ __all__ = ["COMMIT_LOG", "CONSUME_QUEUES", "INDEX", "LogFile", "QueueFiles", "St
 COMMIT_LOG: Final = "commitlog"
 CONSUME_QUEUES: Final = "consumequeue"
 INDEX: Final = "index"
-ENTRY_SIZE: Final = ENTRY_DTYPE.itemsize
 _RECORD_HEAD_MAX: Final = 256  # covers every field in front of the body
-_INDEX_HEADER_SIZE: Final = 40
-_INDEX_HEADER: Final = Struct(">qqqqii")
-_INDEX_ENTRY: Final = Struct(">iqii")
-_SLOT: Final = Struct(">i")
 _DIGITS: Final = 20
 
 Entries = NDArray[np.void]
@@ -44,7 +40,7 @@ class LogFile(NamedTuple):
 
     @property
     def path(self) -> str:
-        return f"{COMMIT_LOG}/{self.offset:020d}"
+        return f"{COMMIT_LOG}/{file_name(self.offset)}"
 
 
 class QueueFiles(NamedTuple):
@@ -236,25 +232,25 @@ class StoreFolder:
 
     def _chain(self, path: str, size: int, key_hash: int) -> Iterator[int]:
         """Entries of one index file with a hash, newest first."""
-        header = self.folder.read(path, 0, _INDEX_HEADER_SIZE)
-        if len(header) < _INDEX_HEADER_SIZE:
+        header = self.folder.read(path, 0, index_file.HEADER_SIZE)
+        if len(header) < index_file.HEADER_SIZE:
             return
-        count = _INDEX_HEADER.unpack(header)[5]
-        slot_at = _INDEX_HEADER_SIZE + key_hash % self._index_slots * _SLOT.size
-        entries_at = _INDEX_HEADER_SIZE + self._index_slots * _SLOT.size
+        count = index_file.HEADER.unpack(header)[5]
+        slot_at = index_file.HEADER_SIZE + key_hash % self._index_slots * index_file.SLOT.size
+        entries_at = index_file.HEADER_SIZE + self._index_slots * index_file.SLOT.size
         if entries_at > size:
             raise OptionError(
                 "indexSlots",
                 str(self._index_slots),
                 f"{path} is too small for it; give the broker's maxHashSlotNum",
             )
-        (number,) = _SLOT.unpack(self.folder.read(path, slot_at, slot_at + _SLOT.size))
+        (number,) = index_file.SLOT.unpack(self.folder.read(path, slot_at, slot_at + index_file.SLOT.size))
         while 0 < number < count:
-            at = entries_at + number * _INDEX_ENTRY.size
-            raw = self.folder.read(path, at, at + _INDEX_ENTRY.size)
-            if len(raw) < _INDEX_ENTRY.size:
+            at = entries_at + number * index_file.ENTRY.size
+            raw = self.folder.read(path, at, at + index_file.ENTRY.size)
+            if len(raw) < index_file.ENTRY.size:
                 return
-            found_hash, physical_offset, _, previous = _INDEX_ENTRY.unpack(raw)
+            found_hash, physical_offset, _, previous = index_file.ENTRY.unpack(raw)
             if found_hash == key_hash:
                 yield physical_offset
             if previous >= number:

@@ -12,11 +12,11 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from aerobee_proto import names
 from aerobee_store.record_columns import Flags, Ints, Stretch, sound_records
 from aerobee_store.record_scan import BLANK, RecordFault, ScannedRecord, record_places, scan_record
+from pyspark_aerobee.columns import cut
 from pyspark_aerobee.store_folder import LogFile, StoreFolder
 from pyspark_aerobee.store_plan import (
     EntriesPartition,
@@ -195,18 +195,12 @@ def _gather(store: StoreFolder, file: LogFile, begins: Ints, lengths: Ints) -> m
     for run in np.split(np.arange(len(begins)), cuts):
         start, stop = int(begins[run[0]]), int(begins[run[-1]] + lengths[run[-1]])
         piece = store.read_log(file, file.offset + start, file.offset + stop)
-        parts.append(_cut(piece, begins[run] - start, lengths[run]))
+        parts.append(_side_by_side(piece, begins[run] - start, lengths[run]))
     return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
 
-def _cut(piece: memoryview, begins: Ints, lengths: Ints) -> memoryview:
-    count = len(begins)
-    bounds: NDArray[np.int32] = np.empty(2 * count, np.int32)
-    bounds[0::2] = begins
-    bounds[1::2] = begins + lengths
-    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(piece)]
-    alternating = pa.Array.from_buffers(pa.binary(), 2 * count - 1, buffers)
-    taken = alternating.take(pa.array(np.arange(0, 2 * count - 1, 2, dtype=np.int32)))
+def _side_by_side(piece: memoryview, begins: Ints, lengths: Ints) -> memoryview:
+    taken = cut(pa.py_buffer(piece), begins, begins + lengths)
     return memoryview(taken.buffers()[2])[: int(lengths.sum())]
 
 
