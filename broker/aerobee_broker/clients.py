@@ -7,9 +7,10 @@ takes its place; the loss of the old connection then removes nothing.
 from collections.abc import Iterable
 
 from aerobee_proto.bodies import ClientConnection
+from aerobee_proto.records import encode_host
 from aerobee_remoting.connection import Connection
 
-__all__ = ["Member", "MemberCount", "connection_body"]
+__all__ = ["Member", "MemberCount", "born_host", "connection_body"]
 
 
 class Member:
@@ -56,3 +57,12 @@ def connection_body(members: Iterable[Member]) -> list[ClientConnection]:
         )
         for member in sorted(members, key=lambda member: member.client_id)
     ]
+
+
+def born_host(connection: Connection) -> bytes:
+    """The peer's address as messages carry it, 8 or 20 bytes; packed once a connection."""
+    known: bytes | None = connection.attrs.get("born_host")
+    if known is None:
+        host, _, port = connection.peer.rpartition(":")
+        known = connection.attrs["born_host"] = encode_host(host.strip("[]"), int(port))
+    return known

@@ -9,9 +9,7 @@ Invariants
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from aerobee_broker.stored_properties import join_stored
-from aerobee_proto import properties
-from aerobee_proto.javahash import tag_hash
+from aerobee_broker.stored_properties import stored_form
 from aerobee_proto.records import StoredRecord, encode_host
 from aerobee_store.messages import Appended, NewMessage, PutStatus
 from aerobee_store.store import MessageStore
@@ -41,35 +39,21 @@ class MessageWriter:
 
     # --- making -----------------------------------------------------------------------------------------------
 
-    def new(
-        self,
-        topic: str,
-        queue_id: int,
-        body: bytes,
-        mapping: Mapping[str, str],
-        *,
-        flag: int = 0,
-        sys_flag: int = 0,
-        prepared_transaction_offset: int = 0,
-        tag: int | None = None,
-    ) -> NewMessage:
-        """A message born here and now. `tag` is what its queue entry carries, the hash of TAGS without one."""
+    def new(self, topic: str, queue_id: int, body: bytes, mapping: Mapping[str, str]) -> NewMessage:
+        """A message born here and now."""
         return NewMessage(
             topic,
             topic.encode(),
             queue_id,
-            flag,
-            sys_flag,
+            0,
+            0,
             self._clock(),
             self.host,
             self.host,
             0,
-            prepared_transaction_offset,
+            0,
             body,
-            join_stored(mapping),
-            tag_hash(mapping.get(properties.TAGS)) if tag is None else tag,
-            mapping.get(properties.KEYS),
-            mapping.get(properties.UNIQ_KEY),
+            *stored_form(mapping),
         )
 
     def copy(
@@ -98,10 +82,7 @@ class MessageWriter:
             if prepared_transaction_offset is None
             else prepared_transaction_offset,
             bytes(record.body),
-            join_stored(mapping),
-            tag_hash(mapping.get(properties.TAGS)),
-            mapping.get(properties.KEYS),
-            mapping.get(properties.UNIQ_KEY),
+            *stored_form(mapping),
         )
 
     # --- writing ----------------------------------------------------------------------------------------------

@@ -15,11 +15,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from aerobee_broker.stored_properties import join_stored
+from aerobee_broker.stored_properties import stored_form
 from aerobee_proto import properties
 from aerobee_proto.codes import ResponseCode, SysFlag
 from aerobee_proto.errors import RequestError
-from aerobee_proto.javahash import tag_hash
 from aerobee_store.messages import NewMessage
 
 __all__ = ["SPECIAL_PROPERTIES", "ParkingRules", "Rule", "is_transaction", "moved", "needs_place"]
@@ -77,10 +76,7 @@ def moved(
         message.reconsume_times,
         message.prepared_transaction_offset,
         message.body,
-        join_stored(mapping),
-        tag_hash(mapping.get(properties.TAGS)),
-        mapping.get(properties.KEYS),
-        mapping.get(properties.UNIQ_KEY),
+        *stored_form(mapping),
     )
 
 

@@ -14,17 +14,17 @@ from typing import Any, Final
 
 import structlog
 
+from aerobee_broker.clients import born_host
 from aerobee_broker.services import Services
-from aerobee_broker.stored_properties import join_stored
+from aerobee_broker.stored_properties import stored_form
 from aerobee_proto import names, properties
 from aerobee_proto.bodies import TopicConfig
 from aerobee_proto.codes import Perm, RequestCode, ResponseCode, SysFlag
 from aerobee_proto.errors import RequestError
 from aerobee_proto.headers import PushReplyHeader, SendMessageHeader, SendMessageV2Header
-from aerobee_proto.javahash import tag_hash
 from aerobee_proto.message_ids import encode_offset_message_id
-from aerobee_proto.records import decode_host, encode_host
-from aerobee_remoting.connection import Connection, format_addr
+from aerobee_proto.records import decode_host
+from aerobee_remoting.connection import format_addr
 from aerobee_remoting.errors import RemotingError
 from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
 from aerobee_store.errors import StoreError
@@ -117,26 +117,19 @@ class Replies:
         services = self._services
         if not services.config.store_reply_message_enable:
             return None
-        born, store = _born_host(request.connection), services.writer.host
-        flags = header.sys_flag & ~(SysFlag.TRANSACTION_MASK | SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
-        flags |= SysFlag.BORN_HOST_V6 if len(born) == 20 else 0
-        flags |= SysFlag.STORE_HOST_V6 if len(store) == 20 else 0
         message = NewMessage(
             header.topic,
             header.topic.encode(),
             queue_id,
             header.flag,
-            flags,
+            header.sys_flag & ~SysFlag.TRANSACTION_MASK,
             header.born_timestamp,
-            born,
-            store,
+            born_host(request.connection),
+            services.writer.host,
             header.reconsume_times,
             0,
             request.body,
-            join_stored(mapping),
-            tag_hash(mapping.get(properties.TAGS)),
-            mapping.get(properties.KEYS),
-            mapping.get(properties.UNIQ_KEY),
+            *stored_form(mapping),
         )
         try:
             (done,) = services.writer.append([message])
@@ -212,8 +205,3 @@ class Replies:
             properties.MSG_REGION: config.region_id,
             properties.TRACE_ON: "true" if config.trace_on else "false",
         }
-
-
-def _born_host(connection: Connection) -> bytes:
-    host, _, port = connection.peer.rpartition(":")
-    return encode_host(host.strip("[]"), int(port))

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import structlog
 
+from aerobee_broker.clients import born_host
 from aerobee_broker.config import BrokerConfig
 from aerobee_broker.durability import Durability
 from aerobee_broker.parking import SPECIAL_PROPERTIES, needs_place
@@ -57,7 +58,6 @@ FORBIDDEN_TOPICS: Final = frozenset(
 DEAD_LETTER: Final = "\x02DELAY\x01-1\x02"  # behind other properties, where it wins
 FRAME_WORDS: Final = Struct(">ii")
 TRANSACTION_BITS: Final = SysFlag.TRANSACTION_MASK
-HOST_BITS: Final = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
 ROUTES_MAX: Final = 65_536
 
 Reply = tuple[Envelope[Any], int, int, str, Appended, dict[str, str] | None]
@@ -97,7 +97,6 @@ class SendProcessor:
         self._routes: dict[str, _Route] = {}
         self._new_unique_key = unique_keys.next_key
         self._store_host = encode_host(*store_host)
-        self._store_flags = SysFlag.STORE_HOST_V6 if len(self._store_host) == 20 else 0
         self._id_prefix = self._store_host.hex().upper()
         self._use(services.config)
 
@@ -138,7 +137,7 @@ class SendProcessor:
         accepted: list[BatchItem] = []
         waits = True
         recalls: dict[int, str] = {}  # by the id of a timer message's request
-        born_host, host_flags = self._hosts(connection)
+        sender = born_host(connection)
         routes = self._routes
         topics = self._services.topics
         prepare = self._stored_properties.prepare
@@ -158,7 +157,7 @@ class SendProcessor:
                 if not 0 < len(body) <= body_size_max:
                     raise _bad_body(topic, len(body), body_size_max)
                 raw, mapping = prepare(header.properties)
-                sys_flag = header.sys_flag & ~HOST_BITS | host_flags | route.sys_flag
+                sys_flag = header.sys_flag | route.sys_flag
                 message = NewMessage(
                     topic,
                     route.topic_bytes,
@@ -166,7 +165,7 @@ class SendProcessor:
                     header.flag,
                     sys_flag,
                     header.born_timestamp,
-                    born_host,
+                    sender,
                     self._store_host,
                     header.reconsume_times,
                     0,
@@ -291,8 +290,8 @@ class SendProcessor:
             raise RequestError(ResponseCode.MESSAGE_ILLEGAL, f"batch to topic {topic}: {broken}") from broken
         if not entries:
             raise RequestError(ResponseCode.MESSAGE_ILLEGAL, f"batch to topic {topic} holds no message")
-        born_host, host_flags = self._hosts(connection)
-        sys_flag = header.sys_flag & ~HOST_BITS | host_flags | route.sys_flag
+        sender = born_host(connection)
+        sys_flag = header.sys_flag | route.sys_flag
         common = header.properties
         messages = []
         for entry in entries:
@@ -310,7 +309,7 @@ class SendProcessor:
                     entry.flag,
                     sys_flag,
                     header.born_timestamp,
-                    born_host,
+                    sender,
                     self._store_host,
                     header.reconsume_times,
                     0,
@@ -405,16 +404,6 @@ class SendProcessor:
             f"queue {queue_id} of topic {config.topic_name} does not exist: "
             f"it has the queues 0 to {limit - 1}",
         )
-
-    def _hosts(self, connection: Connection) -> tuple[bytes, int]:
-        """The sender's packed address and the host bits of sysFlag; packed once a connection."""
-        known: tuple[bytes, int] | None = connection.attrs.get("born_host")
-        if known is None:
-            host, _, port = connection.peer.rpartition(":")
-            packed = encode_host(host.strip("[]"), int(port))
-            known = (packed, self._store_flags | (SysFlag.BORN_HOST_V6 if len(packed) == 20 else 0))
-            connection.attrs["born_host"] = known
-        return known
 
     # --- answers ----------------------------------------------------------------------------------------------
 

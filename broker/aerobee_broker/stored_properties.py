@@ -16,8 +16,9 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from aerobee_proto import properties as names
+from aerobee_proto.javahash import tag_hash
 
-__all__ = ["StoredProperties", "join_stored"]
+__all__ = ["StoredProperties", "join_stored", "stored_form"]
 
 # Names that the broker sets or removes: their presence calls for the general way.
 _OWN_NAMES: Final = frozenset(
@@ -80,6 +81,16 @@ def join_stored(mapping: Mapping[str, str]) -> bytes:
     """The stored bytes of properties that came out of a record or a request, without what is never stored."""
     kept = {name: value for name, value in mapping.items() if name not in _REMOVED_NAMES and value}
     return _join(kept).encode("utf-8", "replace")
+
+
+def stored_form(mapping: Mapping[str, str]) -> tuple[bytes, int, str | None, str | None]:
+    """The last fields of a NewMessage with these properties: stored bytes, tag hash, KEYS and UNIQ_KEY."""
+    return (
+        join_stored(mapping),
+        tag_hash(mapping.get(names.TAGS)),
+        mapping.get(names.KEYS),
+        mapping.get(names.UNIQ_KEY),
+    )
 
 
 def _join(mapping: dict[str, str]) -> str:
