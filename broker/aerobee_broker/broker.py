@@ -47,7 +47,6 @@ from aerobee_proto.message_ids import UniqueKeyFactory
 from aerobee_remoting.connection import Connection, ConnectionLimits
 from aerobee_remoting.handlers import HandlerTable
 from aerobee_remoting.server import RemotingServer, ServerConfig, TlsMode
-from aerobee_store.consume_queue import tags_of
 from aerobee_store.errors import StoreError, StoreFull
 from aerobee_store.io import DiskIo, StoreIo
 from aerobee_store.reserve import Reserve, ReservedIo
@@ -207,7 +206,6 @@ class Broker:
         self._pulls.register(self.handlers)
         self._pop = PopService(services)
         self._pop.register(self.handlers)
-        services.offsets.on_reset = self._group_reset
         QueryProcessor(services).register(self.handlers)
         register_admin(self.handlers, services)
         services.transactions.load()
@@ -285,11 +283,11 @@ class Broker:
         assert self._pulls is not None
         if len(self._pulls.held):
             for topic, queue_id, max_offset, entries in arrivals:
-                self._pulls.wake(topic, queue_id, max_offset, tags_of(entries))
+                self._pulls.wake(topic, queue_id, max_offset, entries)
         assert self._pop is not None
         if len(self._pop.pops.held):
             for topic, queue_id, _, entries in arrivals:
-                self._pop.pops.arrived(topic, queue_id, tags_of(entries))
+                self._pop.pops.arrived(topic, queue_id, entries)
         if store.not_writeable_reason is not None and "dispatch" not in self._timers:
             self._later("dispatch", DISPATCH_RETRY_S, self._confirm_again)
         if "index" not in self._timers and store.index_backlog:
@@ -321,13 +319,6 @@ class Broker:
 
     def _later(self, name: str, delay_s: float, call: Callable[[], None]) -> None:
         self._timers[name] = asyncio.get_running_loop().call_later(delay_s, call)
-
-    def _group_reset(self, group: str, topic: str, queue_id: int) -> None:
-        """A group was sent to another offset: those that wait in the queue go on there."""
-        assert self._pulls is not None
-        assert self._pop is not None
-        self._pulls.group_reset(group, topic, queue_id)
-        self._pop.was_reset(group, topic, queue_id)
 
     def _disconnected(self, connection: Connection) -> None:
         if self._pulls is not None:

@@ -65,8 +65,8 @@ class ConsumerOffsets:
         self.version = DataVersion(timestamp=clock())
         self.revision = 0
         self.on_dirty: Callable[[], None] = lambda: None  # written at intervals, not on change
-        # Set by who holds pulls: (group, topic, queue id) was reset, those that wait there must learn of it.
-        self.on_reset: Callable[[str, str, int], None] = lambda group, topic, queue_id: None
+        # Called in order: (group, topic, queue id) was reset, those that wait there must learn of it.
+        self.on_reset: list[Callable[[str, str, int], None]] = []
 
     # --- reading and moving -----------------------------------------------------------------------------------
 
@@ -152,7 +152,8 @@ class ConsumerOffsets:
         self._offsets.setdefault(key, {})[queue_id] = max(0, offset)
         self._next_version()
         self.revision += 1
-        self.on_reset(group, topic, queue_id)
+        for tell in self.on_reset:
+            tell(group, topic, queue_id)
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
         """The pending reset of a queue, which is over with this call; None when there is none."""

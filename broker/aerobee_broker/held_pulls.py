@@ -108,6 +108,10 @@ class HeldPulls(Generic[T]):
         self._count += 1
         return True
 
+    def waits_in(self, topic: str, queue_id: int) -> bool:
+        """Whether any pull waits in a queue."""
+        return (topic, queue_id) in self._by_queue
+
     def ready(
         self, topic: str, queue_id: int, max_offset: int, tag_hashes: Sequence[int]
     ) -> list[HeldPull[T]]:

@@ -19,6 +19,7 @@ from aerobee_proto.frames import CODEC_JSON, FLAG_RESPONSE, Command, encode_comm
 from aerobee_proto.headers import PullMessageHeader
 from aerobee_remoting.connection import Connection
 from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
+from aerobee_store.consume_queue import tags_of
 from aerobee_store.get_message import GetResult, GetStatus
 
 __all__ = ["PullProcessor"]
@@ -66,7 +67,7 @@ class PullProcessor:
             owner_max=services.config.max_held_pulls_per_connection,
             is_gone=lambda owner: isinstance(owner, Connection) and owner.is_closed,
         )
-        services.offsets.on_reset = self.group_reset
+        services.offsets.on_reset.append(self.group_reset)
 
     def register(self, table: HandlerTable) -> None:
         for code in (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE):
@@ -223,9 +224,11 @@ class PullProcessor:
             limit,
         )
 
-    def wake(self, topic: str, queue_id: int, max_offset: int, tag_hashes: list[int]) -> None:
-        """Run the held pulls that new readable messages are for."""
-        for pull in self.held.ready(topic, queue_id, max_offset, tag_hashes):
+    def wake(self, topic: str, queue_id: int, max_offset: int, entries: bytes) -> None:
+        """Run the held pulls that new readable messages are for; `entries` as packed in the queue."""
+        if not self.held.waits_in(topic, queue_id):
+            return
+        for pull in self.held.ready(topic, queue_id, max_offset, tags_of(entries)):
             self._run_again(pull)
 
     def group_reset(self, group: str, topic: str, queue_id: int) -> None:

@@ -51,6 +51,7 @@ from aerobee_proto.names import INTERNAL_TOPIC_LENGTH_MAX, RETRY_PREFIX
 from aerobee_proto.records import decode_records, encode_record
 from aerobee_remoting.connection import Connection
 from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
+from aerobee_store.consume_queue import tags_of
 from aerobee_store.get_message import GetResult, GetStatus
 
 __all__ = ["PopHandlers"]
@@ -526,9 +527,11 @@ class PopHandlers:
 
     # --- waiting ----------------------------------------------------------------------------------------------
 
-    def arrived(self, topic: str, queue_id: int, tag_hashes: list[int]) -> None:
+    def arrived(self, topic: str, queue_id: int, entries: bytes) -> None:
         """New messages can be read: wake those that wait for them, one after the other while there are any."""
-        for held in self.held.candidates(topic, queue_id):
+        candidates = self.held.candidates(topic, queue_id)
+        tag_hashes = tags_of(entries) if candidates else []
+        for held in candidates:
             if self._is_noting:  # the pop that is going on has not moved its group yet
                 self._again.update(dict.fromkeys(held))
             else:

@@ -43,6 +43,7 @@ class PopService:
         self.acks.on_release = self.pops.released
         self.reviver = Reviver(services, self.ledger)
         services.popped = self.ledger.table.in_flight
+        services.offsets.on_reset.append(self.was_reset)
         self._routes = Routes(services)
         self._sweeps = 0
 
