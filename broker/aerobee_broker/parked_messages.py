@@ -10,7 +10,8 @@ Invariants
 - A message is held back from its readers only when its topic was deleted after it came, or its record is damaged.
 """
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import structlog
@@ -24,10 +25,11 @@ from aerobee_proto.records import StoredRecord, decode_record
 from aerobee_store.messages import NewMessage
 from aerobee_store.store import MessageStore
 
-__all__ = ["ParkedMessages"]
+__all__ = ["ParkedMessages", "wait_for_due"]
 
 log = structlog.get_logger()
 
+CLOCK_CHECK_S: Final = 1.0  # how often the wall clock is looked at while messages wait
 FOREVER_MS: Final = 2**62
 SAME_KEY_MAX: Final = 32  # records of one topic with one unique key: a message and its retries
 QUEUE_ID_MAX: Final = 2**31 - 1
@@ -104,3 +106,13 @@ class ParkedMessages:
             decode_record(bytes(raw)).prepared_transaction_offset == record.physical_offset
             for raw in found.body
         )
+
+
+async def wait_for_due(due_ms: int | None, changed: asyncio.Event, clock: Callable[[], int]) -> None:
+    """Wait for `due_ms` of the wall clock (None: for nothing), for a change, or until the clock is to be looked at."""
+    timeout_s = None if due_ms is None else min(CLOCK_CHECK_S, max(0, due_ms - clock()) / 1000)
+    try:
+        async with asyncio.timeout(timeout_s):
+            await changed.wait()
+    except TimeoutError:
+        return

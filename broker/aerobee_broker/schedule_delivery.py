@@ -28,7 +28,7 @@ from typing import Final
 import structlog
 
 from aerobee_broker.config import delay_levels
-from aerobee_broker.parked_messages import ParkedMessages
+from aerobee_broker.parked_messages import ParkedMessages, wait_for_due
 from aerobee_broker.services import Services
 from aerobee_proto.names import SCHEDULE_TOPIC
 from aerobee_store.errors import StoreError
@@ -41,7 +41,6 @@ log = structlog.get_logger()
 BATCH_COUNT: Final = 256  # messages delivered in one go: some 10 ms of the loop
 BATCH_BYTES: Final = 4 << 20
 RETRY_MS: Final = 1000  # while the store takes nothing
-CLOCK_CHECK_S: Final = 1.0  # how often the wall clock is looked at while messages wait
 CLOCK_SLACK_MS: Final = 500  # a step back by more than this is one
 
 
@@ -176,22 +175,13 @@ class ScheduleDelivery:
     async def run(self) -> None:
         """Deliver until cancelled. StorePoisoned when the disk has failed."""
         while True:
-            await self._wait()
+            due_ms = self._heap[0][0] if self._heap else None
+            await wait_for_due(due_ms, self._changed, self._services.clock)
             if self._changed.is_set():
                 self._changed.clear()
                 await self._services.durable()
                 self.take_up_fresh()
             await self.deliver_due()
-
-    async def _wait(self) -> None:
-        timeout_s = None
-        if self._heap:
-            timeout_s = min(CLOCK_CHECK_S, max(0, self._heap[0][0] - self._services.clock()) / 1000)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._changed.wait()
-        except TimeoutError:
-            return
 
     def take_up_fresh(self) -> None:
         """See what came to levels; what is not readable yet is told by the next `parked` or found by a retry."""

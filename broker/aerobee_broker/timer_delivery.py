@@ -26,7 +26,7 @@ from typing import Final
 import structlog
 
 from aerobee_broker.delay_rules import due_ms, whole_number
-from aerobee_broker.parked_messages import ParkedMessages
+from aerobee_broker.parked_messages import ParkedMessages, wait_for_due
 from aerobee_broker.services import Services
 from aerobee_broker.stats import SAMPLE_S
 from aerobee_proto import properties
@@ -52,7 +52,6 @@ log = structlog.get_logger()
 BATCH_COUNT: Final = 256
 BATCH_BYTES: Final = 4 << 20
 RETRY_MS: Final = 1000  # while the store takes nothing
-CLOCK_CHECK_S: Final = 1.0
 CHECKPOINT_S: Final = 1.0
 POSITION_BITS: Final = 50  # of a heap entry: the rest is the time
 
@@ -147,7 +146,7 @@ class TimerDelivery:
     async def run(self) -> None:
         """Deliver until cancelled. StorePoisoned when the disk has failed."""
         while True:
-            await self._wait()
+            await wait_for_due(self._wake_ms(), self._changed, self._services.clock)
             if self._changed.is_set():
                 self._changed.clear()
                 await self._services.durable()
@@ -161,17 +160,6 @@ class TimerDelivery:
         while self._services.clock() >= self._retry_at_ms and self._deliver_batch():  # noqa: ASYNC110  # others too
             await asyncio.sleep(0)
         self._finish_slots()
-
-    async def _wait(self) -> None:
-        wake_ms = self._wake_ms()
-        timeout_s = None
-        if wake_ms is not None:
-            timeout_s = min(CLOCK_CHECK_S, max(0, wake_ms - self._services.clock()) / 1000)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._changed.wait()
-        except TimeoutError:
-            return
 
     def _wake_ms(self) -> int | None:
         """When there is something to do, unless messages come: slots begin and end, messages are due."""
