@@ -6,16 +6,16 @@ Touches  buffers it is given. Layout of a record: aerobee_proto.records.
 here are their fields. It never says what is wrong: at the first record that is odd in any way the stretch ends, and
 scan_record() has to look at what stands there. It may end early, it must never be wrong.
 
-What it costs for records of 350 bytes, 128 of them body: about 0.9 us a record with all checksums, against 9 us
-for scan_record() (bench/restart.py). The two loops over records that are left are the chain of sizes and the two
-checksums; neither can be done by numpy.
+What it costs for records of 350 bytes, 128 of them body: about 0.5 us a record with all checksums, against 9 us
+for scan_record() (bench/restart.py). Whole-record checksums are proven all at once (joined_checksums); the loops over
+records that are left are the chain of sizes and the bodies' checksums.
 
 A Stretch is valid while the buffer is; positions count in the buffer.
 """
 
 from collections.abc import Iterator
 from struct import Struct
-from typing import Any, Final, NamedTuple
+from typing import Final
 from zlib import crc32
 
 import numpy as np
@@ -28,9 +28,11 @@ from aerobee_proto.records import BODY_CRC_MASK, MAGIC_V1, MAGIC_V2, RECORD_SIZE
 from aerobee_store.consume_queue import ENTRY_DTYPE
 from aerobee_store.delay import SCHEDULE_TOPIC, entry_tag
 from aerobee_store.index import HashedKeys
+from aerobee_store.joined_checksums import RUN_SIZE_MAX, claimed_checksums, run_checksum
+from aerobee_store.property_columns import FieldReader, Flags, Ints, PropertyColumns, Texts
 from aerobee_store.record_scan import ScannedRecord
 
-__all__ = ["STRETCH_SIZE", "FieldReader", "Flags", "Ints", "Stretch", "Texts", "sound_records", "within"]
+__all__ = ["STRETCH_SIZE", "Stretch", "sound_records"]
 
 # Bytes of records that one call looks at: the fixed cost of the array operations, about 0.3 ms, is spread over
 # some ten thousand small records, and all columns stay in the processor's cache.
@@ -55,6 +57,7 @@ _HEAD: Final = np.dtype(
         ("sys_flag", ">i4"),
     ]
 )
+_MAGIC_FIRST_BYTE: Final = MAGIC_V1 >> 24
 _CHECKSUM_NAME: Final = int.from_bytes(b"__CRC32C", "little")
 _PROPERTY_CRC_NAME: Final = int.from_bytes(PROPERTY_CRC_ENTRY[:8], "little")
 _HEX_DIGITS: Final = np.frombuffer(b"0123456789ABCDEF", np.uint8)
@@ -62,44 +65,6 @@ _HEX_SHIFTS: Final = np.arange(28, -1, -4, dtype=np.uint32)
 # Texts longer than this, and more different ones of a length than this, are told apart one by one.
 _TEXT_LENGTH_MAX: Final = 255
 _DISTINCT_MAX: Final = 32
-
-Ints = NDArray[np.int64]
-Flags = NDArray[np.bool_]
-
-
-class FieldReader:
-    """Fields of any width at any positions of a buffer of at least RECORD_SIZE_MIN bytes."""
-
-    __slots__ = ("_buffer", "bytes", "size")
-
-    def __init__(self, buffer: memoryview) -> None:
-        self._buffer = buffer
-        self.size = len(buffer)
-        self.bytes: NDArray[np.uint8] = np.frombuffer(buffer, np.uint8)
-
-    def at(self, dtype: str | np.dtype[Any], positions: Ints) -> NDArray[Any]:
-        """The values of `dtype` that begin at `positions`."""
-        kind = np.dtype(dtype)
-        overlapping: NDArray[Any] = np.ndarray(
-            (self.size - kind.itemsize + 1,), kind, buffer=self._buffer, strides=(1,)
-        )
-        return overlapping[positions]
-
-    def rows(self, positions: Ints, length: int) -> NDArray[np.uint8]:
-        """The `length` bytes from each of `positions`, one row each."""
-        found: NDArray[np.uint8] = self.bytes[positions[:, None] + np.arange(length)]
-        return found
-
-
-class Texts(NamedTuple):
-    """Values of a property: the record of each (by index, ascending), where it begins, its length in bytes."""
-
-    records: Ints
-    begins: Ints
-    lengths: Ints
-
-    def where(self, chosen: Flags) -> "Texts":
-        return Texts(self.records[chosen], self.begins[chosen], self.lengths[chosen])
 
 
 def sound_records(
@@ -120,12 +85,13 @@ def sound_records(
     offset `sealed_from` on every record must have its whole-record checksum. `proven` leaves the checksums out; with
     `once` a whole-record checksum that holds stands for the body's as well, which it covers: 0.35 us less a record.
     """
-    limit = len(view)
-    stop = min(begin + STRETCH_SIZE if stop is None else stop, limit - RECORD_SIZE_MIN + 1)
-    places = _chain(view, begin, stop, limit)
-    if not places:
+    stop = min(begin + STRETCH_SIZE if stop is None else stop, len(view) - RECORD_SIZE_MIN + 1)
+    if stop <= begin:
         return None
-    stretch = Stretch(view, base, np.array(places, np.int64))
+    places = _places(view, begin, stop)
+    if not len(places):
+        return None
+    stretch = Stretch(view, base, places)
     if not stretch.measure():
         return None
     if not proven and not stretch.prove(sealed_from, once):
@@ -133,16 +99,34 @@ def sound_records(
     return stretch
 
 
-def _chain(view: memoryview, begin: int, stop: int, limit: int) -> list[int]:
-    """Where records begin if every size is true."""
+def _places(view: memoryview, begin: int, stop: int) -> Ints:
+    """Where records begin in [begin, stop) if every size is true."""
+    reader = FieldReader(view)
+    # Nearly always the magic numbers stand at the beginnings of records and nowhere else.
+    first_bytes = reader.bytes[begin + 4 : stop + 4] == _MAGIC_FIRST_BYTE
+    found: Ints = np.flatnonzero(first_bytes) + begin
+    magic = reader.at(">u4", found + 4)
+    found = found[(magic == MAGIC_V1) | (magic == MAGIC_V2)]
+    if not len(found) or found[0] != begin:
+        return found[:0]
+    sizes = reader.at(">i4", found).astype(np.int64)
+    following = np.append(found[1:], -1)
+    linked = (found + sizes == following) & (sizes >= RECORD_SIZE_MIN)
+    last = int(np.argmin(linked))  # its size leads elsewhere
+    rest = _chain(view, int(found[last]), stop)
+    return np.concatenate([found[:last], np.array(rest, np.int64)])
+
+
+def _chain(view: memoryview, begin: int, stop: int) -> list[int]:
+    """As _places(), from size to size."""
     places: list[int] = []
-    add, size_at = places.append, _SIZE.unpack_from
+    limit, size_at = len(view), _SIZE.unpack_from
     position = begin
     while position < stop:
         size = size_at(view, position)[0]
         if size < RECORD_SIZE_MIN or size > limit - position:
             break
-        add(position)
+        places.append(position)
         position += size
     return places
 
@@ -152,8 +136,7 @@ class Stretch:
 
     __slots__ = (
         "_body_crc",
-        "_name_ends",
-        "_names",
+        "_properties",
         "_topic_at",
         "_topic_end",
         "_topics",
@@ -191,8 +174,7 @@ class Stretch:
         self.body_begins = self.body_ends = self._topic_at = self._topic_end = self.property_begins = places
         self.store_timestamps = places
         self._topics: tuple[list[str], Ints] | None = None
-        self._names: tuple[Ints, Ints] | None = None
-        self._name_ends: tuple[Ints, Ints] | None = None
+        self._properties: PropertyColumns | None = None
         is_record = (magic == MAGIC_V1) | (magic == MAGIC_V2)
         if base is not None:
             is_record &= self.physical_offsets == places + base
@@ -284,6 +266,8 @@ class Stretch:
         """The whole-record checksum, as check_record_checksum() looks at it; which records had one that holds."""
         sealed = np.zeros(self.count, np.bool_)
         entry_at = self.checksum_places()
+        if self._proven_at_once(entry_at):
+            return np.ones(self.count, np.bool_)
         present = entry_at >= 0
         good = np.ones(self.count, np.bool_)
         if sealed_from is not None:
@@ -301,6 +285,14 @@ class Stretch:
             good[present] = stale | (is_own & checked)
         self._keep(good)
         return sealed
+
+    def _proven_at_once(self, entry_at: Ints) -> bool:
+        """Whether all records have a whole-record checksum as their very end, and all of these hold."""
+        begin, end = int(self.begins[0]), self.end
+        if end - begin > RUN_SIZE_MAX or not np.array_equal(entry_at, self.ends - RECORD_CHECKSUM_SIZE):
+            return False
+        claimed = claimed_checksums(self.reader.at("<u8", entry_at + 25))
+        return run_checksum(self.physical_offsets, self.sizes, claimed) == crc32c(self._view[begin:end])
 
     def checksum_places(self) -> Ints:
         """Where each record's checksum entry begins, -1 where it has none."""
@@ -395,7 +387,7 @@ class Stretch:
 
     def _tags(self, delay_levels_ms: tuple[int, ...]) -> Ints:
         tags = np.zeros(self.count, np.int64)
-        found = self.values(b"TAGS")
+        found = self.properties.values(b"TAGS")
         if len(found.records):
             raw, ids = self._distinct(found.begins, found.lengths)
             hashes = np.array([tag_hash(one.decode("utf-8", "replace")) for one in raw], np.int64)
@@ -412,7 +404,7 @@ class Stretch:
         wanted = self.sys_flags & _TRANSACTION != _ROLLBACK
         if chosen is not None:
             wanted &= chosen
-        unique, keys = (self.values(name) for name in (b"UNIQ_KEY", b"KEYS"))
+        unique, keys = (self.properties.values(name) for name in (b"UNIQ_KEY", b"KEYS"))
         unique = unique.where(wanted[unique.records])
         keys = keys.where(wanted[keys.records])
         parts = [*self._key_hashes(unique, is_list=False), *self._key_hashes(keys, is_list=True)]
@@ -465,41 +457,12 @@ class Stretch:
         found: Ints = self.reader.at(">i8", self.begins + 40).astype(np.int64)
         return found
 
-    def values(self, name: bytes) -> Texts:
-        """What find_property() finds under `name` (4 or 8 bytes) in each record that has it."""
-        at, records = self.name_ends()
-        reader, width = self.reader, len(name)
-        word = np.frombuffer(name, f"<u{width}")[0]
-        named = reader.at(f"<u{width}", at - width) == word
-        at, records = at[named], records[named]
-        begins = at - width
-        first = self.property_begins[records]
-        whole = (begins == first) | ((begins > first) & (reader.bytes[begins - 1] == 2))
-        at, records = at[whole], records[whole]
-        ends_of_values = self.separators()[1]
-        following = ends_of_values[np.searchsorted(ends_of_values, at)]
-        lengths = np.minimum(following, self.ends[records]) - at - 1
-        filled = lengths > 0
-        # Of several the last counts, and of several assignments to one place too.
-        last = np.full(self.count, -1, np.int64)
-        last[records[filled]] = np.flatnonzero(filled)
-        chosen = last[last >= 0]
-        return Texts(records[chosen], at[chosen] + 1, lengths[chosen])
-
-    def name_ends(self) -> tuple[Ints, Ints]:
-        """Positions of the bytes that end names, among the properties, and the record of each."""
-        if self._name_ends is None:
-            self._name_ends = within(self.separators()[0], self.property_begins, self.ends)
-        return self._name_ends
-
-    def separators(self) -> tuple[Ints, Ints]:
-        """Positions of all bytes that end a name, and of all that end a value; the latter with one beyond all."""
-        if self._names is None:
-            begin, end = int(self.begins[0]), self.end
-            piece = self.reader.bytes[begin:end]
-            values = np.append(np.flatnonzero(piece == 2), end - begin)
-            self._names = np.flatnonzero(piece == 1) + begin, values + begin
-        return self._names
+    @property
+    def properties(self) -> PropertyColumns:
+        """The records' properties, where they lie."""
+        if self._properties is None:
+            self._properties = PropertyColumns(self.reader, self.property_begins, self.ends)
+        return self._properties
 
     def _distinct(self, begins: Ints, lengths: Ints) -> tuple[list[bytes], Ints]:
         """The different pieces of these begins and lengths, and for each piece which one of them it is."""
@@ -530,16 +493,6 @@ class Stretch:
             found.append(rows[0].tobytes())
             members, rows = members[~same], rows[~same]
         return members
-
-
-def within(positions: Ints, begins: Ints, ends: Ints) -> tuple[Ints, Ints]:
-    """Those of the ascending positions that lie in ranges [begin, end), ascending and apart; the range of each."""
-    low, high = np.searchsorted(positions, begins), np.searchsorted(positions, ends)
-    counts = high - low
-    ranges = np.repeat(np.arange(len(begins)), counts)
-    shifts = low - np.concatenate([[0], np.cumsum(counts)[:-1]])
-    inside: Ints = positions[np.arange(len(ranges)) + np.repeat(shifts, counts)]
-    return inside, ranges
 
 
 def _powers_of_31(count: int) -> NDArray[np.uint32]:

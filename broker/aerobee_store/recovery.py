@@ -46,8 +46,9 @@ from aerobee_store.index import (
 )
 from aerobee_store.io import StoreIo
 from aerobee_store.log_walk import Damage, LogWalker
+from aerobee_store.property_columns import Ints
 from aerobee_store.queue_table import QueueTable
-from aerobee_store.record_columns import Ints, Stretch
+from aerobee_store.record_columns import Stretch
 from aerobee_store.record_scan import ScannedRecord
 from aerobee_store.tombstones import Tombstones
 

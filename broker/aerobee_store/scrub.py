@@ -32,8 +32,9 @@ from aerobee_store.delay import SCHEDULE_TOPIC
 from aerobee_store.io import StoreIo
 from aerobee_store.log_walk import Damage
 from aerobee_store.mapped_files import MappedFile
+from aerobee_store.property_columns import Ints
 from aerobee_store.queue_table import QueueTable
-from aerobee_store.record_columns import Ints, Stretch, sound_records
+from aerobee_store.record_columns import Stretch, sound_records
 from aerobee_store.record_scan import ScannedRecord, record_places, scan_record
 from aerobee_store.recovery import put_aside
 from aerobee_store.tombstones import Tombstones

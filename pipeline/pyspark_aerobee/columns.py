@@ -21,13 +21,15 @@ from numpy.typing import NDArray
 from aerobee_proto.codes import SysFlag
 from aerobee_proto.compression import decompress_body
 from aerobee_proto.errors import AerobeeError
-from aerobee_store.record_columns import Flags, Ints, Stretch, Texts, within
+from aerobee_store.property_columns import FieldReader, Flags, Ints, PropertyColumns, Texts, within
+from aerobee_store.record_columns import Stretch
 
 __all__ = ["ColumnBuilder", "cut"]
 
 BODY_SIZE_MAX: Final = 256 << 20  # of a body once inflated
 _US_PER_MS: Final = 1000
 _HEX: Final = np.frombuffer(b"0123456789ABCDEF", np.uint8)
+_WORD: Final = 8  # bytes that are looked at together
 _BROKER_TIME: Final = 1  # Kafka's LogAppendTime
 
 Column = Callable[["_Piece"], pa.Array]
@@ -71,22 +73,62 @@ class _Piece:
         self.stretch = stretch
         self.view = view
         self.broker_name = broker_name
-        self._buffer = pa.py_buffer(view)
-        self._texts: dict[bytes, Texts] = {}
+        self._properties: _Properties | None = None
 
     @property
     def count(self) -> int:
         return self.stretch.count
 
+    @property
+    def properties(self) -> "_Properties":
+        """What the senders gave along, without our checksum."""
+        if self._properties is None:
+            ends = _ends_of_properties(self.stretch)
+            self._properties = _Properties(cut(pa.py_buffer(self.view), self.stretch.property_begins, ends))
+        return self._properties
+
+    def cut(self, begins: Ints, ends: Ints) -> pa.Array:
+        """The pieces [begin, end) of the records, in ascending order and apart, as binary values."""
+        return cut(pa.py_buffer(self.view), begins, ends)
+
+    def property_column(self, name: bytes) -> pa.Array:
+        """The value of a property in each record, null where it is missing."""
+        texts = self.properties.texts(name)
+        return self.spread(self.properties.strings(texts.begins, texts.begins + texts.lengths), texts.records)
+
+    def spread(self, values: pa.Array, records: Ints) -> pa.Array:
+        """Values that some records have, as a column of all."""
+        if len(records) == self.count:
+            return values
+        places = np.full(self.count, -1, np.int64)
+        places[records] = np.arange(len(records))
+        return values.take(pa.array(places, mask=places < 0))
+
+
+class _Properties:
+    """The property strings of all records side by side: a third of the bytes to look through."""
+
+    def __init__(self, side_by_side: pa.Array) -> None:
+        _, offsets, content = side_by_side.buffers()
+        self.offsets: Ints = np.frombuffer(offsets, np.int32, len(side_by_side) + 1).astype(np.int64)
+        end = int(self.offsets[-1])
+        # The array's memory may end with its last byte, and words are read at any place.
+        raw = (
+            content.slice(0, end) if end >= _WORD else pa.py_buffer(bytes(content or b"")[:end].ljust(_WORD))
+        )
+        self._buffer = raw
+        self.columns = PropertyColumns(FieldReader(memoryview(raw)), self.offsets[:-1], self.offsets[1:])
+        self._texts: dict[bytes, Texts] = {}
+
     def texts(self, name: bytes) -> Texts:
-        """The values of a property, looked for once."""
+        """The values of a property, looked for once; positions count in these strings."""
         found = self._texts.get(name)
         if found is None:
-            found = self._texts[name] = self.stretch.values(name)
+            found = self._texts[name] = self.columns.values(name)
         return found
 
     def cut(self, begins: Ints, ends: Ints) -> pa.Array:
-        """The pieces [begin, end) of the buffer, in ascending order and apart, as binary values."""
+        """Pieces of the strings, in ascending order and apart, as binary values."""
         return cut(self._buffer, begins, ends)
 
     def strings(self, begins: Ints, ends: Ints) -> pa.Array:
@@ -96,19 +138,6 @@ class _Piece:
             return raw.cast(pa.string())
         except pa.ArrowInvalid:
             return pa.array([one.decode("utf-8", "replace") for one in raw.to_pylist()], pa.string())
-
-    def property_column(self, name: bytes) -> pa.Array:
-        """The value of a property in each record, null where it is missing."""
-        texts = self.texts(name)
-        return self._spread(self.strings(texts.begins, texts.begins + texts.lengths), texts.records)
-
-    def _spread(self, values: pa.Array, records: Ints) -> pa.Array:
-        """Values that some records have, as a column of all."""
-        if len(records) == self.count:
-            return values
-        places = np.full(self.count, -1, np.int64)
-        places[records] = np.arange(len(records))
-        return values.take(pa.array(places, mask=places < 0))
 
 
 def cut(buffer: pa.Buffer, begins: Ints, ends: Ints) -> pa.Array:
@@ -162,7 +191,7 @@ def _times(epoch_ms: Ints) -> pa.Array:
 
 
 def _message_id(piece: _Piece) -> pa.Array:
-    texts = piece.texts(b"UNIQ_KEY")
+    texts = piece.properties.texts(b"UNIQ_KEY")
     unique = piece.property_column(b"UNIQ_KEY")
     if len(texts.records) == piece.count:
         return unique
@@ -197,8 +226,8 @@ def _tags(piece: _Piece) -> pa.Array:
 
 
 def _keys(piece: _Piece) -> pa.Array:
-    texts = piece.texts(b"KEYS")
-    values = piece.strings(texts.begins, texts.begins + texts.lengths)
+    texts = piece.properties.texts(b"KEYS")
+    values = piece.properties.strings(texts.begins, texts.begins + texts.lengths)
     counts = np.zeros(piece.count, np.int64)
     has_blank = pc.any(pc.match_substring(values, " ")).as_py() if len(values) else False
     if has_blank:
@@ -212,10 +241,10 @@ def _keys(piece: _Piece) -> pa.Array:
 
 
 def _first_key(piece: _Piece) -> pa.Array:
-    texts = piece.texts(b"KEYS")
-    values = piece.cut(texts.begins, texts.begins + texts.lengths)
+    texts = piece.properties.texts(b"KEYS")
+    values = piece.properties.cut(texts.begins, texts.begins + texts.lengths)
     firsts = pa.array([one.split(b" ", 1)[0] for one in values.to_pylist()], pa.binary())
-    return piece._spread(firsts, texts.records)
+    return piece.spread(firsts, texts.records)
 
 
 def _body(piece: _Piece) -> pa.Array:
@@ -255,15 +284,14 @@ def _headers(piece: _Piece) -> pa.Array:
 
 def _property_parts(piece: _Piece) -> tuple[NDArray[np.int32], pa.Array, pa.Array]:
     """List offsets, names and values of all properties, without the record's checksum."""
-    stretch = piece.stretch
-    begins, ends = stretch.property_begins, _ends_of_properties(stretch)
-    ends_of_names, ends_of_values = stretch.separators()
-    records, names, values = _pairs(begins, ends, ends_of_names, ends_of_values[:-1])
+    properties = piece.properties
+    begins, ends = properties.offsets[:-1], properties.offsets[1:]
+    records, names, values = _pairs(properties.columns, begins, ends)
     if records is None:
-        return _property_parts_one_by_one(piece, begins, ends)
+        return _property_parts_one_by_one(properties)
     counts = np.bincount(records, minlength=piece.count)
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-    return offsets, piece.strings(*names), piece.strings(*values)
+    return offsets, properties.strings(*names), properties.strings(*values)
 
 
 def _ends_of_properties(stretch: Stretch) -> Ints:
@@ -274,12 +302,12 @@ def _ends_of_properties(stretch: Stretch) -> Ints:
 
 
 def _pairs(
-    begins: Ints, ends: Ints, ends_of_names: Ints, ends_of_values: Ints
+    columns: PropertyColumns, begins: Ints, ends: Ints
 ) -> tuple[Ints | None, tuple[Ints, Ints], tuple[Ints, Ints]]:
     """Record, name [begin, end) and value [begin, end) of each property; None when separators do not alternate."""
     none: tuple[Ints, Ints] = (begins[:0], begins[:0])
-    at, records = within(ends_of_names, begins, ends)
-    stops, stopped = within(ends_of_values, begins, ends)
+    at, records = columns.name_ends()
+    stops, stopped = within(columns.separators()[1][:-1], begins, ends)
     if not len(at):
         return begins[:0], none, none
     if np.array_equal(records, stopped):
@@ -319,16 +347,14 @@ def _contains(sorted_values: Ints, wanted: Ints) -> Flags:
     return found
 
 
-def _property_parts_one_by_one(
-    piece: _Piece, begins: Ints, ends: Ints
-) -> tuple[NDArray[np.int32], pa.Array, pa.Array]:
+def _property_parts_one_by_one(properties: _Properties) -> tuple[NDArray[np.int32], pa.Array, pa.Array]:
     from aerobee_proto.properties import decode_properties
 
     counts = [0]
     names: list[str] = []
     values: list[str] = []
-    for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
-        found = decode_properties(bytes(piece.view[begin:end]).decode("utf-8", "replace"))
+    for raw in properties.cut(properties.offsets[:-1], properties.offsets[1:]).to_pylist():
+        found = decode_properties(raw.decode("utf-8", "replace"))
         counts.append(len(found))
         names += found.keys()
         values += found.values()

@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from aerobee_proto import names
-from aerobee_store.record_columns import Flags, Ints, Stretch, sound_records
+from aerobee_store.property_columns import Flags, Ints
+from aerobee_store.record_columns import Stretch, sound_records
 from aerobee_store.record_scan import BLANK, RecordFault, ScannedRecord, record_places, scan_record
 from pyspark_aerobee.columns import cut
 from pyspark_aerobee.store_folder import LogFile, StoreFolder
@@ -279,7 +280,7 @@ def _carrying(stretch: Stretch, name: bytes, texts: frozenset[str]) -> Flags:
     """Records whose tag is one of the texts; for KEYS and a key, those that have it among theirs or as unique key."""
     found: Flags = np.zeros(stretch.count, np.bool_)
     for names_of in (name,) if name == b"TAGS" else (name, b"UNIQ_KEY"):
-        values = stretch.values(names_of)
+        values = stretch.properties.values(names_of)
         reader = stretch.reader.bytes
         for record, begin, length in zip(
             values.records.tolist(), values.begins.tolist(), values.lengths.tolist(), strict=True

@@ -23,7 +23,8 @@ from aerobee import ClientError, TagFilter
 from aerobee.filters import Filter
 from aerobee.ranges import Piece, QueueRange, RangeReader
 from aerobee_proto.records import RECORD_SIZE_MIN
-from aerobee_store.record_columns import Ints, Stretch, sound_records
+from aerobee_store.property_columns import Ints
+from aerobee_store.record_columns import Stretch, sound_records
 from aerobee_store.record_scan import RecordFault, scan_record
 from pyspark_aerobee.cluster import Cluster, ClusterSettings
 from pyspark_aerobee.columns import ColumnBuilder
