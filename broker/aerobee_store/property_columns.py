@@ -44,6 +44,18 @@ class FieldReader:
         found: NDArray[np.uint8] = self.bytes[positions[:, None] + np.arange(length)]
         return found
 
+    def is_same(self, begins: Ints, lengths: Ints) -> bool:
+        """Whether the bytes at all of these places, at least one, are the same text of at least a byte."""
+        length = int(lengths[0])
+        if not length or not (lengths == length).all():
+            return False
+        width = min(8, 1 << (length.bit_length() - 1))
+        for at in [*range(0, length - width, width), length - width]:
+            words = self.at(f"<u{width}", begins + at)
+            if not (words == words[0]).all():
+                return False
+        return True
+
 
 class Texts(NamedTuple):
     """Values of a property: the record of each (by index, ascending), where it begins, its length in bytes."""

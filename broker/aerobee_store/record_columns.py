@@ -136,6 +136,7 @@ class Stretch:
 
     __slots__ = (
         "_body_crc",
+        "_checksums_at",
         "_properties",
         "_topic_at",
         "_topic_end",
@@ -175,6 +176,7 @@ class Stretch:
         self.store_timestamps = places
         self._topics: tuple[list[str], Ints] | None = None
         self._properties: PropertyColumns | None = None
+        self._checksums_at: Ints | None = None
         is_record = (magic == MAGIC_V1) | (magic == MAGIC_V2)
         if base is not None:
             is_record &= self.physical_offsets == places + base
@@ -296,6 +298,11 @@ class Stretch:
 
     def checksum_places(self) -> Ints:
         """Where each record's checksum entry begins, -1 where it has none."""
+        if self._checksums_at is None or len(self._checksums_at) != self.count:
+            self._checksums_at = self._find_checksums()
+        return self._checksums_at
+
+    def _find_checksums(self) -> Ints:
         at = self.ends - RECORD_CHECKSUM_SIZE
         last = self._named(at)
         if last.all():
@@ -355,7 +362,14 @@ class Stretch:
     def topics(self) -> tuple[list[str], Ints]:
         """The different topics, and for each record the index of its own among them."""
         if self._topics is None:
-            raw, ids = self._distinct(self._topic_at, self._topic_end - self._topic_at)
+            begins, lengths = self._topic_at, self._topic_end - self._topic_at
+            if self.reader.is_same(begins, lengths):
+                raw, ids = (
+                    [self.reader.rows(begins[:1], int(lengths[0])).tobytes()],
+                    np.zeros(self.count, np.int64),
+                )
+            else:
+                raw, ids = self._distinct(begins, lengths)
             names: dict[str, int] = {}
             # Different malformed bytes may be one text.
             known = [names.setdefault(one.decode("utf-8", "replace"), len(names)) for one in raw]

@@ -12,7 +12,7 @@ transactional messages) is the producer's; bodies travel as they are, uncompress
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from aerobee.delivery import Delivery, QueueChoice
@@ -21,6 +21,7 @@ from aerobee.outgoing import checked_topic, property_text
 from aerobee.routes import MessageQueue
 from aerobee_proto.batch import encode_batch_entry
 from aerobee_proto.errors import FormatError
+from aerobee_proto.message_ids import UniqueKeyFactory
 
 __all__ = ["BulkResult", "BulkSender"]
 
@@ -37,11 +38,12 @@ class BulkSender:
     """Encodes and sends batches. Made by `Client.bulk_sender()`."""
 
     def __init__(
-        self, delivery: Delivery, next_key: Callable[[], str], *, body_size_max: int, timeout_s: float
+        self, delivery: Delivery, keys: UniqueKeyFactory, *, body_size_max: int, timeout_s: float
     ) -> None:
         self._delivery = delivery
-        self._next_key = next_key
-        self._body_size_max = body_size_max
+        self._keys = keys
+        self._next_key = keys.next_key
+        self.body_size_max = body_size_max  # of one message, in bytes
         self._timeout_s = timeout_s
 
     def entry(
@@ -55,9 +57,9 @@ class BulkSender:
         flag: int = 0,
     ) -> bytes:
         """One message as it travels; InvalidMessage says what no broker would take. Arguments as of a producer's."""
-        if not body or len(body) > self._body_size_max:
+        if not body or len(body) > self.body_size_max:
             what = (
-                f"a body of {len(body)} bytes; at most {self._body_size_max} may be sent"
+                f"a body of {len(body)} bytes; at most {self.body_size_max} may be sent"
                 if body
                 else "an empty body; brokers refuse those"
             )
@@ -69,6 +71,10 @@ class BulkSender:
             return encode_batch_entry(body, text.encode(), flag)
         except (FormatError, UnicodeEncodeError) as refused:
             raise InvalidMessage(str(refused)) from refused
+
+    def unique_keys(self, count: int) -> list[str]:
+        """Ids for that many messages, for callers that encode entries themselves (aerobee_proto.batch)."""
+        return self._keys.next_keys(count)
 
     async def send(self, topic: str, entries: Sequence[bytes], queue: QueueChoice = None) -> BulkResult:
         """Store a batch: in one queue, in order, all of it or nothing. At least one entry.

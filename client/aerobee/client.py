@@ -407,7 +407,7 @@ class Client:
                 clock_ms=clock_ms,
                 rotation_start=random.SystemRandom().getrandbits(16),
             ),
-            session.keys.next_key,
+            session.keys,
             body_size_max=self.config.body_size_max,
             timeout_s=chosen.send_timeout_s,
         )

@@ -37,6 +37,7 @@ from pyspark_aerobee.schema import DAMAGE_SCHEMA, message_schema
 from pyspark_aerobee.store_folder import StoreFolder
 from pyspark_aerobee.store_plan import PARTITION_SIZE, StoreQuery, plan
 from pyspark_aerobee.store_read import Damage, chosen_records, read_partition
+from pyspark_aerobee.worker import keep_modules
 
 __all__ = ["STORE_OPTIONS", "PushingStoreReader", "StoreReader", "store_schema"]
 
@@ -132,6 +133,7 @@ class StoreReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         if partition.value is None:  # Spark's stand-in for an empty plan
             return
+        keep_modules()
         builder = None if self._wants_damage else ColumnBuilder(self._schema, self._broker_name)
         for found in read_partition(self._store(), partition, self._query):  # type: ignore[arg-type]
             if isinstance(found, Damage):

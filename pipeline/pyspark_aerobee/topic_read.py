@@ -31,6 +31,7 @@ from pyspark_aerobee.columns import ColumnBuilder
 from pyspark_aerobee.errors import DataLoss, SourceGone
 from pyspark_aerobee.store_plan import StoreQuery
 from pyspark_aerobee.store_read import chosen_records
+from pyspark_aerobee.worker import keep_modules
 
 __all__ = ["Judge", "ReadSettings", "read_ranges"]
 
@@ -65,6 +66,7 @@ class ReadSettings:
 
 def read_ranges(settings: ReadSettings, ranges: Sequence[QueueRange]) -> Iterator[pa.RecordBatch]:
     """The messages of the ranges, in order. DataLoss, SourceGone."""
+    keep_modules()
     judge = Judge(settings)
     with Cluster(settings.cluster) as cluster:
         reader = cluster.client.ranges(settings.cluster.reading).reader(ranges, settings.filter)
@@ -107,7 +109,7 @@ class Judge:
         offsets: list[Ints] = []
         position = 0
         while position < len(view):
-            stretch = sound_records(view, position, None, stop=len(view))
+            stretch = sound_records(view, position, None, stop=len(view), once=True)
             if stretch is None:
                 at = int(np.searchsorted(borders, position, "right")) - 1
                 places.append(np.array([position]))

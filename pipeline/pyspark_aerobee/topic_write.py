@@ -36,6 +36,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
@@ -69,12 +70,14 @@ from aerobee import (
 from aerobee.outgoing import RESERVED_PROPERTIES
 from aerobee_proto.codes import ResponseCode
 from aerobee_proto.javahash import java_hash
+from pyspark_aerobee.batch_entries import encode_plain
 from pyspark_aerobee.cluster import Cluster, ClusterSettings
 from pyspark_aerobee.errors import OptionError, WriteFailed
 from pyspark_aerobee.names import nearest
 from pyspark_aerobee.option_names import WRITE_OPTIONS
 from pyspark_aerobee.options import Options
 from pyspark_aerobee.schema import COLUMNS, KAFKA_COLUMNS
+from pyspark_aerobee.worker import keep_modules
 
 __all__ = ["StreamTopicWriter", "TopicWriter", "WriteSettings", "WriteTask", "Written"]
 
@@ -99,6 +102,7 @@ _KINDS: Final[dict[str, tuple[type[DataType], ...]]] = {
     "delayLevel": _INTS,
     "deliverAt": (TimestampType, LongType),
 }
+_PLAIN: Final = frozenset({"body", "tags", "keys"})  # rows of nothing else are encoded as columns
 _PASSED_OVER: Final = (frozenset(COLUMNS) | frozenset(KAFKA_COLUMNS)) - set(_KINDS) - set(_ALIASES)
 
 
@@ -208,6 +212,7 @@ class StreamTopicWriter(DataSourceStreamArrowWriter):
 
 def _write(settings: WriteSettings, batches: Iterator[pa.RecordBatch], dedup_prefix: str) -> Written:
     """Send all rows. WriteFailed tells how many messages could not be sent, and why."""
+    keep_modules()
     with Cluster(settings.cluster) as cluster:
         task = WriteTask(settings, dedup_prefix)
         try:
@@ -257,6 +262,7 @@ class WriteTask:
         # For what cannot share a request: delayed messages, and bodies worth compressing.
         self._singly = client.producer(group, config=config)
         self._compress_over = config.compress_over or 0
+        self._is_plain = settings.topic is not None and settings.columns.keys() <= _PLAIN
         self._queues: dict[str, tuple[MessageQueue, ...]] = {}
         await self._singly.__aenter__()
 
@@ -272,6 +278,8 @@ class WriteTask:
         self._last: dict[MessageQueue, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
+            if self._is_plain:
+                rows = await self._send_plain(rows)
             for row in _rows(rows, self.settings):
                 try:
                     await self._take(row)
@@ -282,6 +290,34 @@ class WriteTask:
                     break
             for batch in list(self._open.values()):
                 await self._let_go(batch)
+
+    async def _send_plain(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Send the rows that can be encoded as columns; those that are left."""
+        settings = self.settings
+        found = {name: rows.column(index) for name, index in settings.columns.items()}
+        first, self._number = self._number, self._number + rows.num_rows
+        more = None
+        if settings.dedup_property is not None:
+            head = f"{settings.dedup_property}\x01{self.dedup_prefix}:"
+            more = [f"{head}{number}\x02" for number in range(first, self._number)]
+        plain = encode_plain(
+            found["body"],
+            found.get("tags"),
+            found.get("keys"),
+            more,
+            self._bulk.unique_keys(rows.num_rows),
+            body_size_max=min(self._compress_over, self._bulk.body_size_max),
+        )
+        self.body_bytes += plain.body_bytes
+        ends = np.cumsum(plain.sizes)
+        begin = 0
+        while begin < len(ends):
+            sent = int(ends[begin - 1]) if begin else 0
+            end = min(int(np.searchsorted(ends, sent + BATCH_BYTES, "right")), begin + BATCH_COUNT)
+            entries = plain.entries.slice(begin, max(end, begin + 1) - begin).to_pylist()
+            await self._start(_Batch(settings.topic or "", None, entries))
+            begin += len(entries)
+        return rows.filter(plain.odd)
 
     async def _take(self, row: "_Row") -> None:
         topic, body, tags, keys, own, queue_id, sharding_key, delay_level, deliver_at = row
@@ -332,6 +368,9 @@ class WriteTask:
     async def _let_go(self, batch: _Batch) -> None:
         """Start a batch; behind the one before it where order counts. Waits while as many as may be are out."""
         del self._open[batch.topic, batch.queue]
+        await self._start(batch)
+
+    async def _start(self, batch: _Batch) -> None:
         await self._slots.acquire()
         before = None if batch.queue is None else self._last.get(batch.queue)
         task = self._tasks.create_task(self._deliver(batch, before))

@@ -13,7 +13,7 @@ Invariants
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import count
+from itertools import count, islice
 from struct import Struct
 from typing import Final
 
@@ -131,9 +131,18 @@ class UniqueKeyFactory:
         self._utc_offset_s = utc_offset_s
         self._month_start, self._month_end = _month_around(clock_ms(), utc_offset_s)
 
-    def next_key(self) -> str:
-        """The next key: 32 characters with an IPv4 address, 56 with IPv6."""
+    def next_keys(self, count: int) -> list[str]:
+        """Several keys with one look at the clock; 65,536 of one millisecond are different."""
+        head = self._time_part()
+        return [f"{head}{number & 0xFFFF:04X}" for number in islice(self._counter, count)]
+
+    def _time_part(self) -> str:
+        """All of a key but its number."""
         now_ms = self._clock_ms()
         if not self._month_start <= now_ms < self._month_end:
             self._month_start, self._month_end = _month_around(now_ms, self._utc_offset_s)
-        return f"{self._prefix}{now_ms - self._month_start:08X}{next(self._counter) & 0xFFFF:04X}"
+        return f"{self._prefix}{now_ms - self._month_start:08X}"
+
+    def next_key(self) -> str:
+        """The next key: 32 characters with an IPv4 address, 56 with IPv6."""
+        return f"{self._time_part()}{next(self._counter) & 0xFFFF:04X}"

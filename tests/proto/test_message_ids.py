@@ -87,6 +87,13 @@ def test_keys_of_one_millisecond_differ() -> None:
     assert len({factory.next_key() for _ in range(65536)}) == 65536
 
 
+def test_several_keys_are_what_one_by_one_gives() -> None:
+    together, single = (UniqueKeyFactory("10.0.0.1", 1, 2, lambda: ms(2024, 1, 1, 5)) for _ in range(2))
+    assert together.next_keys(3) == [single.next_key() for _ in range(3)]
+    assert together.next_keys(0) == []
+    assert together.next_key() == single.next_key()
+
+
 def test_the_month_is_followed_in_both_directions() -> None:
     times = [
         ms(2023, 12, 31, 23, 59),
@@ -97,8 +104,10 @@ def test_the_month_is_followed_in_both_directions() -> None:
     ]
     remaining = iter(times)
     factory = UniqueKeyFactory("10.0.0.1", 1, 2, lambda: next(remaining))
-    for now in times[1:]:
+    for now in times[1:3]:
         assert unique_key_time(factory.next_key(), now) == now
+    for now in times[3:]:
+        assert unique_key_time(factory.next_keys(1)[0], now) == now
 
 
 @given(st.integers(0, ms(9000, 1, 1)), st.integers(-12 * 3600, 14 * 3600))

@@ -76,3 +76,19 @@ def test_as_many_positions_as_ranges_but_not_one_in_each() -> None:
     inside, ranges = within(np.array([1, 2]), begins, ends)
     assert inside.tolist() == [1, 2]
     assert ranges.tolist() == [0, 0]
+
+
+@given(
+    text=st.binary(min_size=1, max_size=30),
+    others=st.lists(st.binary(min_size=1, max_size=30), max_size=4),
+)
+def test_whether_texts_are_one(text: bytes, others: list[bytes]) -> None:
+    for texts in ([text, *others], [text] * (len(others) + 1), [text, text[:-1] + b"\xff"]):
+        content = b"".join(texts).ljust(WORD)
+        lengths = np.array([len(one) for one in texts])
+        begins = np.cumsum(lengths) - lengths
+        assert FieldReader(memoryview(content)).is_same(begins, lengths) == (len(set(texts)) == 1)
+
+
+def test_no_text_is_not_one_text() -> None:
+    assert not FieldReader(memoryview(bytes(WORD))).is_same(np.array([0, 0]), np.array([0, 0]))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from aerobee import ClientError
 from pyspark_aerobee.cluster import Cluster, ClusterSettings
 from pyspark_aerobee.errors import PipelineError, SourceGone
+from pyspark_aerobee.worker import keep_modules
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -94,6 +95,7 @@ def run_tasks(
     done = context.accumulator(0)
 
     def one(task: T) -> R:
+        keep_modules()
         result = work(task)
         done.add(amount(result))
         return result
