@@ -66,7 +66,7 @@ WORDS = [
     "item",
     "price",
 ]
-STORE_FILE = 64 << 20  # whole files, as binaryFile reads them, have to fit the JVM several times over
+STORE_FILE = 128 << 20  # whole files, as binaryFile reads them, have to fit the JVM several times over
 ROUNDS = 3
 
 
@@ -160,8 +160,9 @@ def core_seconds() -> tuple[float, float]:
 
 
 def measure(name: str, rows: int, work: Callable[[], object], wanted: int | None = None) -> Result:
-    """The median of some rounds, by core-seconds; one more before them warms up."""
-    work()
+    """The median of some rounds, by core-seconds, after as many that warm up: the JVM compiles while they run."""
+    for _ in range(ROUNDS):
+        work()
     results = []
     for _ in range(ROUNDS):
         (cores, jvm), wall = core_seconds(), time.perf_counter()
@@ -312,12 +313,15 @@ def topic_figures(spark: SparkSession, root: Path, count: int, scratch: Path) ->
             frame = rows.write.format("aerobee").option("nameServer", nameserver.address)
             frame.option("topic", "Bench").mode("append").save()
 
-        measure("topic writer", count, write)
+        measure("topic writer", count, write, 60_000)
         reader = spark.read.format("aerobee").option("nameServer", nameserver.address)
         topic = reader.option("subscribe", "Bench")
         stored = topic.schema("queueId int").load().count()
         measure(
-            "topic reader, all columns", stored, lambda: to_nowhere(topic.schema(message_schema()).load())
+            "topic reader, all columns",
+            stored,
+            lambda: to_nowhere(topic.schema(message_schema()).load()),
+            150_000,
         )
         _latency(spark, nameserver.address, scratch)
         SERVERS.clear()

@@ -23,10 +23,10 @@ _VALUE_END: Final = 2
 class FieldReader:
     """Fields of any width at any positions of a buffer."""
 
-    __slots__ = ("_buffer", "bytes", "size")
+    __slots__ = ("bytes", "size", "view")
 
     def __init__(self, buffer: memoryview) -> None:
-        self._buffer = buffer
+        self.view = buffer
         self.size = len(buffer)
         self.bytes: NDArray[np.uint8] = np.frombuffer(buffer, np.uint8)
 
@@ -35,7 +35,7 @@ class FieldReader:
         kind = np.dtype(dtype)
         # As mere bytes: numpy copies these ten times as fast as structures and numbers of the other byte order.
         overlapping: NDArray[Any] = np.ndarray(
-            (self.size - kind.itemsize + 1,), f"V{kind.itemsize}", buffer=self._buffer, strides=(1,)
+            (self.size - kind.itemsize + 1,), f"V{kind.itemsize}", buffer=self.view, strides=(1,)
         )
         return overlapping[positions].view(kind)
 
@@ -49,6 +49,9 @@ class FieldReader:
         length = int(lengths[0])
         if not length or not (lengths == length).all():
             return False
+        if length < 8 and int(begins.max()) + 8 <= self.size:
+            few = self.at("<u8", begins) & np.uint64((1 << 8 * length) - 1)
+            return bool((few == few[0]).all())
         width = min(8, 1 << (length.bit_length() - 1))
         for at in [*range(0, length - width, width), length - width]:
             words = self.at(f"<u{width}", begins + at)
@@ -85,7 +88,9 @@ class PropertyColumns:
         at, records = self.name_ends()
         reader, width = self._reader, len(name)
         word = np.frombuffer(name, f"<u{width}")[0]
-        named = reader.at(f"<u{width}", np.maximum(at - width, 0)) == word
+        # Its last byte tells most other names apart, and one byte is fetched in a quarter of the time.
+        likely = np.flatnonzero(reader.bytes[at - 1] == name[-1])
+        named = likely[reader.at(f"<u{width}", np.maximum(at[likely] - width, 0)) == word]
         following = self._value_ends(named)
         at, records = at[named], records[named]
         begins = at - width
@@ -99,7 +104,7 @@ class PropertyColumns:
         chosen = last[last >= 0]
         return Texts(records[chosen], at[chosen] + 1, lengths[chosen])
 
-    def _value_ends(self, chosen: Flags) -> Ints:
+    def _value_ends(self, chosen: Ints) -> Ints:
         """Where the next byte that ends a value is, for the `chosen` of name_ends()."""
         at = self.name_ends()[0]
         ends = self.separators()[1]

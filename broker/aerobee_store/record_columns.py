@@ -15,7 +15,7 @@ A Stretch is valid while the buffer is; positions count in the buffer.
 
 from collections.abc import Iterator
 from struct import Struct
-from typing import Final
+from typing import Final, cast
 from zlib import crc32
 
 import numpy as np
@@ -44,18 +44,26 @@ _SIZE: Final = Struct(">i")
 _HEAD_SIZE: Final = 88
 _BORN_V6, _STORE_V6 = 0x10, 0x20
 _V6_EXTRA: Final = 12  # bytes by which an IPv6 host is longer
-# The fields in front of the hosts, which lie at the same places in every record.
+# Head of a record whose hosts are IPv4. What stands before the hosts lies at the same places in every record.
 _HEAD: Final = np.dtype(
-    [
-        ("size", ">i4"),
-        ("magic", ">u4"),
-        ("body_crc", ">u4"),
-        ("queue_id", ">i4"),
-        ("flag", ">i4"),
-        ("queue_offset", ">i8"),
-        ("physical_offset", ">i8"),
-        ("sys_flag", ">i4"),
-    ]
+    {
+        "names": [
+            "size", "magic", "body_crc", "queue_id", "queue_offset", "physical_offset", "sys_flag",
+            "born_timestamp", "store_timestamp", "body_length",
+        ],
+        "formats": [">i4", ">u4", ">u4", ">i4", ">i8", ">i8", ">i4", ">i8", ">i8", ">i4"],
+        "offsets": [0, 4, 8, 12, 20, 28, 36, 40, 56, 84],
+        "itemsize": _HEAD_SIZE,
+    }
+)  # fmt: skip
+# What may be the whole-record checksum.
+_CHECKSUM: Final = np.dtype(
+    {
+        "names": ["name", "name_end", "crc"],
+        "formats": ["<u8", "u1", "<u8"],
+        "offsets": [0, 8, 25],
+        "itemsize": RECORD_CHECKSUM_SIZE,
+    }
 )
 _MAGIC_FIRST_BYTE: Final = MAGIC_V1 >> 24
 _CHECKSUM_NAME: Final = int.from_bytes(b"__CRC32C", "little")
@@ -88,10 +96,11 @@ def sound_records(
     stop = min(begin + STRETCH_SIZE if stop is None else stop, len(view) - RECORD_SIZE_MIN + 1)
     if stop <= begin:
         return None
-    places = _places(view, begin, stop)
+    reader = FieldReader(view)
+    places, heads = _places(reader, begin, stop)
     if not len(places):
         return None
-    stretch = Stretch(view, base, places)
+    stretch = Stretch(view, base, reader, places, heads)
     if not stretch.measure():
         return None
     if not proven and not stretch.prove(sealed_from, once):
@@ -99,28 +108,46 @@ def sound_records(
     return stretch
 
 
-def _places(view: memoryview, begin: int, stop: int) -> Ints:
-    """Where records begin in [begin, stop) if every size is true."""
-    reader = FieldReader(view)
+def _places(reader: FieldReader, begin: int, stop: int) -> tuple[Ints, NDArray[np.void]]:
+    """Where records begin in [begin, stop) if every size is true, and their heads."""
     # Nearly always the magic numbers stand at the beginnings of records and nowhere else.
-    first_bytes = reader.bytes[begin + 4 : stop + 4] == _MAGIC_FIRST_BYTE
-    found: Ints = np.flatnonzero(first_bytes) + begin
-    magic = reader.at(">u4", found + 4)
-    found = found[(magic == MAGIC_V1) | (magic == MAGIC_V2)]
+    found = _flatnonzero_of_few(reader.bytes[begin + 4 : stop + 4] == _MAGIC_FIRST_BYTE) + begin
+    heads = reader.at(_HEAD, found)
+    is_record = _is_record(heads)
+    if not is_record.all():
+        found, heads = found[is_record], heads[is_record]
     if not len(found) or found[0] != begin:
-        return found[:0]
-    sizes = reader.at(">i4", found).astype(np.int64)
+        return found[:0], heads[:0]
+    sizes = heads["size"].astype(np.int64)
     following = np.append(found[1:], -1)
     linked = (found + sizes == following) & (sizes >= RECORD_SIZE_MIN)
     last = int(np.argmin(linked))  # its size leads elsewhere
-    rest = _chain(view, int(found[last]), stop)
-    return np.concatenate([found[:last], np.array(rest, np.int64)])
+    rest = _chain(reader, int(found[last]), stop)
+    if rest == [found[last]] and last == len(found) - 1:
+        return found, heads
+    places = np.concatenate([found[:last], np.array(rest, np.int64)])
+    return places, reader.at(_HEAD, places)
 
 
-def _chain(view: memoryview, begin: int, stop: int) -> list[int]:
+def _flatnonzero_of_few(flags: Flags) -> Ints:
+    """As np.flatnonzero, a third faster where few are true: eight are looked at together."""
+    whole = len(flags) & ~7
+    words = np.flatnonzero(flags[:whole].view(np.uint64) != 0)
+    inside = np.flatnonzero(flags[:whole].reshape(-1, 8)[words])
+    found: Ints = (words[inside >> 3] << 3) + (inside & 7)
+    return np.concatenate([found, np.flatnonzero(flags[whole:]) + whole])
+
+
+def _is_record(heads: NDArray[np.void]) -> Flags:
+    magic = heads["magic"]
+    found: Flags = (magic == MAGIC_V1) | (magic == MAGIC_V2)
+    return found
+
+
+def _chain(reader: FieldReader, begin: int, stop: int) -> list[int]:
     """As _places(), from size to size."""
     places: list[int] = []
-    limit, size_at = len(view), _SIZE.unpack_from
+    view, limit, size_at = reader.view, reader.size, _SIZE.unpack_from
     position = begin
     while position < stop:
         size = size_at(view, position)[0]
@@ -135,9 +162,9 @@ class Stretch:
     """Consecutive sound records, oldest first; every column has `count` values."""
 
     __slots__ = (
-        "_body_crc",
-        "_checksums_at",
+        "_heads",
         "_properties",
+        "_tails",
         "_topic_at",
         "_topic_end",
         "_topics",
@@ -157,11 +184,18 @@ class Stretch:
         "sys_flags",
     )
 
-    def __init__(self, view: memoryview, base: int | None, places: Ints) -> None:
-        """Read the heads at `places`; nothing is proven before measure() and prove()."""
+    def __init__(
+        self,
+        view: memoryview,
+        base: int | None,
+        reader: FieldReader,
+        places: Ints,
+        heads: NDArray[np.void],
+    ) -> None:
+        """Records at `places` that begin with these heads; nothing is proven before measure() and prove()."""
         self._view = view
-        self.reader = FieldReader(view)
-        heads = self.reader.at(_HEAD, places)
+        self.reader = reader
+        self._heads = heads
         self.begins = places
         self.count = len(places)
         self.sizes: Ints = heads["size"].astype(np.int64)
@@ -169,18 +203,16 @@ class Stretch:
         self.queue_offsets: Ints = heads["queue_offset"].astype(np.int64)
         self.physical_offsets: Ints = heads["physical_offset"].astype(np.int64)
         self.sys_flags: Ints = heads["sys_flag"].astype(np.int64)
-        self._body_crc: Ints = heads["body_crc"].astype(np.int64)
         self.ends = places + self.sizes
-        magic = heads["magic"]
         self.body_begins = self.body_ends = self._topic_at = self._topic_end = self.property_begins = places
         self.store_timestamps = places
         self._topics: tuple[list[str], Ints] | None = None
         self._properties: PropertyColumns | None = None
-        self._checksums_at: Ints | None = None
-        is_record = (magic == MAGIC_V1) | (magic == MAGIC_V2)
+        self._tails: NDArray[np.void] | None = None
+        good = _is_record(heads)
         if base is not None:
-            is_record &= self.physical_offsets == places + base
-        self._keep(is_record & (self.queue_ids >= 0) & (self.queue_offsets >= 0))
+            good &= self.physical_offsets == places + base
+        self._keep(good & (self.queue_ids >= 0) & (self.queue_offsets >= 0))
 
     def _keep(self, good: Flags) -> None:
         """Forget everything from the first record on that is not good."""
@@ -197,7 +229,7 @@ class Stretch:
             "physical_offsets",
             "sys_flags",
             "store_timestamps",
-            "_body_crc",
+            "_heads",
             "ends",
             "body_begins",
             "body_ends",
@@ -211,22 +243,30 @@ class Stretch:
 
     def measure(self) -> bool:
         """Find the parts of each record, every length checked before it is used; whether any record is left."""
-        flags = self.sys_flags
-        born = np.where(flags & _BORN_V6, _V6_EXTRA, 0)
-        head = _HEAD_SIZE + born + np.where(flags & _STORE_V6, _V6_EXTRA, 0)
-        self._keep(self.sizes >= head + 3)
+        lengths = self._measure_heads()
         if not self.count:
             return False
-        born, head = born[: self.count], head[: self.count]
-        self.body_begins = self.begins + head
-        self.store_timestamps = self.reader.at(">i8", self.begins + 56 + born).astype(np.int64)
-        lengths = self.reader.at(">i4", self.body_begins - 4).astype(np.int64)
-        is_long = self.reader.at(">u4", self.begins + 4) == MAGIC_V2
+        is_long: Flags = self._heads["magic"] == MAGIC_V2
         self.body_ends = self.body_begins + lengths
         self._topic_at = self.body_ends + 1 + is_long
         fits = (lengths >= 0) & (self._topic_at + 2 <= self.ends)
         self._keep(fits & (self.store_timestamps > 0))
         return bool(self.count) and self._measure_texts(is_long[: self.count])
+
+    def _measure_heads(self) -> Ints:
+        """Find the bodies; how long they claim to be."""
+        flags = self.sys_flags
+        if not (flags & (_BORN_V6 | _STORE_V6)).any():
+            self.body_begins = self.begins + _HEAD_SIZE
+            self.store_timestamps = self._heads["store_timestamp"].astype(np.int64)
+            return cast(Ints, self._heads["body_length"].astype(np.int64))
+        born = np.where(flags & _BORN_V6, _V6_EXTRA, 0)
+        head = _HEAD_SIZE + born + np.where(flags & _STORE_V6, _V6_EXTRA, 0)
+        self._keep(self.sizes >= head + 3)
+        born, head = born[: self.count], head[: self.count]
+        self.body_begins = self.begins + head
+        self.store_timestamps = self.reader.at(">i8", self.begins + 56 + born).astype(np.int64)
+        return cast(Ints, self.reader.at(">i4", self.body_begins - 4).astype(np.int64))
 
     def _measure_texts(self, is_long: Flags) -> bool:
         lengths = self.reader.bytes[self.body_ends].astype(np.int64)
@@ -261,7 +301,7 @@ class Stretch:
         parts = zip(self.body_begins[indices].tolist(), self.body_ends[indices].tolist(), strict=True)
         found = np.array([crc32(view[begin:end]) for begin, end in parts], np.int64)
         good = np.ones(self.count, np.bool_)
-        good[indices] = found & BODY_CRC_MASK == self._body_crc[indices]
+        good[indices] = found & BODY_CRC_MASK == self._heads["body_crc"][indices]
         self._keep(good)
 
     def _prove_whole(self, sealed_from: int | None) -> Flags:
@@ -293,18 +333,14 @@ class Stretch:
         begin, end = int(self.begins[0]), self.end
         if end - begin > RUN_SIZE_MAX or not np.array_equal(entry_at, self.ends - RECORD_CHECKSUM_SIZE):
             return False
-        claimed = claimed_checksums(self.reader.at("<u8", entry_at + 25))
+        claimed = claimed_checksums(self._last_bytes()["crc"].astype(np.uint64))
         return run_checksum(self.physical_offsets, self.sizes, claimed) == crc32c(self._view[begin:end])
 
     def checksum_places(self) -> Ints:
         """Where each record's checksum entry begins, -1 where it has none."""
-        if self._checksums_at is None or len(self._checksums_at) != self.count:
-            self._checksums_at = self._find_checksums()
-        return self._checksums_at
-
-    def _find_checksums(self) -> Ints:
         at = self.ends - RECORD_CHECKSUM_SIZE
-        last = self._named(at)
+        tails = self._last_bytes()
+        last: Flags = (tails["name"] == _CHECKSUM_NAME) & (tails["name_end"] == 1)
         if last.all():
             return at
         before = np.maximum(at - PROPERTY_CRC_SIZE, self.begins)
@@ -314,6 +350,12 @@ class Stretch:
         followed &= self.reader.bytes[name_at + 8] == 1
         places: Ints = np.where(last, at, np.where(followed, before, -1))
         return places
+
+    def _last_bytes(self) -> NDArray[np.void]:
+        """The end of each record, as a checksum entry."""
+        if self._tails is None or len(self._tails) != self.count:
+            self._tails = self.reader.at(_CHECKSUM, self.ends - RECORD_CHECKSUM_SIZE)
+        return self._tails
 
     def _named(self, at: Ints) -> Flags:
         named: Flags = (self.reader.at("<u8", at) == _CHECKSUM_NAME) & (self.reader.bytes[at + 8] == 1)
@@ -468,8 +510,7 @@ class Stretch:
     @property
     def born_timestamps(self) -> Ints:
         """When the senders made the messages, ms since the epoch."""
-        found: Ints = self.reader.at(">i8", self.begins + 40).astype(np.int64)
-        return found
+        return cast(Ints, self._heads["born_timestamp"].astype(np.int64))
 
     @property
     def properties(self) -> PropertyColumns:

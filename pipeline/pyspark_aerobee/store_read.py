@@ -29,7 +29,7 @@ from pyspark_aerobee.store_plan import (
 
 __all__ = ["Damage", "Found", "chosen_records", "read_partition"]
 
-STEP: Final = 2 << 20  # bytes of records in one batch
+STEP: Final = 8 << 20  # bytes of records in one batch
 _SEARCH_STEP: Final = 1 << 20
 _GAP_MAX: Final = 64 << 10  # between records that one read of a distant folder takes together
 
