@@ -1,5 +1,11 @@
-"""Offsets: the ends of a queue, the offset of a time, and what a group has committed. One request each."""
+"""Offsets: the ends of a queue, the offset of a time, and what a group has committed. One request each.
 
+Invariants
+- The first commit of a group for a topic goes to a broker alone, and its answer is waited for: RocketMQ's broker loses
+  one of two that come at once, as each of them makes the table that both belong into.
+"""
+
+import asyncio
 from typing import Literal
 
 from aerobee.errors import BrokerRefused
@@ -18,6 +24,9 @@ class Offsets:
     def __init__(self, peers: Peers, routes: RouteTable) -> None:
         self._peers = peers
         self._routes = routes
+        # (group, topic, broker name): those with a commit that was answered, and who waits for the first.
+        self._begun: set[tuple[str, str, str]] = set()
+        self._first: dict[tuple[str, str, str], asyncio.Lock] = {}
 
     async def min_offset(self, queue: MessageQueue) -> int:
         """First readable logical offset."""
@@ -75,11 +84,26 @@ class Offsets:
 
     async def commit(self, group: str, queue: MessageQueue, offset: int) -> None:
         """Store the offset that the group will read next."""
-        await self._peers.call(*await self._commit(group, queue, offset))
+        if not await self._commit_first(group, queue, offset):
+            await self._peers.call(*await self._commit(group, queue, offset))
 
     async def commit_oneway(self, group: str, queue: MessageQueue, offset: int) -> None:
         """As `commit`, without an answer: for one of many commits, of which the next makes good what is lost."""
-        await self._peers.oneway(*await self._commit(group, queue, offset))
+        if not await self._commit_first(group, queue, offset):
+            await self._peers.oneway(*await self._commit(group, queue, offset))
+
+    async def _commit_first(self, group: str, queue: MessageQueue, offset: int) -> bool:
+        """Commit alone when it is the first one; whether it was."""
+        place = group, queue.topic, queue.broker_name
+        if place in self._begun:
+            return False
+        async with self._first.setdefault(place, asyncio.Lock()):
+            if place in self._begun:
+                return False
+            await self._peers.call(*await self._commit(group, queue, offset))
+            self._begun.add(place)
+        self._first.pop(place, None)
+        return True
 
     async def _commit(
         self, group: str, queue: MessageQueue, offset: int

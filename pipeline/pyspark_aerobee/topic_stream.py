@@ -353,21 +353,13 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     async def _report(self, planner: TopicPlanner, group: str, ends: Ends) -> None:
         news = {queue: end for queue, end in ends.items() if self._reported.get(queue) != end}
         try:
-            await self._commit_all(planner, group, news)
+            await gather([planner.ranges.commit(group, queue, end) for queue, end in news.items()])
         except BrokerRefused as refused:
             if refused.code != ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
                 raise
             await planner.create_group(group)
-            await self._commit_all(planner, group, news)
+            await gather([planner.ranges.commit(group, queue, end) for queue, end in news.items()])
         self._reported.update(news)
-
-    async def _commit_all(self, planner: TopicPlanner, group: str, ends: Ends) -> None:
-        # RocketMQ's broker loses one of two commits that are the first of a group for a topic and come at once.
-        known = {(queue.topic, queue.broker_name) for queue in self._reported}
-        firsts = {(queue.topic, queue.broker_name): queue for queue in ends}
-        first = {queue for place, queue in firsts.items() if place not in known}
-        for queues in (first, ends.keys() - first):
-            await gather([planner.ranges.commit(group, queue, ends[queue]) for queue in queues])
 
 
 async def _end_of(planner: TopicPlanner, queue: MessageQueue) -> int | ClientError:
