@@ -77,8 +77,8 @@ def test_a_run_that_does_not_use_it_loads_nothing_of_ours(pytester: pytest.Pytes
             assert threading.active_count() == 1
         """
     )
-    pytester.makeini("[pytest]\n")  # a time-out would start a thread
-    pytester.runpytest_subprocess().assert_outcomes(passed=1)
+    pytester.makeini("[pytest]\n")  # a time-out would start a thread, and so does this plug-in:
+    pytester.runpytest_subprocess("-p", "no:rerunfailures").assert_outcomes(passed=1)
 
 
 def test_settings_are_overridden_in_a_conftest(pytester: pytest.Pytester) -> None:
