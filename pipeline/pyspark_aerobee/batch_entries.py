@@ -120,7 +120,8 @@ def _joined(keys: pa.Array) -> tuple[pa.Array, pa.Array]:
     """Keys with blanks between, and the rows of which it is not clear that these are they."""
     if not pa.types.is_list(keys.type):
         return keys.cast(pa.string()), pa.array(np.zeros(len(keys), np.bool_))
-    joined = pc.binary_join(keys, " ")
+    # Spark's lists may have elements that cannot be null, for which there is no such function.
+    joined = pc.binary_join(keys.cast(pa.list_(pa.string())), " ")
     # Null or empty keys among others are left out by the careful way.
     holes = pc.and_(pc.is_valid(keys), pc.is_null(joined))
     for edge in (pc.starts_with(joined, " "), pc.ends_with(joined, " "), pc.match_substring(joined, "  ")):

@@ -82,6 +82,24 @@ def test_ordinary_rows_are_plain() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.list_(pa.field("element", pa.string(), nullable=False)),
+        pa.list_(pa.field("element", pa.string())),
+        pa.list_(pa.large_string()),
+    ],
+    ids=str,
+)
+def test_lists_of_all_kinds_that_spark_has(kind: pa.DataType) -> None:
+    found = encoded([b"1", b"2"], None, pa.array([["a", "b"], None], kind))
+    entries = decode_batch(b"".join(found.entries.to_pylist()))
+    assert [entry.properties for entry in entries] == [
+        "UNIQ_KEY\x01ID0\x02KEYS\x01a b\x02",
+        "UNIQ_KEY\x01ID1\x02",
+    ]
+
+
 def test_keys_as_one_text_and_more_properties() -> None:
     keys = pa.array(["k1 k2", None], pa.string())
     found = encoded([b"1", b"2"], None, keys, ["once\x01j:0\x02", "once\x01j:1\x02"])

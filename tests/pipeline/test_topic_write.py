@@ -121,6 +121,26 @@ def test_what_brokers_refuse_fails_the_task(spark: SparkSession, write: Write, s
 
 
 @pytest.mark.parametrize(
+    "keys",
+    [
+        "array(concat('k', id), 'all')",
+        "array(if(id < 0, 'k', NULL), concat('k', id), 'all')",
+        "concat('k', id, ' all')",
+    ],
+    ids=["not null", "with null", "text"],
+)
+def test_rows_of_bodies_tags_and_keys(spark: SparkSession, write: Write, server: Server, keys: str) -> None:
+    topic = server.new_topic("plain")
+    frame = spark.range(2500).selectExpr("concat('body-', id) AS body", "'t' AS tags", f"{keys} AS keys")
+    write(frame.repartition(3), topic=topic)
+    found = messages(server, topic)
+    assert sorted((m.text(), m.tags, *m.keys) for m in found) == sorted(
+        (f"body-{number}", "t", f"k{number}", "all") for number in range(2500)
+    )
+    assert len({m.message_id for m in found}) == 2500
+
+
+@pytest.mark.parametrize(
     ("columns", "options", "said"),
     [
         ({"body": "string"}, {}, "where are the messages to go"),
