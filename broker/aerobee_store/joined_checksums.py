@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aerobee_proto.checksum import RECORD_CHECKSUM_SIZE, crc32c, record_checksum_entry
+from aerobee_store.property_columns import Ints
 
 __all__ = ["RUN_SIZE_MAX", "claimed_checksums", "run_checksum"]
 
-Ints = NDArray[np.int64]
 Crcs = NDArray[np.uint32]
 
 _POLYNOMIAL: Final = np.uint32(0x82F63B78)  # Castagnoli's, lowest bit first
@@ -69,11 +69,10 @@ def _record_checksums(physical_offsets: Ints, claimed: Crcs) -> Crcs:
         found ^= claim_parts[place][claimed >> (8 * place) & 255]
         found ^= offset_parts[place][physical_offsets >> (8 * place) & 255]
     high = physical_offsets >> 32
+    if (high == high[0]).all():  # as nearly always: looked up once for all
+        high = high[:1]
     for place in range(4):
-        if (high == high[0]).all():  # as nearly always
-            found ^= offset_parts[4 + place][high[0] >> (8 * place) & 255]
-        else:
-            found ^= offset_parts[4 + place][high >> (8 * place) & 255]
+        found ^= offset_parts[4 + place][high >> (8 * place) & 255]
     return found
 
 

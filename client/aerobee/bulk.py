@@ -42,7 +42,6 @@ class BulkSender:
     ) -> None:
         self._delivery = delivery
         self._keys = keys
-        self._next_key = keys.next_key
         self.body_size_max = body_size_max  # of one message, in bytes
         self._timeout_s = timeout_s
 
@@ -64,7 +63,7 @@ class BulkSender:
                 else "an empty body; brokers refuse those"
             )
             raise InvalidMessage(f"message with {what}")
-        text = f"UNIQ_KEY\x01{self._next_key()}\x02"
+        text = f"UNIQ_KEY\x01{self._keys.next_key()}\x02"
         if tags or keys or properties or sharding_key:
             text += property_text(tags, keys, properties, sharding_key, 0)
         try:

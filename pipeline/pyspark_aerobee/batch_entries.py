@@ -8,6 +8,7 @@ take.
 """
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -17,10 +18,9 @@ from numpy.typing import NDArray
 
 from aerobee_proto.batch import ENTRY_OVERHEAD
 from aerobee_proto.properties import PROPERTIES_SIZE_MAX
+from aerobee_store.property_columns import Ints
 
 __all__ = ["PlainRows", "encode_plain"]
-
-Ints = NDArray[np.int64]
 
 # size, magic, body_crc, flag, body_length
 _HEAD: Final = np.dtype([("size", ">i4"), ("zeros", "V12"), ("body_length", ">i4")])
@@ -52,11 +52,8 @@ def encode_plain(
     more than `body_size_max` bytes are odd.
     """
     body = body.cast(pa.binary())
-    odd = [
-        pc.is_null(body),
-        pc.equal(pc.binary_length(body), 0),
-        pc.greater(pc.binary_length(body), body_size_max),
-    ]
+    body_sizes = pc.fill_null(pc.binary_length(body), 0)
+    odd = [pc.equal(body_sizes, 0), pc.greater(body_sizes, body_size_max)]
     parts: list[pa.Array | pa.Scalar] = [
         _text("UNIQ_KEY\x01"),
         pa.array(unique_keys, pa.string()),
@@ -74,9 +71,8 @@ def encode_plain(
         parts.append(pa.array(more, pa.string()))
     properties = pc.binary_join_element_wise(*parts, _text("")).cast(pa.binary())
     odd.append(pc.greater(pc.binary_length(properties), PROPERTIES_SIZE_MAX))
-    is_odd = pc.fill_null(odd[0], True)
-    for one in odd[1:]:
-        is_odd = pc.or_(is_odd, pc.fill_null(one, False))
+    # Null where there are no tags or keys to be odd.
+    is_odd = reduce(pc.or_, [pc.fill_null(one, False) for one in odd])
     if pc.any(is_odd).as_py():
         plain = pc.invert(is_odd)
         body, properties = body.filter(plain), properties.filter(plain)
