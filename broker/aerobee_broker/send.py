@@ -24,6 +24,7 @@ from aerobee_broker.parking import SPECIAL_PROPERTIES, needs_place
 from aerobee_broker.recalls import recall_handle
 from aerobee_broker.retries import Retries
 from aerobee_broker.services import Services
+from aerobee_broker.stats import TopicCounters
 from aerobee_broker.stored_properties import StoredProperties
 from aerobee_proto import batch, names, properties
 from aerobee_proto.bodies import TopicConfig
@@ -66,12 +67,15 @@ batch: its first place, all keys and ids."""
 
 
 class _Route:
-    """What the hot path needs of a topic, kept while its TopicConfig is the same object."""
+    """What the hot path needs of a topic, kept while no topic changes."""
 
-    __slots__ = ("config", "queue_id_limit", "sys_flag", "topic_bytes")
+    __slots__ = ("config", "counters", "queue_id_limit", "sys_flag", "topic", "topic_bytes")
 
-    def __init__(self, config: TopicConfig) -> None:
+    def __init__(self, config: TopicConfig, counters: TopicCounters) -> None:
         self.config = config
+        self.counters = counters
+        # Messages carry this one text, not each its own: tables find it without a comparison.
+        self.topic = config.topic_name
         self.topic_bytes = config.topic_name.encode()
         # None is within the limit of a retry topic: every send to it is looked at more closely.
         retry = names.is_retry_topic(config.topic_name)
@@ -95,10 +99,19 @@ class SendProcessor:
         self._retries = retries
         self._durability = durability
         self._routes: dict[str, _Route] = {}
+        self._topic_changes = -1  # of the topic table, when the routes were made
         self._new_unique_key = unique_keys.next_key
         self._store_host = encode_host(*store_host)
         self._id_prefix = self._store_host.hex().upper()
         self._use(services.config)
+
+    def _bring_up_to_date(self) -> None:
+        """Check every topic anew when a topic changed, take over settings that were replaced."""
+        if self._services.config is not self._config:
+            self._use(self._services.config)
+        if self._services.topics.changes != self._topic_changes:
+            self._topic_changes = self._services.topics.changes
+            self._routes.clear()
 
     def _use(self, config: BrokerConfig) -> None:
         """Take over settings; called again when they were replaced in the running broker."""
@@ -130,30 +143,29 @@ class SendProcessor:
 
     def on_sends(self, connection: Connection, items: Sequence[BatchItem]) -> None:
         """Every SEND_MESSAGE of one read."""
-        if self._services.config is not self._config:
-            self._use(self._services.config)
+        self._bring_up_to_date()
         messages: list[NewMessage] = []
+        counters: list[TopicCounters] = []
         queue_ids: list[int] = []  # as answered: a parked message lies in another
         accepted: list[BatchItem] = []
         waits = True
         recalls: dict[int, str] = {}  # by the id of a timer message's request
         sender = born_host(connection)
         routes = self._routes
-        topics = self._services.topics
         prepare = self._stored_properties.prepare
         body_size_max = self._services.config.max_message_size
         for item in items:
             envelope, body, _ = item
             header: Any = envelope.ext
-            topic = header.topic
             try:
-                route = routes.get(topic)
-                if route is None or route.config is not topics.get(topic):
+                route = routes.get(header.topic)
+                if route is None:
                     route = self._route(header)
                 queue_id = header.queue_id
                 if not 0 <= queue_id < route.queue_id_limit:
                     route, queue_id = self._unusual_queue(envelope, route)
-                    topic = route.config.topic_name
+                topic = route.topic
+                counted = route.counters
                 if not 0 < len(body) <= body_size_max:
                     raise _bad_body(topic, len(body), body_size_max)
                 raw, mapping = prepare(header.properties)
@@ -177,6 +189,7 @@ class SendProcessor:
                 )
                 if sys_flag & TRANSACTION_BITS or not SPECIAL_PROPERTIES.isdisjoint(mapping):
                     message = self._services.parking.place(message, mapping | self._stored_properties.added)
+                    counted = self._services.stats.of_topic(message.topic)
                     if message.topic == names.TIMER_TOPIC and not topic.startswith(names.RETRY_PREFIX):
                         recalls[id(envelope)] = recall_handle(self._config.broker_name, topic, message)
                 if mapping.get("WAIT") == "false":
@@ -185,16 +198,18 @@ class SendProcessor:
                 self._refuse(connection, item, refused)
                 continue
             messages.append(message)
+            counters.append(counted)
             queue_ids.append(queue_id)
             accepted.append(item)
         if messages:
-            self._append(connection, accepted, messages, queue_ids, waits, recalls)
+            self._append(connection, accepted, messages, counters, queue_ids, waits, recalls)
 
     def _append(
         self,
         connection: Connection,
         items: list[BatchItem],
         messages: list[NewMessage],
+        counters: list[TopicCounters],
         queue_ids: list[int],
         waits: bool,
         recalls: dict[int, str],
@@ -207,22 +222,28 @@ class SendProcessor:
                 self._refuse(connection, item, error)
             return
         replies: list[Reply] = []
-        topic, count, size = "", 0, 0
-        for item, message, queue_id, done in zip(items, messages, queue_ids, appended, strict=True):
+        stored = stored_size = 0
+        counted, count, size = counters[0], 0, 0
+        for item, message, of_topic, queue_id, done in zip(
+            items, messages, counters, queue_ids, appended, strict=True
+        ):
             if done.status is not PutStatus.PUT_OK:
                 self._refuse(connection, item, _put_refusal(message, done))
                 continue
-            if message.topic != topic:
-                if count:
-                    self._services.stats.put(topic, count, size)
-                topic, count, size = message.topic, 0, 0
+            if of_topic is not counted:
+                counted.count += count
+                counted.size += size
+                stored += count
+                stored_size += size
+                counted, count, size = of_topic, 0, 0
             count += 1
             size += done.size
             envelope, _, codec = item
             if not envelope.flag & FLAG_ONEWAY:
                 replies.append((envelope, codec, queue_id, message.unique_key or "", done, None))
-        if count:
-            self._services.stats.put(topic, count, size)
+        counted.count += count
+        counted.size += size
+        self._services.stats.put_all(stored + count, stored_size + size, stored + count)
         if recalls:
             replies = [
                 (*reply[:5], {"recallHandle": recalls[id(reply[0])]}) if id(reply[0]) in recalls else reply
@@ -248,8 +269,7 @@ class SendProcessor:
 
     def on_batches(self, connection: Connection, items: Sequence[BatchItem]) -> None:
         """SEND_BATCH_MESSAGE: each request is one group that is appended whole or not at all."""
-        if self._services.config is not self._config:
-            self._use(self._services.config)
+        self._bring_up_to_date()
         groups: list[list[NewMessage]] = []
         accepted: list[BatchItem] = []
         for item in items:
@@ -270,10 +290,10 @@ class SendProcessor:
         """The messages of one batch request. RequestError when any of them is refused: it is all or nothing."""
         envelope, body, _ = item
         header: Any = envelope.ext
-        topic = header.topic
-        route = self._routes.get(topic)
-        if route is None or route.config is not self._services.topics.get(topic):
+        route = self._routes.get(header.topic)
+        if route is None:
             route = self._route(header)
+        topic = route.topic
         if topic.startswith("%RETRY%"):
             raise RequestError(
                 ResponseCode.MESSAGE_ILLEGAL, f"batches cannot be sent to the retry topic {topic}"
@@ -374,7 +394,9 @@ class SendProcessor:
     def _remember(self, config: TopicConfig) -> _Route:
         if len(self._routes) >= ROUTES_MAX:
             self._routes.clear()
-        route = self._routes[config.topic_name] = _Route(config)
+        route = self._routes[config.topic_name] = _Route(
+            config, self._services.stats.of_topic(config.topic_name)
+        )
         return route
 
     def _unusual_queue(self, envelope: Envelope[Any], route: _Route) -> tuple[_Route, int]:

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import structlog
 
-__all__ = ["SAMPLE_S", "BrokerStats", "Counter", "Rate"]
+__all__ = ["SAMPLE_S", "BrokerStats", "Counter", "Rate", "TopicCounters"]
 
 log = structlog.get_logger()
 
@@ -121,13 +121,33 @@ def _rate(samples: "deque[tuple[int, int, int]] | list[tuple[int, int, int]]") -
 
 
 class TopicCounters:
-    """What came in for one topic."""
+    """What came in for one topic.
 
-    __slots__ = ("put_bytes", "put_count")
+    Sends add to plain numbers: with a thousand topics each message counts elsewhere, and every object that has to be
+    brought from memory for it takes 0.1 us. Who reads gets counters that know them.
+    """
+
+    __slots__ = ("_put_bytes", "_put_count", "count", "in_batches", "size")
 
     def __init__(self) -> None:
-        self.put_count = Counter()
-        self.put_bytes = Counter()
+        self.count = 0  # messages
+        self.size = 0  # bytes of records
+        self.in_batches = 0  # messages that came with another before them in one request
+        self._put_count = Counter()
+        self._put_bytes = Counter()
+
+    @property
+    def put_count(self) -> Counter:
+        return self._known(self._put_count, self.count)
+
+    @property
+    def put_bytes(self) -> Counter:
+        return self._known(self._put_bytes, self.size)
+
+    def _known(self, counter: Counter, value: int) -> Counter:
+        counter.value = value
+        counter.times = self.count - self.in_batches
+        return counter
 
 
 class GroupCounters:
@@ -173,22 +193,27 @@ class BrokerStats:
 
     # --- the hot path -----------------------------------------------------------------------------------------
 
-    def put(self, topic: str, count: int, size: int) -> None:
-        """`count` messages with `size` bytes of records were stored in `topic`."""
+    def of_topic(self, topic: str) -> TopicCounters:
+        """The counters of a topic until it is deleted; who adds to them tells `put_all`."""
         counters = self.topics.get(topic)
         if counters is None:
             counters = self.topics[topic] = TopicCounters()
-        # `add` in place: with a thousand topics this is called for each message.
-        total_count, total_bytes = self.put_count, self.put_bytes
-        put_count, put_bytes = counters.put_count, counters.put_bytes
-        put_count.value += count
-        put_count.times += 1
-        put_bytes.value += size
-        put_bytes.times += 1
-        total_count.value += count
-        total_count.times += 1
-        total_bytes.value += size
-        total_bytes.times += 1
+        return counters
+
+    def put_all(self, count: int, size: int, times: int) -> None:
+        """`count` messages with `size` bytes of records were stored for `times` requests."""
+        self.put_count.value += count
+        self.put_count.times += times
+        self.put_bytes.value += size
+        self.put_bytes.times += times
+
+    def put(self, topic: str, count: int, size: int) -> None:
+        """One request stored `count` messages with `size` bytes of records in `topic`."""
+        counters = self.of_topic(topic)
+        counters.count += count
+        counters.size += size
+        counters.in_batches += count - 1
+        self.put_all(count, size, 1)
 
     def got(self, topic: str, group: str, count: int, size: int) -> None:
         """A pull of `group` was answered with `count` messages, `size` bytes of records."""

@@ -5,6 +5,7 @@ Touches  nothing by itself; `config_files` writes the table, `on_change` tells t
 Invariants
 - `version` moves with every change that nameservers must hear of; `revision` with every change that must
   reach the file. System topics that start adds move neither, as in RocketMQ.
+- `changes` moves with every change: while it stands, what was looked up here holds.
 - A topic's name has passed the name rules before it enters the table by a request: it becomes a folder.
 - A topic has at least one queue and at most `maxQueuesPerTopic`.
 """
@@ -45,6 +46,7 @@ class TopicTable:
         self._created_by_sends = 0
         self.version = DataVersion(timestamp=clock())
         self.revision = 0
+        self.changes = 0
         # Called after each change with the new settings of the topics that nameservers must hear of.
         self.on_change: Callable[[Sequence[TopicConfig]], None] = lambda _: None
         self.on_dirty: Callable[[], None] = lambda: None  # the file is behind
@@ -264,6 +266,7 @@ class TopicTable:
         wanted = system_topics(config)
         added = [topic for topic in wanted if topic.topic_name not in self._topics]
         template = next((topic for topic in wanted if topic.topic_name == TEMPLATE_TOPIC), None)
+        self.changes += 1
         if template is None:
             self._topics.pop(TEMPLATE_TOPIC, None)
         elif self._topics.get(TEMPLATE_TOPIC) != template:
@@ -276,6 +279,7 @@ class TopicTable:
     def _changed(self, topics: Sequence[TopicConfig]) -> None:
         self.version = self.version.next(self._clock())
         self.revision += 1
+        self.changes += 1
         self.on_dirty()
         self.on_change(topics)
 
