@@ -38,7 +38,7 @@ def messages(count: int, start: int) -> list[NewMessage]:
         )
         made.append(
             NewMessage(
-                "BenchmarkTopic", b"BenchmarkTopic", number % QUEUES, 0, 0, 1_700_000_000_000, HOST, HOST,
+                "BenchmarkTopic", number % QUEUES, 0, 0, 1_700_000_000_000, HOST, HOST,
                 0, 0, bytes(128), properties.encode(), TAG_HASH, None, unique_key,
             )
         )  # fmt: skip
@@ -67,7 +67,7 @@ def pull_us(store: MessageStore) -> float:
     """us for one pull of 32 records of a queue whose records are next to each other."""
     lone = messages(3200, 1 << 40)
     for message in lone:
-        message.topic, message.topic_bytes, message.queue_id = "Lone", b"Lone", 0
+        message.topic, message.queue_id = "Lone", 0
     store.append(lone)
     store.confirm(store.end_offset)
 

@@ -87,7 +87,7 @@ def messages(count: int, chance: random.Random) -> list[NewMessage]:
         )
         made.append(
             NewMessage(
-                "Orders", b"Orders", number % QUEUES, 0, 0, 1_750_000_000_000, HOST, HOST, 0, 0,
+                "Orders", number % QUEUES, 0, 0, 1_750_000_000_000, HOST, HOST, 0, 0,
                 bytes(body[:size]), properties.encode(), tag_hash(tag), None, unique_key,
             )
         )  # fmt: skip

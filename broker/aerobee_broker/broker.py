@@ -279,15 +279,16 @@ class Broker:
 
     def _confirm(self, offset: int) -> None:
         store = self.services.store
-        arrivals = store.confirm(offset)
         assert self._pulls is not None
-        if len(self._pulls.held):
-            for topic, queue_id, max_offset, entries in arrivals:
-                self._pulls.wake(topic, queue_id, max_offset, entries)
         assert self._pop is not None
-        if len(self._pop.pops.held):
+        pulls, pops = self._pulls, self._pop.pops
+        arrivals = store.confirm(offset, tell=len(pulls.held) > 0 or len(pops.held) > 0)
+        if len(pulls.held):
+            for topic, queue_id, max_offset, entries in arrivals:
+                pulls.wake(topic, queue_id, max_offset, entries)
+        if len(pops.held):
             for topic, queue_id, _, entries in arrivals:
-                self._pop.pops.arrived(topic, queue_id, entries)
+                pops.arrived(topic, queue_id, entries)
         if store.not_writeable_reason is not None and "dispatch" not in self._timers:
             self._later("dispatch", DISPATCH_RETRY_S, self._confirm_again)
         if "index" not in self._timers and store.index_backlog:

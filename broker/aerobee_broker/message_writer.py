@@ -43,7 +43,6 @@ class MessageWriter:
         """A message born here and now."""
         return NewMessage(
             topic,
-            topic.encode(),
             queue_id,
             0,
             0,
@@ -70,7 +69,6 @@ class MessageWriter:
         """A stored message again for another queue: body, flags, birth as they were; stored by this broker."""
         return NewMessage(
             topic,
-            topic.encode(),
             queue_id,
             record.flag,
             record.sys_flag if sys_flag is None else sys_flag,

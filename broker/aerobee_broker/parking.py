@@ -66,7 +66,6 @@ def moved(
     """A copy of the message for another queue, with these properties instead of its own."""
     return NewMessage(
         topic,
-        topic.encode(),
         queue_id,
         message.flag,
         message.sys_flag if sys_flag is None else sys_flag,

@@ -119,7 +119,6 @@ class Replies:
             return None
         message = NewMessage(
             header.topic,
-            header.topic.encode(),
             queue_id,
             header.flag,
             header.sys_flag & ~SysFlag.TRANSACTION_MASK,

@@ -69,14 +69,13 @@ batch: its first place, all keys and ids."""
 class _Route:
     """What the hot path needs of a topic, kept while no topic changes."""
 
-    __slots__ = ("config", "counters", "queue_id_limit", "sys_flag", "topic", "topic_bytes")
+    __slots__ = ("config", "counters", "queue_id_limit", "sys_flag", "topic")
 
     def __init__(self, config: TopicConfig, counters: TopicCounters) -> None:
         self.config = config
         self.counters = counters
         # Messages carry this one text, not each its own: tables find it without a comparison.
         self.topic = config.topic_name
-        self.topic_bytes = config.topic_name.encode()
         # None is within the limit of a retry topic: every send to it is looked at more closely.
         retry = names.is_retry_topic(config.topic_name)
         self.queue_id_limit = 0 if retry else max(config.read_queue_nums, config.write_queue_nums)
@@ -172,7 +171,6 @@ class SendProcessor:
                 sys_flag = header.sys_flag | route.sys_flag
                 message = NewMessage(
                     topic,
-                    route.topic_bytes,
                     queue_id,
                     header.flag,
                     sys_flag,
@@ -324,7 +322,6 @@ class SendProcessor:
             messages.append(
                 NewMessage(
                     topic,
-                    route.topic_bytes,
                     queue_id,
                     entry.flag,
                     sys_flag,

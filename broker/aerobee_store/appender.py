@@ -55,10 +55,14 @@ class QueueTail:
     next_offset >= consume_queue.max_offset; the difference was appended and is not dispatched.
     """
 
-    __slots__ = ("consume_queue", "deleted", "fresh", "next_offset")
+    __slots__ = ("consume_queue", "deleted", "fresh", "is_schedule", "magic", "next_offset", "prefix")
 
-    def __init__(self, consume_queue: ConsumeQueue) -> None:
+    def __init__(self, consume_queue: ConsumeQueue, magic: int, prefix: bytes) -> None:
         self.consume_queue = consume_queue
+        # How the topic is written into records: with which magic, and its length field and name.
+        self.magic = magic
+        self.prefix = prefix
+        self.is_schedule = consume_queue.topic == SCHEDULE_TOPIC
         self.next_offset = consume_queue.max_offset
         # The topic was deleted while messages of it waited for dispatch; they have no queue any more.
         self.deleted = False
@@ -75,15 +79,6 @@ class PendingBatch(NamedTuple):
     index_items: list[KeyedRecord]
 
 
-class _TopicForm(NamedTuple):
-    """How a topic is written into records; made once a topic."""
-
-    magic: int
-    prefix: bytes  # length field and name
-    tails: dict[int, QueueTail]
-    is_schedule: bool
-
-
 class Appender:
     """Writes messages into the commit log and remembers what dispatch has to do."""
 
@@ -98,21 +93,19 @@ class Appender:
         self._record_size_max = min(
             config.body_size_max + _RECORD_EXTRA_MAX, config.commit_log_file_size - BLANK_SIZE_MIN
         )
-        # Grow with the topics and queues written to; emptied when topics are deleted.
-        self._forms: dict[str, _TopicForm] = {}
+        # By topic and queue id; grow with what is written to, shrink when topics are deleted.
+        self._tails: dict[str, dict[int, QueueTail]] = {}
         # Filled here, emptied by the dispatcher.
         self.pending: deque[PendingBatch] = deque()
 
     def forget_topic(self, topic: str) -> None:
         """The topic's queues were deleted: what comes next starts new ones."""
-        form = self._forms.pop(topic, None)
-        for tail in form.tails.values() if form is not None else ():
+        for tail in self._tails.pop(topic, {}).values():
             tail.deleted = True
 
     def next_offset(self, queue: ConsumeQueue) -> int:
         """The offset that the next message of the queue will get."""
-        form = self._forms.get(queue.topic)
-        tail = form.tails.get(queue.queue_id) if form is not None else None
+        tail = self._tails.get(queue.topic, {}).get(queue.queue_id)
         return tail.next_offset if tail is not None else queue.max_offset
 
     def append(self, messages: Sequence[NewMessage], store_timestamp: int) -> list[Appended]:
@@ -125,7 +118,7 @@ class Appender:
         # One loop with everything in locals: 2.3 us a message at 64 a batch against 4.1 us as methods
         # (bench/micro_store.py).
         log = self._log
-        forms = self._forms
+        tails = self._tails
         body_size_max = self._config.body_size_max
         checksum = self._config.record_checksum
         property_crc = self._config.append_property_crc
@@ -145,10 +138,6 @@ class Appender:
         index_items: list[KeyedRecord] = []
         for message in messages:
             topic = message.topic
-            form = forms.get(topic) or self._form(message)
-            if form is None:
-                answers.append(_refused(PutStatus.MESSAGE_ILLEGAL))
-                continue
             body = message.body
             properties = message.properties
             if b"__CRC32" in properties:
@@ -158,16 +147,23 @@ class Appender:
             if properties_size > _PROPERTIES_SIZE_MAX:
                 answers.append(_refused(PutStatus.PROPERTIES_SIZE_EXCEEDED))
                 continue
-            born_host = message.born_host
-            store_host = message.store_host
-            # 90: the head with two IPv4 hosts and the length of the properties; IPv6 hosts add their surplus.
-            size = 74 + len(born_host) + len(store_host) + body_size + len(form.prefix) + properties_size
-            if body_size > body_size_max or size > size_max:
+            if body_size > body_size_max:
                 answers.append(_refused(PutStatus.MESSAGE_ILLEGAL))
                 continue
             queue_id = message.queue_id
-            queue = form.tails.get(queue_id) or self._tail(form, topic, queue_id)
+            of_topic = tails.get(topic)
+            queue = of_topic.get(queue_id) if of_topic is not None else None
             if queue is None:
+                queue = self._tail(topic, queue_id)
+                if queue is None:
+                    answers.append(_refused(PutStatus.MESSAGE_ILLEGAL))
+                    continue
+            born_host = message.born_host
+            store_host = message.store_host
+            # 90: the head with two IPv4 hosts and the length of the properties; IPv6 hosts add their surplus.
+            prefix = queue.prefix
+            size = 74 + len(born_host) + len(store_host) + body_size + len(prefix) + properties_size
+            if size > size_max:
                 answers.append(_refused(PutStatus.MESSAGE_ILLEGAL))
                 continue
             if offset + size > limit:
@@ -197,7 +193,7 @@ class Appender:
             try:
                 head = pack(
                     size,
-                    form.magic,
+                    queue.magic,
                     crc32(body) & _CRC_MASK,
                     queue_id,
                     message.flag,
@@ -215,7 +211,7 @@ class Appender:
             except struct.error:
                 answers.append(_refused(PutStatus.MESSAGE_ILLEGAL))
                 continue
-            record = b"".join((head, body, form.prefix, pack_short(properties_size), properties))
+            record = b"".join((head, body, prefix, pack_short(properties_size), properties))
             parts.append(record)
             if checksum:
                 seal = b"__CRC32C\x01%016X%08X\x02" % (offset, crc32c(record))
@@ -226,7 +222,7 @@ class Appender:
                 parts.append(property_crc_entry(crc32(record) & _CRC_MASK))
             if queued:
                 tag = message.tag_hash
-                if form.is_schedule:
+                if queue.is_schedule:
                     tag = entry_tag(topic, properties, store_timestamp, self._config.delay_levels_ms)
                 if not queue.fresh:
                     touched.append(queue)
@@ -254,57 +250,49 @@ class Appender:
 
     def append_group(self, messages: Sequence[NewMessage], store_timestamp: int) -> list[Appended]:
         """Store the messages of one client batch: all or none, next to each other in one file."""
-        refusal = self._group_refusal(messages)
-        if refusal is not None:
-            return [_refused(refusal) for _ in messages]
-        size = sum(self._record_size(m) for m in messages)
-        if self._log.end_offset + size > self._log.end_offset + self._log.room() - BLANK_SIZE_MIN:
-            self._log.roll()
-        return self.append(messages, store_timestamp)
-
-    def _group_refusal(self, messages: Sequence[NewMessage]) -> PutStatus | None:
         size = 0
         for message in messages:
             if len(remove_checksums(message.properties)) + self._reserve > _PROPERTIES_SIZE_MAX:
-                return PutStatus.PROPERTIES_SIZE_EXCEEDED
-            form = self._forms.get(message.topic) or self._form(message)
-            if form is None or self._tail(form, message.topic, message.queue_id) is None:
-                return PutStatus.MESSAGE_ILLEGAL
-            if len(message.body) > self._config.body_size_max or not _fields_fit(message):
-                return PutStatus.MESSAGE_ILLEGAL
-            size += self._record_size(message)
-        return PutStatus.MESSAGE_ILLEGAL if size > self._record_size_max else None
+                return [_refused(PutStatus.PROPERTIES_SIZE_EXCEEDED) for _ in messages]
+            tail = self._tail(message.topic, message.queue_id)
+            if tail is None or len(message.body) > self._config.body_size_max or not _fields_fit(message):
+                return [_refused(PutStatus.MESSAGE_ILLEGAL) for _ in messages]
+            size += self._record_size(message, tail)
+        if size > self._record_size_max:
+            return [_refused(PutStatus.MESSAGE_ILLEGAL) for _ in messages]
+        if size > self._log.room() - BLANK_SIZE_MIN:
+            self._log.roll()
+        return self.append(messages, store_timestamp)
 
-    def _record_size(self, message: NewMessage) -> int:
-        form = self._forms[message.topic]
+    def _record_size(self, message: NewMessage, tail: QueueTail) -> int:
         hosts = len(message.born_host) + len(message.store_host)
         properties = len(remove_checksums(message.properties)) + self._reserve
-        return 74 + hosts + len(message.body) + len(form.prefix) + properties
+        return 74 + hosts + len(message.body) + len(tail.prefix) + properties
 
-    def _form(self, message: NewMessage) -> _TopicForm | None:
-        """How the topic is written; None if no record can carry it."""
-        name = message.topic_bytes
-        topic = message.topic
-        if not name:
-            return None
-        if len(name) > TOPIC_LENGTH_V1_MAX:
-            if len(name) > _TOPIC_SIZE_MAX or not self._config.long_topics_as_version_2:
-                return None
-            magic, prefix = MAGIC_V2, SHORT.pack(len(name)) + name
-        else:
-            magic, prefix = MAGIC_V1, bytes((len(name),)) + name
-        form = self._forms[topic] = _TopicForm(magic, prefix, {}, topic == SCHEDULE_TOPIC)
-        return form
-
-    def _tail(self, form: _TopicForm, topic: str, queue_id: int) -> QueueTail | None:
-        """The end of the queue, made at its first use; None if there can be no such queue."""
-        tail = form.tails.get(queue_id)
-        if tail is None and 0 <= queue_id <= _QUEUE_ID_MAX:
+    def _tail(self, topic: str, queue_id: int) -> QueueTail | None:
+        """The end of the queue, made at its first use; None if there can be no such queue, or no record of it."""
+        tail = self._tails.get(topic, {}).get(queue_id)
+        form = self._form(topic)
+        if tail is None and form is not None and 0 <= queue_id <= _QUEUE_ID_MAX:
             try:
-                tail = form.tails[queue_id] = QueueTail(self._queues.get_or_create(topic, queue_id))
+                tail = QueueTail(self._queues.get_or_create(topic, queue_id), *form)
             except StoreError:
                 return None
+            self._tails.setdefault(topic, {})[queue_id] = tail
         return tail
+
+    def _form(self, topic: str) -> tuple[int, bytes] | None:
+        """Magic and prefix of the topic's records, one object for all its queues; None if no record can carry it."""
+        for tail in self._tails.get(topic, {}).values():
+            return tail.magic, tail.prefix
+        name = topic.encode()
+        if not name:
+            return None
+        if len(name) <= TOPIC_LENGTH_V1_MAX:
+            return MAGIC_V1, bytes((len(name),)) + name
+        if len(name) > _TOPIC_SIZE_MAX or not self._config.long_topics_as_version_2:
+            return None
+        return MAGIC_V2, SHORT.pack(len(name)) + name
 
 
 def _refused(status: PutStatus) -> Appended:

@@ -47,8 +47,8 @@ class Dispatcher:
         """Whether queue entries, or too many keys, wait for room on the disk."""
         return bool(self._stuck) or len(self._index_backlog) > INDEX_BACKLOG_MAX
 
-    def confirm(self, offset: int) -> list[Arrival]:
-        """Write the queue entries of every batch that ends at or below `offset`; what arrived.
+    def confirm(self, offset: int, *, tell: bool = True) -> list[Arrival]:
+        """Write the queue entries of every batch that ends at or below `offset`; what arrived, if it is to be told.
 
         Entries for which the disk has no room are kept and tried again by the next call.
         """
@@ -59,7 +59,7 @@ class Dispatcher:
         if not self._stuck and (len(pending) == 1 or pending[1].end_offset > offset):
             last = pending.popleft()
             self._index_backlog.extend(last.index_items)
-            arrivals = self._write(last.touched)
+            arrivals = self._write(last.touched, tell)
         else:
             work = dict(self._stuck)
             while pending and pending[0].end_offset <= offset:
@@ -68,7 +68,7 @@ class Dispatcher:
                     known = work.get(tail)
                     work[tail] = (first, entries) if known is None else (known[0], known[1] + entries)
                 self._index_backlog.extend(last.index_items)
-            arrivals = self._write([(tail, *more) for tail, more in work.items()])
+            arrivals = self._write([(tail, *more) for tail, more in work.items()], tell)
         if last is not None:
             # In this order, and after the entries: the worker reads them the other way round.
             self.confirmed_timestamp = last.store_timestamp
@@ -78,7 +78,7 @@ class Dispatcher:
                 self.build_index(INDEX_BACKLOG_MAX)
         return arrivals
 
-    def _write(self, work: list[Touched]) -> list[Arrival]:
+    def _write(self, work: list[Touched], tell: bool) -> list[Arrival]:
         arrivals: list[Arrival] = []
         stuck: dict[QueueTail, _Work] = {}
         for tail, first, entries in work:
@@ -89,7 +89,10 @@ class Dispatcher:
                 queue.put_entries(first, entries)
             except StoreFull:
                 stuck[tail] = (first, entries)
-            else:
+                continue
+            if queue.max_offset == tail.next_offset:
+                queue.max_offset = tail.next_offset  # one number, not two that both come from memory next time
+            if tell:
                 arrivals.append((queue.topic, queue.queue_id, queue.max_offset, entries))
         self._stuck = stuck
         return arrivals

@@ -215,6 +215,10 @@ class IndexFile:
             table[slots - low] = numbers
             self._data.write(HEADER_SIZE + low * SLOT.size, table.tobytes())
             return
+        window = self._data.window()
+        if window is not None and window.begin <= HEADER_SIZE and window.end >= self._entries_at:
+            np.frombuffer(window.map, _SLOT_DTYPE, self.slot_count, HEADER_SIZE)[slots] = numbers
+            return
         write = self._data.write
         packed = numbers.astype(_SLOT_DTYPE).tobytes()
         at = 0

@@ -28,14 +28,24 @@ import numpy as np
 from aerobee_store import failpoints
 from aerobee_store.errors import CorruptStore, StoreFull, StoreLocked
 
-__all__ = ["Buffer", "DataFile", "DiskIo", "FolderEntry", "LockHandle", "StoreIo", "is_zero"]
+__all__ = [
+    "WRITE_CALL_MIN",
+    "Buffer",
+    "DataFile",
+    "DiskIo",
+    "FolderEntry",
+    "LockHandle",
+    "StoreIo",
+    "Window",
+    "is_zero",
+]
 
 Buffer = bytes | bytearray | memoryview
 
 _ZERO_CHUNK = 1 << 20
 _SPACE_STEP = 1 << 16  # bytes that a file opened with `room` is given at least
 _PAGE = mmap.PAGESIZE
-_WRITE_CALL_MIN = 400  # bytes from which writes are calls; two records are longer (see _DiskFile.write)
+WRITE_CALL_MIN = 400  # bytes from which writes are calls; two records are longer (see _DiskFile.write)
 # What is not there now and may be later, without anything being wrong with the disk: space, quota, inodes (the first
 # again), descriptors, address space.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
@@ -55,6 +65,17 @@ class FolderEntry(NamedTuple):
     is_dir: bool
 
 
+class Window(NamedTuple):
+    """A part of a file's map where storing fewer than WRITE_CALL_MIN bytes is all that `write` would do.
+
+    It stays so until the file is closed. `begin` and `end` are positions in `map`, which is the whole file.
+    """
+
+    map: mmap.mmap
+    begin: int
+    end: int
+
+
 class DataFile(Protocol):
     """A file of fixed length, readable and writeable by position.
 
@@ -72,6 +93,9 @@ class DataFile(Protocol):
         Front to back: what a kill of the process leaves is a beginning of `data`, unless it is one small record.
         StoreFull, and nothing is stored, when a file that was opened with `room` finds none.
         """
+
+    def window(self) -> Window | None:
+        """Where the owner of a growing file may store by itself; None: `write` has to do it."""
 
     def zero(self, position: int, length: int) -> None:
         """Make `length` bytes from `position` zero; bytes that are zero already are not touched."""
@@ -179,11 +203,15 @@ class _DiskFile:
         if position + size > end or position < begin:
             self._write_new_pages(position, data)
             return
-        if size < _WRITE_CALL_MIN:
+        if size < WRITE_CALL_MIN:
             # Slice assignment on a map raises IndexError when lengths differ, so it cannot write past the end.
             self._map[position : position + size] = data
             return
         self._write_by_call(position, data)
+
+    def window(self) -> Window | None:
+        begin, end = self._room
+        return Window(self._map, begin, end) if begin < end else None
 
     def _write_by_call(self, position: int, data: Buffer) -> None:
         # The kernel copies front to back, whole pages between looks for a signal, so that SIGKILL leaves a beginning

@@ -29,11 +29,10 @@ class NewMessage(msgspec.Struct, gc=False):
 
     Hosts are packed (4 or 16 bytes of address, 4 of port). `properties` are the final raw bytes, empty or
     ending with 0x02. `tag_hash` is the Java hash of the TAGS property, `keys` its raw KEYS text,
-    `unique_key` its UNIQ_KEY. `topic_bytes` is the UTF-8 of `topic`. Timestamps are ms since the epoch.
+    `unique_key` its UNIQ_KEY. Timestamps are ms since the epoch.
     """
 
     topic: str
-    topic_bytes: bytes
     queue_id: int
     flag: int
     sys_flag: int

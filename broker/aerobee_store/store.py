@@ -385,8 +385,8 @@ class MessageStore:
         """Physical offset of the first byte that is kept."""
         return self._log.min_offset
 
-    def confirm(self, offset: int) -> list[Arrival]:
-        """Let readers see every batch that ends at or below `offset`; what arrived, per queue.
+    def confirm(self, offset: int, *, tell: bool = True) -> list[Arrival]:
+        """Let readers see every batch that ends at or below `offset`; what arrived, per queue, if `tell` is set.
 
         Batches are confirmed whole. Entries that find no room on the disk are tried again by the next
         call; until then sends are refused. After a failure of the disk nothing arrives any more.
@@ -395,7 +395,7 @@ class MessageStore:
             return []
         failpoints.hit("store.before_confirm")
         try:
-            arrivals = self._dispatcher.confirm(offset)
+            arrivals = self._dispatcher.confirm(offset, tell=tell)
         except OSError as error:
             self._fail("consume queue", error)
             return []

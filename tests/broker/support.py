@@ -201,7 +201,6 @@ def put(services: Services, topic: str, *, queue_id: int = 0, tag: str = "TagA",
     """Store one message, readable at once; its logical offset."""
     message = NewMessage(
         topic=topic,
-        topic_bytes=topic.encode(),
         queue_id=queue_id,
         flag=0,
         sys_flag=0,

@@ -169,7 +169,6 @@ def message(dice: random.Random, i: int) -> NewMessage:
     host = encode_host("2001:db8::7" if i % 5 == 0 else "192.0.2.7", 1000 + i)
     return NewMessage(
         topic,
-        topic.encode(),
         dice.randrange(4),
         i,
         0x10 if i % 5 == 0 else 0,

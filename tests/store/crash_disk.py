@@ -328,6 +328,9 @@ class CrashFile:
     def read(self, position: int, length: int) -> bytes:
         return bytes(self.view[position : position + length])
 
+    def window(self) -> None:
+        return None
+
     def data_extents(self, begin: int, end: int) -> list[tuple[int, int]]:
         """Pages that hold something, as a file system with holes tells it."""
         found = []

@@ -87,7 +87,6 @@ def put_of(row: dict[str, Any]) -> NewMessage:
     properties = decode_properties(row["propertiesString"])
     return NewMessage(
         row["topic"],
-        row["topic"].encode(),
         row["queueId"],
         0,
         0,

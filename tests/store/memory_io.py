@@ -56,6 +56,9 @@ class MemoryFile:
     def read(self, position: int, length: int) -> bytes:
         return bytes(self.view[position : position + length])
 
+    def window(self) -> None:
+        return None
+
     def data_extents(self, begin: int, end: int) -> list[tuple[int, int]]:
         return [(begin, end)] if begin < end else []
 

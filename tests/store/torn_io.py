@@ -15,6 +15,9 @@ class RememberingFile:
         self.sync, self.zero, self.close = file.sync, file.zero, file.close
         self.data_extents, self.read = file.data_extents, file.read
 
+    def window(self) -> None:
+        """Every write is seen."""
+
     def write(self, position: int, data: bytes | bytearray | memoryview) -> None:
         self._writes.append((self.path, position, bytes(data)))
         self._file.write(position, data)

@@ -60,7 +60,6 @@ def message(
     properties = encode_properties({name: value for name, value in found.items() if value})
     return NewMessage(
         topic,
-        topic.encode(),
         queue_id,
         0,
         sys_flag,

@@ -15,7 +15,7 @@ class _FaultyFile:
         self._file = file
         self._disk = disk
         self.path, self.size, self.view = file.path, file.size, file.view
-        self.write, self.zero, self.close = file.write, file.zero, file.close
+        self.write, self.window, self.zero, self.close = file.write, file.window, file.zero, file.close
         self.data_extents, self.read = file.data_extents, file.read
 
     def sync(self) -> None:

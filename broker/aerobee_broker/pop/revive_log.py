@@ -153,7 +153,6 @@ class ReviveLog:
     def __init__(self, writer: MessageWriter, topic: str, *, queue_count: int, broker_name: str) -> None:
         self._writer = writer
         self._broker_name = broker_name
-        self._topic_raw = topic.encode()
         self._next_queue = 0
         # Fixed for life.
         self.topic = topic
@@ -225,7 +224,6 @@ class ReviveLog:
         host = self._writer.host
         return NewMessage(
             self.topic,
-            self._topic_raw,
             queue_id,
             0,
             0,
