@@ -13,7 +13,7 @@ Invariants
 import struct
 import zlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from crc32c import crc32c
@@ -47,6 +47,7 @@ _TRANSACTION = 0xC
 _PREPARED, _ROLLBACK = 0x4, 0xC
 _CRC_MASK = 0x7FFFFFFF
 _QUEUE_ID_MAX = 0x7FFFFFFF
+_SIDE_BY_SIDE_MAX = 1024  # queues of a topic
 
 
 class QueueTail:
@@ -93,19 +94,23 @@ class Appender:
         self._record_size_max = min(
             config.body_size_max + _RECORD_EXTRA_MAX, config.commit_log_file_size - BLANK_SIZE_MIN
         )
-        # By topic and queue id; grow with what is written to, shrink when topics are deleted.
-        self._tails: dict[str, dict[int, QueueTail]] = {}
+        # Grow with what is written to, shrink when topics are deleted. By queue id, as far as _SIDE_BY_SIDE_MAX: with
+        # a thousand topics a tuple costs one look into memory, a dictionary three. What lies beyond is in the other.
+        self._tails: dict[str, tuple[QueueTail | None, ...]] = {}
+        self._far_tails: dict[str, dict[int, QueueTail]] = {}
         # Filled here, emptied by the dispatcher.
         self.pending: deque[PendingBatch] = deque()
 
     def forget_topic(self, topic: str) -> None:
         """The topic's queues were deleted: what comes next starts new ones."""
-        for tail in self._tails.pop(topic, {}).values():
+        for tail in self._tails_of(topic):
             tail.deleted = True
+        self._tails.pop(topic, None)
+        self._far_tails.pop(topic, None)
 
     def next_offset(self, queue: ConsumeQueue) -> int:
         """The offset that the next message of the queue will get."""
-        tail = self._tails.get(queue.topic, {}).get(queue.queue_id)
+        tail = self._known_tail(queue.topic, queue.queue_id)
         return tail.next_offset if tail is not None else queue.max_offset
 
     def append(self, messages: Sequence[NewMessage], store_timestamp: int) -> list[Appended]:
@@ -151,8 +156,8 @@ class Appender:
                 answers.append(_refused(PutStatus.MESSAGE_ILLEGAL))
                 continue
             queue_id = message.queue_id
-            of_topic = tails.get(topic)
-            queue = of_topic.get(queue_id) if of_topic is not None else None
+            of_topic = tails.get(topic, ())
+            queue = of_topic[queue_id] if 0 <= queue_id < len(of_topic) else None
             if queue is None:
                 queue = self._tail(topic, queue_id)
                 if queue is None:
@@ -271,19 +276,41 @@ class Appender:
 
     def _tail(self, topic: str, queue_id: int) -> QueueTail | None:
         """The end of the queue, made at its first use; None if there can be no such queue, or no record of it."""
-        tail = self._tails.get(topic, {}).get(queue_id)
+        tail = self._known_tail(topic, queue_id)
+        if tail is not None:
+            return tail
         form = self._form(topic)
-        if tail is None and form is not None and 0 <= queue_id <= _QUEUE_ID_MAX:
-            try:
-                tail = QueueTail(self._queues.get_or_create(topic, queue_id), *form)
-            except StoreError:
-                return None
-            self._tails.setdefault(topic, {})[queue_id] = tail
+        if form is None or not 0 <= queue_id <= _QUEUE_ID_MAX:
+            return None
+        try:
+            tail = QueueTail(self._queues.get_or_create(topic, queue_id), *form)
+        except StoreError:
+            return None
+        self._remember_tail(topic, queue_id, tail)
         return tail
+
+    def _known_tail(self, topic: str, queue_id: int) -> QueueTail | None:
+        near = self._tails.get(topic, ())
+        if 0 <= queue_id < len(near):
+            return near[queue_id]
+        return self._far_tails.get(topic, {}).get(queue_id)
+
+    def _remember_tail(self, topic: str, queue_id: int, tail: QueueTail) -> None:
+        if queue_id >= _SIDE_BY_SIDE_MAX:
+            self._far_tails.setdefault(topic, {})[queue_id] = tail
+            return
+        near = list(self._tails.get(topic, ()))
+        near += [None] * (queue_id + 1 - len(near))
+        near[queue_id] = tail
+        self._tails[topic] = tuple(near)
+
+    def _tails_of(self, topic: str) -> Iterator[QueueTail]:
+        yield from (tail for tail in self._tails.get(topic, ()) if tail is not None)
+        yield from self._far_tails.get(topic, {}).values()
 
     def _form(self, topic: str) -> tuple[int, bytes] | None:
         """Magic and prefix of the topic's records, one object for all its queues; None if no record can carry it."""
-        for tail in self._tails.get(topic, {}).values():
+        for tail in self._tails_of(topic):
             return tail.magic, tail.prefix
         name = topic.encode()
         if not name:
