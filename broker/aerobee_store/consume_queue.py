@@ -334,12 +334,13 @@ class ConsumeQueue:
         record must not begin before the end of the newest one, else QueueOutOfOrder and nothing is
         written. StoreFull when a new file finds no room; nothing is written then either.
         """
-        assert entries
-        assert len(entries) % ENTRY_SIZE == 0
+        size = len(entries)
+        assert size
+        assert not size % ENTRY_SIZE
         # With a thousand topics this is called for each message, and every object touched has to be brought from
         # memory: one that is spared is 0.1 us (bench/load.py --only topics).
-        failpoints.hit("consume_queue.before_write")
-        size = len(entries)
+        if failpoints.active:
+            failpoints.hit("consume_queue.before_write")
         newest, newest_size, _ = ENTRY.unpack_from(entries, size - ENTRY_SIZE)
         position = first_offset * ENTRY_SIZE
         end = position + size
@@ -357,7 +358,8 @@ class ConsumeQueue:
             else:
                 self._put_first(first_offset, entries)
             self._see_window()
-        failpoints.hit("consume_queue.after_write")
+        if failpoints.active:
+            failpoints.hit("consume_queue.after_write")
         self.max_offset = end // ENTRY_SIZE
         self.last_physical_end = newest + newest_size
 

@@ -13,11 +13,11 @@ cleaning up); it happens when execution passes the place for the N-th time, the 
 import itertools
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
-__all__ = ["FAILPOINTS", "SERVICE_FAILPOINTS", "arm", "arm_from_text", "armed", "disarm", "hit"]
+__all__ = ["FAILPOINTS", "SERVICE_FAILPOINTS", "active", "arm", "arm_from_text", "armed", "disarm", "hit"]
 
 FAILPOINTS: Final = frozenset(
     {
@@ -69,6 +69,8 @@ SERVICE_FAILPOINTS: Final = frozenset(
 )
 
 _actions: dict[str, Callable[[], None]] = {}
+# The same table, for a path so hot that it asks whether anything is armed before it calls hit().
+active: Final[Mapping[str, Callable[[], None]]] = _actions
 
 
 def hit(name: str) -> None:

@@ -245,8 +245,8 @@ class _DiskFile:
         begin, known_end = self._room
         if begin >= known_end:
             if hasattr(mmap, "MADV_RANDOM"):
-                # No reading ahead: where a disk is set to 8 MiB of it, Linux may fill the whole file with nothing at the
-                # first store into a page that is there already, 2 ms for each of thousands of queues.
+                # No reading ahead: where a disk is set to 8 MiB of it, Linux may fill the whole file with nothing at
+                # the first store into a page that is there already, 2 ms for each of thousands of queues.
                 self._map.madvise(mmap.MADV_RANDOM)
             self._room = (position, page_end)
         elif begin <= position <= known_end:

@@ -8,6 +8,7 @@ A record that passes is one that an append put at this very place.
 """
 
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import NamedTuple
 
 from aerobee_proto.checksum import check_property_crc, check_record_checksum
@@ -107,13 +108,13 @@ def record_places(view: memoryview, begin: int, end: int) -> Iterator[int]:
     if is_zero(view[begin:end]):
         return  # untouched space behind the log
     window = bytes(view[begin:end])
-    found = _next_magic(window, 0)
-    while found is not None:
+    # Each magic is looked for again only behind a place where it was found: one that is nowhere costs one look through
+    # the window, not one for each record.
+    ahead = {magic: place for magic in _MAGIC_BYTES if (place := window.find(magic)) >= 0}
+    while ahead:
+        magic, found = min(ahead.items(), key=itemgetter(1))
         if begin + found >= 4:
             yield begin + found - 4
-        found = _next_magic(window, found + 1)
-
-
-def _next_magic(window: bytes, start: int) -> int | None:
-    places = [p for magic in _MAGIC_BYTES if (p := window.find(magic, start)) >= 0]
-    return min(places, default=None)
+        ahead[magic] = window.find(magic, found + 1)
+        if ahead[magic] < 0:
+            del ahead[magic]

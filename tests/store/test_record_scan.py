@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aerobee_proto.records import encode_blank, encode_record
+from aerobee_proto.records import MAGIC_V1, MAGIC_V2, encode_blank, encode_record
 from aerobee_store.record_scan import BLANK, RecordFault, ScannedRecord, record_places, scan_record
 
 HOST = ("10.1.2.3", 10911)
@@ -104,3 +104,15 @@ def test_places_are_found_by_their_magic() -> None:
     assert list(record_places(memoryview(raw), 0, len(raw))) == [10, second]
     assert list(record_places(memoryview(raw), 15, second + 7)) == []
     assert list(record_places(memoryview(raw[14:]), 0, 30)) == []
+
+
+@given(st.lists(st.sampled_from([MAGIC_V1, MAGIC_V2, 0xAABBCCDA, 0, 0xFFFFFFFF]), max_size=40), st.data())
+def test_every_magic_of_both_kinds_is_found_in_order(words: list[int], data: st.DataObject) -> None:
+    raw = b"".join(
+        word.to_bytes(4, "big") + bytes(data.draw(st.integers(0, 3), label="between")) for word in words
+    )
+    begin = data.draw(st.integers(0, len(raw)), label="begin")
+    end = data.draw(st.integers(begin, len(raw)), label="end")
+    magics = {(magic & 0xFFFFFFFF).to_bytes(4, "big") for magic in (MAGIC_V1, MAGIC_V2)}
+    expected = [at - 4 for at in range(max(begin, 4), end - 3) if raw[at : at + 4] in magics]
+    assert list(record_places(memoryview(raw), begin, end)) == expected

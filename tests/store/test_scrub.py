@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from aerobee_store import scrub
 from aerobee_store.get_message import GetStatus
 from aerobee_store.scrub import SLICE_SIZE
 from aerobee_store.store import MessageStore
@@ -15,6 +16,12 @@ from store.memory_io import MemoryFile, MemoryIo
 from store.workload import ROOT, Clock, Stored, Workload, message
 
 LOG_FILE = ROOT / "commitlog" / f"{0:020d}"
+
+
+@pytest.fixture(autouse=True, params=["by columns", "one by one"])
+def _compared(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entries of a queue are compared in one of two ways, by how many of them lie in a slice."""
+    monkeypatch.setattr(scrub, "_FEW", 0 if request.param == "by columns" else 1 << 30)
 
 
 def running(seed: int, **changes: Any) -> tuple[MemoryIo, Workload]:
