@@ -649,3 +649,33 @@ def test_the_minimum_after_the_log_lost_files_is_the_first_living_record(case: s
         assert queue.min_offset == min(living, default=queue.max_offset)
         moved += queue.min_offset > 0
     assert moved
+
+
+@given(steps=st.lists(st.one_of(st.integers(1, 30), st.integers(-300, -1)), max_size=40))
+def test_entries_stored_through_the_window_are_those_of_the_files(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[int]
+) -> None:
+    """Files of several pages: positive steps put so many entries, negative ones cut so many off the end."""
+    folder = tmp_path_factory.mktemp("window")
+
+    def opened() -> ConsumeQueue:
+        return ConsumeQueue("TopicTest", 3, folder / "TopicTest" / "3", 500 * ENTRY_SIZE, DiskIo())
+
+    queue, end = opened(), 0
+    for step in steps:
+        if step < 0:
+            end = max(end + step, 0)
+            queue.cut_at(end)
+        else:
+            # Few at a time, as messages come: large writes do not go through the window.
+            for _ in range(step):
+                queue.put_entries(end, packed(end, 7))
+                end += 7
+    queue.check()
+    queue.close()
+    again = opened()
+    again.load()
+    again.recover()
+    found = b"".join(bytes(again.read(at, 1)) for at in range(end))
+    assert (again.max_offset, found) == (end, packed(0, end))
+    again.close()

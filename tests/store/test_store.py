@@ -327,6 +327,16 @@ def test_a_deleted_topic_starts_again_at_zero(store: MessageStore) -> None:
     assert len(read(store)) == 1
 
 
+def test_queues_with_large_numbers_are_like_others(store: MessageStore) -> None:
+    far = 1_000_000
+    appended = [store.append([message(queue_id=queue_id)])[0] for queue_id in (far, 3, far, 3, far)]
+    assert [one.queue_offset for one in appended] == [0, 0, 1, 1, 2]
+    store.confirm(store.end_offset)
+    assert [store.max_offset("Orders", queue_id) for queue_id in (far, 3)] == [3, 2]
+    assert store.delete_topic("Orders") == 2
+    assert [store.append([message(queue_id=queue_id)])[0].queue_offset for queue_id in (far, 3)] == [0, 0]
+
+
 def test_messages_on_their_way_when_their_topic_is_deleted_are_dropped(store: MessageStore) -> None:
     store.append([message(), message("Bills")])
     store.delete_topic("Orders")
