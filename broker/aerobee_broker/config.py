@@ -188,7 +188,7 @@ class BrokerConfig(SettingsModel):
     )
     scrub_bytes_per_second: int = _key(
         2 * MIB,
-        "How fast the store is read again in the background, in search of rot; 0: not at all. Ours.",
+        "How fast the store is read again in the background, in search of rot, at most; 0: not at all. Ours.",
         unit="bytes/s",
         hot=True,
         ge=0,

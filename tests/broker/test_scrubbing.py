@@ -1,6 +1,7 @@
 """The scrub's task: at the rate that is set, a round in its time, nothing while it is turned off."""
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from aerobee_broker.scrubbing import FIRST_ROUND_S, LOOK_S, Scrubbing
+from aerobee_broker.scrubbing import FIRST_ROUND_S, LOOK_S, SHARE, Scrubbing
 from aerobee_broker.services import Services
 from aerobee_store.errors import StoreFull
 from aerobee_store.scrub import ScrubStep
@@ -47,9 +48,17 @@ class _Time:
         await asyncio.sleep(0)
 
 
-async def run(services: Services, last: int) -> list[float]:
+async def run(services: Services, last: int, *, step_s: float = 0.0) -> list[float]:
+    """What was slept; each step takes `step_s` of the processor."""
     time = _Time(last)
-    scrubbing = Scrubbing(services, _Here(), sleep=time.sleep, uptime=lambda: time.now)
+    worked = itertools.count(step=step_s)
+    scrubbing = Scrubbing(
+        services,
+        _Here(),
+        sleep=time.sleep,
+        uptime=lambda: time.now,
+        thread_time=lambda: float(next(worked)),
+    )
     with pytest.raises(_Over):
         await scrubbing.run()
     return time.slept
@@ -67,6 +76,15 @@ async def test_steps_keep_to_the_rate_and_rounds_to_their_interval(
     settings(services, scrub_bytes_per_second=1_000, scrub_interval=25_000)
     slept = await run(services, 7)
     assert slept == [FIRST_ROUND_S, 3.0, 1.0, LOOK_S, LOOK_S, 1.0, 3.0]
+
+
+async def test_a_costly_step_is_followed_by_a_longer_pause(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = iter([ScrubStep(3_000), ScrubStep(1_000)] * 2)
+    monkeypatch.setattr(services.store, "scrub", lambda: next(steps))
+    settings(services, scrub_bytes_per_second=1_000)
+    assert await run(services, 3, step_s=SHARE * 2) == [FIRST_ROUND_S, 3.0, 2.0]
 
 
 async def test_a_real_round_is_told(services: Services) -> None:
