@@ -8,7 +8,7 @@ groups  100 groups that each read all of one topic, beside one group over as man
 
 The two sides of a line are two brokers of one run, measured in turn; the one that is not measured is frozen. The
 median of the rounds counts. The processor time of a message depends less on what else the machine does than the rate.
-Needs cargo, or bench/rload built before. About five minutes, and 2 GiB of disk, which it frees again.
+Needs cargo, or bench/rload built before. About six minutes, and 2 GiB of disk, which it frees again.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ CONSUMERS, MEMBERS_PER_GROUP = 2_000, 20
 TOPICS, QUEUES = 1_000, 8
 GROUPS = 100
 SYNC_TIMES = 24  # as long are sends to many queues measured: one round of syncs, and the pause behind it
+STEADY_TIMES = 3
 HELD_MS = 120_000
 PRELOAD_S = 3.0
 WORDS = struct.Struct(">II")
@@ -182,7 +183,7 @@ def topics(stack: contextlib.ExitStack, folder: Path, rounds: int, seconds: floa
     """Sends that go to another queue each time, beside sends to the queues of one topic.
 
     Measured for longer than the others: with thousands of queues a round of syncs takes seconds and the pause behind it
-    up to a minute, and a frozen broker begins one when it wakes.
+    up to a minute, and a frozen broker begins one when it wakes. One topic takes longer too, for a steadier rate.
     """
     plain, loaded = start(stack, folder / "plain"), start(stack, folder / "loaded")
     with plain.measured():
@@ -197,7 +198,7 @@ def topics(stack: contextlib.ExitStack, folder: Path, rounds: int, seconds: floa
         loadgen.run("send", loaded.broker.address, 1.0, topics=TOPICS, queues=QUEUES)
 
     def one(side: Side) -> loadgen.Figure:
-        return loadgen.run("send", side.broker.address, seconds * 3, queues=QUEUES)
+        return loadgen.run("send", side.broker.address, seconds * STEADY_TIMES, queues=QUEUES)
 
     def many(side: Side) -> loadgen.Figure:
         return loadgen.run("send", side.broker.address, seconds * SYNC_TIMES, topics=TOPICS, queues=QUEUES)

@@ -91,9 +91,8 @@ class Dispatcher:
                 stuck[tail] = (first, entries)
                 continue
             if queue.max_offset == tail.next_offset:
-                queue.max_offset = (
-                    tail.next_offset
-                )  # one number, not two that both come from memory next time
+                # One number, not two that both have to come from memory next time.
+                queue.max_offset = tail.next_offset
             if tell:
                 arrivals.append((queue.topic, queue.queue_id, queue.max_offset, entries))
         self._stuck = stuck
