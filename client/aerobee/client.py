@@ -26,7 +26,7 @@ from aerobee.pull_consumer import PullConsumer
 from aerobee.reader import Reader
 from aerobee.routes import MessageQueue
 from aerobee.session import QueueSelection, Session, clock_ms
-from aerobee.start_at import AtOffset, Where, parse_where
+from aerobee.start_at import AtOffset, Where, floor_of, parse_where
 from aerobee.transactions import Checker, Transactions, TransactionsCheck
 from aerobee.watching import Watch
 
@@ -212,7 +212,8 @@ class Client:
     ) -> Reader:
         """Read a topic without a group.
 
-        start   "earliest", "latest", a logical offset (of every queue), a time (datetime, timedelta, "-1h")
+        start   "earliest", "latest", a logical offset (of every queue; nothing before it comes), a time (datetime,
+                timedelta, "-1h")
         end     where each queue ends, not included; "now" is what is there when reading starts; None goes on
         queues  some queues only: queue ids (on every broker) or `MessageQueue`s
         tags    "new || paid" or several texts; None reads every message
@@ -231,7 +232,12 @@ class Client:
 
         async def open_queues(opened: Fetcher) -> None:
             await session.open_queues(
-                opened, topic, queues, lambda queue: session.offsets.resolve(queue, begin), stop
+                opened,
+                topic,
+                queues,
+                lambda queue: session.offsets.resolve(queue, begin),
+                stop,
+                floor_of(begin),
             )
 
         return Reader(fetcher, open_queues)
@@ -266,7 +272,7 @@ class Client:
             return await session.offsets.resolve(queue, begin) if committed is None else committed
 
         async def open_queues(opened: Fetcher) -> None:
-            await session.open_queues(opened, topic, queues, start_of, stop)
+            await session.open_queues(opened, topic, queues, start_of, stop, floor_of(begin))
 
         return PullConsumer(
             group,

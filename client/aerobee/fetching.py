@@ -83,13 +83,14 @@ class _Fetched:
 class _Source:
     """Fetching state of one queue."""
 
-    __slots__ = ("broken", "end", "generation", "offset", "queue", "suggested_id", "task")
+    __slots__ = ("broken", "end", "floor", "generation", "offset", "queue", "suggested_id", "task")
 
-    def __init__(self, queue: MessageQueue, offset: int, end: int | None) -> None:
+    def __init__(self, queue: MessageQueue, offset: int, end: int | None, floor: int) -> None:
         self.queue = queue
         # Moved by the task of this queue and by seek().
         self.offset = offset
         self.end = end
+        self.floor = floor
         self.generation = 0
         self.suggested_id = MASTER_ID
         self.task: asyncio.Task[None] | None = None
@@ -140,15 +141,20 @@ class Fetcher:
     def closed(self) -> bool:
         return self._closed
 
-    def add(self, queue: MessageQueue, offset: int, end: int | None = None) -> None:
-        """Start to read `queue` at `offset`, up to (not including) `end`."""
-        source = _Source(queue, offset, end)
+    def add(self, queue: MessageQueue, offset: int, end: int | None = None, *, floor: int = 0) -> None:
+        """Start to read `queue` at `offset`, up to (not including) `end`.
+
+        No message before `floor` is handed out. A broker whose queue ends before `offset` sends readers back to that
+        end: one that has lost messages (then new ones must be read), or one whose queue still lags behind its log
+        (then they must not, by who asked for this very offset).
+        """
+        source = _Source(queue, offset, end, floor)
         self._sources[queue] = source
         self.positions[queue] = offset
         self._start(source)
 
-    def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Go on at `offset`. What was fetched of the queue and not handed out is dropped."""
+    def seek(self, queue: MessageQueue, offset: int, *, floor: int = 0) -> None:
+        """Go on at `offset`, `floor` as for `add`. What was fetched of the queue and not handed out is dropped."""
         source = self._sources.get(queue)
         if source is None:
             known = ", ".join(str(one) for one in self._sources) or "none"
@@ -158,6 +164,7 @@ class Fetcher:
         self.seeks += 1
         source.generation += 1
         source.offset = offset
+        source.floor = floor
         source.broken = None
         self.positions[queue] = offset
         for fetched in [one for one in self._buffer if one.source is source]:
@@ -224,13 +231,16 @@ class Fetcher:
         limit = self._client_config.decompressed_size_max
         records = self._decode(fetched)
         next_offset = fetched.next_offset
+        if fetched.offset < source.floor:
+            records = [record for record in records if record.queue_offset >= source.floor]
+            next_offset = max(next_offset, source.floor)
         if source.end is not None and records and records[-1].queue_offset >= source.end:
             records = [record for record in records if record.queue_offset < source.end]
             next_offset = min(next_offset, source.end)
         if (tags := self.filter.tags) is not None:
             records = [record for record in records if record.tags in tags]
         if source.broken is not None:
-            next_offset = records[-1].queue_offset + 1 if records else fetched.offset
+            next_offset = records[-1].queue_offset + 1 if records else max(fetched.offset, source.floor)
         self.positions[queue] = next_offset
         messages = [Message(record, broker_name, limit) for record in records]
         return MessageBatch(queue, messages, next_offset, fetched.min_offset, fetched.max_offset)

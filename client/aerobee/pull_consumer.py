@@ -15,7 +15,7 @@ from aerobee.filters import Filter
 from aerobee.message import Message, MessageBatch
 from aerobee.offsets import Offsets
 from aerobee.routes import MessageQueue
-from aerobee.start_at import Where, parse_where
+from aerobee.start_at import Where, floor_of, parse_where
 
 __all__ = ["PullConsumer"]
 
@@ -140,7 +140,7 @@ class PullConsumer:
             raise InvalidMessage(f"{unknown[0]} is not being read here")
         found = await asyncio.gather(*(self._offsets.resolve(one, position) for one in chosen))
         for one, offset in zip(chosen, found, strict=True):
-            self._fetcher.seek(one, offset)
+            self._fetcher.seek(one, offset, floor=floor_of(position))
 
     async def close(self) -> None:
         """Stop reading and leave the group."""

@@ -62,8 +62,8 @@ class Reader:
         return dict(self._fetcher.positions)
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Go on with `queue` at `offset`; messages fetched ahead are dropped."""
-        self._fetcher.seek(queue, offset)
+        """Go on with `queue` at `offset`, with nothing before it; messages fetched ahead are dropped."""
+        self._fetcher.seek(queue, offset, floor=offset)
 
     async def close(self) -> None:
         """Stop reading."""

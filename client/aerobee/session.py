@@ -204,8 +204,12 @@ class Session:
         selection: QueueSelection,
         start_of: Callable[[MessageQueue], Awaitable[int]],
         end: Position | None,
+        floor: int = 0,
     ) -> None:
-        """Give the fetcher its queues; one that reads everything without end also gets queues added later."""
+        """Give the fetcher its queues; one that reads everything without end also gets queues added later.
+
+        `floor` as for `Fetcher.add`, where a queue does not start before it.
+        """
         route = await self.routes.for_subscribe(topic)
         chosen = _select_queues(route, selection)
         if isinstance(fetcher.filter, SqlFilter):
@@ -216,7 +220,7 @@ class Session:
             ends = await asyncio.gather(*(self._end_of(queue, end) for queue in chosen))
         starts = await asyncio.gather(*(start_of(queue) for queue in chosen))
         for queue, offset, stop in zip(chosen, starts, ends, strict=True):
-            fetcher.add(queue, offset, stop)
+            fetcher.add(queue, offset, stop, floor=min(offset, floor))
         if selection is None and end is None:
             self._followers[fetcher] = topic
 

@@ -17,7 +17,7 @@ from typing import Final
 
 from aerobee.errors import InvalidMessage
 
-__all__ = ["AtOffset", "AtTime", "Position", "QueueEnd", "Where", "parse_where"]
+__all__ = ["AtOffset", "AtTime", "Position", "QueueEnd", "Where", "floor_of", "parse_where"]
 
 
 class QueueEnd(Enum):
@@ -65,6 +65,11 @@ def parse_where(where: Where, now_ms: int) -> Position:
         case str():
             return _parse_text(where.strip(), now_ms)
     raise InvalidMessage(f"position {where!r} is not {_FORMS}")
+
+
+def floor_of(position: Position) -> int:
+    """The offset before which nothing may be handed out: that of who asks for an offset."""
+    return position.offset if isinstance(position, AtOffset) else 0
 
 
 def _offset(offset: int) -> AtOffset:

@@ -222,6 +222,41 @@ async def test_an_offset_that_has_moved_is_followed() -> None:
         assert await bodies(mq.reader("T", end="now")) == numbers(6, 10)
 
 
+def moved_back(offset: int) -> Response:
+    """What a broker says to who asks for more than its queue holds, for now or for ever."""
+    return Response(
+        ResponseCode.PULL_OFFSET_MOVED, ext={"nextBeginOffset": str(offset), "maxOffset": str(offset)}
+    )
+
+
+async def test_nothing_before_the_offset_asked_for_comes_from_a_queue_that_lags() -> None:
+    async with filled() as (cluster, mq):
+        cluster.broker.script(PULL, moved_back(2))
+        assert await bodies(mq.reader("T", start=4, end=8)) == numbers(4, 8)
+        cluster.broker.script(PULL, moved_back(2))
+        batches = [batch async for batch in mq.reader("T", start=4, end=4 + 1).batches()]
+        assert [(batch.next_offset, [one.body for one in batch]) for batch in batches] == [(5, [b"4"])]
+
+
+async def test_nothing_before_the_offset_sought_comes_from_a_queue_that_lags() -> None:
+    async with filled() as (cluster, mq), mq.reader("T") as reader:
+        messages = aiter(reader)
+        assert (await anext(messages)).body == b"0"
+        cluster.broker.script(PULL, moved_back(3))
+        reader.seek(Q0, 7)
+        assert [(await anext(messages)).body for _ in range(3)] == numbers(7, 10)
+
+
+async def test_a_queue_that_lost_its_end_is_read_from_its_new_end() -> None:
+    """Who reads "latest" has named no offset: what is new is read, though its offsets have been there before."""
+    async with filled() as (cluster, mq):
+        reader = mq.reader("T", start="latest")
+        cluster.broker.script(PULL, moved_back(6))
+        async with reader:
+            messages = aiter(reader)
+            assert [(await anext(messages)).body for _ in range(4)] == numbers(6, 10)
+
+
 async def test_a_suggested_slave_is_pulled_from() -> None:
     async with filled(40) as (cluster, mq), fake_cluster() as other:
         slave = other.broker

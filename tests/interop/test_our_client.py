@@ -9,6 +9,7 @@ import pytest
 
 import official
 from aerobee import Client, Message, OutgoingMessage
+from client_scenarios import shown
 from clusters import Cluster, start_cluster
 from plain_remoting import make_topic
 from traffic import ByTag, Ledger, Piece, by_tag, pieces
@@ -51,6 +52,7 @@ async def test_our_readers_get_what_an_official_producer_sent(served: Cluster) -
     )
     sent = by_tag(report)
     async with Client(served.nameserver.address) as client:
+        await shown(client, "FromJava", sum(count for count, _ in sent.values()))
         everything = await read(client.reader("FromJava", end="now"), "FromJava")
         filtered = await read(client.reader("FromJava", end="now", tags="TagB || TagC"), "FromJava")
         async with client.pull_consumer("from-java", "FromJava", end="now") as consumer:

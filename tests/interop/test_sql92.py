@@ -15,6 +15,7 @@ import pytest
 import official
 from aerobee import BrokerRefused, Client, SqlFilter
 from aerobee_proto.sql92 import SqlError, SqlValueError, compile_sql
+from client_scenarios import shown
 from clusters import Cluster, start_cluster
 from plain_remoting import make_topic
 from proto.sql92_corpus import VALUES, expressions, property_sets
@@ -109,6 +110,7 @@ async def test_our_client_selects_on_both_brokers(filtering: Cluster) -> None:
             await producer.send(
                 "Numbers", b"%d" % number, tags="TagA" if number % 2 else "TagB", properties=properties
             )
+        await shown(client, "Numbers", sum(before.values()) + 100)
         for expression, expected in CHOICES.items():
             async with client.pull_consumer(
                 "chooser", "Numbers", end="now", filter=SqlFilter(expression)
