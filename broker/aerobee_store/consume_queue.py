@@ -11,7 +11,7 @@ Invariants
 - Every file holds at least one entry that is data: a file is created together with its first entry.
 - Nothing here that the commit log cannot rebuild: recovery cuts the tail and it is dispatched again.
 
-Threads: one thread calls everything except flush(), which may run in another while entries are put.
+Threads: one thread calls everything except unflushed() and flushed(), which another may call while entries are put.
 """
 
 import struct
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from aerobee_store import failpoints
 from aerobee_store.errors import CorruptStore, StoreError
-from aerobee_store.io import WRITE_CALL_MIN, StoreIo
+from aerobee_store.io import WRITE_CALL_MIN, DataFile, StoreIo
 from aerobee_store.mapped_files import MappedFile, MappedFileQueue
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "ConsumeQueueEntry",
     "QueueOutOfOrder",
     "QueueRecovery",
+    "Unflushed",
     "tags_of",
 ]
 
@@ -159,7 +160,7 @@ class ConsumeQueue:
         self._map: mmap | None = None
         self._map_base = 0
         self._map_end = 0
-        # Moved by flush() only, and back by a cut.
+        # Moved by flushed() only, and back by a cut.
         self._flushed_offset = 0
 
     # --- loading and recovery --------------------------------------------------------------------------
@@ -420,23 +421,21 @@ class ConsumeQueue:
             position += len(piece)
             rest = rest[len(piece) :]
 
-    def flush(self) -> list[Path]:
-        """Make every entry put before this call durable. OSError is final for the store.
-
-        The folders returned must be synced too: a file is new.
-        """
+    def unflushed(self) -> "Unflushed | None":
+        """What has to be synced to make every entry put before this call durable; None when nothing has."""
         target = self.max_offset
         flushed = self._flushed_offset * ENTRY_SIZE
         if flushed >= target * ENTRY_SIZE:
-            return []
+            return None
         failpoints.hit("consume_queue.before_sync")
         folders = self._files.take_new()
-        for file in self._files.files:
-            if file.end > flushed:
-                file.data.sync()
+        files = [file.data for file in self._files.files if file.end > flushed]
+        return Unflushed(self, target, files, folders)
+
+    def flushed(self, unflushed: "Unflushed") -> None:
+        """It has been synced."""
         failpoints.hit("consume_queue.after_sync")
-        self._flushed_offset = target
-        return folders
+        self._flushed_offset = min(unflushed.max_offset, self.max_offset)
 
     # --- reading ---------------------------------------------------------------------------------------
 
@@ -549,6 +548,15 @@ class ConsumeQueue:
         if not holds:
             path = self._files.folder if file is None else file.data.path
             raise CorruptStore(path, position, reason, "cut the queue and dispatch it again from the log")
+
+
+class Unflushed(NamedTuple):
+    """Files, and folders if a file is new, to be synced before the queue is on disk up to `max_offset`."""
+
+    queue: ConsumeQueue
+    max_offset: int
+    files: list[DataFile]
+    folders: list[Path]
 
 
 @dataclass(slots=True, frozen=True)

@@ -20,6 +20,8 @@ import os
 import shutil
 import sys
 import threading
+from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -27,6 +29,7 @@ import numpy as np
 
 from aerobee_store import failpoints
 from aerobee_store.errors import CorruptStore, StoreFull, StoreLocked
+from aerobee_store.file_system import FileSystem, file_system_of
 
 __all__ = [
     "WRITE_CALL_MIN",
@@ -44,6 +47,7 @@ Buffer = bytes | bytearray | memoryview
 
 _ZERO_CHUNK = 1 << 20
 _SPACE_STEP = 1 << 16  # bytes that a file opened with `room` is given at least
+_SYNC_WHOLE_MIN = 256  # files of a file system from which it is synced as a whole
 _PAGE = mmap.PAGESIZE
 WRITE_CALL_MIN = 400  # bytes from which writes are calls; two records are longer (see _DiskFile.write)
 # What is not there now and may be later, without anything being wrong with the disk: space, quota, inodes (the first
@@ -165,6 +169,12 @@ class StoreIo(Protocol):
     def sync_folder(self, path: Path) -> None:
         """Make creations and removals inside `path` durable."""
 
+    def sync_all(self, files: Sequence[DataFile], folders: Sequence[Path]) -> None:
+        """As sync() of every file and then sync_folder() of every folder, for any number of them.
+
+        Files that are closed and folders that are removed meanwhile are passed over. OSError names one that failed.
+        """
+
     def lock(self, path: Path) -> LockHandle:
         """Take the exclusive lock on `path` without waiting; StoreLocked when another holds it."""
 
@@ -176,7 +186,7 @@ class StoreIo(Protocol):
 
 
 class _DiskFile:
-    __slots__ = ("_closing", "_fd", "_map", "_room", "_space", "path", "size", "view")
+    __slots__ = ("_closing", "_fd", "_map", "_room", "_space", "file_system", "path", "size", "view")
 
     def __init__(self, path: Path, fd: int, size: int, *, writable: bool, space: int | None = None) -> None:
         """`space` bytes from the beginning are allocated, and pages come one by one; None: all of the file."""
@@ -187,6 +197,8 @@ class _DiskFile:
         # fine, and what is certain to be allocated. The second holds the first.
         self._room = (0, size if space is None else 0)
         self._space = (0, size if space is None else space)
+        # Of files that there are many of, where it can be synced as a whole. Held as long as the file is open.
+        self.file_system: FileSystem | None = None if space is None else file_system_of(fd, path.parent)
         # A sync in another thread and a close must not meet: the descriptor's number is used again.
         self._closing = threading.Lock()
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
@@ -327,6 +339,7 @@ class _DiskFile:
         with self._closing:
             os.close(self._fd)
             self._fd = -1
+        self.file_system = None
 
 
 class _DiskLock:
@@ -491,6 +504,21 @@ class DiskIo:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+    def sync_all(self, files: Sequence[DataFile], folders: Sequence[Path]) -> None:
+        together = defaultdict[FileSystem, int](int)
+        for file in files:
+            if isinstance(file, _DiskFile) and (system := file.file_system) is not None:
+                together[system] += 1
+        durable = {system for system, count in together.items() if count >= _SYNC_WHOLE_MIN and system.sync()}
+        devices = {system.device for system in durable}
+        for file in files:
+            if not isinstance(file, _DiskFile) or file.file_system not in durable:
+                file.sync()
+        for folder in folders:
+            with contextlib.suppress(FileNotFoundError):
+                if folder.stat().st_dev not in devices:
+                    self.sync_folder(folder)
 
     def lock(self, path: Path) -> LockHandle:
         self.make_folder(path.parent)

@@ -117,12 +117,14 @@ class QueueTable:
 
     def flush(self) -> None:
         """Make every entry put before this call durable. OSError is final for the store."""
-        folders: dict[Path, None] = {}  # of new files, each once however many queues a topic got
-        for queue in self:
-            folders.update(dict.fromkeys(queue.flush()))
-        for folder in folders:
-            if folder.is_relative_to(self.folder.parent):
-                self._io.sync_folder(folder)
+        work = [unflushed for queue in self if (unflushed := queue.unflushed()) is not None]
+        files = [file for unflushed in work for file in unflushed.files]
+        # Of new files; each folder once however many queues a topic got.
+        folders = dict.fromkeys(folder for unflushed in work for folder in unflushed.folders)
+        within = [folder for folder in folders if folder.is_relative_to(self.folder.parent)]
+        self._io.sync_all(files, within)
+        for unflushed in work:
+            unflushed.queue.flushed(unflushed)
 
     def close(self) -> None:
         """Close all files; views handed out stay readable. Nothing is flushed."""

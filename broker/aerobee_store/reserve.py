@@ -14,7 +14,7 @@ Threads: everything may be called by any thread.
 
 import errno
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -129,6 +129,10 @@ class ReservedIo:
     def sync_folder(self, path: Path) -> None:
         """As the disk's own."""
         self._io.sync_folder(path)
+
+    def sync_all(self, files: Sequence[DataFile], folders: Sequence[Path]) -> None:
+        """As the disk's own."""
+        self._io.sync_all(files, folders)
 
     def lock(self, path: Path) -> LockHandle:
         """As the disk's own, with the reserve."""

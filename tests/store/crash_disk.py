@@ -14,14 +14,14 @@ A sector keeps its old bytes or gets its new ones: no log survives a disk that d
 
 import errno
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from aerobee_store.errors import CorruptStore, StoreLocked
-from aerobee_store.io import Buffer, FolderEntry, LockHandle
+from aerobee_store.io import Buffer, DataFile, FolderEntry, LockHandle
 
 __all__ = ["CrashIo", "Disk", "Step", "Survival", "survivals"]
 
@@ -465,6 +465,12 @@ class CrashIo:
 
     def sync_folder(self, path: Path) -> None:
         self.take(("sync folder", str(path)))
+
+    def sync_all(self, files: Sequence[DataFile], folders: Sequence[Path]) -> None:
+        for file in files:
+            file.sync()
+        for folder in folders:
+            self.sync_folder(folder)
 
     def lock(self, path: Path) -> LockHandle:
         name = str(path)

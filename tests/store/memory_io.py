@@ -8,11 +8,12 @@ in the middle of things.
 """
 
 import errno
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
 from aerobee_store.errors import CorruptStore, StoreFull, StoreLocked
-from aerobee_store.io import Buffer, FolderEntry, LockHandle
+from aerobee_store.io import Buffer, DataFile, FolderEntry, LockHandle
 
 PAGE_SIZE = 4096
 
@@ -260,6 +261,12 @@ class MemoryIo:
         self.count_sync(path)
         for gone in [p for p in self._removed if p.parent == path]:
             del self._removed[gone]
+
+    def sync_all(self, files: Sequence[DataFile], folders: Sequence[Path]) -> None:
+        for file in files:
+            file.sync()
+        for folder in folders:
+            self.sync_folder(folder)
 
     def lock(self, path: Path) -> LockHandle:
         if path in self._locked:

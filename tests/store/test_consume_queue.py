@@ -17,7 +17,7 @@ from aerobee_store.consume_queue import (
     QueueOutOfOrder,
 )
 from aerobee_store.errors import CorruptStore, StoreFull
-from aerobee_store.io import DataFile, DiskIo
+from aerobee_store.io import DataFile, DiskIo, StoreIo
 from store.golden_cases import GoldenLog, expectation, open_queues, unpack
 from store.torn_io import RememberingFile, RememberingIo, leave_only
 
@@ -495,18 +495,25 @@ class SyncCountingIo(DiskIo):
         return file
 
 
+def flush(queue: ConsumeQueue, io: StoreIo) -> None:
+    """What the queue table does with all its queues."""
+    if unflushed := queue.unflushed():
+        io.sync_all(unflushed.files, unflushed.folders)
+        queue.flushed(unflushed)
+
+
 def test_flush_syncs_the_files_that_grew(tmp_path: Path) -> None:
     queue = ConsumeQueue("T", 0, tmp_path / "T" / "0", FILE_SIZE, io := SyncCountingIo())
     queue.put_entries(0, packed(0, 3))
-    queue.flush()
-    queue.flush()
+    flush(queue, io)
+    flush(queue, io)
     assert [int(name) for name in io.synced] == [0]
     queue.put_entries(3, packed(3, PER_FILE))
     assert [int(name) for name in io.synced] == [0, 0]  # it has its length before there is another file
-    queue.flush()
+    flush(queue, io)
     assert [int(name) for name in io.synced] == [0, 0, 0, FILE_SIZE]
     queue.put_entries(3 + PER_FILE, packed(3 + PER_FILE, 1))
-    queue.flush()
+    flush(queue, io)
     assert [int(name) for name in io.synced] == [0, 0, 0, FILE_SIZE, FILE_SIZE]
 
 
@@ -515,7 +522,7 @@ def test_a_failed_sync_is_reported(tmp_path: Path) -> None:
     queue.put_entries(0, packed(0, 3))
     io.broken = True
     with pytest.raises(OSError, match="injected"):
-        queue.flush()
+        flush(queue, io)
 
 
 # --- check -----------------------------------------------------------------------------------------------
