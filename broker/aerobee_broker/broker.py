@@ -319,7 +319,16 @@ class Broker:
         self._later("held pulls", HELD_PULL_SWEEP_S, self._sweep_held_pulls)
 
     def _later(self, name: str, delay_s: float, call: Callable[[], None]) -> None:
-        self._timers[name] = asyncio.get_running_loop().call_later(delay_s, call)
+        self._timers[name] = asyncio.get_running_loop().call_later(delay_s, self._call, name, call)
+
+    def _call(self, name: str, call: Callable[[], None]) -> None:
+        """Work of a timer, watched like a task: asyncio would log what breaks it, and nobody would do it again."""
+        try:
+            call()
+        except Exception as broken:
+            if not self.disk_has_failed:
+                log.exception("broker.task_failed", task=name)
+            self._fail(broken)
 
     def _disconnected(self, connection: Connection) -> None:
         if self._pulls is not None:

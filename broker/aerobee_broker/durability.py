@@ -209,7 +209,13 @@ class Durability:
             done = self._settling.popleft()[1]
             if not done.done():
                 done.set_result(None)
-        self._on_flushed(offset)
+        try:
+            self._on_flushed(offset)
+        except Exception as broken:  # asyncio would log it and go on, with readers that see nothing new
+            if not self._store.has_failed:
+                log.exception("broker.task_failed", task="confirm")
+            self.fail(broken)
+            return
         if self._sync and self._store.end_offset > offset:
             self._begin_sync()
 

@@ -254,6 +254,27 @@ async def test_a_sync_that_fails_in_the_background_ends_the_broker_too(tmp_path:
     assert (tmp_path / "abort").exists()
 
 
+@pytest.mark.parametrize("work", ["build_index", "confirm"])
+async def test_a_fault_in_work_of_the_loop_ends_the_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str
+) -> None:
+    """Index work is done by a timer, dispatch behind a sync: neither has a task that could be watched."""
+
+    def fault(*_: object, **__: object) -> None:
+        raise ValueError("a fault of ours")
+
+    with capture_logs() as logs:
+        async with running_broker(tmp_path) as broker, talking(broker) as client:
+            monkeypatch.setattr(broker.services.store, work, fault)
+            assert (await client.put("T", KEYS="k")).code == ResponseCode.SUCCESS
+            async with asyncio.timeout(5):
+                assert isinstance(await asyncio.shield(broker.failed), ValueError)
+            monkeypatch.undo()
+    assert event(logs, "broker.task_failed")["task"] in {"index", "confirm"}
+    async with running_broker(tmp_path) as broker, talking(broker) as client:
+        assert [record.body for record in await client.records("T")] == [b"hello"]
+
+
 async def test_a_sync_of_the_queues_that_fails_ends_the_broker_too(tmp_path: Path) -> None:
     disk = FaultyDisk()
     settings: dict[str, Any] = {"flush_interval_consume_queue": 1, "flush_interval_commit_log": 60_000}

@@ -84,16 +84,22 @@ class Scene:
         self.failures: list[Exception] = []
         self.failed = asyncio.Event()
         self.stats = BrokerStats("c", 0)
+        self.confirm_error: Exception | None = None
         options: dict[str, Any] = {"sync": True, "flush_interval_ms": 60_000, "sync_flush_timeout_ms": 60_000}
         self.durability = Durability(
             self.disk,
             late_code=LATE,
             failed_code=FAILED,
-            on_flushed=self.flushed.append,
+            on_flushed=self._flushed,
             on_failure=self._fail,
             meter=self.stats,
             **(options | settings),
         )
+
+    def _flushed(self, offset: int) -> None:
+        self.flushed.append(offset)
+        if self.confirm_error is not None:
+            raise self.confirm_error
 
     def _fail(self, failure: Exception) -> None:
         self.failures.append(failure)
@@ -202,6 +208,22 @@ async def test_a_failed_sync_refuses_what_waits(sync: Scene) -> None:
     await sync.failed.wait()
     assert sync.failures == [sync.disk.error]
     assert sync.flushed == []
+
+
+async def test_a_fault_behind_a_sync_ends_it_and_leaves_nobody_waiting(sync: Scene) -> None:
+    """The first send is durable and answered; what waits for the next sync is refused, not left without an answer."""
+    first, during = Client(), Client()
+    sync.answer(first)
+    await sync.disk.begun.get()
+    sync.answer(during)
+    sync.confirm_error = error = ValueError("a fault of ours")
+    sync.disk.let_go()
+    assert await first.received(1) == [b"ok"]
+    assert await during.received(1) == [b"ok 14"]
+    assert sync.failures == [error]
+    later = Client()
+    sync.answer(later)
+    assert await later.received(1) == [b"ok 14"]
 
 
 async def test_a_failed_sync_is_final(sync: Scene) -> None:
