@@ -341,8 +341,9 @@ class Broker:
     async def _run_upkeep(self, services: Services) -> None:
         """Bring queues, index and checkpoint to the disk, and make the next log file ahead of its use.
 
-        With thousands of queues one round of syncs takes its time, and each lets the sends that follow wait for the
-        file system. Then rounds are rare; what is not on the disk is read from the log again after a crash.
+        With thousands of queues a round takes its time where they have to be synced one by one, and each sync lets the
+        sends that follow wait for the file system. Then rounds are rare; what is not on the disk is read from the log
+        again after a crash.
         """
         loop = asyncio.get_running_loop()
         next_sync = loop.time()
