@@ -115,8 +115,8 @@ class QueueTable:
         for topic in self.topics:
             self.delete_topic(topic)
 
-    def flush(self) -> None:
-        """Make every entry put before this call durable. OSError is final for the store."""
+    def flush(self) -> int:
+        """Make every entry put before this call durable; how many files were synced. OSError is final for the store."""
         work = [unflushed for queue in self if (unflushed := queue.unflushed()) is not None]
         files = [file for unflushed in work for file in unflushed.files]
         # Of new files; each folder once however many queues a topic got.
@@ -125,6 +125,7 @@ class QueueTable:
         self._io.sync_all(files, within)
         for unflushed in work:
             unflushed.queue.flushed(unflushed)
+        return len(files)
 
     def close(self) -> None:
         """Close all files; views handed out stay readable. Nothing is flushed."""

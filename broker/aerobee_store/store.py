@@ -424,8 +424,11 @@ class MessageStore:
         self._log_timestamp = max(newest, self._log_timestamp)
         return flushed
 
-    def flush_queues(self) -> None:
-        """Make queues and index durable, as far as they are written. Errors as flush_disk()."""
+    def flush_queues(self) -> int:
+        """Make queues and index durable, as far as they are written; how many files of queues were synced.
+
+        Errors as flush_disk().
+        """
         if self._poison is not None:
             raise StorePoisoned(self._poison)
         confirmed, stamp = self._dispatcher.confirmed_offset, self._dispatcher.confirmed_timestamp
@@ -434,7 +437,7 @@ class MessageStore:
         settled = not self._dispatcher.is_stuck
         what = "consume queue"
         try:
-            self._queues.flush()
+            count = self._queues.flush()
             what = "index"
             if self._config.index_enabled:
                 self._index.flush()
@@ -446,6 +449,7 @@ class MessageStore:
             self._index_end, self._index_last = min(indexed, confirmed), index_last
             self._queue_timestamp = max(stamp, self._queue_timestamp)
             self._index_timestamp = max(self._index.full_timestamp, self._index_timestamp)
+        return count
 
     def write_checkpoint(self) -> None:
         """Write how far everything is on disk. Errors as flush_disk()."""

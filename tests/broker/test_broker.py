@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from aerobee_broker.broker import Broker
+from aerobee_broker.broker import Broker, sync_pause_s
 from aerobee_proto.bodies import SubscriptionGroupConfig, TopicConfig
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.message_ids import decode_offset_message_id
@@ -293,6 +293,15 @@ async def test_a_sync_of_the_queues_that_fails_ends_the_broker_too(tmp_path: Pat
     assert told["what"] in {"consume queue", "checkpoint"}
     assert [entry for entry in logs if entry["log_level"] == "error"] == [told]
     assert (tmp_path / "abort").exists()
+
+
+@pytest.mark.parametrize(
+    ("took_s", "file_count", "pause_s"),
+    [(0.002, 8, 0.02), (0.3, 8_000, 16.0), (4.0, 8_000, 40.0), (12.0, 8_000, 60.0), (1.0, 100_000, 60.0)],
+    ids=["few queues", "many at once", "many one by one", "a slow disk", "very many"],
+)
+def test_rounds_of_syncs_are_as_rare_as_they_are_dear(took_s: float, file_count: int, pause_s: float) -> None:
+    assert sync_pause_s(took_s, file_count) == pytest.approx(pause_s)
 
 
 async def fill(client: Talker, bodies: list[bytes]) -> list[int]:
