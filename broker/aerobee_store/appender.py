@@ -34,10 +34,10 @@ from aerobee_store.index import KeyedRecord
 from aerobee_store.messages import Appended, NewMessage, PutStatus
 from aerobee_store.queue_table import QueueTable
 
-__all__ = ["Appender", "PendingBatch", "QueueTail", "Touched"]
+__all__ = ["Appender", "PendingBatch", "Touched"]
 
 # (queue, logical offset of the first entry, packed entries)
-Touched = tuple["QueueTail", int, bytes]
+Touched = tuple[ConsumeQueue, int, bytes]
 
 _TOPIC_SIZE_MAX = 255  # that of a folder name; which topics may be that long is decided by the broker
 _PROPERTIES_SIZE_MAX = 32767
@@ -48,27 +48,6 @@ _PREPARED, _ROLLBACK = 0x4, 0xC
 _CRC_MASK = 0x7FFFFFFF
 _QUEUE_ID_MAX = 0x7FFFFFFF
 _SIDE_BY_SIDE_MAX = 1024  # queues of a topic
-
-
-class QueueTail:
-    """The growing end of a queue: which offset comes next, and what is not in the queue's file yet.
-
-    next_offset >= consume_queue.max_offset; the difference was appended and is not dispatched.
-    """
-
-    __slots__ = ("consume_queue", "deleted", "fresh", "is_schedule", "magic", "next_offset", "prefix")
-
-    def __init__(self, consume_queue: ConsumeQueue, magic: int, prefix: bytes) -> None:
-        self.consume_queue = consume_queue
-        # How the topic is written into records: with which magic, and its length field and name.
-        self.magic = magic
-        self.prefix = prefix
-        self.is_schedule = consume_queue.topic == SCHEDULE_TOPIC
-        self.next_offset = consume_queue.max_offset
-        # The topic was deleted while messages of it waited for dispatch; they have no queue any more.
-        self.deleted = False
-        # Packed entries of the batch that is being appended; empty in between.
-        self.fresh = b""
 
 
 class PendingBatch(NamedTuple):
@@ -96,22 +75,21 @@ class Appender:
         )
         # Grow with what is written to, shrink when topics are deleted. By queue id, as far as _SIDE_BY_SIDE_MAX: with
         # a thousand topics a tuple costs one look into memory, a dictionary three. What lies beyond is in the other.
-        self._tails: dict[str, tuple[QueueTail | None, ...]] = {}
-        self._far_tails: dict[str, dict[int, QueueTail]] = {}
+        self._near: dict[str, tuple[ConsumeQueue | None, ...]] = {}
+        self._far: dict[str, dict[int, ConsumeQueue]] = {}
         # Filled here, emptied by the dispatcher.
         self.pending: deque[PendingBatch] = deque()
 
     def forget_topic(self, topic: str) -> None:
         """The topic's queues were deleted: what comes next starts new ones."""
-        for tail in self._tails_of(topic):
-            tail.deleted = True
-        self._tails.pop(topic, None)
-        self._far_tails.pop(topic, None)
+        for queue in self._queues_of(topic):
+            queue.deleted = True
+        self._near.pop(topic, None)
+        self._far.pop(topic, None)
 
     def next_offset(self, queue: ConsumeQueue) -> int:
         """The offset that the next message of the queue will get."""
-        tail = self._known_tail(queue.topic, queue.queue_id)
-        return tail.next_offset if tail is not None else queue.max_offset
+        return max(queue.next_offset, queue.max_offset)
 
     def append(self, messages: Sequence[NewMessage], store_timestamp: int) -> list[Appended]:
         """Store the messages in order, all with one store time; one answer per message.
@@ -123,7 +101,7 @@ class Appender:
         # One loop with everything in locals: 2.3 us a message at 64 a batch against 4.1 us as methods
         # (bench/micro_store.py).
         log = self._log
-        tails = self._tails
+        near = self._near
         body_size_max = self._config.body_size_max
         checksum = self._config.record_checksum
         property_crc = self._config.append_property_crc
@@ -139,7 +117,7 @@ class Appender:
         ok = PutStatus.PUT_OK
         parts: list[bytes] = []
         answers: list[Appended] = []
-        touched: list[QueueTail] = []
+        touched: list[ConsumeQueue] = []
         index_items: list[KeyedRecord] = []
         for message in messages:
             topic = message.topic
@@ -156,10 +134,10 @@ class Appender:
                 answers.append(_refused(PutStatus.MESSAGE_ILLEGAL))
                 continue
             queue_id = message.queue_id
-            of_topic = tails.get(topic, ())
+            of_topic = near.get(topic, ())
             queue = of_topic[queue_id] if 0 <= queue_id < len(of_topic) else None
             if queue is None:
-                queue = self._tail(topic, queue_id)
+                queue = self._queue(topic, queue_id)
                 if queue is None:
                     answers.append(_refused(PutStatus.MESSAGE_ILLEGAL))
                     continue
@@ -244,7 +222,7 @@ class Appender:
         return answers
 
     def _remember(
-        self, store_timestamp: int, touched: list[QueueTail], index_items: list[KeyedRecord]
+        self, store_timestamp: int, touched: list[ConsumeQueue], index_items: list[KeyedRecord]
     ) -> None:
         work: list[Touched] = []
         for queue in touched:
@@ -259,59 +237,58 @@ class Appender:
         for message in messages:
             if len(remove_checksums(message.properties)) + self._reserve > _PROPERTIES_SIZE_MAX:
                 return [_refused(PutStatus.PROPERTIES_SIZE_EXCEEDED) for _ in messages]
-            tail = self._tail(message.topic, message.queue_id)
-            if tail is None or len(message.body) > self._config.body_size_max or not _fields_fit(message):
+            queue = self._queue(message.topic, message.queue_id)
+            if queue is None or len(message.body) > self._config.body_size_max or not _fields_fit(message):
                 return [_refused(PutStatus.MESSAGE_ILLEGAL) for _ in messages]
-            size += self._record_size(message, tail)
+            size += self._record_size(message, queue)
         if size > self._record_size_max:
             return [_refused(PutStatus.MESSAGE_ILLEGAL) for _ in messages]
         if size > self._log.room() - BLANK_SIZE_MIN:
             self._log.roll()
         return self.append(messages, store_timestamp)
 
-    def _record_size(self, message: NewMessage, tail: QueueTail) -> int:
+    def _record_size(self, message: NewMessage, queue: ConsumeQueue) -> int:
         hosts = len(message.born_host) + len(message.store_host)
         properties = len(remove_checksums(message.properties)) + self._reserve
-        return 74 + hosts + len(message.body) + len(tail.prefix) + properties
+        return 74 + hosts + len(message.body) + len(queue.prefix) + properties
 
-    def _tail(self, topic: str, queue_id: int) -> QueueTail | None:
-        """The end of the queue, made at its first use; None if there can be no such queue, or no record of it."""
-        tail = self._known_tail(topic, queue_id)
-        if tail is not None:
-            return tail
+    def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """The queue, got ready at its first use; None if there can be no such queue, or no record of it."""
+        near = self._near.get(topic, ())
+        known = near[queue_id] if 0 <= queue_id < len(near) else self._far.get(topic, {}).get(queue_id)
+        if known is not None:
+            return known
         form = self._form(topic)
         if form is None or not 0 <= queue_id <= _QUEUE_ID_MAX:
             return None
         try:
-            tail = QueueTail(self._queues.get_or_create(topic, queue_id), *form)
+            queue = self._queues.get_or_create(topic, queue_id)
         except StoreError:
             return None
-        self._remember_tail(topic, queue_id, tail)
-        return tail
+        queue.magic, queue.prefix = form
+        queue.is_schedule = topic == SCHEDULE_TOPIC
+        queue.next_offset = queue.max_offset
+        self._remember_queue(queue)
+        return queue
 
-    def _known_tail(self, topic: str, queue_id: int) -> QueueTail | None:
-        near = self._tails.get(topic, ())
-        if 0 <= queue_id < len(near):
-            return near[queue_id]
-        return self._far_tails.get(topic, {}).get(queue_id)
-
-    def _remember_tail(self, topic: str, queue_id: int, tail: QueueTail) -> None:
+    def _remember_queue(self, queue: ConsumeQueue) -> None:
+        topic, queue_id = queue.topic, queue.queue_id
         if queue_id >= _SIDE_BY_SIDE_MAX:
-            self._far_tails.setdefault(topic, {})[queue_id] = tail
+            self._far.setdefault(topic, {})[queue_id] = queue
             return
-        near = list(self._tails.get(topic, ()))
+        near = list(self._near.get(topic, ()))
         near += [None] * (queue_id + 1 - len(near))
-        near[queue_id] = tail
-        self._tails[topic] = tuple(near)
+        near[queue_id] = queue
+        self._near[topic] = tuple(near)
 
-    def _tails_of(self, topic: str) -> Iterator[QueueTail]:
-        yield from (tail for tail in self._tails.get(topic, ()) if tail is not None)
-        yield from self._far_tails.get(topic, {}).values()
+    def _queues_of(self, topic: str) -> Iterator[ConsumeQueue]:
+        yield from (queue for queue in self._near.get(topic, ()) if queue is not None)
+        yield from self._far.get(topic, {}).values()
 
     def _form(self, topic: str) -> tuple[int, bytes] | None:
         """Magic and prefix of the topic's records, one object for all its queues; None if no record can carry it."""
-        for tail in self._tails_of(topic):
-            return tail.magic, tail.prefix
+        for queue in self._queues_of(topic):
+            return queue.magic, queue.prefix
         name = topic.encode()
         if not name:
             return None

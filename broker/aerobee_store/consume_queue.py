@@ -121,13 +121,19 @@ class ConsumeQueue:
         "_files",
         "_first_data",
         "_flushed_offset",
+        "_last_end",
+        "_left",
         "_map",
         "_map_base",
-        "_map_end",
         "_writable",
-        "last_physical_end",
+        "deleted",
+        "fresh",
+        "is_schedule",
+        "magic",
         "max_offset",
         "min_offset",
+        "next_offset",
+        "prefix",
         "queue_id",
         "topic",
     )
@@ -153,13 +159,25 @@ class ConsumeQueue:
         self.min_offset = 0
         self.max_offset = 0
         self._first_data = 0
-        # One past the last byte of the newest record; -1 without one.
-        self.last_physical_end = -1
-        # The map of the last file, the byte of the row where it begins, and the one up to which entries may be stored
-        # in it at once; set by _see_window(), ended (0) by whatever moves the end of the queue in another way.
+        # As last_physical_end says; None when the newest entry has to be asked.
+        self._last_end: int | None = -1
+        # The map of the last file, the byte of the row where it begins, and how many entries may be stored in it at
+        # once, at the end of the queue; set by _see_window(), ended (0) by whatever moves that end in another way.
         self._map: mmap | None = None
         self._map_base = 0
-        self._map_end = 0
+        self._left = 0
+        # The appender's, which keeps here what it knows of a queue that messages go to: with thousands of queues each
+        # object more has to be brought from memory for each message. `next_offset` is one past the newest message in
+        # the log, never below max_offset; the difference was appended and is not dispatched. -1: not in use yet.
+        self.next_offset = -1
+        # How the topic is written into records: with which magic, and its length field and name.
+        self.magic = 0
+        self.prefix = b""
+        self.is_schedule = False
+        # Packed entries of the batch that is being appended; empty in between.
+        self.fresh = b""
+        # The topic was deleted while messages of it waited for dispatch; they have no queue any more.
+        self.deleted = False
         # Moved by flushed() only, and back by a cut.
         self._flushed_offset = 0
 
@@ -319,21 +337,29 @@ class ConsumeQueue:
         )
         self.min_offset = min(self.min_offset, self.max_offset)
         self._flushed_offset = min(self._flushed_offset, self.max_offset)
-        newest = self._entry_at(self.max_offset - 1)
-        self.last_physical_end = newest.physical_offset + newest.size
+        self._last_end = None
 
     def _start_again(self) -> None:
         self.min_offset = self.max_offset = self._first_data = self._flushed_offset = 0
-        self.last_physical_end = -1
+        self._last_end = -1
+
+    @property
+    def last_physical_end(self) -> int:
+        """One past the last byte of the newest record; -1 without one."""
+        if self._last_end is None:
+            newest = self._entry_at(self.max_offset - 1)
+            self._last_end = newest.physical_offset + newest.size
+        return self._last_end
 
     # --- writing ---------------------------------------------------------------------------------------
 
-    def put_entries(self, first_offset: int, entries: bytes) -> None:
+    def put_entries(self, first_offset: int, entries: bytes, *, rising: bool = False) -> None:
         """Append n packed entries (n * ENTRY_SIZE bytes) whose first has the logical offset `first_offset`.
 
         An empty queue may start anywhere; otherwise `first_offset` must be max_offset and the first
         record must not begin before the end of the newest one, else QueueOutOfOrder and nothing is
-        written. StoreFull when a new file finds no room; nothing is written then either.
+        written. StoreFull when a new file finds no room; nothing is written then either. `rising`: the caller
+        knows that the records lie behind all others of the queue.
         """
         size = len(entries)
         assert size
@@ -342,38 +368,41 @@ class ConsumeQueue:
         # memory: one that is spared is 0.1 us (bench/load.py --only topics).
         if failpoints.active:
             failpoints.hit("consume_queue.before_write")
-        newest, newest_size, _ = ENTRY.unpack_from(entries, size - ENTRY_SIZE)
         position = first_offset * ENTRY_SIZE
-        end = position + size
+        count = size // ENTRY_SIZE
         if first_offset != self.max_offset and self._files.files:
             raise self._out_of_order(self.max_offset, first_offset, "logical offset")
-        oldest = newest if size == ENTRY_SIZE else ENTRY.unpack_from(entries)[0]
-        if oldest < self.last_physical_end:
+        if not rising and (oldest := ENTRY.unpack_from(entries)[0]) < self.last_physical_end:
             raise self._out_of_order(self.last_physical_end, oldest, "physical offset")
-        if end <= self._map_end and size < WRITE_CALL_MIN and self._map is not None:
-            base = self._map_base
-            self._map[position - base : end - base] = entries
+        if count <= self._left and size < WRITE_CALL_MIN and self._map is not None:
+            position -= self._map_base
+            self._map[position : position + size] = entries
+            self._left -= count
         else:
             if self._files.files:
                 self._write(position, entries)
             else:
                 self._put_first(first_offset, entries)
-            self._see_window()
+            self._see_window(position + size)
         if failpoints.active:
             failpoints.hit("consume_queue.after_write")
-        self.max_offset = end // ENTRY_SIZE
-        self.last_physical_end = newest + newest_size
+        self.max_offset = first_offset + count
+        if self._last_end is not None:
+            self._last_end = None
 
-    def _see_window(self) -> None:
+    def _see_window(self, end: int) -> None:
+        """The queue ends at byte `end` of the row: what may be stored behind it."""
         last = self._files.files[-1]
         window = last.data.window()
         if window is None:
             self._forget_window()
             return
-        self._map, self._map_base, self._map_end = window.map, last.offset, last.offset + window.end
+        # As a number of entries, a small one as long as windows are pages: Python has only one object for each.
+        self._left = max(last.offset + window.end - end, 0) // ENTRY_SIZE
+        self._map, self._map_base = window.map, last.offset
 
     def _forget_window(self) -> None:
-        self._map, self._map_base, self._map_end = None, 0, 0
+        self._map, self._map_base, self._left = None, 0, 0
 
     def write_again(self, offset: int, entry: bytes) -> None:
         """Put a packed entry in place of the one at the logical `offset`, which holds something else; durable on

@@ -16,7 +16,8 @@ from collections import deque
 from contextlib import suppress
 from itertools import islice
 
-from aerobee_store.appender import PendingBatch, QueueTail, Touched
+from aerobee_store.appender import PendingBatch, Touched
+from aerobee_store.consume_queue import ConsumeQueue
 from aerobee_store.errors import StoreFull
 from aerobee_store.index import IndexService, KeyedRecord
 from aerobee_store.messages import Arrival
@@ -39,7 +40,7 @@ class Dispatcher:
         self.confirmed_offset = 0
         self.confirmed_timestamp = 0
         # Entries that found no room on the disk; tried again before anything else.
-        self._stuck: dict[QueueTail, _Work] = {}
+        self._stuck: dict[ConsumeQueue, _Work] = {}
         self._index_backlog: deque[KeyedRecord] = deque()
 
     @property
@@ -64,11 +65,11 @@ class Dispatcher:
             work = dict(self._stuck)
             while pending and pending[0].end_offset <= offset:
                 last = pending.popleft()
-                for tail, first, entries in last.touched:
-                    known = work.get(tail)
-                    work[tail] = (first, entries) if known is None else (known[0], known[1] + entries)
+                for queue, first, entries in last.touched:
+                    known = work.get(queue)
+                    work[queue] = (first, entries) if known is None else (known[0], known[1] + entries)
                 self._index_backlog.extend(last.index_items)
-            arrivals = self._write([(tail, *more) for tail, more in work.items()], tell)
+            arrivals = self._write([(queue, *more) for queue, more in work.items()], tell)
         if last is not None:
             # In this order, and after the entries: the worker reads them the other way round.
             self.confirmed_timestamp = last.store_timestamp
@@ -80,19 +81,18 @@ class Dispatcher:
 
     def _write(self, work: list[Touched], tell: bool) -> list[Arrival]:
         arrivals: list[Arrival] = []
-        stuck: dict[QueueTail, _Work] = {}
-        for tail, first, entries in work:
-            if tail.deleted:
+        stuck: dict[ConsumeQueue, _Work] = {}
+        for queue, first, entries in work:
+            if queue.deleted:
                 continue
-            queue = tail.consume_queue
             try:
-                queue.put_entries(first, entries)
+                queue.put_entries(first, entries, rising=True)
             except StoreFull:
-                stuck[tail] = (first, entries)
+                stuck[queue] = (first, entries)
                 continue
-            if queue.max_offset == tail.next_offset:
+            if queue.max_offset == queue.next_offset:
                 # One number, not two that both have to come from memory next time.
-                queue.max_offset = tail.next_offset
+                queue.max_offset = queue.next_offset
             if tell:
                 arrivals.append((queue.topic, queue.queue_id, queue.max_offset, entries))
         self._stuck = stuck

@@ -33,9 +33,9 @@ def test_the_offset_moves_after_the_entries_are_written(monkeypatch: pytest.Monk
     seen = []
     put = type(queue).put_entries
 
-    def spy(self: object, first: int, entries: bytes) -> None:
+    def spy(self: object, first: int, entries: bytes, **how: bool) -> None:
         seen.append(confirmed(store))
-        put(queue, first, entries)
+        put(queue, first, entries, **how)
 
     monkeypatch.setattr(type(queue), "put_entries", spy)
     store.confirm(store.end_offset)
