@@ -8,7 +8,7 @@ groups  100 groups that each read all of one topic, beside one group over as man
 
 The two sides of a line are two brokers of one run, measured in turn; the one that is not measured is frozen. The
 median of the rounds counts. The processor time of a message depends less on what else the machine does than the rate.
-Needs cargo, or bench/rload built before. About six minutes, and 2 GiB of disk, which it frees again.
+Needs cargo, or bench/rload built before. About four minutes, and 2 GiB of disk, which it frees again.
 """
 
 from __future__ import annotations

@@ -264,9 +264,13 @@ class Broker:
         except asyncio.CancelledError:
             raise
         except Exception as failed:
-            if not self.disk_has_failed:
-                log.exception("broker.task_failed", task=name)
-            self._fail(failed)
+            self._task_failed(name, failed)
+
+    def _task_failed(self, name: str, failed: Exception) -> None:
+        """Called where the exception is handled."""
+        if not self.disk_has_failed:
+            log.exception("broker.task_failed", task=name)
+        self._fail(failed)
 
     # --- what happens while it runs -----------------------------------------------------------------------------
 
@@ -327,10 +331,8 @@ class Broker:
         """Work of a timer, watched like a task: asyncio would log what breaks it, and nobody would do it again."""
         try:
             call()
-        except Exception as broken:
-            if not self.disk_has_failed:
-                log.exception("broker.task_failed", task=name)
-            self._fail(broken)
+        except Exception as failed:
+            self._task_failed(name, failed)
 
     def _disconnected(self, connection: Connection) -> None:
         if self._pulls is not None:
