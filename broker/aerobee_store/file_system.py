@@ -52,6 +52,9 @@ class FileSystem:
 
 # By device number; gone with the last file that holds one, so that nothing keeps a file system from being unmounted.
 _open: WeakValueDictionary[int, FileSystem] = WeakValueDictionary()
+# Devices found unfit: a container's root is asked about for each of thousands of files. Never the other way round, as
+# numbers are given out again.
+_unfit: set[int] = set()
 _opening = threading.Lock()
 
 
@@ -59,12 +62,14 @@ def file_system_of(fd: int, folder: Path) -> FileSystem | None:
     """The file system of an open file that lies in `folder`; None if it has to be synced file by file."""
     device = os.fstat(fd).st_dev
     known = _open.get(device)
-    if known is not None:
+    if known is not None or device in _unfit:
         return known
     with _opening:
         known = _open.get(device)
         if known is None and _is_trusted(device) and folder.stat().st_dev == device:
             known = _open[device] = FileSystem(folder, device)
+        elif known is None:
+            _unfit.add(device)
         return known
 
 

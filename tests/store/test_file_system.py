@@ -80,6 +80,19 @@ def test_a_file_system_is_open_while_a_file_of_it_is(tmp_path: Path, monkeypatch
     assert len([*Path("/proc/self/fd").iterdir()]) == before
 
 
+def test_an_unfit_file_system_is_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store of thousands of queues on one would read the table of mounts for each of their files."""
+    looks: list[int] = []
+    monkeypatch.setattr(file_system, "_open", WeakValueDictionary[int, FileSystem]())
+    monkeypatch.setattr(file_system, "_unfit", set[int]())
+    monkeypatch.setattr(file_system, "_is_trusted", looks.append)
+    files = [DiskIo().open_file(tmp_path / str(n), SIZE, create=True, room=0) for n in range(3)]
+    assert looks == [tmp_path.stat().st_dev]
+    DiskIo().sync_all(files, [tmp_path])
+    for file in files:
+        file.close()
+
+
 # --- what the disk does with them ---------------------------------------------------------------------------------
 
 
