@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from aerobee_console.daemons import Settings, configure_logs, parse_settings
 from aerobee_console.failures import FAULT, OK
@@ -46,6 +47,13 @@ def dev(
     store: Annotated[
         Path | None, Parameter(help="Folder to keep messages in; without it a temporary one.")
     ] = None,
+    port: Annotated[
+        int | None,
+        Parameter(
+            help="Port of the nameserver; without it 9876, or a free one where that is taken.",
+            validator=Number(gte=1, lte=65535),
+        ),
+    ] = None,
     settings: Settings = (),
 ) -> int:
     """Run a nameserver and a broker in one process on 127.0.0.1 until Ctrl-C.
@@ -58,15 +66,16 @@ def dev(
 
     with _folder(store) as folder, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         sizes = _sizes_of(folder) if store is not None else SMALL_FILES
-        return runner.run(_serve(folder, sizes | overrides, temporary=store is None))
+        return runner.run(_serve(folder, sizes | overrides, port, temporary=store is None))
 
 
-async def _serve(folder: Path, overrides: dict[str, str], *, temporary: bool) -> int:
+async def _serve(folder: Path, overrides: dict[str, str], port: int | None, *, temporary: bool) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    port = _port("nameserver", NAMESERVER_PORT)
+    if port is None:  # one that was asked for is taken or refused, not replaced
+        port = _port("nameserver", NAMESERVER_PORT)
     wanted = {"listenPort": str(BROKER_PORT), "metricsPromExporterPort": str(METRICS_PORT), **overrides}
     for key, what in (("listenPort", "broker"), ("metricsPromExporterPort", "metrics page")):
         if key not in overrides:

@@ -10,7 +10,7 @@ from pathlib import Path
 import ours
 from aerobee_console.dev import _sizes_of
 from console.support import program
-from programs import Server
+from programs import Program, Server, free_port
 
 READY = r"Ctrl-C stops both"
 
@@ -92,3 +92,13 @@ def test_a_wrong_setting_stops_it_with_the_cause(tmp_path: Path) -> None:
     refused = program("dev", "--store", str(tmp_path), "--set", "flushDiskTyp=ASYNC_FLUSH")
     assert refused.code == 2
     assert "did you mean flushDiskType?" in refused.err
+
+
+def test_a_port_that_is_asked_for_is_taken_or_refused_never_replaced() -> None:
+    port = free_port()
+    words = ["--port", str(port), "--set", "metricsPromExporterPort=0"]
+    with dev(*words) as started:
+        assert address(started.output, "nameserver") == f"127.0.0.1:{port}"
+        with Program("second", [*ours.command(), "dev", *words]) as second:
+            second.wait_line(f"cannot listen on 127.0.0.1:{port}", 30)
+            assert second.process.wait(30) == 2
