@@ -153,9 +153,10 @@ class Server(Program):
         *,
         timeout_s: float = 60.0,
         env: dict[str, str] | None = None,
+        cwd: Path | None = None,
     ) -> None:
         """Start it and wait for the line `ready` (a regular expression); kills it and raises ProgramError else."""
-        super().__init__(name, command, env=env)
+        super().__init__(name, command, env=env, cwd=cwd)
         self.address = address
         try:
             self.wait_line(ready, timeout_s)

@@ -21,7 +21,14 @@ from pydantic import Field, field_validator, model_validator
 
 from aerobee_broker.official_keys import UNSUPPORTED_KEYS
 from aerobee_proto.bodies import DataVersion
-from aerobee_remoting.settings import SettingsError, SettingsModel, SettingsProblem, apply_changes
+from aerobee_remoting.settings import (
+    SettingsError,
+    SettingsModel,
+    SettingsPath,
+    SettingsPathText,
+    SettingsProblem,
+    apply_changes,
+)
 from aerobee_store.config import StoreConfig
 
 __all__ = [
@@ -123,8 +130,10 @@ class BrokerConfig(SettingsModel):
     )
 
     # Files and durability.
-    store_path_root_dir: Path = _key(Path("~/store"), "Store folder.")
-    store_path_commit_log: str = _key("", "Commit log folder. Empty: commitlog in the store folder.")
+    store_path_root_dir: SettingsPath = _key(Path("~/store"), "Store folder; ~ is the home folder.")
+    store_path_commit_log: SettingsPathText = _key(
+        "", "Commit log folder. Empty: commitlog in the store folder."
+    )
     mapped_file_size_commit_log: int = _key(
         1024 * MIB, "Size of a commit log file.", unit="bytes", ge=16 * KIB, le=2**31 - 1
     )
@@ -355,9 +364,9 @@ class BrokerConfig(SettingsModel):
     tls_server_mode: Literal["disabled", "permissive", "enforcing"] = _key(
         "disabled", "TLS by the first byte: refuse, take, require.", alias="tlsServerMode"
     )
-    tls_server_cert_path: str = _key("", "Certificate chain (PEM).", alias="tlsServerCertPath")
-    tls_server_key_path: str = _key("", "Private key (PEM).", alias="tlsServerKeyPath")
-    tls_server_trust_cert_path: str = _key(
+    tls_server_cert_path: SettingsPathText = _key("", "Certificate chain (PEM).", alias="tlsServerCertPath")
+    tls_server_key_path: SettingsPathText = _key("", "Private key (PEM).", alias="tlsServerKeyPath")
+    tls_server_trust_cert_path: SettingsPathText = _key(
         "", "Certificates that clients must be signed with (PEM).", alias="tlsServerTrustCertPath"
     )
 
@@ -429,17 +438,12 @@ class BrokerConfig(SettingsModel):
         60, "Pause between broker.stats lines.", unit="s", hot=True, ge=1, le=86_400
     )
 
-    @field_validator("store_path_root_dir")
-    @classmethod
-    def _expand_home(cls, value: Path) -> Path:
-        return value.expanduser()
-
     @field_validator("store_path_commit_log")
     @classmethod
     def _one_commit_log_folder(cls, value: str) -> str:
         if "," in value:
             raise ValueError("several commit log folders are not served; give one")
-        return str(Path(value).expanduser()) if value else ""
+        return value
 
     @field_validator("namesrv_addr")
     @classmethod

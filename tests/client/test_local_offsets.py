@@ -1,10 +1,11 @@
+import pwd
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
-from aerobee.errors import ClientError
-from aerobee.local_offsets import LocalOffsets
+from aerobee.errors import ClientError, InvalidMessage
+from aerobee.local_offsets import LocalOffsets, offsets_folder
 from aerobee.routes import MessageQueue
 
 Q0, Q1 = MessageQueue("T", "b-a", 0), MessageQueue("T", "b-a", 1)
@@ -50,3 +51,24 @@ def test_a_broken_file_is_replaced_by_its_backup_or_named(tmp_path: Path) -> Non
     offsets.path.with_suffix(".json.bak").write_text("[")
     with pytest.raises(ClientError, match="repair or remove the files"):
         offsets.load()
+
+
+def test_the_folder_is_in_the_home_folder_of_the_user(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert offsets_folder(None) == tmp_path / ".rocketmq_offsets"
+    assert offsets_folder(Path("~/mine")) == tmp_path / "mine"
+    assert offsets_folder(Path("/var/mine")) == Path("/var/mine")
+
+
+def test_without_a_home_folder_the_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user number without an account had an unexpected RuntimeError."""
+
+    def unknown(number: int) -> pwd.struct_passwd:
+        raise KeyError(number)
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    with pytest.raises(InvalidMessage, match="give offsets_folder"):
+        offsets_folder(None)

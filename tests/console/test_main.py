@@ -140,3 +140,23 @@ def test_a_reader_that_goes_away_is_no_complaint(words: list[str]) -> None:
     started.stdout.close()
     with started, started.stderr as errors:  # type: ignore[union-attr]  # it is a pipe
         assert errors.read() == b""
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("--store=~/x", "--store=/home/me/x"),
+        ("--to=~/", "--to=/home/me/"),
+        ("--store=~me", "--store=~me"),
+        ("--property=k=~/x", "--property=k=~/x"),
+        ("-n=~/x", "-n=~/x"),
+        ("~/x", "~/x"),
+        ("a=~/x", "a=~/x"),
+    ],
+)
+def test_the_home_folder_is_found_behind_an_equals_sign(
+    word: str, meant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--store=~/store` reached the command as it is, for shells do not look there."""
+    monkeypatch.setenv("HOME", "/home/me")
+    assert module._at_home(word) == meant
