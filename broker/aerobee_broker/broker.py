@@ -8,8 +8,9 @@ Touches  everything below it; sockets through remoting, files through the store.
 
 Invariants
 - The store is called by the event loop's thread, but for syncing (the flusher thread of `Durability`) and the
-  upkeep of queues, index, checkpoint and spare files (one worker thread).
-- After a failed sync nothing is answered with success and `failed` is set: the process has to end.
+  upkeep of queues, index, checkpoint and spare files (one worker thread); one more looks after the files.
+- After a failed sync, or with a file gone, nothing is answered with success and `failed` is set: the process has
+  to end.
 """
 
 import asyncio
@@ -28,6 +29,7 @@ from aerobee_broker.admin import register_admin
 from aerobee_broker.config import BrokerConfig, LiveConfig, to_store_config
 from aerobee_broker.disk_keeper import DiskKeeper
 from aerobee_broker.durability import Durability
+from aerobee_broker.file_watching import FileWatching
 from aerobee_broker.housekeeping import connection_lost, run_client_scan, run_stats
 from aerobee_broker.identity import BrokerIdentity, address_of, identity_of
 from aerobee_broker.metrics import MetricsServer
@@ -47,7 +49,7 @@ from aerobee_proto.message_ids import UniqueKeyFactory
 from aerobee_remoting.connection import Connection, ConnectionLimits
 from aerobee_remoting.handlers import HandlerTable
 from aerobee_remoting.server import RemotingServer, ServerConfig, TlsMode
-from aerobee_store.errors import StoreError, StoreFull
+from aerobee_store.errors import FileGone, StoreError, StoreFull
 from aerobee_store.io import DiskIo, StoreIo
 from aerobee_store.reserve import Reserve, ReservedIo
 from aerobee_store.store import MessageStore
@@ -103,6 +105,7 @@ class Broker:
         self._keeper: DiskKeeper | None = None
         self._metrics: MetricsServer | None = None
         self._delays: ScheduleDelivery | None = None
+        self._watching: FileWatching | None = None
         self._sync = config.flush_disk_type == "SYNC_FLUSH"
         self.failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         self.port = 0
@@ -142,6 +145,8 @@ class Broker:
         assert self._durability is not None
         self._durability.start()
         self._start_tasks(services)
+        self._watching = FileWatching(store, self._fail)
+        self._watching.start()
         if self._config.metrics_exporter_type == "PROM" and self._config.metrics_prom_exporter_port:
             self._metrics = MetricsServer(services, facts=self._facts)
             await self._metrics.start()
@@ -228,6 +233,7 @@ class Broker:
             timers = TimerDelivery(services, parked, files)
             timers.begin()
             services.timers = timers
+            services.store.watched.append(files.open_files)
             services.delay_rules.timer_parked = timers.parked
         return delays
 
@@ -268,7 +274,7 @@ class Broker:
 
     def _task_failed(self, name: str, failed: Exception) -> None:
         """Called where the exception is handled."""
-        if not self.disk_has_failed:
+        if not self.store_has_failed:
             log.exception("broker.task_failed", task=name)
         self._fail(failed)
 
@@ -373,14 +379,19 @@ class Broker:
     def _fail(self, failed: Exception) -> None:
         if self.failed.done():
             return
-        tell = log.warning if self.disk_has_failed else log.error
+        tell = log.warning if self.store_has_failed else log.error
         tell("broker.failed", reason=str(failed) or type(failed).__name__)
         self.failed.set_result(failed)
 
     @property
-    def disk_has_failed(self) -> bool:
-        """Whether the disk refused a sync or a file; what is on it is known again after the next start."""
+    def store_has_failed(self) -> bool:
+        """Whether the disk refused a sync or a file, or a file is gone; what is there is known after the next start."""
         return self._store is not None and self._store.has_failed
+
+    @property
+    def file_is_gone(self) -> bool:
+        """Whether that was because somebody took a file of the store away."""
+        return self._store is not None and isinstance(self._store.failure, FileGone)
 
     def _facts(self) -> dict[str, object]:
         """State for the `broker.stats` line and for metrics."""
@@ -423,6 +434,8 @@ class Broker:
             timer.cancel()
         if self._pop is not None:
             await self._pop.close()
+        if self._watching is not None:
+            self._watching.stop()
         await asyncio.get_running_loop().run_in_executor(None, self._upkeep.shutdown)
         await self._close_files()
         log.info("broker.stopped", failed=self.failed.done())
@@ -434,12 +447,12 @@ class Broker:
         try:
             if self._delays is not None:
                 self._delays.settle()
-            if self._services is not None and self._services.timers is not None and not self.disk_has_failed:
+            if self._services is not None and self._services.timers is not None and not self.store_has_failed:
                 await self._services.timers.close()
             if self._services is not None:
                 await self._services.files.close()
         except OSError as failed:
-            tell = log.warning if self.disk_has_failed else log.error
+            tell = log.warning if self.store_has_failed else log.error
             tell("broker.config_not_saved", reason=str(failed))
         if self._store is not None:
             try:

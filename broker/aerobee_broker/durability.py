@@ -45,7 +45,7 @@ class SyncedLog(Protocol):
 
     @property
     def has_failed(self) -> bool:
-        """Whether the disk has failed, whichever thread met it; `fail` is called soon then."""
+        """Whether the store has failed, whichever thread met it; `fail` is called soon then."""
         ...
 
     def flush_disk(self) -> int:
@@ -161,7 +161,7 @@ class Durability:
     async def settled(self) -> None:
         """Return when everything appended so far is as durable as promised. StorePoisoned: it never will be."""
         if self.failed is not None:
-            raise StorePoisoned(f"the disk has failed: {self.failed}")
+            raise StorePoisoned(f"the store has failed: {self.failed}")
         end_offset = self._store.end_offset
         if not self._sync or self._store.flushed_offset >= end_offset:
             return
@@ -231,7 +231,7 @@ class Durability:
         while self._settling:
             done = self._settling.popleft()[1]
             if not done.done():
-                done.set_exception(StorePoisoned(f"the disk has failed: {failed}"))
+                done.set_exception(StorePoisoned(f"the store has failed: {failed}"))
         self._on_failure(failed)
 
     def _answer_late(self, answer: WaitingAnswer, code: int) -> None:

@@ -4,7 +4,8 @@
 
 Touches  the process: event loop, signals, log configuration, systemd's notification socket.
 
-Exit codes  0 orderly stop, 1 could not start or failed, 2 wrong settings, 74 the disk failed: a person has to look.
+Exit codes  0 orderly stop, 1 could not start or failed, 2 wrong settings, 66 somebody took a file of the store away,
+            74 the disk failed; after the last two a person has to look.
 """
 
 import argparse
@@ -30,7 +31,7 @@ from aerobee_remoting.settings import SettingsError, load_settings
 from aerobee_remoting.systemd import ServiceNotifier
 from aerobee_store import failpoints
 
-__all__ = ["ENVIRON_PREFIX", "EXIT_DISK_FAILED", "load_config", "main", "run", "serve"]
+__all__ = ["ENVIRON_PREFIX", "EXIT_DISK_FAILED", "EXIT_FILE_GONE", "load_config", "main", "run", "serve"]
 
 log = structlog.get_logger()
 
@@ -40,6 +41,9 @@ FAILPOINTS_VARIABLE: Final = (
 )
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
+EXIT_FILE_GONE: Final = (
+    os.EX_NOINPUT
+)  # 66: started again by itself it would go on without what is in the file
 EXIT_DISK_FAILED: Final = os.EX_IOERR  # 74: started again by itself it might trust a disk that has lost pages
 # A start that meets one of these has the same disk to blame as a failed sync.
 DISK_ERRORS: Final = frozenset({errno.EIO, errno.EROFS, errno.ENXIO, errno.ENODEV, errno.ESTALE})
@@ -125,11 +129,11 @@ async def serve(config: BrokerConfig, notifier: ServiceNotifier, settings_file: 
     try:
         await broker.start()
     except (AerobeeError, OSError, ValueError) as failed:
-        if not broker.disk_has_failed:  # the store has told that already
+        if not broker.store_has_failed:  # the store has told that already
             log.error("broker.start_failed", reason=str(failed))  # noqa: TRY400  # the text says it all
         await broker.close()
-        by_disk = broker.disk_has_failed or getattr(failed, "errno", None) in DISK_ERRORS
-        return EXIT_DISK_FAILED if by_disk else EXIT_FAILED
+        by_disk = not broker.store_has_failed and getattr(failed, "errno", None) in DISK_ERRORS
+        return EXIT_DISK_FAILED if by_disk else _exit_code(broker)
     notifier.ready(f"serving on {broker.address}")
     watchdog = asyncio.create_task(notifier.stay_alive(), name="watchdog")
     try:
@@ -148,12 +152,19 @@ async def _stop(broker: Broker) -> int:
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     if broker.failed.done():
         await asyncio.wait({closing}, timeout=STOP_AFTER_FAILURE_S)
-    code = 0 if not broker.failed.done() else EXIT_DISK_FAILED if broker.disk_has_failed else EXIT_FAILED
+    code = _exit_code(broker) if broker.failed.done() else 0
     if not closing.done():
         log.error("broker.stop_cut_short", after_s=STOP_AFTER_FAILURE_S)
         _end_now(code)
     await closing
     return code
+
+
+def _exit_code(broker: Broker) -> int:
+    """Of a broker that has failed."""
+    if not broker.store_has_failed:
+        return EXIT_FAILED
+    return EXIT_FILE_GONE if broker.file_is_gone else EXIT_DISK_FAILED
 
 
 def _end_now(code: int) -> NoReturn:

@@ -133,6 +133,11 @@ class Checkpoint:
         self._file = self._io.open_file(self._path, CHECKPOINT_SIZE, create=size is None)
         return self._file
 
+    def open_files(self) -> list[DataFile]:
+        """The file, once it is open. For any thread."""
+        file = self._file
+        return [] if file is None else [file]
+
     def close(self) -> None:
         """Close the file; nothing is written."""
         if self._file is not None:

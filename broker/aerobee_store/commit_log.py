@@ -97,6 +97,11 @@ class CommitLog:
         self._last = None
         self.mapped.close()
 
+    def open_files(self) -> list[DataFile]:
+        """The files as they are open now, the one made ahead with them. For any thread."""
+        prepared = self._prepared
+        return [file.data for file in self.mapped.files] + ([] if prepared is None else [prepared[1]])
+
     @property
     def min_offset(self) -> int:
         """Offset of the first byte that is still kept."""

@@ -450,6 +450,10 @@ class ConsumeQueue:
             position += len(piece)
             rest = rest[len(piece) :]
 
+    def open_files(self) -> list[DataFile]:
+        """The files as they are open now. For any thread."""
+        return [file.data for file in self._files.files]
+
     def unflushed(self) -> "Unflushed | None":
         """What has to be synced to make every entry put before this call durable; None when nothing has."""
         target = self.max_offset

@@ -6,16 +6,19 @@
       StoreFull           the disk (or its reserve) has no room; nothing was changed
       StoreNotWriteable   closed, failed or read-only; reads may go on
         StorePoisoned     a sync failed: final until the process starts again
+    FileGone (an OSError) a file was taken from under the running store: final, and no fault of the disk
 
 Facts travel as attributes (`path`, `physical_offset`, `reason`), the text is for people.
 """
 
+import errno
 from pathlib import Path
 
 from aerobee_proto.errors import AerobeeError
 
 __all__ = [
     "CorruptStore",
+    "FileGone",
     "StoreError",
     "StoreFull",
     "StoreLocked",
@@ -89,3 +92,18 @@ class StoreNotWriteable(StoreError):
 
 class StorePoisoned(StoreNotWriteable):
     """The disk refused a sync or a write. Final: what is on disk is known again only after a restart."""
+
+
+class FileGone(OSError):
+    """A file of the running store was deleted, moved, cut or replaced by somebody else.
+
+    An OSError, as those of a sync and of a file that cannot be made: for whoever writes it is as final as they are.
+    """
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(errno.ENOENT, reason, str(path))
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from aerobee_proto.javahash import index_key_hash, index_key_hash_many
 from aerobee_store.errors import CorruptStore
 from aerobee_store.index_file import IndexedRecord, IndexFile, RecordProbe, index_file_size
-from aerobee_store.io import StoreIo
+from aerobee_store.io import DataFile, StoreIo
 
 __all__ = [
     "QUERY_NUM_MAX",
@@ -223,6 +223,10 @@ class IndexService:
         return self._files
 
     # --- writing ---------------------------------------------------------------------------------------
+
+    def open_files(self) -> list[DataFile]:
+        """The files as they are open now. For any thread."""
+        return [file.data for file in self._files]
 
     def put_many(self, records: Sequence[KeyedRecord]) -> int:
         """Index all keys of these records, which are in the order of their physical offsets; how many keys.

@@ -128,6 +128,11 @@ class IndexFile:
         return self._data.path
 
     @property
+    def data(self) -> DataFile:
+        """The open file itself."""
+        return self._data
+
+    @property
     def count(self) -> int:
         """Number of entries."""
         return self.next_entry - 1

@@ -23,12 +23,12 @@ import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
 from aerobee_store import failpoints
-from aerobee_store.errors import CorruptStore, StoreFull, StoreLocked
+from aerobee_store.errors import CorruptStore, FileGone, StoreFull, StoreLocked
 from aerobee_store.file_system import FileSystem, file_system_of
 
 __all__ = [
@@ -53,6 +53,10 @@ WRITE_CALL_MIN = 400  # bytes from which writes are calls; two records are longe
 # What is not there now and may be later, without anything being wrong with the disk: space, quota, inodes (the first
 # again), descriptors, address space.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+# What somebody else did to a file of the running store.
+_DELETED = "somebody deleted it, or put another file in its place, under the running broker"
+_NOT_THERE = "somebody deleted it or moved it away under the running broker"
+_REPLACED = "somebody put another file in its place under the running broker"
 _WRONG_LENGTH = "configure the file size that the store was written with, or move the file away"
 
 
@@ -112,14 +116,27 @@ class DataFile(Protocol):
         """Stretches of [begin, end) that may hold something; the rest reads as zero."""
 
     def sync(self) -> None:
-        """Return when every earlier write is durable. OSError is final for the whole store."""
+        """Return when every earlier write is durable. OSError is final for the whole store: FileGone when what was
+        written is in no folder any more, or no longer all of it."""
+
+    def displaced(self) -> str | None:
+        """What somebody else has done to the file: deleted, moved, replaced or cut it; None: it is in its place.
+
+        Costs one call. Says nothing about a file that its owner closes and deletes meanwhile.
+        """
 
     def close(self) -> None:
         """Let go of the file, after a sync that is under way. Slices of `view` that are still held stay readable."""
 
 
 class LockHandle(Protocol):
-    """A held lock file."""
+    """A held lock file, and its folder, which is locked with it: nobody can delete a folder with files in it."""
+
+    def keep(self) -> bool:
+        """Put the lock file back if somebody has taken it away or put another in its place; whether that was so.
+
+        StoreLocked when another process has locked the one that is there now, OSError when there can be none.
+        """
 
     def release(self) -> None:
         """Give the lock back; calling it again does nothing."""
@@ -176,7 +193,7 @@ class StoreIo(Protocol):
         """
 
     def lock(self, path: Path) -> LockHandle:
-        """Take the exclusive lock on `path` without waiting; StoreLocked when another holds it."""
+        """Take the exclusive lock on `path` and on its folder without waiting; StoreLocked when another holds one."""
 
     def disk_usage(self, path: Path) -> tuple[int, int]:
         """(total, free) bytes of the file system that holds `path`, as far as this process may use them."""
@@ -186,13 +203,25 @@ class StoreIo(Protocol):
 
 
 class _DiskFile:
-    __slots__ = ("_closing", "_fd", "_map", "_room", "_space", "file_system", "path", "size", "view")
+    __slots__ = (
+        "_closing",
+        "_fd",
+        "_identity",
+        "_map",
+        "_room",
+        "_space",
+        "file_system",
+        "path",
+        "size",
+        "view",
+    )
 
     def __init__(self, path: Path, fd: int, size: int, *, writable: bool, space: int | None = None) -> None:
         """`space` bytes from the beginning are allocated, and pages come one by one; None: all of the file."""
         self.path = path
         self.size = size
         self._fd = fd
+        self._identity = _identity(os.fstat(fd))
         # [begin, end), replaced whole, because threads may write to one file: where stores through the map are
         # fine, and what is certain to be allocated. The second holds the first.
         self._room = (0, size if space is None else 0)
@@ -326,8 +355,23 @@ class _DiskFile:
             if self._fd >= 0:
                 try:
                     os.fdatasync(self._fd)
+                    found = os.fstat(self._fd)
                 except OSError as error:
                     raise _at(self.path, error) from error
+                # 1 us, and nothing is acknowledged that nobody will find again.
+                if not found.st_nlink:
+                    raise FileGone(self.path, _DELETED)
+                if found.st_size != self.size:
+                    raise FileGone(self.path, _cut(found.st_size, self.size))
+
+    def displaced(self) -> str | None:
+        try:
+            found = self.path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return _NOT_THERE
+        if _identity(found) != self._identity:
+            return _REPLACED
+        return _cut(found.st_size, self.size) if found.st_size != self.size else None
 
     def close(self) -> None:
         if self._fd < 0:
@@ -342,26 +386,80 @@ class _DiskFile:
         self.file_system = None
 
 
+# Files locked by this process, by (device, inode): record locks do not hold against their own process.
+_locked_here: set[tuple[int, int]] = set()
+# Of file systems that lock no folders, as some that come over the network: the lock file alone has to do there.
+_NO_FOLDER_LOCKS: Final = frozenset({errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
+
+
 class _DiskLock:
-    """A POSIX record lock: it goes when *any* descriptor of the file closes, so nobody may open it again."""
+    """A POSIX record lock, as official brokers take it, and a lock on the folder.
 
-    __slots__ = ("_fd", "_held", "_identity")
+    The first goes when *any* descriptor of the file closes, so nobody may open it again.
+    """
 
-    def __init__(self, fd: int, identity: tuple[int, int], held: set[tuple[int, int]]) -> None:
-        self._fd = fd
-        self._identity = identity
-        self._held = held
-        held.add(identity)
+    __slots__ = ("_fd", "_folder_fd", "_identity", "_path")
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        # First, so that whoever does not get in leaves no file behind.
+        self._folder_fd = _lock_folder(path.parent)
+        try:
+            self._fd, self._identity = _lock_file(path)
+        except BaseException:
+            os.close(self._folder_fd)
+            raise
+
+    def keep(self) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            if _identity(self._path.stat()) == self._identity:
+                return False
+        fd, identity = _lock_file(self._path)
+        self._let_go_of_file()
+        self._fd, self._identity = fd, identity
+        return True
 
     def release(self) -> None:
         if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-            self._held.discard(self._identity)
+            self._let_go_of_file()
+            os.close(self._folder_fd)
+
+    def _let_go_of_file(self) -> None:
+        os.close(self._fd)
+        self._fd = -1
+        _locked_here.discard(self._identity)
 
 
-# Files locked by this process, by (device, inode): record locks do not hold against their own process.
-_locked_here: set[tuple[int, int]] = set()
+def _lock_file(path: Path) -> tuple[int, tuple[int, int]]:
+    """Descriptor and identity of the lock file, locked."""
+    if path.exists() and _identity(path.stat()) in _locked_here:
+        raise StoreLocked(path)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+        os.pwrite(fd, b"lock", 0)
+        os.fsync(fd)
+        identity = _identity(os.fstat(fd))
+    except OSError as error:
+        os.close(fd)
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            raise StoreLocked(path) from error
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    _locked_here.add(identity)
+    return fd, identity
+
+
+def _lock_folder(folder: Path) -> int:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in _NO_FOLDER_LOCKS:
+            os.close(fd)
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                raise StoreLocked(folder) from error
+            raise OSError(error.errno, error.strerror, str(folder)) from error
+    return fd
 
 
 class DiskIo:
@@ -522,19 +620,7 @@ class DiskIo:
 
     def lock(self, path: Path) -> LockHandle:
         self.make_folder(path.parent)
-        if path.exists() and _identity(path.stat()) in _locked_here:
-            raise StoreLocked(path)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
-            os.pwrite(fd, b"lock", 0)
-            os.fsync(fd)
-        except OSError as error:
-            os.close(fd)
-            if error.errno in (errno.EACCES, errno.EAGAIN):
-                raise StoreLocked(path) from error
-            raise OSError(error.errno, error.strerror, str(path)) from error
-        return _DiskLock(fd, _identity(os.fstat(fd)), _locked_here)
+        return _DiskLock(path)
 
     def disk_usage(self, path: Path) -> tuple[int, int]:
         usage = shutil.disk_usage(path)
@@ -548,6 +634,10 @@ class DiskIo:
 def _check_length(path: Path, found: int, wanted: int) -> None:
     if found != wanted:
         raise CorruptStore(path, None, f"length is {found}, must be {wanted}", _WRONG_LENGTH)
+
+
+def _cut(found: int, size: int) -> str:
+    return f"somebody changed its length from {size} to {found} under the running broker"
 
 
 def _at(path: Path, error: OSError) -> OSError:

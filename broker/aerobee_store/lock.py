@@ -4,6 +4,8 @@ Touches  <root>/lock, <root>/abort.
 lock     4 bytes "lock"; a POSIX record lock on its first byte is held while the store is open.
 abort    the process id as text; there from before the first change until after the last one.
 
+The folder is locked with the file: that lock cannot be deleted, but official brokers do not ask for it.
+
 Invariants
 - The lock is taken before anything else in the folder is read or changed.
 - `abort` is durable before anything changes, and is removed only when everything is durable.
@@ -11,6 +13,7 @@ Invariants
 
 from pathlib import Path
 
+from aerobee_store.errors import FileGone, StoreLocked
 from aerobee_store.io import LockHandle, StoreIo
 
 __all__ = ["StoreGuard"]
@@ -35,6 +38,24 @@ class StoreGuard:
     def announce_changes(self, process_id: int) -> None:
         """From now on a crash is seen as one by the next start."""
         self._io.replace_bytes(self._abort_path, str(process_id).encode(), keep_previous=False)
+
+    def keep(self, process_id: int) -> list[Path]:
+        """Put the two files back if somebody took one away; which it were.
+
+        FileGone when the lock cannot be had again: another process may be writing now.
+        """
+        put_back = []
+        assert self._lock is not None
+        try:
+            if self._lock.keep():
+                put_back.append(self._lock_path)
+        except (StoreLocked, FileNotFoundError, NotADirectoryError) as lost:
+            reason = "another process locked it" if isinstance(lost, StoreLocked) else "its folder is gone"
+            raise FileGone(self._lock_path, f"somebody took it away, and {reason}") from lost
+        if self._io.read_bytes(self._abort_path) is None:
+            self.announce_changes(process_id)
+            put_back.append(self._abort_path)
+        return put_back
 
     def all_changes_durable(self) -> None:
         """The next start may trust the folder."""

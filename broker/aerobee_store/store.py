@@ -10,19 +10,22 @@ Invariants
   beyond flushed_offset, so that nobody reads what a power failure could take back.
 - After a failed sync, or a file that could not be made for another reason than a full disk (read-only, no
   permission, an error of the device), nothing is written any more and `abort` stays: what is on disk is
-  known again only after the next start has looked.
+  known again only after the next start has looked. The same holds when somebody else takes a file away.
 
-Threads: everything is called by one thread, but flush_disk(), which a flusher thread may call beside it, and
-flush_queues(), write_checkpoint() and preallocate(), which a third may. What they share with the rest: the
-log's end (one tuple, replaced per append), what each has flushed (written by that thread alone), and the
-rows of files (tuples, replaced). close() is called when none of them is inside.
+Threads: everything is called by one thread, but flush_disk(), which a flusher thread may call beside it,
+flush_queues(), write_checkpoint() and preallocate(), which a third may, and look_after_files(), for a fourth.
+What they share with the rest: the log's end (one tuple, replaced per append), what each has flushed (written by
+that thread alone), and the rows of files (tuples, replaced). close() is called when none of the first three is
+inside.
 """
 
 import contextlib
 import os
 import struct
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -37,7 +40,8 @@ from aerobee_store.commit_log import CommitLog
 from aerobee_store.config import StoreConfig
 from aerobee_store.consume_queue import ConsumeQueueEntry
 from aerobee_store.dispatcher import Dispatcher
-from aerobee_store.errors import StoreError, StoreFull, StoreNotWriteable, StorePoisoned
+from aerobee_store.errors import FileGone, StoreError, StoreFull, StoreNotWriteable, StorePoisoned
+from aerobee_store.file_watch import FileWatch, OpenFiles
 from aerobee_store.get_message import GetResult, MessageReader, Selector
 from aerobee_store.index import IndexService
 from aerobee_store.io import StoreIo
@@ -88,7 +92,20 @@ class MessageStore:
         self.is_open = False
         # Why nothing can be written any more; set by whichever thread met the failure, never cleared.
         self._poison: str | None = None
-        # Called once, by the thread that met it, when the disk has failed for good.
+        # What it was; set with _poison.
+        self.failure: OSError | None = None
+        # Files of others that lie in the store folder, to be looked after with its own.
+        self.watched: list[OpenFiles] = []
+        rows: list[OpenFiles] = [
+            self._log.open_files,
+            self._checkpoint.open_files,
+            self._index.open_files,
+            lambda: [file for row in self.watched for file in row()],
+        ]
+        self._watch = FileWatch(rows, self._queues)
+        self._looking = threading.Lock()  # against close()
+        self._look_failed = False
+        # Called once, by the thread that met it, when the disk has failed for good, or a file is gone.
         self.on_failure: Callable[[OSError], None] = lambda error: None
         # Made by open(), used by scrub() only.
         self._scrubber: Scrubber | None = None
@@ -244,9 +261,10 @@ class MessageStore:
 
         After a failed sync nothing is written and the mark stays. Calling it again does nothing.
         """
-        if not self.is_open:
-            return
-        self.is_open = False
+        with self._looking:
+            if not self.is_open:
+                return
+            self.is_open = False
         try:
             if self._poison is None:
                 self._settle()
@@ -286,7 +304,7 @@ class MessageStore:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the disk has failed for good; only another start may find out what is on it."""
+        """Whether the disk has failed for good, or a file is gone; only another start may find out what is there."""
         return self._poison is not None
 
     @property
@@ -481,14 +499,38 @@ class MessageStore:
 
     def _fail(self, what: str, error: OSError) -> StorePoisoned:
         """The disk has failed for good; the first failure is told, others that follow from it are not."""
+        gone = isinstance(error, FileGone)
         reason = f"the disk failed at the {what} ({error}); restart the broker after a look at it"
+        if gone:
+            reason = f"a file of the store is gone ({error}); restart the broker after a look at it"
         if self._poison is None:
-            self._poison = reason
+            self._poison, self.failure = reason, error
             flushed = self._log.flushed_offset
             path = str(error.filename or self._config.root)
-            log.error("store.disk_failed", what=what, path=path, reason=str(error), flushed_offset=flushed)
+            event = "store.file_gone" if gone else "store.disk_failed"
+            log.error(event, what=what, path=path, reason=str(error), flushed_offset=flushed)
             self.on_failure(error)
         return StorePoisoned(reason)
+
+    def look_after_files(self) -> None:
+        """See whether every file is still in its place; one that is not is final, as a failed sync. Lock and abort
+        are put back. For a thread of its own, which does this all the time.
+        """
+        with self._looking:
+            if not self.is_open or self._poison is not None:
+                return
+            try:
+                for path in self._guard.keep(os.getpid()):
+                    log.warning("store.file_put_back", path=str(path))
+                self._watch.look()
+                self._look_failed = False
+            except FileGone as gone:
+                self._fail(_what(self._config, gone.path), gone)
+            except (OSError, StoreFull) as failed:
+                # Nobody can tell now; what writes will find out by itself.
+                if not self._look_failed:
+                    log.warning("store.files_not_looked_at", reason=str(failed))
+                self._look_failed = True
 
     def preallocate(self) -> bool:
         """Create the next log file ahead of its use; True if one was made. For a worker thread.
@@ -741,3 +783,14 @@ class MessageStore:
         check_store(
             self._log, self._queues, self._index, self._config, self.confirmed_offset, self._tombstones
         )
+
+
+def _what(config: StoreConfig, path: Path) -> str:
+    """What a file of the store is, for people."""
+    folders = {
+        config.commit_log_path: "commit log",
+        config.consume_queue_path: "consume queue",
+        config.index_path: "index",
+        config.root / "timerlog": "timer log",
+    }
+    return next((what for folder, what in folders.items() if path.is_relative_to(folder)), path.name)

@@ -371,6 +371,11 @@ class TimerFiles:
         self.version_ms, self.version_count = now_ms, count
         self._synced_end = snapshot.log_end
 
+    def open_files(self) -> list[DataFile]:
+        """The files as they are open now. For any thread."""
+        wheel = self._wheel
+        return [file.data for file in self._files.files] + ([] if wheel is None else [wheel])
+
     def checkpoint(self) -> bytes:
         """The state as RocketMQ's brokers tell each other: the fields of timercheck."""
         offsets = (self.read_ms, self._synced_end, self.queue_offset, self.queue_offset)

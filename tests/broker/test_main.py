@@ -232,6 +232,45 @@ async def test_the_process_with_a_failing_disk_is_gone_within_a_second(tmp_path:
             assert (await client.records("T"))[0].body == b"safe"
 
 
+async def test_a_broker_whose_log_is_deleted_stops_within_a_second(tmp_path: Path) -> None:
+    """It went on for ever, healthy, and acknowledged into files that no start found again."""
+    with program(["-m", "aerobee_broker", *words(tmp_path)]) as (server, port):
+        async with talking(port) as client:
+            assert (await client.put("T", b"safe")).code == 0
+            for file in (tmp_path / "commitlog").iterdir():
+                file.unlink()
+            began = time.monotonic()
+            assert server.process.wait(10) == main.EXIT_FILE_GONE == 66
+            assert (
+                time.monotonic() - began < 2.5
+            )  # noticed within one, gone within one more; and a busy machine
+        told = [json.loads(line) for line in server.output.splitlines() if line.startswith("{")]
+        (gone,) = [line for line in told if line["level"] == "error"]
+        assert gone["event"] == "store.file_gone"
+        assert gone["path"] == str(tmp_path / "commitlog" / f"{0:020d}")
+    assert (tmp_path / "abort").exists()
+
+
+async def test_a_second_process_is_refused_after_the_lock_file_was_deleted(tmp_path: Path) -> None:
+    """Both served, and after a restart 11 of 21 acknowledged messages were there."""
+    with program(["-m", "aerobee_broker", *words(tmp_path)]) as (server, port):
+        async with talking(port) as client:
+            (tmp_path / "lock").unlink()
+            second = await asyncio.to_thread(
+                subprocess.run,
+                [sys.executable, "-m", "aerobee_broker", *words(tmp_path)],
+                capture_output=True,
+                text=True,
+                timeout=30,
+                check=False,
+            )
+            assert second.returncode == 1
+            assert "is locked by another running broker" in second.stdout
+            assert (await client.put("T", b"one")).code == 0
+            server.process.terminate()
+            assert server.process.wait(10) == 0
+
+
 async def test_a_second_process_is_refused_and_sigterm_stops_the_first_in_order(tmp_path: Path) -> None:
     with program(["-m", "aerobee_broker", *words(tmp_path)]) as (server, port):
         async with talking(port) as client:

@@ -339,6 +339,9 @@ class CrashFile:
                 found.append((max(at, begin), min(at + PAGE_SIZE, end)))
         return found
 
+    def displaced(self) -> str | None:
+        return None
+
     def sync(self) -> None:
         self._io.take(("sync", self._number))
 
@@ -351,6 +354,9 @@ class _Lock:
         self._locked = locked
         self._path = path
         locked.add(path)
+
+    def keep(self) -> bool:
+        return False
 
     def release(self) -> None:
         self._locked.discard(self._path)

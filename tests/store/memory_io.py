@@ -63,6 +63,9 @@ class MemoryFile:
     def data_extents(self, begin: int, end: int) -> list[tuple[int, int]]:
         return [(begin, end)] if begin < end else []
 
+    def displaced(self) -> str | None:
+        return None
+
     def sync(self) -> None:
         if self.closed:
             return
@@ -82,6 +85,9 @@ class _Lock:
         self._held = held
         self._path = path
         held.add(path)
+
+    def keep(self) -> bool:
+        return False
 
     def release(self) -> None:
         self._held.discard(self._path)

@@ -13,7 +13,7 @@ class RememberingFile:
         self._writes = writes
         self.path, self.size, self.view = file.path, file.size, file.view
         self.sync, self.zero, self.close = file.sync, file.zero, file.close
-        self.data_extents, self.read = file.data_extents, file.read
+        self.data_extents, self.read, self.displaced = file.data_extents, file.read, file.displaced
 
     def window(self) -> None:
         """Every write is seen."""

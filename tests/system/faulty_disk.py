@@ -16,7 +16,7 @@ class _FaultyFile:
         self._disk = disk
         self.path, self.size, self.view = file.path, file.size, file.view
         self.write, self.window, self.zero, self.close = file.write, file.window, file.zero, file.close
-        self.data_extents, self.read = file.data_extents, file.read
+        self.data_extents, self.read, self.displaced = file.data_extents, file.read, file.displaced
 
     def sync(self) -> None:
         self._disk.syncs += 1

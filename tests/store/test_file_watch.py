@@ -1,0 +1,213 @@
+"""Files that go away under the running store: each kind of file, each way to lose it."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+from structlog.testing import capture_logs
+
+from aerobee_store import file_watch
+from aerobee_store.cleaning import CleaningPlan, LogFileFacts
+from aerobee_store.errors import FileGone, StoreLocked, StorePoisoned
+from aerobee_store.io import DiskIo
+from aerobee_store.store import MessageStore
+from aerobee_store.timer_files import TimerFiles, TimerUnit
+from store.workload import Clock, config, message, open_store
+
+TIME_MS: Final = 1_700_000_000_000
+
+
+def delete(path: Path) -> None:
+    path.unlink()
+
+
+def move(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+
+
+def replace(path: Path) -> None:
+    copy = path.with_name("copy")
+    shutil.copy(path, copy)
+    copy.replace(path)
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def lengthen(path: Path) -> None:
+    os.truncate(path, path.stat().st_size + 4096)
+
+
+WAYS: Final = {"delete": delete, "move": move, "replace": replace, "cut": cut, "lengthen": lengthen}
+FILES: Final = {
+    "log": ("commit log", "commitlog/00000000000000016384"),
+    "old log file": ("commit log", "commitlog/00000000000000000000"),
+    "queue": ("consume queue", "consumequeue/Orders/0/*"),
+    "index": ("index", "index/*"),
+    "checkpoint": ("checkpoint", "checkpoint"),
+    "timer log": ("timer log", "timerlog/*"),
+    "timer wheel": ("timerwheel", "timerwheel"),
+}
+
+
+def filled_store(root: Path, *, count: int = 40) -> MessageStore:
+    """Open, with at least two log files, a file of each kind, and everything on disk."""
+    store = open_store(DiskIo(), root=root)
+    for number in range(count):
+        store.append([message(body=bytes(600), keys=f"k{number}")])
+        store.flush_disk()
+        store.confirm(store.flushed_offset)
+    store.build_index(store.index_backlog)
+    store.flush_queues()
+    store.write_checkpoint()
+    return store
+
+
+def with_timers(store: MessageStore, root: Path) -> TimerFiles:
+    timers = TimerFiles(root, DiskIo(), precision_ms=1000, log_file_size=52 * 100)
+    timers.open(lambda *_: None)
+    timers.add(TimerUnit(-1, 0, TIME_MS, TIME_MS + 5000, 0, 100, 0))
+    timers.sync(timers.snapshot(0), TIME_MS)
+    store.watched.append(timers.open_files)
+    return timers
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", FILES)
+def test_a_file_that_goes_away_is_final_and_named(tmp_path: Path, kind: str, way: str) -> None:
+    """Log files unlinked under the broker took 200 of 200 later messages, acknowledged, and nobody looked."""
+    what, pattern = FILES[kind]
+    store = filled_store(tmp_path)
+    timers = with_timers(store, tmp_path)
+    failures: list[OSError] = []
+    store.on_failure = failures.append
+    store.look_after_files()
+    assert not store.has_failed
+    path = max(tmp_path.glob(pattern))
+    WAYS[way](path)
+    with capture_logs() as logs:
+        store.look_after_files()
+        store.look_after_files()
+    (told,) = logs
+    assert (told["event"], told["log_level"]) == ("store.file_gone", "error")
+    assert (told["path"], told["what"]) == (str(path), what)
+    assert "under the running broker" in told["reason"]
+    assert [type(failure) for failure in failures] == [FileGone]
+    with pytest.raises(StorePoisoned, match="a file of the store is gone"):
+        store.append([message()])
+    with pytest.raises(StorePoisoned):
+        store.flush_disk()
+    timers.close()
+    store.close()
+    assert (tmp_path / "abort").exists()
+
+
+@pytest.mark.parametrize("way", [delete, replace, cut])
+def test_nothing_is_acknowledged_in_a_log_file_that_was_deleted(
+    tmp_path: Path, way: Callable[[Path], None]
+) -> None:
+    """Not even within the half second before somebody looks: the sync sees it."""
+    store = filled_store(tmp_path)
+    way(max((tmp_path / "commitlog").iterdir()))
+    flushed = store.flushed_offset
+    store.append(
+        [message(body=bytes(600))]
+    )  # by a call: a store into the map where nothing is left ends the process
+    with pytest.raises(FileGone):
+        store.flush_disk()
+    assert store.flushed_offset == flushed
+    assert isinstance(store.failure, FileGone)
+    store.close()
+
+
+def test_a_file_that_the_store_deletes_itself_is_not_missed(tmp_path: Path) -> None:
+    store = filled_store(tmp_path, count=100)
+    store.look_after_files()
+    first, *_ = store.cleaner.survey(store.settled_offset)
+    store.cleaner.clean(CleaningPlan((LogFileFacts(first.offset, first.end, first.written_ms),), "age"))
+    assert not (tmp_path / "commitlog" / f"{first.offset:020d}").exists()
+    store.delete_topic("Orders")
+    store.look_after_files()
+    assert not store.has_failed
+    store.close()
+    store.look_after_files()
+
+
+def test_many_queues_are_looked_at_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_watch, "QUEUE_FILES_A_LOOK", 4)
+    store = open_store(DiskIo(), root=tmp_path)
+    store.append([message(queue_id=number) for number in range(10)])
+    store.flush_disk()
+    store.confirm(store.flushed_offset)
+    for _ in range(7):
+        store.look_after_files()
+    assert not store.has_failed
+    delete(next((tmp_path / "consumequeue" / "Orders" / "9").iterdir()))
+    for _ in range(4):
+        store.look_after_files()
+    assert isinstance(store.failure, FileGone)
+    store.close()
+
+
+# --- lock and abort -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["lock", "abort"])
+def test_lock_and_abort_are_put_back(tmp_path: Path, name: str) -> None:
+    store = filled_store(tmp_path, count=1)
+    delete(tmp_path / name)
+    with capture_logs() as logs:
+        store.look_after_files()
+        store.look_after_files()
+    assert [(entry["event"], entry["path"]) for entry in logs] == [
+        ("store.file_put_back", str(tmp_path / name))
+    ]
+    assert (tmp_path / name).exists()
+    assert store.failure is None
+    with pytest.raises(StoreLocked):
+        MessageStore(config(tmp_path), io=DiskIo(), clock=Clock()).open()
+    store.close()
+    assert not (tmp_path / "abort").exists()
+
+
+def test_a_lock_file_that_another_process_has_locked_is_final(tmp_path: Path) -> None:
+    """An official broker asks for the lock file alone: it may have begun on a new one."""
+    store = filled_store(tmp_path, count=1)
+    delete(tmp_path / "lock")
+    with locked_by_another_process(tmp_path / "lock"), capture_logs() as logs:
+        store.look_after_files()
+    assert [(told["event"], told["path"]) for told in logs] == [("store.file_gone", str(tmp_path / "lock"))]
+    assert "another process locked it" in logs[0]["reason"]
+    store.close()
+
+
+def test_a_folder_that_is_moved_away_is_final(tmp_path: Path) -> None:
+    store = filled_store(tmp_path / "store", count=1)
+    (tmp_path / "store").rename(tmp_path / "moved")
+    store.look_after_files()
+    assert isinstance(store.failure, FileGone)
+    with pytest.raises(StoreLocked):
+        open_store(DiskIo(), root=tmp_path / "moved")
+    store.close()
+
+
+@contextmanager
+def locked_by_another_process(path: Path) -> Iterator[None]:
+    """A child that locks a file as official brokers do."""
+    lines = (
+        "import fcntl, sys; f = open(sys.argv[1], 'w+');"
+        "fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0); print('locked', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", lines, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"locked\n"
+        yield
+        child.communicate()
