@@ -184,12 +184,11 @@ class Broker:
         return services
 
     def _register_handlers(self, services: Services, address: str) -> None:
-        config = self._config
         self._durability = Durability(
             services.store,
             sync=self._sync,
-            flush_interval_ms=config.flush_interval_commit_log,
-            sync_flush_timeout_ms=config.sync_flush_timeout,
+            flush_interval_ms=lambda: services.config.flush_interval_commit_log,
+            sync_flush_timeout_ms=lambda: services.config.sync_flush_timeout,
             late_code=ResponseCode.FLUSH_DISK_TIMEOUT,
             failed_code=ResponseCode.SERVICE_NOT_AVAILABLE,
             on_flushed=self._flushed,
@@ -358,7 +357,7 @@ class Broker:
         loop = asyncio.get_running_loop()
         next_sync = loop.time()
         while True:
-            await asyncio.sleep(services.config.flush_interval_consume_queue / 1000)
+            await services.live.pause(lambda config: config.flush_interval_consume_queue)
             began = loop.time()
             sync = began >= next_sync
             synced = await loop.run_in_executor(self._upkeep, _upkeep, services.store, sync)

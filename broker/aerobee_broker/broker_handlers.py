@@ -86,6 +86,10 @@ class BrokerHandlers:
         services = self._services
         if "namesrvAddr" in changed:
             services.registrar.apply_config()
+        if "registerNameServerPeriod" in changed:
+            services.registrar.register_all()  # the pauses that are under way are as long as they were
+        if "transactionOpBatchInterval" in changed:
+            services.transactions.write_marks_in_time()
         if changed & {"autoCreateTopicEnable", "defaultTopicQueueNums"}:
             services.topics.ensure_system_topics()
             services.topics.touch()

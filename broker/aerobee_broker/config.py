@@ -12,7 +12,7 @@ Invariants
 """
 
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal
 
@@ -29,6 +29,7 @@ from aerobee_remoting.settings import (
     SettingsProblem,
     apply_changes,
 )
+from aerobee_remoting.settings_signal import SettingsSignal
 from aerobee_store.config import StoreConfig
 
 __all__ = [
@@ -492,13 +493,21 @@ class BrokerConfig(SettingsModel):
 
 
 class LiveConfig:
-    """The settings in use and their version; the one place where a running broker's settings change."""
+    """The settings in use and their version; the one place where a running broker's settings change.
 
-    __slots__ = ("value", "version")
+    Whoever works by a hot key asks `value` for it each time, or waits with `pause`; nobody keeps a copy.
+    """
+
+    __slots__ = ("_signal", "value", "version")
 
     def __init__(self, value: BrokerConfig, *, now_ms: int) -> None:
         self.value = value
         self.version = DataVersion(timestamp=now_ms)
+        self._signal = SettingsSignal()
+
+    async def pause(self, length_ms: Callable[[BrokerConfig], float]) -> None:
+        """Wait as long as the settings say; a change counts from the beginning of this wait."""
+        await self._signal.pause(lambda: length_ms(self.value) / 1000)
 
     def replace(self, changes: Mapping[str, str], *, origin: str, now_ms: int) -> set[str]:
         """Check and take all changes (wire name to text) or none; returns the keys whose value is new.
@@ -520,6 +529,7 @@ class LiveConfig:
         if changed:
             self.value = new
             self.version = self.version.next(now_ms)
+            self._signal.tell()
         return changed
 
 

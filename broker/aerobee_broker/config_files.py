@@ -13,7 +13,7 @@ Invariants
 
 import asyncio
 import errno
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -109,8 +109,8 @@ def _parse(table: PersistentTable, raw: bytes) -> Any:
 
 
 class ConfigFiles:
-    """Loads the tables, writes them. `prompt` tables are written on change, `periodic` ones every `interval_s`,
-    `owned` ones when their owners call `save`; at the end all of them."""
+    """Loads the tables, writes them. `prompt` tables are written on change, `periodic` ones after every
+    `pause`,    `owned` ones when their owners call `save`; at the end all of them."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class ConfigFiles:
         *,
         prompt: Sequence[PersistentTable],
         periodic: Sequence[PersistentTable],
-        interval_s: Callable[[], float],
+        pause: Callable[[], Awaitable[None]],
         owned: Sequence[PersistentTable] = (),
     ) -> None:
         self._folder = folder
@@ -127,7 +127,7 @@ class ConfigFiles:
         self._entries = [_Entry(table, folder, io, prompt=True) for table in prompt]
         self._entries += [_Entry(table, folder, io, prompt=False) for table in periodic]
         self._entries += [_Entry(table, folder, io, prompt=None) for table in owned]
-        self._interval_s = interval_s
+        self._pause = pause
         self._changed = asyncio.Event()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="config-files")
         for entry in self._entries:
@@ -190,7 +190,7 @@ class ConfigFiles:
 
     async def _run_periodic(self) -> None:
         while True:
-            await asyncio.sleep(self._interval_s())
+            await self._pause()
             await self._try_save(prompt=False)
 
     async def _try_save(self, *, prompt: bool) -> bool:

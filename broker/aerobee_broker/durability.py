@@ -3,9 +3,9 @@
 Touches  one thread that calls the store's `flush_disk`, and connections to answer on.
 
 SYNC_FLUSH   Answers wait in order of their log position. While the disk syncs, everything appended meanwhile
-             waits for the next sync (group commit). A sync that takes longer than `sync_flush_timeout_ms`
+             waits for the next sync (group commit). A sync that takes longer than `sync_flush_timeout_ms()`
              is answered FLUSH_DISK_TIMEOUT: stored, durability not known.
-ASYNC_FLUSH  Answers leave at once; the thread syncs every `flush_interval_ms`.
+ASYNC_FLUSH  Answers leave at once; the thread syncs every `flush_interval_ms()`.
 
 A failed sync is final: the kernel may have dropped the pages and report success next time. Whatever waits is
 refused, `on_failure` is called once, and no further answer leaves.
@@ -22,7 +22,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 import structlog
 
@@ -32,6 +32,9 @@ from aerobee_store.errors import StorePoisoned
 __all__ = ["Durability", "Meter", "SyncedLog", "WaitingAnswer"]
 
 log = structlog.get_logger()
+
+TICK_MAX_S: Final = 1.0
+CLOCK_STEP_S: Final = 0.001  # a timer of the loop may ring that much early
 
 
 class SyncedLog(Protocol):
@@ -66,7 +69,7 @@ class Meter(Protocol):
 class WaitingAnswer:
     """Answers to one read of one connection that leave together."""
 
-    __slots__ = ("connection", "count", "deadline", "end_offset", "late", "payload")
+    __slots__ = ("begun", "connection", "count", "end_offset", "late", "payload")
 
     def __init__(
         self,
@@ -75,14 +78,14 @@ class WaitingAnswer:
         payload: bytes,
         late: Callable[[int], bytes],
         count: int,
-        deadline: float,
+        begun: float,
     ) -> None:
         self.end_offset = end_offset
         self.connection = connection
         self.payload = payload
         self.late = late  # makes the payload with another response code instead
         self.count = count
-        self.deadline = deadline  # of the event loop's clock
+        self.begun = begun  # by the event loop's clock
 
 
 class Durability:
@@ -93,19 +96,20 @@ class Durability:
         store: SyncedLog,
         *,
         sync: bool,
-        flush_interval_ms: int,
-        sync_flush_timeout_ms: int,
+        flush_interval_ms: Callable[[], int],
+        sync_flush_timeout_ms: Callable[[], int],
         late_code: int,
         failed_code: int,
         on_flushed: Callable[[int], None],
         on_failure: Callable[[Exception], None],
         meter: Meter,
     ) -> None:
+        """The two times are asked for at each use: they may be changed in a running broker."""
         # Fixed for life.
         self._store = store
         self._sync = sync
-        self._interval_s = flush_interval_ms / 1000
-        self._timeout_s = sync_flush_timeout_ms / 1000
+        self._interval_ms = flush_interval_ms
+        self._timeout_ms = sync_flush_timeout_ms
         self._late_code = late_code
         self._failed_code = failed_code
         self._on_flushed = on_flushed
@@ -118,6 +122,7 @@ class Durability:
         self._syncing = False
         self._sync_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
+        self._flush_asked = self._loop.time()  # last time that the clock asked for a sync
         self._idle = asyncio.Event()
         self._idle.set()
         self.failed: Exception | None = None
@@ -129,7 +134,7 @@ class Durability:
 
     def start(self) -> None:
         self._thread.start()
-        self._timer = self._loop.call_later(self._interval_s, self._tick)
+        self._timer = self._loop.call_later(self._tick_s(), self._tick)
 
     @property
     def waiting_count(self) -> int:
@@ -151,9 +156,8 @@ class Durability:
         if not self._sync:
             connection.write(payload)
             return
-        deadline = self._loop.time() + self._timeout_s
         self._waiting.append(
-            WaitingAnswer(self._store.end_offset, connection, payload, late, count, deadline)
+            WaitingAnswer(self._store.end_offset, connection, payload, late, count, self._loop.time())
         )
         connection.hold(count)
         self.request_flush()
@@ -203,8 +207,7 @@ class Durability:
             answer.connection.write_now(answer.payload)
         if first is not None and count:
             # Once a sync, with the time of the send that waited longest: nothing is measured for each message.
-            waited_s = self._loop.time() - (first.deadline - self._timeout_s)
-            self._meter.put_took(waited_s * 1000, count)
+            self._meter.put_took((self._loop.time() - first.begun) * 1000, count)
         while self._settling and self._settling[0][0] <= offset:
             done = self._settling.popleft()[1]
             if not done.done():
@@ -241,13 +244,20 @@ class Durability:
     def _tick(self) -> None:
         """Expire waiting answers; in async mode, sync what is not synced."""
         now = self._loop.time()
-        while self._waiting and self._waiting[0].deadline <= now:
+        too_old = now - self._timeout_ms() / 1000
+        while self._waiting and self._waiting[0].begun <= too_old:
             answer = self._waiting.popleft()
             log.warning("store.flush_slow", peer=answer.connection.peer, message_count=answer.count)
             self._answer_late(answer, self._late_code)
-        if self._store.end_offset > self._store.flushed_offset:
-            self.request_flush()
-        self._timer = self._loop.call_later(self._interval_s, self._tick)
+        if now - self._flush_asked >= self._interval_ms() / 1000 - CLOCK_STEP_S:
+            self._flush_asked = now
+            if self._store.end_offset > self._store.flushed_offset:
+                self.request_flush()
+        self._timer = self._loop.call_later(self._tick_s(), self._tick)
+
+    def _tick_s(self) -> float:
+        """Short enough for a change of the two times, and for the time-out of sends, to be followed soon."""
+        return min(self._interval_ms() / 1000, TICK_MAX_S)
 
     async def drain(self) -> None:
         """Sync what is appended and answer what waits for it; nothing is synced by the clock any more."""

@@ -279,7 +279,7 @@ class ScheduleDelivery:
         """Write the offsets every `flushDelayOffsetInterval`, until cancelled."""
         services = self._services
         while True:
-            await asyncio.sleep(services.config.flush_delay_offset_interval / 1000)
+            await services.live.pause(lambda config: config.flush_delay_offset_interval)
             self.settle()
             try:
                 await services.files.save(services.delay_offsets)

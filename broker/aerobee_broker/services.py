@@ -139,7 +139,7 @@ def make_services(
             io,
             prompt=(topics, groups, request_modes),
             periodic=(offsets, orders),
-            interval_s=lambda: live.value.flush_consumer_offset_interval / 1000,
+            pause=lambda: live.pause(lambda config: config.flush_consumer_offset_interval),
             owned=(delay_offsets, timer_counts),
         ),
         consumers=ConsumerTable(

@@ -106,7 +106,7 @@ class TransactionChecks:
     async def run(self) -> None:
         """A round every `transactionCheckInterval`, until cancelled."""
         while True:
-            await asyncio.sleep(self._services.config.transaction_check_interval / 1000)
+            await self._services.live.pause(lambda config: config.transaction_check_interval)
             await self.run_round()
 
     async def run_round(self) -> RoundReport:

@@ -309,6 +309,12 @@ class Transactions:
                 ResponseCode.SYSTEM_BUSY, f"the ends of {MARKS_MAX} transactions wait to be stored; try again"
             )
 
+    def write_marks_in_time(self) -> None:
+        """Let the wait that is under way, if there is one, be as long as the settings say now."""
+        if self._marks_timer is not None:
+            self._marks_timer.cancel()
+            self._write_marks_later()
+
     def _write_marks_later(self) -> None:
         delay_s = self._live.value.transaction_op_batch_interval / 1000
         self._marks_timer = asyncio.get_running_loop().call_later(delay_s, self._on_marks_timer)

@@ -46,6 +46,7 @@ from aerobee_remoting.settings import (
     used_values,
 )
 from aerobee_remoting.settings_edit import store_changes
+from aerobee_remoting.settings_signal import SettingsSignal
 
 __all__ = ["Handlers"]
 
@@ -83,6 +84,7 @@ class Handlers:
         self._disk = asyncio.Lock()  # one change of a file at a time
         # Replaced by an admin request.
         self.config = config
+        self.settings_changed = SettingsSignal()
         self._follow(config)
 
     def table(self) -> HandlerTable:
@@ -365,6 +367,7 @@ class Handlers:
         self._routes.limits = RouteLimits(topics_max=config.max_topics, brokers_max=config.max_brokers)
         self._routes.support_acting_master = config.support_acting_master
         self._routes.drop_unlisted_topics = config.delete_topic_with_broker_registration
+        self.settings_changed.tell()
 
 
 def _log_registration(new: Registration, done: Registered, peer: str) -> None:

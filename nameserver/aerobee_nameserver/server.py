@@ -120,7 +120,9 @@ class NameServer:
 
     async def _scan(self) -> None:
         while True:
-            await asyncio.sleep(self.config.scan_not_active_broker_interval / 1000)
+            await self._handlers.settings_changed.pause(
+                lambda: self.config.scan_not_active_broker_interval / 1000
+            )
             try:
                 self.expire_silent()
             except Exception:

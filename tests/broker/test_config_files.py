@@ -39,7 +39,7 @@ class Tables:
             io or DiskIo(),
             prompt=(self.topics, self.groups),
             periodic=(self.offsets,),
-            interval_s=lambda: 3600.0,
+            pause=lambda: asyncio.sleep(3600.0),
         )
 
 

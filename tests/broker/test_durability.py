@@ -85,7 +85,8 @@ class Scene:
         self.failed = asyncio.Event()
         self.stats = BrokerStats("c", 0)
         self.confirm_error: Exception | None = None
-        options: dict[str, Any] = {"sync": True, "flush_interval_ms": 60_000, "sync_flush_timeout_ms": 60_000}
+        options: dict[str, Any] = {"sync": True, "flush_interval_ms": lambda: 60_000}
+        options["sync_flush_timeout_ms"] = lambda: 60_000
         self.durability = Durability(
             self.disk,
             late_code=LATE,
@@ -179,7 +180,7 @@ async def test_waiting_answers_count_against_their_connection(sync: Scene) -> No
 
 
 async def test_a_slow_sync_is_told_and_not_told_twice() -> None:
-    async with scene(sync_flush_timeout_ms=1, flush_interval_ms=1) as slow:
+    async with scene(sync_flush_timeout_ms=lambda: 1, flush_interval_ms=lambda: 1) as slow:
         client = Client()
         slow.answer(client)
         await slow.disk.begun.get()
@@ -320,7 +321,7 @@ async def test_a_flush_that_nobody_waits_for_is_reported_too(sync: Scene) -> Non
 
 
 async def test_async_mode_answers_at_once_and_syncs_by_the_clock() -> None:
-    async with scene(sync=False, flush_interval_ms=1) as later:
+    async with scene(sync=False, flush_interval_ms=lambda: 1) as later:
         client = Client()
         later.answer(client)
         assert client.got == [b"ok"]
@@ -333,7 +334,7 @@ async def test_async_mode_answers_at_once_and_syncs_by_the_clock() -> None:
 
 
 async def test_async_mode_refuses_after_a_failed_sync() -> None:
-    async with scene(sync=False, flush_interval_ms=1) as later:
+    async with scene(sync=False, flush_interval_ms=lambda: 1) as later:
         client = Client()
         later.answer(client)
         later.disk.error = OSError(5, "Input/output error")
@@ -356,3 +357,30 @@ async def test_what_waits_and_each_sync_are_measured(sync: Scene) -> None:
     sync.disk.let_go()
     await client.received(2)
     assert (sum(sync.stats.put_took_ms), sync.stats.flush_count) == (5, 2)
+
+
+async def test_a_shorter_time_out_counts_for_the_sends_that_wait_already() -> None:
+    """It was read once, when the broker started; whoever changed it was told that it had been."""
+    timeout_ms = 3_600_000
+    async with scene(sync_flush_timeout_ms=lambda: timeout_ms, flush_interval_ms=lambda: 1) as slow:
+        client = Client()
+        slow.answer(client)
+        await slow.disk.begun.get()
+        for _ in range(3):
+            slow.durability._tick()
+        assert client.got == []
+        timeout_ms = 0
+        slow.durability._tick()
+        assert client.got == [b"ok 10"]
+
+
+async def test_a_shorter_pause_between_flushes_is_followed_within_the_pause_that_is_under_way() -> None:
+    """It was read once, when the broker started."""
+    pause_ms = 3_600_000
+    async with scene(sync=False, flush_interval_ms=lambda: pause_ms) as later:
+        later.disk.append()
+        later.durability._tick()
+        assert later.disk.begun.empty()
+        pause_ms = 1
+        assert await later.disk.begun.get() == 100
+        later.disk.let_go()

@@ -581,3 +581,29 @@ async def test_closing_leaves_no_task(peer: Peer, server: NameServer) -> None:
     await server.close()
     await server.close()
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_scan_of_brokers_follows_its_interval_within_the_pause_that_is_under_way() -> None:
+    """A change of scanNotActiveBrokerInterval was answered with success and counted only after the old pause."""
+    async with running(scanNotActiveBrokerInterval="600000") as server:
+        peer, scanned = Peer(server), asyncio.Event()
+        server.expire_silent = scanned.set  # type: ignore[method-assign]
+        changed = await peer.ask(RequestCode.UPDATE_NAMESRV_CONFIG, b"scanNotActiveBrokerInterval=100\n")
+        assert changed.code == ResponseCode.SUCCESS
+        async with asyncio.timeout(30):
+            await scanned.wait()
+        await peer.close()
+
+
+async def test_every_setting_that_is_followed_at_once_is_looked_at_when_it_is_used() -> None:
+    """Those that the route table keeps are handed to it; the others are asked for each time."""
+    async with running() as server:
+        peer = Peer(server)
+        values = {"maxTopics": "3", "maxBrokers": "4", "supportActingMaster": "true"}
+        values |= {"deleteTopicWithBrokerRegistration": "true"}
+        body = "".join(f"{key}={value}\n" for key, value in values.items())
+        assert (await peer.ask(RequestCode.UPDATE_NAMESRV_CONFIG, body.encode())).code == ResponseCode.SUCCESS
+        assert (server.routes.limits.topics_max, server.routes.limits.brokers_max) == (3, 4)
+        assert server.routes.support_acting_master
+        assert server.routes.drop_unlisted_topics
+        await peer.close()
