@@ -31,7 +31,7 @@ from aerobee_proto.bodies import (
     TopicOffset,
     TopicStatsTable,
 )
-from aerobee_proto.codes import RequestCode, ResponseCode
+from aerobee_proto.codes import Perm, RequestCode, ResponseCode
 from aerobee_proto.errors import RequestError
 from aerobee_proto.headers import (
     CreateTopicHeader,
@@ -103,9 +103,38 @@ class TopicHandlers:
     async def _update(self, wanted: Sequence[tuple[TopicConfig, Mapping[str, str]]]) -> Response:
         services = self._services
         checked = [services.topics.check_update(topic, alterations) for topic, alterations in wanted]
-        services.topics.update(checked)
+        before = {config.topic_name: services.topics.get(config.topic_name) for config in checked}
+        for config in services.topics.update(checked):
+            self._warn_of_unread(before[config.topic_name], config)
         await self._persist_and_register()
         return Response()
+
+    def _warn_of_unread(self, before: TopicConfig | None, config: TopicConfig) -> None:
+        """Say which queues nobody reads any more. The change is done all the same: its tools expect that."""
+        topic, readable = config.topic_name, config.read_queue_nums if config.perm & Perm.READ else 0
+        if config.perm & Perm.WRITE and config.write_queue_nums > readable:
+            log.warning(
+                "broker.queues_not_read",
+                topic=topic,
+                read_queue_count=readable,
+                write_queue_count=config.write_queue_nums,
+            )
+        if before is None or not before.perm & Perm.READ:
+            return
+        store = self._services.store
+        counts = {
+            queue_id: store.max_offset(topic, queue_id) - store.min_offset(topic, queue_id)
+            for queue_id in range(readable, before.read_queue_nums)
+        }
+        hidden = {queue_id: count for queue_id, count in counts.items() if count > 0}
+        if hidden:
+            log.warning(
+                "broker.messages_hidden",
+                topic=topic,
+                message_count=sum(hidden.values()),
+                queue_count=len(hidden),
+                read_queue_count=readable,
+            )
 
     async def delete(self, request: Request) -> Response:
         """Delete a topic with its queues and offsets; success too when it is unknown."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from aerobee.codecs import Codec, CodecError, JsonCodec, MsgpackCodec, PydanticCodec, TextCodec
     from aerobee.config import ClientConfig, ConsumerConfig, Credentials, FetchConfig, ProducerConfig
     from aerobee.errors import (
+        AlreadyExists,
         Attempt,
         BrokerRefused,
         BrokerUnreachable,
@@ -30,12 +31,14 @@ if TYPE_CHECKING:
         ClientClosed,
         ClientError,
         DamagedRecord,
+        HidesMessages,
         InvalidMessage,
         NameserverAnswer,
         NoBroker,
         NoNameserver,
         NoReply,
         NoRoute,
+        NotFound,
         RequestTimeout,
         SendFailed,
     )
@@ -52,6 +55,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Admin",
+    "AlreadyExists",
     "Attempt",
     "BrokerNode",
     "BrokerRefused",
@@ -72,6 +76,7 @@ __all__ = [
     "GroupConsumer",
     "GroupMessage",
     "GroupProgress",
+    "HidesMessages",
     "InvalidMessage",
     "JsonCodec",
     "MemberNotFound",
@@ -84,6 +89,7 @@ __all__ = [
     "NoNameserver",
     "NoReply",
     "NoRoute",
+    "NotFound",
     "OutgoingMessage",
     "Producer",
     "ProducerConfig",
@@ -120,6 +126,7 @@ _HOMES = {
     "aerobee.codecs": ("Codec", "CodecError", "JsonCodec", "MsgpackCodec", "PydanticCodec", "TextCodec"),
     "aerobee.config": ("ClientConfig", "ConsumerConfig", "Credentials", "FetchConfig", "ProducerConfig"),
     "aerobee.errors": (
+        "AlreadyExists",
         "Attempt",
         "BrokerRefused",
         "BrokerUnreachable",
@@ -127,12 +134,14 @@ _HOMES = {
         "ClientClosed",
         "ClientError",
         "DamagedRecord",
+        "HidesMessages",
         "InvalidMessage",
         "NameserverAnswer",
         "NoBroker",
         "NoNameserver",
         "NoReply",
         "NoRoute",
+        "NotFound",
         "RequestTimeout",
         "SendFailed",
     ),

@@ -10,16 +10,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-import msgspec
-
-from aerobee.errors import UNKNOWN_TOPIC, BrokerRefused, InvalidMessage, NameserverAnswer, NoBroker, NoRoute
+from aerobee.errors import (
+    UNKNOWN_TOPIC,
+    InvalidMessage,
+    NameserverAnswer,
+    NoRoute,
+    NotFound,
+)
 from aerobee.group_admin import GroupAdmin, TopicLag
 from aerobee.offsets import Offsets
-from aerobee.peers import Header, Nameservers, Peers
-from aerobee.routes import MASTER_ID, TEMPLATE_TOPIC, MessageQueue, near_names
+from aerobee.peers import Nameservers, Peers
+from aerobee.routes import MASTER_ID, MessageQueue, near_names
 from aerobee.start_at import Where, parse_where
+from aerobee.topic_admin import PERMISSIONS, PermissionText, QueueOffsets, TopicAdmin
 from aerobee_proto.bodies import (
-    AllGroups,
     ClusterInfo,
     ConsumeMessageDirectlyResult,
     ConsumerConnection,
@@ -29,19 +33,17 @@ from aerobee_proto.bodies import (
     KVTable,
     SubscriptionGroupConfig,
     TopicConfig,
+    TopicConfigWrapper,
     TopicList,
     TopicRouteData,
-    TopicStatsTable,
 )
-from aerobee_proto.codes import Perm, RequestCode, ResponseCode
+from aerobee_proto.codes import RequestCode
 from aerobee_proto.errors import FormatError, RequestError
 from aerobee_proto.message_ids import decode_offset_message_id
 from aerobee_proto.names import check_group, check_topic, is_internal_topic, is_system_topic
 
 __all__ = ["Admin", "BrokerNode", "GroupProgress", "QueueOffsets", "QueueProgress", "TopicDescription"]
-
-PERMISSIONS: Final = {"r": Perm.READ, "w": Perm.WRITE, "rw": Perm.READ_WRITE}
-PermissionText = Literal["r", "w", "rw"]
+BROKERS_TOLD_MAX: Final = 20
 
 
 @dataclass(slots=True, frozen=True)
@@ -52,20 +54,6 @@ class BrokerNode:
     broker_name: str
     broker_id: int
     addr: str
-
-
-@dataclass(slots=True, frozen=True)
-class QueueOffsets:
-    """Ends of one queue; `last_update_ms` is the store time of its last message, None when it is empty."""
-
-    queue: MessageQueue
-    min_offset: int
-    max_offset: int
-    last_update_ms: int | None
-
-    @property
-    def message_count(self) -> int:
-        return self.max_offset - self.min_offset
 
 
 @dataclass(slots=True, frozen=True)
@@ -121,6 +109,7 @@ class Admin:
         self._nameservers = nameservers
         self._offsets = offsets
         self._clock_ms = clock_ms
+        self._topics = TopicAdmin(peers, nameservers, self._addrs)
         self._groups = GroupAdmin(peers, offsets, self._masters_of)
 
     # --- the cluster ------------------------------------------------------------------------------------------
@@ -188,31 +177,28 @@ class Admin:
         attributes: Mapping[str, str] | None = None,
         cluster: str | None = None,
         brokers: Sequence[str] = (),
+        exist_ok: bool = False,
     ) -> list[str]:
-        """Create a topic, or change it when it exists; returns the names of the brokers that have it now.
+        """Create a topic; returns the names of the brokers that have it now.
 
-        queues        queues on each broker; `write_queues` if fewer (or more) of them may be written
+        queues        queues on each broker; `write_queues` if fewer of them may be written
         attributes    settings of the topic, for example {"message.type": "FIFO"}
         cluster, brokers  where; without them every master of every cluster
+        exist_ok      where the topic exists it stays as it is, whatever its settings
+
+        Success too where it exists with these settings; AlreadyExists, and nothing is changed, where it exists with
+        others: `update_topic` changes it.
         """
         _check(check_topic, topic)
-        if queues < 1:
-            raise InvalidMessage(f"topic {topic!r} needs at least one queue, not {queues}")
-        header: dict[str, str] = {
-            "topic": topic,
-            "defaultTopic": TEMPLATE_TOPIC,
-            "readQueueNums": str(queues),
-            "writeQueueNums": str(queues if write_queues is None else write_queues),
-            "perm": str(PERMISSIONS[permission]),
-            "topicFilterType": "SINGLE_TAG",
-            "topicSysFlag": "0",
-            "order": "true" if order else "false",
-        }
-        if attributes:
-            header["attributes"] = ",".join(f"+{key}={value}" for key, value in attributes.items())
-        return await self._on_masters(
-            f"create topic {topic!r}", RequestCode.UPDATE_AND_CREATE_TOPIC, header, cluster, brokers
+        wanted = TopicConfig(
+            topic_name=topic,
+            read_queue_nums=queues,
+            write_queue_nums=queues if write_queues is None else write_queues,
+            perm=PERMISSIONS[permission],
+            order=order,
+            attributes=dict(attributes or {}),
         )
+        return await self._topics.create(wanted, cluster=cluster, brokers=brokers, exist_ok=exist_ok)
 
     async def update_topic(
         self,
@@ -221,39 +207,47 @@ class Admin:
         queues: int | None = None,
         write_queues: int | None = None,
         permission: PermissionText | None = None,
+        hide_messages: bool = False,
     ) -> list[str]:
-        """Change a topic on the brokers that have it; what is None stays. Returns their names."""
-        configs = await self._configs(topic, await self.route(topic))
-        for broker_name, config in configs.items():
-            header = {
-                "topic": topic,
-                "defaultTopic": TEMPLATE_TOPIC,
-                "readQueueNums": str(config.read_queue_nums if queues is None else queues),
-                "writeQueueNums": str(
-                    write_queues if write_queues is not None else queues or config.write_queue_nums
-                ),
-                "perm": str(config.perm if permission is None else PERMISSIONS[permission]),
-                "topicFilterType": "SINGLE_TAG",
-                "topicSysFlag": str(config.topic_sys_flag),
-                "order": "true" if config.order else "false",
-            }
-            await self._on_masters(
-                f"change topic {topic!r}", RequestCode.UPDATE_AND_CREATE_TOPIC, header, None, [broker_name]
-            )
-        return list(configs)
+        """Change a topic on the brokers that have it; what is None stays. Returns their names.
 
-    async def delete_topic(self, topic: str, *, cluster: str | None = None) -> list[str]:
-        """Delete a topic with all its messages and offsets; returns the names of the brokers asked.
+        Taking queues from the readers (fewer `queues`, or the permission to read) is HidesMessages, and nothing is
+        changed, while messages are stored in them; `hide_messages` does it all the same.
+        """
+        return await self._topics.update(
+            topic,
+            _masters(await self.route(topic)),
+            queues=queues,
+            write_queues=write_queues,
+            permission=permission,
+            hide_messages=hide_messages,
+        )
 
-        Unknown topics are no error.
+    async def delete_topic(
+        self, topic: str, *, cluster: str | None = None, missing_ok: bool = False
+    ) -> list[str]:
+        """Delete a topic with all its messages and offsets; returns the names of the brokers that had it.
+
+        NoRoute (in the cluster asked for: NotFound) when nobody has it, unless `missing_ok`.
         """
         _check(check_topic, topic)
-        what = f"delete topic {topic!r}"
-        done = await self._on_masters(what, RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic}, cluster, ())
-        header = {"topic": topic} | ({"clusterName": cluster} if cluster else {})
-        for addr in self._nameservers.addrs:
-            await self._peers.call(what, addr, RequestCode.DELETE_TOPIC_IN_NAMESRV, header)
-        return done
+        try:
+            known: TopicRouteData | NoRoute = await self.route(topic)
+        except NoRoute as unknown:
+            known = unknown
+        return await self._topics.delete(topic, known, cluster=cluster, missing_ok=missing_ok)
+
+    async def broker_topics(self, broker: str) -> dict[str, TopicConfig]:
+        """Settings of every topic of a broker, RocketMQ's own too; `broker` is its address or its name."""
+        addr = await self._addr_of(broker)
+        answer = await self._peers.call(
+            f"list topics of broker {broker}", addr, RequestCode.GET_ALL_TOPIC_CONFIG
+        )
+        return TopicConfigWrapper.from_bytes(answer.body).topic_config_table
+
+    async def topic_configs(self, topic: str) -> dict[str, TopicConfig]:
+        """Settings of a topic by name of the broker, of those that have it; empty when none has."""
+        return await self._topics.configs(topic, await self._addrs(None, ()))
 
     async def route(self, topic: str) -> TopicRouteData:
         """Where a topic lives; NoRoute when nobody knows it."""
@@ -269,14 +263,13 @@ class Admin:
     async def describe_topic(self, topic: str) -> TopicDescription:
         """Route, configuration and ends of every queue, and the groups that read it."""
         route = await self.route(topic)
-        configs = await self._configs(topic, route)
+        masters = _masters(route)
+        configs = await self._topics.require(topic, masters)
         queues: list[QueueOffsets] = []
         groups: set[str] = set()
-        for addr in _masters(route).values():
-            answer = await self._peers.call(
-                f"describe topic {topic!r}", addr, RequestCode.GET_TOPIC_STATS_INFO, {"topic": topic}
-            )
-            queues += _queue_offsets(TopicStatsTable.from_bytes(answer.body))
+        for broker_name in configs:
+            addr = masters[broker_name]
+            queues += await self._topics.ends(topic, addr)
             groups |= set(await self._groups_of(topic, addr))
         queues.sort(key=lambda one: one.queue)
         return TopicDescription(topic, route, configs, queues, tuple(sorted(groups)))
@@ -286,13 +279,8 @@ class Admin:
     async def groups(self) -> list[SubscriptionGroupConfig]:
         """Consumer groups of all masters, each once, by name."""
         found: dict[str, SubscriptionGroupConfig] = {}
-        for node in await self._masters(None, ()):
-            answer = await self._peers.call(
-                "list groups", node.addr, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
-            )
-            table = AllGroups.from_bytes(answer.body).subscription_group_table
-            for name, config in table.items():
-                found.setdefault(name, config)
+        for table in (await self._groups.configs(await self._addrs(None, ()))).values():
+            found = table | found
         return [found[name] for name in sorted(found)]
 
     async def create_group(
@@ -302,18 +290,16 @@ class Admin:
         retry_max_times: int = 16,
         cluster: str | None = None,
         brokers: Sequence[str] = (),
+        exist_ok: bool = False,
     ) -> list[str]:
-        """Create a consumer group, or give it these settings; returns the names of the brokers that have it now."""
+        """Create a consumer group; returns the names of the brokers that have it now.
+
+        Success too where it exists with these settings; AlreadyExists, and nothing is changed, where it exists with
+        others (`update_group` changes it), unless `exist_ok`, which leaves it as it is.
+        """
         _check(check_group, group)
-        config = SubscriptionGroupConfig(group_name=group, retry_max_times=retry_max_times)
-        return await self._on_masters(
-            f"create group {group!r}",
-            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
-            None,
-            cluster,
-            brokers,
-            config.to_bytes(),
-        )
+        masters = await self._addrs(cluster, brokers)
+        return await self._groups.create(group, retry_max_times, masters, exist_ok=exist_ok)
 
     async def update_group(
         self,
@@ -325,7 +311,8 @@ class Admin:
     ) -> list[str]:
         """Change a group on every master that has it; what is None stays. Returns the names of the brokers.
 
-        `consume` False makes its members wait: their pulls are refused until it is True again.
+        `consume` False makes its members wait: their pulls are refused until it is True again. NotFound when no
+        broker knows the group.
         """
         wanted = {
             "retry_max_times": retry_max_times,
@@ -333,28 +320,27 @@ class Admin:
             "consume_broadcast_enable": broadcast,
         }
         changes = {name: value for name, value in wanted.items() if value is not None}
-        what, changed = f"change group {group!r}", []
-        for node in await self._masters(None, ()):
-            code = RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG
-            answer = await self._peers.call(what, node.addr, code, {"group": group})
-            config = msgspec.structs.replace(SubscriptionGroupConfig.from_bytes(answer.body), **changes)
-            code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
-            await self._peers.call(what, node.addr, code, None, config.to_bytes())
-            changed.append(node.broker_name)
-        return changed
+        return await self._groups.update(group, changes)
 
     async def delete_group(
-        self, group: str, *, offsets: bool = True, cluster: str | None = None
+        self, group: str, *, offsets: bool = True, cluster: str | None = None, missing_ok: bool = False
     ) -> list[str]:
-        """Delete a consumer group, with its offsets unless told otherwise. Unknown groups are no error."""
-        flag = "true" if offsets else "false"
-        header = {"groupName": group, "cleanOffset": flag, "removeOffset": flag}
-        return await self._on_masters(
-            f"delete group {group!r}", RequestCode.DELETE_SUBSCRIPTIONGROUP, header, cluster, ()
-        )
+        """Delete a consumer group, with its offsets unless told otherwise.
+
+        Returns the names of the brokers that had it. NotFound when no broker knows it, unless `missing_ok`.
+        """
+        masters = await self._addrs(cluster, ())
+        return await self._groups.delete(group, masters, offsets=offsets, missing_ok=missing_ok)
+
+    async def find_group(self, group: str) -> list[str]:
+        """Names of the brokers that know a group: by settings, offsets or members. NotFound when none does."""
+        return list(await self._groups.places(group, await self._addrs(None, ())))
 
     async def group_progress(self, group: str, topic: str | None = None) -> GroupProgress:
-        """How far a group is in every topic it has offsets in, or in one."""
+        """How far a group is in every topic it has offsets in, or in one.
+
+        NotFound when no broker knows the group, NoRoute when nobody knows the topic.
+        """
         header = {"consumerGroup": group} | ({"topic": topic} if topic else {})
         queues: list[QueueProgress] = []
         for node in await self._masters(None, ()):
@@ -362,19 +348,18 @@ class Admin:
                 f"ask the progress of group {group!r}", node.addr, RequestCode.GET_CONSUME_STATS, header
             )
             queues += _queue_progress(ConsumeStats.from_bytes(answer.body))
+        if topic is not None or not queues:  # brokers answer alike for what they never heard of
+            await self.find_group(group)
+            if topic is not None:
+                await self.route(topic)
         return GroupProgress(group, sorted(queues, key=lambda one: one.queue))
 
     async def group_connections(self, group: str) -> ConsumerConnection | None:
         """Who is online in a group; None when nobody is. Every member talks to every broker: one is asked."""
-        what = f"list members of group {group!r}"
         for node in await self._masters(None, ()):
-            answer = await self._peers.request(
-                what, node.addr, RequestCode.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": group}
-            )
-            if answer.code == ResponseCode.SUCCESS:
-                return ConsumerConnection.from_bytes(answer.body)
-            if answer.code != ResponseCode.CONSUMER_NOT_ONLINE:
-                raise BrokerRefused(what, node.addr, answer.code, answer.remark)
+            found = await self._groups.members(group, node.addr)
+            if found is not None:
+                return found
         return None
 
     async def group_lags(self) -> list[TopicLag]:
@@ -382,7 +367,7 @@ class Admin:
         return await self._groups.lags()
 
     async def group_lag(self, group: str) -> list[TopicLag]:
-        """How far a group is behind in each of its topics, and by how much time."""
+        """How far a group is behind in each of its topics, and by how much time. NotFound for an unknown group."""
         return await self._groups.lag(group)
 
     async def reset_group(
@@ -392,6 +377,8 @@ class Admin:
 
         to        "earliest", "latest", a time, "-1h"; an offset only together with `queue`
         queue     only this queue; without it all queues of the topic
+
+        NotFound when no broker knows the group: `create_group` makes one that nobody consumes in yet.
         """
         return await self._groups.reset(group, topic, parse_where(to, self._clock_ms()), queue)
 
@@ -400,7 +387,8 @@ class Admin:
     ) -> list[str]:
         """Give a group the offsets of another one, in one topic or in all; returns the names of the brokers.
 
-        `offline` copies topics too that the source had once consumed and does not subscribe to any more.
+        `offline` copies topics too that the source had once consumed and does not subscribe to any more. NotFound
+        when the source has no offsets there.
         """
         return await self._groups.clone(source, target, topic, offline=offline)
 
@@ -458,7 +446,7 @@ class Admin:
     # --- helpers ----------------------------------------------------------------------------------------------
 
     async def _masters(self, cluster: str | None, brokers: Sequence[str]) -> list[BrokerNode]:
-        """Masters of the cluster or with the names; NoBroker names what is there instead."""
+        """Masters of the cluster or with the names; NotFound names what is there instead."""
         nodes = await self.brokers()
         masters = [
             node
@@ -467,31 +455,33 @@ class Admin:
             and (cluster is None or node.cluster_name == cluster)
             and (not brokers or node.broker_name in brokers)
         ]
-        if not masters or not set(brokers) <= {node.broker_name for node in masters}:
-            wanted = ", ".join(brokers) or (f"cluster {cluster}" if cluster else "any cluster")
-            known = [f"{node.cluster_name}/{node.broker_name}#{node.broker_id}" for node in nodes]
-            raise NoBroker("*", f"master of {wanted}", known)
-        return masters
+        missing = sorted(set(brokers) - {node.broker_name for node in masters})
+        if masters and not missing:
+            return masters
+        where = f"in cluster {cluster}" if cluster is not None and brokers else ""
+        if cluster is not None and not any(node.cluster_name == cluster for node in nodes):
+            clusters = sorted({node.cluster_name for node in nodes})
+            raise NotFound("cluster", cluster, known=clusters, near_names=near_names(cluster, clusters))
+        known = sorted(
+            {node.broker_name for node in nodes if cluster is None or node.cluster_name == cluster}
+        )
+        if missing and missing[0] not in known:
+            near = near_names(missing[0], known)
+            raise NotFound("broker", missing[0], where=where, known=known[:BROKERS_TOLD_MAX], near_names=near)
+        if not nodes:
+            advice = "one registers when it starts: aerobee broker --set namesrvAddr=..."
+            raise NotFound("broker", "", where="is registered", advice=advice)
+        down = missing[0] if missing else ", ".join(known)
+        raise NotFound("master of broker", down, where=where, advice="its replicas alone are registered")
+
+    async def _addrs(self, cluster: str | None, brokers: Sequence[str]) -> dict[str, str]:
+        return {node.broker_name: node.addr for node in await self._masters(cluster, brokers)}
 
     async def _masters_of(self, topic: str | None) -> dict[str, str]:
         """Broker name to address: of the masters that have the topic, or of all."""
         if topic is not None:
             return _masters(await self.route(topic))
         return {node.broker_name: node.addr for node in await self._masters(None, ())}
-
-    async def _on_masters(
-        self,
-        what: str,
-        code: RequestCode,
-        header: Header,
-        cluster: str | None,
-        brokers: Sequence[str],
-        body: bytes = b"",
-    ) -> list[str]:
-        masters = await self._masters(cluster, brokers)
-        for node in masters:
-            await self._peers.call(what, node.addr, code, header, body)
-        return [node.broker_name for node in masters]
 
     async def _addr_of(self, broker: str) -> str:
         if ":" in broker:
@@ -509,18 +499,6 @@ class Admin:
             return []
         return near_names(topic, await self.topics(internal=True))
 
-    async def _configs(self, topic: str, route: TopicRouteData) -> dict[str, TopicConfig]:
-        configs: dict[str, TopicConfig] = {}
-        for broker_name, addr in _masters(route).items():
-            answer = await self._peers.call(
-                f"ask broker {broker_name} for topic {topic!r}",
-                addr,
-                RequestCode.GET_TOPIC_CONFIG,
-                {"topic": topic, "lo": "true"},
-            )
-            configs[broker_name] = TopicConfig.from_bytes(answer.body)
-        return configs
-
     async def _groups_of(self, topic: str, addr: str) -> list[str]:
         answer = await self._peers.call(
             f"list groups of topic {topic!r}", addr, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, {"topic": topic}
@@ -534,18 +512,6 @@ def _masters(route: TopicRouteData) -> dict[str, str]:
         for broker in sorted(route.broker_datas, key=lambda broker: broker.broker_name)
         if MASTER_ID in broker.broker_addrs
     }
-
-
-def _queue_offsets(stats: TopicStatsTable) -> list[QueueOffsets]:
-    return [
-        QueueOffsets(
-            MessageQueue(queue.topic, queue.broker_name, queue.queue_id),
-            ends.min_offset,
-            ends.max_offset,
-            ends.last_update_timestamp or None,
-        )
-        for queue, ends in stats.offset_table.items()
-    ]
 
 
 def _queue_progress(stats: ConsumeStats) -> list[QueueProgress]:

@@ -5,6 +5,9 @@
         NoRoute           no nameserver knows a broker for the topic
         NoNameserver      no nameserver answered at all
         NoBroker          the route names no broker that could serve this call
+        NotFound          a group, broker or cluster that a call is about is not there
+        AlreadyExists     a topic or group that was to be made exists with other settings
+        HidesMessages     a change of a topic would put stored messages out of every reader's reach
         RequestTimeout    a peer did not answer in time
         BrokerUnreachable the connection could not be made, or broke
         BrokerRefused     a peer understood and said no: code, its name, the remark
@@ -18,7 +21,7 @@
 Facts are attributes; the text is made from them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from aerobee_proto.codes import ResponseCode
@@ -26,6 +29,7 @@ from aerobee_proto.errors import AerobeeError
 
 __all__ = [
     "UNKNOWN_TOPIC",
+    "AlreadyExists",
     "Attempt",
     "BrokerRefused",
     "BrokerUnreachable",
@@ -33,12 +37,14 @@ __all__ = [
     "ClientClosed",
     "ClientError",
     "DamagedRecord",
+    "HidesMessages",
     "InvalidMessage",
     "NameserverAnswer",
     "NoBroker",
     "NoNameserver",
     "NoReply",
     "NoRoute",
+    "NotFound",
     "RequestTimeout",
     "SendFailed",
     "code_name",
@@ -46,6 +52,7 @@ __all__ = [
 
 
 UNKNOWN_TOPIC: Final = "does not know the topic"
+HIDDEN_QUEUES_SHOWN: Final = 8
 
 
 def code_name(code: int) -> str:
@@ -153,6 +160,98 @@ class NoBroker(ClientError):
     def __str__(self) -> str:
         known = ", ".join(self.brokers) or "none"
         return f"topic {self.topic!r} has no {self.need}; brokers in its route: {known}"
+
+
+class NotFound(ClientError):
+    """What a call is about is not there: a group, a broker, a cluster, an offset of a group.
+
+    `kind` says what it is, `where` where it was looked for ("on broker-a"), `near_names` what has a similar name,
+    `known` everything there is where that is a short list, `advice` what to do.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        name: str,
+        *,
+        where: str = "",
+        near_names: Sequence[str] = (),
+        known: Sequence[str] = (),
+        advice: str = "",
+    ) -> None:
+        super().__init__(kind, name)
+        self.kind = kind
+        self.name = name
+        self.where = where
+        self.near_names = tuple(near_names)
+        self.known = tuple(known)
+        self.advice = advice
+
+    def __str__(self) -> str:
+        words = ["no", self.kind, repr(self.name) if self.name else "", self.where]
+        lines = [" ".join(filter(None, words))]
+        if self.near_names:
+            lines.append("  similar: " + ", ".join(self.near_names))
+        if self.known:
+            lines.append("  there are: " + ", ".join(self.known))
+        if self.advice:
+            lines.append("  " + self.advice)
+        return "\n".join(lines)
+
+
+class AlreadyExists(ClientError):
+    """A topic or group exists with other settings than it was to be made with; nothing was changed.
+
+    `found` says by broker how it is there.
+    """
+
+    def __init__(self, kind: str, name: str, found: Mapping[str, str]) -> None:
+        super().__init__(kind, name)
+        self.kind = kind
+        self.name = name
+        self.found = dict(found)
+
+    def __str__(self) -> str:
+        places = "; ".join(f"on {broker_name} with {how}" for broker_name, how in self.found.items())
+        return (
+            f"{self.kind} {self.name!r} exists {places}\n"
+            f"  to change it: aerobee {self.kind} alter {self.name}, or client.admin.update_{self.kind}"
+        )
+
+
+class HidesMessages(ClientError):
+    """A change of a topic would leave stored messages in queues that nobody reads; nothing was changed.
+
+    `counts` has the messages of each such queue: by name of the broker and queue id.
+    """
+
+    def __init__(self, topic: str, counts: Mapping[tuple[str, int], int]) -> None:
+        super().__init__(topic)
+        self.topic = topic
+        self.counts = dict(counts)
+
+    @property
+    def message_count(self) -> int:
+        return sum(self.counts.values())
+
+    @property
+    def summary(self) -> str:
+        """What would be hidden, in one sentence."""
+        places = [
+            f"{broker_name}:{queue_id} has {count}" for (broker_name, queue_id), count in self.counts.items()
+        ]
+        shown = ", ".join(places[:HIDDEN_QUEUES_SHOWN])
+        if len(places) > HIDDEN_QUEUES_SHOWN:
+            shown += f", and {len(places) - HIDDEN_QUEUES_SHOWN} more queues"
+        count = self.message_count
+        what = "1 stored message" if count == 1 else f"{count} stored messages"
+        return f"this hides {what} of topic {self.topic!r} from every reader (queue {shown})"
+
+    def __str__(self) -> str:
+        return (
+            f"{self.summary}; nothing was changed\n"
+            "  let them be consumed first, or pass hide_messages=True; they come back when the queues may be read again"
+        )
 
 
 class RequestTimeout(ClientError):

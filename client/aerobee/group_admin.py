@@ -5,26 +5,33 @@ Touches  brokers through `Peers`. `Admin` has these calls under its own name.
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from aerobee.errors import BrokerRefused, ClientError, InvalidMessage
+import msgspec
+
+from aerobee.errors import AlreadyExists, BrokerRefused, ClientError, InvalidMessage, NotFound
 from aerobee.offsets import Offsets
 from aerobee.peers import Peers
-from aerobee.routes import MessageQueue
+from aerobee.routes import MessageQueue, near_names
 from aerobee.start_at import AtOffset, AtTime, Position, QueueEnd
 from aerobee_proto.bodies import (
+    AllGroups,
     BrokerConsumeStats,
     ConsumeMessageDirectlyResult,
+    ConsumerConnection,
     ConsumerRunningInfo,
     ConsumeStats,
     ConsumeTimeSpanBody,
     ResetOffsetBody,
+    SubscriptionGroupConfig,
+    TopicList,
 )
 from aerobee_proto.codes import RequestCode, ResponseCode
 
 __all__ = ["GroupAdmin", "MemberNotFound", "TopicLag"]
 
 END: Final = -1  # as the time of a reset: the end of each queue
+MEMBERS_TOLD_MAX: Final = 10
 RELAY_TIMEOUT_S: Final = 12.0  # a broker waits 10 s for the member that it asks
 
 Masters = Callable[[str | None], Awaitable[Mapping[str, str]]]
@@ -32,16 +39,23 @@ Masters = Callable[[str | None], Awaitable[Mapping[str, str]]]
 
 
 class MemberNotFound(ClientError):
-    """No broker knows a member of the group by this client id."""
+    """No broker knows a member of the group by this client id; `online` are those that there are."""
 
-    def __init__(self, group: str, client_id: str, remark: str) -> None:
+    def __init__(self, group: str, client_id: str, remark: str, online: Sequence[str] = ()) -> None:
         super().__init__(group, client_id, remark)
         self.group = group
         self.client_id = client_id
         self.remark = remark
+        self.online = tuple(online)
 
     def __str__(self) -> str:
-        return f"group {self.group!r} has no member {self.client_id!r} online: {self.remark}"
+        said = f"group {self.group!r} has no member {self.client_id!r} online: {self.remark}"
+        if not self.online:
+            return f"{said}\n  nobody of it is online"
+        more = (
+            f", and {len(self.online) - MEMBERS_TOLD_MAX} more" if len(self.online) > MEMBERS_TOLD_MAX else ""
+        )
+        return f"{said}\n  online are: {', '.join(self.online[:MEMBERS_TOLD_MAX])}{more}"
 
 
 @dataclass(slots=True, frozen=True)
@@ -67,6 +81,105 @@ class GroupAdmin:
         self._offsets = offsets
         self._masters = masters
 
+    # --- whether it is there ----------------------------------------------------------------------------------
+
+    async def configs(self, masters: Mapping[str, str]) -> dict[str, dict[str, SubscriptionGroupConfig]]:
+        """Settings of all groups: broker name, group.
+
+        The list is asked for also where one group is meant: a question about that one can create it.
+        """
+        code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
+        found: dict[str, dict[str, SubscriptionGroupConfig]] = {}
+        for broker_name, addr in masters.items():
+            answer = await self._peers.call("list groups", addr, code)
+            found[broker_name] = AllGroups.from_bytes(answer.body).subscription_group_table
+        return found
+
+    async def places(self, group: str, masters: Mapping[str, str]) -> dict[str, str]:
+        """Those of the brokers that know the group: by its settings, offsets or members. NotFound when none does."""
+        configs = await self.configs(masters)
+        found = {name: addr for name, addr in masters.items() if group in configs[name]}
+        for broker_name, addr in masters.items():
+            if broker_name not in found and (
+                await self._topics_of(group, addr) or await self.members(group, addr) is not None
+            ):
+                found[broker_name] = addr
+        if not found:
+            known = sorted({name for table in configs.values() for name in table})
+            raise NotFound(
+                "group",
+                group,
+                where=f"on {', '.join(sorted(masters))}",
+                near_names=near_names(group, known),
+                advice="aerobee group list shows those there are; consuming makes one, so does aerobee group create",
+            )
+        return found
+
+    async def _topics_of(self, group: str, addr: str) -> list[str]:
+        """Topics in which the group has offsets."""
+        what = f"list the topics of group {group!r}"
+        answer = await self._peers.call(what, addr, RequestCode.QUERY_TOPICS_BY_CONSUMER, {"group": group})
+        return list(TopicList.from_bytes(answer.body).topic_list)
+
+    async def members(self, group: str, addr: str) -> ConsumerConnection | None:
+        """Who is online in the group at one broker; None when nobody is."""
+        what = f"list members of group {group!r}"
+        code = RequestCode.GET_CONSUMER_CONNECTION_LIST
+        answer = await self._peers.request(what, addr, code, {"consumerGroup": group})
+        if answer.code == ResponseCode.CONSUMER_NOT_ONLINE:
+            return None
+        if answer.code != ResponseCode.SUCCESS:
+            raise BrokerRefused(what, addr, answer.code, answer.remark)
+        return ConsumerConnection.from_bytes(answer.body)
+
+    # --- making and changing ----------------------------------------------------------------------------------
+
+    async def create(
+        self, group: str, retry_max_times: int, masters: Mapping[str, str], *, exist_ok: bool
+    ) -> list[str]:
+        """See `Admin.create_group`."""
+        wanted = SubscriptionGroupConfig(group_name=group, retry_max_times=retry_max_times)
+        configs = await self.configs(masters)
+        there = {name: table[group] for name, table in configs.items() if group in table}
+        others = {name: _how(config) for name, config in there.items() if _how(config) != _how(wanted)}
+        if others and not exist_ok:
+            raise AlreadyExists("group", group, others)
+        code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+        for broker_name, addr in masters.items():
+            if broker_name not in there:
+                await self._peers.call(f"create group {group!r}", addr, code, None, wanted.to_bytes())
+        return list(masters)
+
+    async def update(self, group: str, changes: Mapping[str, Any]) -> list[str]:
+        """See `Admin.update_group`."""
+        what = f"change group {group!r}"
+        places = await self.places(group, await self._masters(None))
+        for addr in places.values():
+            code = RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG
+            answer = await self._peers.call(what, addr, code, {"group": group})
+            config = msgspec.structs.replace(SubscriptionGroupConfig.from_bytes(answer.body), **changes)
+            code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+            await self._peers.call(what, addr, code, None, config.to_bytes())
+        return list(places)
+
+    async def delete(
+        self, group: str, masters: Mapping[str, str], *, offsets: bool, missing_ok: bool
+    ) -> list[str]:
+        """See `Admin.delete_group`."""
+        try:
+            places = await self.places(group, masters)
+        except NotFound:
+            if missing_ok:
+                return []
+            raise
+        flag = "true" if offsets else "false"
+        header = {"groupName": group, "cleanOffset": flag, "removeOffset": flag}
+        for addr in places.values():
+            await self._peers.call(
+                f"delete group {group!r}", addr, RequestCode.DELETE_SUBSCRIPTIONGROUP, header
+            )
+        return list(places)
+
     # --- where it goes on -------------------------------------------------------------------------------------
 
     async def reset(
@@ -76,7 +189,9 @@ class GroupAdmin:
         if isinstance(position, AtOffset) and queue is None:
             raise InvalidMessage(f"offset {position.offset} means something in one queue only; say which")
         done: dict[MessageQueue, int] = {}
-        for broker_name, addr in (await self._masters(topic)).items():
+        masters = await self._masters(topic)
+        await self.places(group, await self._masters(None))
+        for broker_name, addr in masters.items():
             if queue is None or queue.broker_name == broker_name:
                 done |= await self._reset_on(addr, group, topic, position, queue)
         if queue is not None and not done:
@@ -118,10 +233,25 @@ class GroupAdmin:
         if topic is not None:
             header["topic"] = topic
         masters = await self._masters(topic)
+        await self._check_source(source, topic, await self.places(source, await self._masters(None)))
         for addr in masters.values():
             what = f"start group {target!r} where {source!r} is"
             await self._peers.call(what, addr, RequestCode.CLONE_GROUP_OFFSET, header)
         return list(masters)
+
+    async def _check_source(self, source: str, topic: str | None, places: Mapping[str, str]) -> None:
+        """NotFound when the group has no offset that could be copied."""
+        topics = {name for addr in places.values() for name in await self._topics_of(source, addr)}
+        if topics if topic is None else topic in topics:
+            return
+        raise NotFound(
+            "offset of group",
+            source,
+            where=f"in topic {topic!r}" if topic is not None else "in any topic",
+            advice=f"it has offsets in {', '.join(sorted(topics))}"
+            if topics
+            else "it has consumed nothing yet",
+        )
 
     # --- how far it is ----------------------------------------------------------------------------------------
 
@@ -144,11 +274,14 @@ class GroupAdmin:
         """See `Admin.group_lag`."""
         found: dict[tuple[str, str], tuple[int, int]] = {}
         delays: dict[str, int] = {}
-        for addr in (await self._masters(None)).values():
+        masters = await self._masters(None)
+        for addr in masters.values():
             stats = await self._stats(addr, group)
             _add_lags(found, group, [stats])
             for topic in {queue.topic for queue in stats.offset_table}:
                 delays[topic] = max(delays.get(topic, 0), await self._delay_ms(addr, group, topic))
+        if not found:
+            await self.places(group, masters)
         return _lags_of(found, delays)
 
     async def _stats(self, addr: str, group: str, topic: str | None = None) -> ConsumeStats:
@@ -196,14 +329,36 @@ class GroupAdmin:
     ) -> bytes:
         """The body that a member answered; a broker that does not know it is passed over."""
         what, remark = f"ask member {client_id!r} of group {group!r}", "no broker is there"
-        for addr in (await self._masters(None)).values():
+        masters = await self._masters(None)
+        for addr in masters.values():
             answer = await self._peers.request(what, addr, code, header, timeout_s=RELAY_TIMEOUT_S)
             if answer.code == ResponseCode.SUCCESS:
                 return answer.body
             if answer.code != ResponseCode.SYSTEM_ERROR:
                 raise BrokerRefused(what, addr, answer.code, answer.remark)
             remark = f"{addr} says: {answer.remark}"
-        raise MemberNotFound(group, client_id, remark)
+        await self.places(group, masters)
+        raise MemberNotFound(group, client_id, remark, await self._online(group, masters))
+
+    async def _online(self, group: str, masters: Mapping[str, str]) -> list[str]:
+        """Client ids of the group's members; every member talks to every broker."""
+        for addr in masters.values():
+            found = await self.members(group, addr)
+            if found is not None:
+                return sorted(one.client_id for one in found.connection_set)
+        return []
+
+
+def _how(config: SubscriptionGroupConfig) -> str:
+    """A group's settings in a few words."""
+    words = [f"{config.retry_max_times} retries"]
+    if not config.consume_enable:
+        words.append("not allowed to consume")
+    if not config.consume_broadcast_enable:
+        words.append("not allowed to broadcast")
+    if config.consume_message_orderly:
+        words.append("orderly")
+    return ", ".join(words)
 
 
 def _target(position: Position, queue: MessageQueue | None) -> dict[str, str]:

@@ -24,6 +24,8 @@ __all__ = ["check_cluster"]
 
 SKEW_MS_MAX: Final = 2_000
 MASTER_ID: Final = 0
+WRITE: Final = 2  # the bit of a topic's permission
+TOPICS_TOLD_MAX: Final = 20
 BODY: Final = b"aerobee doctor"
 
 
@@ -162,6 +164,8 @@ async def _check_broker(checkup: Checkup, node: "BrokerNode", config: "ClientCon
     try:
         async with Client(config=config) as client:
             _check_figures(checkup, name, await client.admin.broker_runtime_info(node.addr))
+            if node.broker_id == MASTER_ID:
+                await _check_unread(checkup, node, client)
             if send and node.broker_id == MASTER_ID:
                 await _check_round_trip(checkup, node, client)
     except NoRoute:
@@ -188,6 +192,28 @@ def _check_figures(checkup: Checkup, name: str, figures: dict[str, str]) -> None
         report = checkup.note
     if report is not None:
         report(name, text, fix)
+
+
+async def _check_unread(checkup: Checkup, node: "BrokerNode", client: "Client") -> None:
+    """Topics with queues that are written and that nobody may read: what goes there reaches nobody."""
+    wrong = [
+        (topic, config)
+        for topic, config in sorted((await client.admin.broker_topics(node.addr)).items())
+        if config.perm & WRITE and config.write_queue_nums > config.read_queue_nums
+    ]
+    for topic, config in wrong[:TOPICS_TOLD_MAX]:
+        checkup.fault(
+            f"topic {topic}",
+            f"on {node.broker_name} it has {config.write_queue_nums} queues to write and {config.read_queue_nums}"
+            " to read: nobody gets what goes to the others",
+            f"aerobee topic alter {topic} --queues {config.write_queue_nums}",
+        )
+    if (more := len(wrong) - TOPICS_TOLD_MAX) > 0:
+        checkup.fault(
+            f"broker {node.broker_name}",
+            f"{more} more topics have queues that nobody reads",
+            "mend those above, and ask again",
+        )
 
 
 async def _check_round_trip(checkup: Checkup, node: "BrokerNode", client: "Client") -> None:

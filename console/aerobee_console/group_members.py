@@ -90,6 +90,7 @@ def members(
 async def _members(client: "Client", group: str, *, check: bool) -> dict[str, Any]:
     online = await client.admin.group_connections(group)
     if online is None:
+        await client.admin.find_group(group)
         raise Failure(f"nobody of group {group!r} is online", NOT_FOUND)
     ids = [one.client_id for one in online.connection_set]
     conflicts = {"conflicts": await _conflicts(client, group, ids)} if check else {}

@@ -34,7 +34,12 @@ def reset(
     topic: Annotated[str, Parameter(help="Name of the topic.")],
     /,
     *,
-    to: Annotated[str, Parameter(help="earliest, latest, -1h, an ISO time with a zone, or an offset.")],
+    to: Annotated[
+        str,
+        Parameter(
+            allow_leading_hyphen=True, help="earliest, latest, -1h, an ISO time with a zone, or an offset."
+        ),
+    ],
     queue: Annotated[
         str | None, Parameter(help="Only this queue, BROKER:NUMBER. An offset needs one.")
     ] = None,

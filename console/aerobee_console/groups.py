@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import App, Parameter
 
-from aerobee_console.failures import NOT_FOUND, OK, USAGE, Failure
+from aerobee_console.failures import OK, USAGE, Failure
 from aerobee_console.group_members import members, running_info, try_message
 from aerobee_console.group_moves import clone, reset
 from aerobee_console.messages import time_text
@@ -115,11 +115,6 @@ async def _describe(client: "Client", group: str, topic: str | None) -> dict[str
         {"client_id": one.client_id, "addr": one.client_addr, "language": str(one.language)}
         for one in (online.connection_set if online is not None else ())
     ]
-    known = progress.queues or members or group in {one.group_name for one in await client.admin.groups()}
-    if not known:
-        raise Failure(
-            f"no broker knows group {group!r}; `aerobee group list` shows those there are", NOT_FOUND
-        )
     return {
         "group": group,
         "lag": progress.lag,
@@ -148,7 +143,10 @@ def create(
     cluster: Annotated[str | None, Parameter(help="Only in this cluster.")] = None,
     connect: Connect | None = None,
 ) -> int:
-    """Create a consumer group, or change it."""
+    """Create a consumer group.
+
+    One that exists with other settings is left alone (exit code 4): `aerobee group alter` changes it.
+    """
     done = run(
         connect,
         lambda client: client.admin.create_group(group, retry_max_times=retries, cluster=cluster),
@@ -212,14 +210,31 @@ def lag(
         for row in rows:
             del row["delay"]
     columns = LAG_COLUMNS if group is not None else LAG_COLUMNS[:-1]
-    show(output, "lags", columns, rows, empty="no group has consumed anything yet")
+    who = "no group" if group is None else f"group {group}"
+    show(output, "lags", columns, rows, empty=f"{who} has consumed nothing yet")
     return OK
 
 
 @app.command
 def delete(group: Group, /, *, yes: Yes = False, connect: Connect | None = None) -> int:
     """Delete a consumer group with its offsets. Asks first, unless --yes."""
-    confirm(f"Delete group {group} with its offsets?", yes=yes)
+    if not yes:
+        confirm(run(connect, lambda client: _what_is_lost(client, group)), yes=False)
     done = run(connect, lambda client: client.admin.delete_group(group))
     sys.stdout.write(f"group {group} is deleted on {', '.join(sorted(set(done)))}\n")
     return OK
+
+
+async def _what_is_lost(client: "Client", group: str) -> str:
+    """The question before a group is deleted; NotFound when there is none."""
+    await client.admin.find_group(group)
+    online = await client.admin.group_connections(group)
+    count = len(online.connection_set) if online is not None else 0
+    members = (
+        ""
+        if not count
+        else " While 1 member is online?"
+        if count == 1
+        else f" While {count} members are online?"
+    )
+    return f"Delete group {group} with its offsets?{members}"

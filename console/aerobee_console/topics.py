@@ -14,14 +14,14 @@ from aerobee_console.session import Connect, Output, run
 from aerobee_console.tables import Column, print_json, print_table, show
 
 if TYPE_CHECKING:
-    from aerobee import TopicDescription
+    from aerobee import Client, TopicDescription
 
 __all__ = ["app"]
 
 app = App("topic", help="List, create, describe, alter and delete topics.", help_epilogue="")
 Topic = Annotated[str, Parameter(help="Name of the topic.")]
 Queues = Annotated[int | None, Parameter(help="Queues on each broker.")]
-WriteQueues = Annotated[int | None, Parameter(help="Queues to write to, if not all.")]
+WriteQueues = Annotated[int | None, Parameter(help="Queues to write to, if fewer than to read.")]
 Permission = Annotated[Literal["r", "w", "rw"] | None, Parameter(name=["--permission", "--perm"])]
 ClusterName = Annotated[str | None, Parameter(help="Only in this cluster.")]
 Yes = Annotated[bool, Parameter(name=["--yes", "-y"], negative=(), show_default=False, help="Do not ask.")]
@@ -74,15 +74,31 @@ def describe(topic: Topic, /, *, output: Output = "table", connect: Connect | No
         print_json(facts)
         return OK
     for config in facts["configs"]:
-        sys.stdout.write(
-            f"{config['broker_name']}: {config['read_queues']} queues to read, {config['write_queues']} to write,"
-            f" permission {config['permission']}\n"
-        )
+        sys.stdout.write(_config_line(topic, config))
     sys.stdout.write(f"groups: {', '.join(facts['groups']) or 'none'}\n")
     sys.stdout.write(f"messages: {facts['message_count']}\n\n")
     rows = [queue | {"last_stored": time_text(queue["last_stored_ms"])} for queue in facts["queues"]]
     print_table("", QUEUE_COLUMNS, rows)
     return OK
+
+
+def _config_line(topic: str, config: dict[str, Any]) -> str:
+    """The settings on one broker, and what is wrong with them."""
+    read, write = config["read_queues"], config["write_queues"]
+    words = [
+        f"{read} queue{'s' if read != 1 else ''} to read",
+        f"{write} to write",
+        f"permission {config['permission']}",
+    ]
+    words += ["ordered"] if config["order"] else []
+    words += [f"{name}={value}" for name, value in sorted(config["attributes"].items())]
+    line = f"{config['broker_name']}: {', '.join(words)}\n"
+    if write > read:
+        line += (
+            f"  nobody gets what is written to queues {read} to {write - 1}:"
+            f" aerobee topic alter {topic} --queues {write}\n"
+        )
+    return line
 
 
 def _description(found: "TopicDescription") -> dict[str, Any]:
@@ -172,7 +188,10 @@ def create(
     output: Output = "table",
     connect: Connect | None = None,
 ) -> int:
-    """Create a topic, on every master unless told otherwise."""
+    """Create a topic, on every master unless told otherwise.
+
+    One that exists with other settings is left alone (exit code 4): `aerobee topic alter` changes it.
+    """
     pairs = dict(_pair(text) for text in attributes)
     done = run(
         connect,
@@ -198,18 +217,39 @@ def alter(
     queues: Queues = None,
     write_queues: WriteQueues = None,
     permission: Permission = None,
+    yes: Yes = False,
     output: Output = "table",
     connect: Connect | None = None,
 ) -> int:
-    """Change a topic on the brokers that have it; what is not named stays."""
+    """Change a topic on the brokers that have it; what is not named stays.
+
+    Fewer queues hide the messages in those that go: it says how many, and asks first, unless --yes.
+    """
     if queues is None and write_queues is None and permission is None:
         raise Failure("nothing to change: give --queues, --write-queues or --permission", USAGE)
-    done = run(
-        connect,
-        lambda client: client.admin.update_topic(
-            topic, queues=queues, write_queues=write_queues, permission=permission
-        ),
-    )
+
+    def change(*, hide_messages: bool) -> list[str]:
+        return run(
+            connect,
+            lambda client: client.admin.update_topic(
+                topic,
+                queues=queues,
+                write_queues=write_queues,
+                permission=permission,
+                hide_messages=hide_messages,
+            ),
+        )
+
+    from aerobee import HidesMessages
+
+    try:
+        done = change(hide_messages=False)
+    except HidesMessages as hides:
+        if yes:
+            sys.stderr.write(f"{hides.summary}\n")
+        else:
+            confirm(f"{hides.summary}. Do it?", yes=False)
+        done = change(hide_messages=True)
     return _tell(output, topic, "altered", done)
 
 
@@ -224,9 +264,19 @@ def delete(
     connect: Connect | None = None,
 ) -> int:
     """Delete a topic with all its messages and offsets. Asks first, unless --yes."""
-    confirm(f"Delete topic {topic} with all its messages?", yes=yes)
+    if not yes:
+        confirm(run(connect, lambda client: _what_is_lost(client, topic)), yes=False)
     done = run(connect, lambda client: client.admin.delete_topic(topic, cluster=cluster))
     return _tell(output, topic, "deleted", done)
+
+
+async def _what_is_lost(client: "Client", topic: str) -> str:
+    """The question before a topic is deleted; NoRoute when there is none."""
+    found = await client.admin.describe_topic(topic)
+    count = found.message_count
+    messages = "1 message" if count == 1 else f"{count} messages"
+    groups = f" and the offsets of {', '.join(found.groups)}" if found.groups else ""
+    return f"Delete topic {topic} with its {messages}{groups}?"
 
 
 def confirm(question: str, *, yes: bool) -> None:
@@ -242,7 +292,7 @@ def confirm(question: str, *, yes: bool) -> None:
 
 
 def _pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
+    name, equals, value = text.removeprefix("+").partition("=")  # mqadmin writes +name=value
     if not equals or not name:
         raise Failure(f"--attribute {text}: write name=value", USAGE)
     return name, value
@@ -251,6 +301,8 @@ def _pair(text: str) -> tuple[str, str]:
 def _tell(output: str, topic: str, what: str, brokers: list[str]) -> int:
     if output == "json":
         print_json({"topic": topic, what: sorted(set(brokers))})
+    elif not brokers:  # a nameserver alone knew it
+        sys.stdout.write(f"no broker had topic {topic}; its route is {what}\n")
     else:
         sys.stdout.write(f"topic {topic} is {what} on {', '.join(sorted(set(brokers)))}\n")
     return OK

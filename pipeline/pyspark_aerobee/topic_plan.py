@@ -248,7 +248,7 @@ class TopicPlanner:
 
     async def create_group(self, group: str) -> None:
         """Make a consumer group known, so that brokers keep its offsets."""
-        await self._client.admin.create_group(group)
+        await self._client.admin.create_group(group, exist_ok=True)
 
     # --- where to begin and end -------------------------------------------------------------------------------
 

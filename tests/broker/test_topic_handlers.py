@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from aerobee_broker.services import Services
 from aerobee_broker.topic_handlers import ENTRIES_PER_QUERY_MAX
@@ -66,6 +67,34 @@ class TestUpdates:
         version = services.topics.version
         assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, WANTED)).code == 0
         assert services.topics.version == version
+
+    async def test_fewer_queues_are_done_and_what_they_hide_is_logged(
+        self, services: Services, peer: Peer
+    ) -> None:
+        """An official tool takes queues away without a question; nothing said what became unreadable."""
+        await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, WANTED | {"writeQueueNums": "3"})
+        for queue_id in (0, 2, 2):
+            put(services, "T", queue_id=queue_id)
+        fewer = WANTED | {"readQueueNums": "1", "writeQueueNums": "1"}
+        with capture_logs() as logs:
+            assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, fewer)).code == 0
+        (said,) = [line for line in logs if line["event"] == "broker.messages_hidden"]
+        assert (said["topic"], said["message_count"], said["queue_count"]) == ("T", 2, 1)
+
+    async def test_queues_that_nobody_reads_are_done_and_logged(self, services: Services, peer: Peer) -> None:
+        with capture_logs() as logs:
+            answer = await peer.ask(
+                RequestCode.UPDATE_AND_CREATE_TOPIC, WANTED | {"readQueueNums": "1", "writeQueueNums": "4"}
+            )
+        assert answer.code == 0
+        (said,) = [line for line in logs if line["event"] == "broker.queues_not_read"]
+        assert (said["topic"], said["read_queue_count"], said["write_queue_count"]) == ("T", 1, 4)
+
+    async def test_an_ordinary_change_says_nothing_of_the_kind(self, services: Services, peer: Peer) -> None:
+        with capture_logs() as logs:
+            await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, WANTED)
+            await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, WANTED | {"perm": "4"})
+        assert {line["event"] for line in logs if line["log_level"] == "warning"} == set()
 
     @pytest.mark.parametrize(
         "change",

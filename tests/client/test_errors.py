@@ -4,6 +4,7 @@ import pytest
 
 from aerobee import errors
 from aerobee.errors import (
+    AlreadyExists,
     Attempt,
     BrokerRefused,
     BrokerUnreachable,
@@ -11,12 +12,14 @@ from aerobee.errors import (
     ClientClosed,
     ClientError,
     DamagedRecord,
+    HidesMessages,
     InvalidMessage,
     NameserverAnswer,
     NoBroker,
     NoNameserver,
     NoReply,
     NoRoute,
+    NotFound,
     RequestTimeout,
     SendFailed,
 )
@@ -40,6 +43,22 @@ TEXTS: dict[str, tuple[ClientError, list[str]]] = {
     "no route, all silent": (NoRoute("t", [SILENT]), ["check that a nameserver runs", "aerobee doctor"]),
     "no nameserver": (NoNameserver("list topics", [SILENT]), ["list topics", "m:9876: no answer", "doctor"]),
     "no broker": (NoBroker("t", "master of broker b", []), ["'t'", "master of broker b", "route: none"]),
+    "not found": (
+        NotFound("group", "ordrs", where="on b", near_names=["orders"], advice="aerobee group list"),
+        ["no group 'ordrs' on b", "similar: orders", "aerobee group list"],
+    ),
+    "not found, a short list": (
+        NotFound("broker", "x", known=["a", "b"]),
+        ["no broker 'x'", "there are: a, b"],
+    ),
+    "exists": (
+        AlreadyExists("topic", "t", {"b": "4 queues"}),
+        ["topic 't' exists on b with 4 queues", "aerobee topic alter t", "client.admin.update_topic"],
+    ),
+    "hides": (
+        HidesMessages("t", {("b", queue_id): 2 for queue_id in range(10)}),
+        ["hides 20 stored messages", "b:0 has 2", "and 2 more queues", "hide_messages=True"],
+    ),
     "timeout": (RequestTimeout("query", "b:1", 2.5), ["query", "b:1", "within 2.5 s"]),
     "unreachable": (BrokerUnreachable("query", "b:1", "refused"), ["b:1", "refused", "brokerIP1"]),
     "refused": (

@@ -95,7 +95,7 @@ def test_a_group_from_its_making_to_its_end(cluster: Runner) -> None:
     assert cluster("group", "delete", "a-group", "-y").code == 0
     gone = cluster("group", "describe", "a-group")
     assert gone.code == 5
-    assert "no broker knows group 'a-group'" in gone.err
+    assert "no group 'a-group' on broker-a" in gone.err
 
 
 def test_a_groups_progress_as_a_table(cluster: Runner) -> None:
@@ -132,8 +132,9 @@ def test_the_cluster_and_one_brokers_figures_and_settings(cluster: Runner) -> No
         (["topic", "create", "t", "--broker", "nobody"], 5, "nobody"),
         (["topic", "alter", "t"], 2, "nothing to change"),
         (["topic", "alter", "nowhere", "--queues", "2"], 5, "no route for topic 'nowhere'"),
-        (["topic", "delete", "t"], 2, "Nobody is here to answer: add --yes"),
-        (["group", "delete", "g"], 2, "Nobody is here to answer: add --yes"),
+        (["topic", "delete", "broker-a"], 2, "Nobody is here to answer: add --yes"),
+        (["topic", "delete", "t"], 5, "no route for topic 't'"),
+        (["group", "delete", "g"], 5, "no group 'g' on broker-a"),
         (["cluster", "status", "nobody"], 5, "nobody"),
         (["cluster", "config", "broker-a", "noSuchKey"], 5, "noSuchKey"),
     ],

@@ -1,5 +1,6 @@
 """`aerobee doctor`: each classic fault is found, with the way out."""
 
+import asyncio
 import socket
 import ssl
 import threading
@@ -13,10 +14,13 @@ import pytest
 import trustme
 
 from aerobee import BrokerNode, ClientConfig
+from aerobee.sync import Client as SyncClient
 from aerobee_console import cluster_checks
 from aerobee_console.checkup import Checkup
 from aerobee_console.cluster_checks import _check_address, _check_figures
 from aerobee_console.local_checks import check_store, is_container_address, is_loopback
+from aerobee_proto.codes import RequestCode
+from aerobee_remoting.client import RemotingClient
 from console.support import Runner
 from store.golden import unpack
 
@@ -79,6 +83,37 @@ def test_no_route_for_a_topic_names_near_ones(cluster: Runner) -> None:
     cluster("topic", "alter", "d-orders", "--permission", "r")
     ((status, text, _),) = found(cluster("doctor", "--topic", "d-orders", "-o", "json"), "topic")
     assert (status, text) == ("fault", "d-orders has a route, but no broker lets it be written")
+
+
+def test_queues_that_nobody_reads_are_a_fault(cluster: Runner, nameserver: str) -> None:
+    """Official tools make such topics without a word; what is sent to them is partly never read."""
+    with SyncClient(nameserver) as client:
+        client.admin.create_topic("d-unread", queues=4)
+        (addr,) = [node.addr for node in client.admin.brokers()]
+    header = {
+        "topic": "d-unread", "defaultTopic": "TBW102", "readQueueNums": "1", "writeQueueNums": "4", "perm": "6",
+        "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false",
+    }  # fmt: skip
+    asyncio.run(ask(addr, RequestCode.UPDATE_AND_CREATE_TOPIC, header))
+    result = cluster("doctor", "--no-send", "-o", "json")
+    shown = cluster("topic", "describe", "d-unread").lines
+    assert cluster("topic", "alter", "d-unread", "--queues", "4").code == 0
+    assert result.code == 1
+    ((status, text, fix),) = found(result, "topic d-unread")
+    assert (status, fix) == ("fault", "aerobee topic alter d-unread --queues 4")
+    assert "4 queues to write and 1 to read: nobody gets what goes to the others" in text
+    assert shown[1] == (
+        "  nobody gets what is written to queues 1 to 3: aerobee topic alter d-unread --queues 4"
+    )
+    assert found(cluster("doctor", "--no-send", "-o", "json"), "topic d-unread") == []
+
+
+async def ask(addr: str, code: int, header: dict[str, str]) -> None:
+    client = RemotingClient()
+    try:
+        assert (await client.request(addr, code, header)).code == 0
+    finally:
+        await client.close()
 
 
 def test_nothing_listens(aerobee: Runner) -> None:

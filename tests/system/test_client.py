@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 
 from aerobee import (
+    AlreadyExists,
     BrokerRefused,
     Client,
     DamagedRecord,
+    HidesMessages,
     InvalidMessage,
     MessageQueue,
     NoRoute,
+    NotFound,
     OutgoingMessage,
 )
 from aerobee_broker.broker import Broker
@@ -283,6 +286,67 @@ async def test_groups_are_made_listed_and_deleted(served: Cluster) -> None:
     assert await admin.group_offset("made", queue) == 5
     await admin.delete_group("made")
     assert "made" not in {group.group_name for group in await admin.groups()}
+
+
+async def test_what_is_not_there_is_not_changed_and_not_well(served: Cluster) -> None:
+    """A misspelt group had lag 0, and deleting or changing it was "done"; a change even made it."""
+    admin = served.mq.admin
+    await admin.create_group("orders-readers")
+    await admin.create_topic("Orders", queues=1)
+    for call in (
+        admin.delete_group("order-readers"),
+        admin.update_group("order-readers", retry_max_times=2),
+        admin.clone_group("order-readers", "g6"),
+        admin.reset_group("order-readers", "Orders", "latest"),
+        admin.group_progress("order-readers"),
+        admin.group_progress("order-readers", "Orders"),
+        admin.group_lag("order-readers"),
+        admin.find_group("order-readers"),
+    ):
+        with pytest.raises(NotFound, match=r"no group 'order-readers' on test-a\n  similar: orders-readers"):
+            await call
+    with pytest.raises(NoRoute, match="similar topics: Orders"):
+        await admin.delete_topic("Order")
+    with pytest.raises(NoRoute):
+        await admin.group_progress("orders-readers", "Order")
+    with pytest.raises(NotFound, match="no offset of group 'orders-readers' in any topic"):
+        await admin.clone_group("orders-readers", "g6")
+    with pytest.raises(NotFound, match="no cluster 'nope'\n  there are: TestCluster"):
+        await admin.create_topic("New", cluster="nope")
+    with pytest.raises(NotFound, match="no broker 'test-b'\n  similar: test-a\n  there are: test-a"):
+        await admin.broker_config("test-b")
+    assert await admin.delete_group("order-readers", missing_ok=True) == []
+    assert await admin.delete_topic("Order", missing_ok=True) == []
+    assert {"order-readers", "g6"}.isdisjoint(one.group_name for one in await admin.groups())
+
+
+async def test_what_exists_is_not_made_again_with_other_settings(served: Cluster) -> None:
+    admin = served.mq.admin
+    await admin.create_topic("Twice", queues=4)
+    await admin.create_group("twice", retry_max_times=3)
+    with pytest.raises(AlreadyExists, match="exists on test-a with 4 queues"):
+        await admin.create_topic("Twice", queues=2)
+    with pytest.raises(AlreadyExists, match="exists on test-a with 3 retries"):
+        await admin.create_group("twice")
+    assert await admin.create_topic("Twice", queues=2, exist_ok=True) == ["test-a"]
+    assert await admin.create_group("twice", exist_ok=True) == ["test-a"]
+    assert (await admin.topic_configs("Twice"))["test-a"].read_queue_nums == 4
+    assert [one.retry_max_times for one in await admin.groups() if one.group_name == "twice"] == [3]
+
+
+async def test_a_change_that_hides_messages_is_asked_for_by_name(served: Cluster) -> None:
+    admin = served.mq.admin
+    await admin.create_topic("Wide", queues=3)
+    async with served.mq.producer() as producer:
+        await producer.send("Wide", b"x", queue=2)
+    with pytest.raises(HidesMessages) as hides:
+        await admin.update_topic("Wide", queues=1)
+    assert hides.value.counts == {("test-a", 2): 1}
+    assert (await admin.topic_configs("Wide"))["test-a"].read_queue_nums == 3
+    await admin.update_topic("Wide", queues=1, hide_messages=True)
+    assert (await admin.topic_configs("Wide"))["test-a"].read_queue_nums == 1
+    with pytest.raises(InvalidMessage, match="nobody would get the messages in queue 1"):
+        await admin.update_topic("Wide", write_queues=2)
 
 
 async def test_brokers_tell_about_themselves(served: Cluster) -> None:
