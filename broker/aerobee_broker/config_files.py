@@ -3,9 +3,11 @@
 Touches  <root>/config through the store's `JsonFile`; writes happen in one thread of their own.
 
 Files are standard JSON (integer keys quoted, which RocketMQ reads as well as its own unquoted ones), sorted and
-indented. What RocketMQ wrote is read with its unquoted keys.
+indented. What RocketMQ wrote is read with its unquoted keys. Nothing else is: a file with damage in it is no file, also
+where something could still be read, as nobody would know what is missing.
 
 Invariants
+- A table is taken from a file of which every byte is as a broker writes it, or from its backup.
 - At most one write at a time, in the order of the changes; changes that pile up meanwhile share the next one.
 - A table is written when it changed, never otherwise; `save` returns when what was changed before is on disk.
 - A write that fails is reported and tried again; the file still holds the content before.
@@ -23,6 +25,7 @@ import structlog
 
 from aerobee_proto import javajson
 from aerobee_proto.errors import FormatError
+from aerobee_proto.written_json import standard_form
 from aerobee_store.errors import StoreFull
 from aerobee_store.io import StoreIo
 from aerobee_store.json_files import JsonFile
@@ -32,6 +35,8 @@ __all__ = ["ConfigFiles", "PersistentTable", "decode_config", "encode_config", "
 log = structlog.get_logger()
 
 RETRY_S: Final = 5.0
+BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+REFERENCE: Final = b'"$ref"'
 INDENT: Final = 2
 
 
@@ -60,17 +65,31 @@ def encode_config(content: Mapping[str, Any]) -> bytes:
 
 def decode_config(raw: bytes) -> dict[str, Any]:
     """Content of a config file, ours or RocketMQ's. ValueError when it is neither."""
+    if (zero := raw.find(0)) >= 0:
+        raise ValueError(f"it has zeros in it, from byte {zero} on, which no broker writes: it is damaged")
+    raw = raw.removeprefix(BYTE_ORDER_MARK)
     try:
-        content = msgspec.json.decode(raw)
-    except msgspec.DecodeError:
-        try:
-            content = javajson.loads(raw)
-        except FormatError as error:
-            raise ValueError(str(error)) from error
+        content = _decode(raw)
+    except FormatError as error:
+        raise ValueError(str(error)) from error
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     if not isinstance(content, dict):
         raise ValueError("the file does not hold a JSON object")  # noqa: TRY004  # bad content, not a bad call
+    return content
+
+
+def _decode(raw: bytes) -> Any:
+    try:
+        content = msgspec.json.decode(raw)
+    except msgspec.DecodeError:
+        raw = standard_form(raw)
+        content = msgspec.json.decode(raw)
+    if REFERENCE in raw:
+        # RocketMQ's library writes what it has written before as a path to it.
+        content = javajson.loads(raw)
+        if REFERENCE in msgspec.json.encode(content):
+            raise ValueError("a reference in it leads nowhere")
     return content
 
 

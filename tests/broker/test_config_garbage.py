@@ -9,18 +9,20 @@ from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from aerobee_broker.broker import Broker
-from aerobee_broker.config_files import decode_config
+from aerobee_broker.config_files import decode_config, encode_config
 from aerobee_broker.consumer_offsets import ConsumerOffsets
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_store import failpoints
 from aerobee_store.errors import CorruptStore
 from aerobee_store.io import DiskIo
 from aerobee_store.json_files import JsonFile
-from broker.support import Clock
-from broker.test_config_files import tables_of
+from broker.support import Clock, unpack_store
+from broker.test_config_files import STORES, tables_of
 from store.memory_io import MemoryIo, RandomSurvivors
 from system.running import broker_config, running_broker, talking
 
@@ -41,6 +43,14 @@ def garbage_of(good: bytes, table: str) -> dict[str, bytes]:
         "without its last byte": good.rstrip()[:-1],
         "zeros": bytes(len(good)),
         "zeros from the middle on": good[: len(good) // 2] + bytes(len(good) // 2),
+        "zeros in the middle": good[: len(good) // 2] + bytes(8) + good[len(good) // 2 + 8 :],
+        "a comma too many": good.rstrip()[:-1] + b",}",
+        "single quotes": good.replace(b'"', b"'"),
+        "bare names": good.replace(b'"%s"' % table.encode(), table.encode()),
+        "a comment": b"/* " + good[:40] + b" */" + good,
+        "not UTF-8": good.replace(b"0", b"\xff", 1),
+        "a control character in a name": good.replace(b'"T', b'"\x01T', 1),
+        "a reference to nothing": b'{"%s": {"T": {"$ref": "$.nowhere"}}}' % table.encode(),
         "a zero tail": good + bytes(4096 - len(good) % 4096),
         "a stale tail": good + good[-40:],
         "another table": good.replace(table.encode(), b"x" * len(table)),
@@ -108,6 +118,54 @@ async def test_without_a_good_backup_the_start_stops_by_name(name: str, kind: st
         assert f"{name}.bak" in refused.value.way_out
         assert "move both away" in refused.value.way_out
     assert path.read_bytes() == garbage
+
+
+DAMAGE = {"zeros": b"\0", "ones": b"\xff", "control characters": b"\x01"}
+
+
+@pytest.mark.parametrize("byte", DAMAGE.values(), ids=DAMAGE)
+@pytest.mark.parametrize("name", TABLES)
+def test_a_stretch_of_damage_is_seen_wherever_it_lies(name: str, byte: bytes, tmp_path: Path) -> None:
+    """512 zeros at 869 of 6,868 places of a topics.json were read without a word, and up to all topics were gone."""
+    good = (unpack_store(STORES[0], tmp_path) / "config" / name).read_bytes()
+    step = 3 if byte == b"\0" else 101  # for anything but zeros the whole text is read
+    for size in (1, 8, 512):
+        for at in range(0, len(good) - size, step):
+            with pytest.raises(ValueError, match=r"."):
+                decode_config(good[:at] + byte * size + good[at + size :])
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_no_beginning_of_a_file_is_taken_for_the_file(name: str, tmp_path: Path) -> None:
+    good = (unpack_store(STORES[0], tmp_path) / "config" / name).read_bytes().rstrip()
+    for size in range(0, len(good), 29):
+        with pytest.raises(ValueError, match=r"."):
+            decode_config(good[:size])
+
+
+@given(st.data())
+def test_damage_gives_the_whole_file_or_its_backup_and_never_a_part(data: st.DataObject) -> None:
+    """A piece that is overwritten: by damage that no text holds, or by a part of the same file, as of a torn write."""
+    tables = {f"topic-{n}": {"readQueueNums": n, "perm": 6, "order": False} for n in range(12)}
+    content = {"topicConfigTable": tables, "offsets": {f"t@g{n}": {"0": n, "1": 7} for n in range(5)}}
+    good = encode_config(content)
+    if data.draw(st.booleans(), label="RocketMQ's form"):
+        good = good.replace(b'"0":', b"0:").replace(b'"1":', b"1:").replace(b"  ", b"\t")
+    begin = data.draw(st.integers(0, len(good) - 2))
+    size = data.draw(st.integers(1, len(good) - begin - 1))
+    byte = data.draw(st.sampled_from(list(DAMAGE.values())))
+    damaged = good[:begin] + byte * size + good[begin + size :]
+    io, path = MemoryIo(), Path("/store/config/topics.json")
+    io.replace_bytes(path.with_name("topics.json.bak"), good)
+    io.replace_bytes(path, damaged)
+    file = JsonFile(path, io, decode_config)
+    assert file.load() == content
+    assert file.used_backup
+
+
+def test_what_rocketmq_writes_twice_is_read_where_it_is_a_reference() -> None:
+    raw = b'{"table":{"a":{"perm":6,"q":{0:1}},"b":{"$ref":"$.table.a"}}}'
+    assert decode_config(raw) == {"table": {"a": {"perm": 6, "q": {"0": 1}}, "b": {"perm": 6, "q": {"0": 1}}}}
 
 
 BEARABLE: dict[str, Callable[[bytes], bytes]] = {
