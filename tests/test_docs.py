@@ -2,6 +2,7 @@
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,6 +80,18 @@ def settings(model: type[SettingsModel], name: str) -> SettingsModel:
 
 def test_the_example_settings_are_right_and_say_the_same() -> None:
     assert settings(BrokerConfig, "broker.conf") == settings(BrokerConfig, "broker.toml")
+
+
+def test_the_image_is_built_from_everything_that_the_distribution_holds() -> None:
+    """The folder of the pipeline was left out, and the command that needs it gave advice that could not help."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        packages = tomllib.load(file)["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    folders = {package.partition("/")[0] for package in packages}
+    assert "pipeline" in folders
+    copied = re.findall(r"^COPY (\w+) \1$", (ROOT / "deploy/Containerfile").read_text(), re.MULTILINE)
+    let_in = re.findall(r"^!(\w+)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE)
+    assert folders <= set(copied)
+    assert folders <= set(let_in)
 
 
 # --- operations.md

@@ -6,6 +6,7 @@ Touches  nothing; the disk's figures come in.
 from dataclasses import dataclass
 
 from aerobee_broker.services import Services
+from aerobee_store.disk_space import DiskUse
 
 __all__ = ["Check", "Health", "health_of"]
 
@@ -59,10 +60,10 @@ def _store(services: Services) -> Check:
 
 def _disk(services: Services, disk: tuple[int, int]) -> Check:
     total, free = disk
-    used = round(100 * (total - free) / total) if total else 0
+    used = DiskUse(total, free).used_percent
     limit = services.config.disk_space_warning_level_ratio
     text = f"{used} % used, {free >> 20} MiB free (limit {limit} %)"
-    return Check("disk", used < limit, text)
+    return Check("disk", used <= limit, text)
 
 
 def _nameservers(services: Services) -> Check:

@@ -13,6 +13,7 @@ from aerobee_broker.services import Services
 from aerobee_proto.codes import VERSION
 from aerobee_proto.names import SCHEDULE_TOPIC
 from aerobee_proto.records import scan_header
+from aerobee_store import disk_space
 
 __all__ = ["disk_use", "earliest_ms", "runtime_table"]
 
@@ -37,15 +38,11 @@ def runtime_table(services: Services, disk: tuple[int, int]) -> dict[str, str]:
 
 
 def disk_use(path: Path) -> tuple[int, int]:
-    """(total, free) bytes of the file system of a folder, or of its nearest parent that exists.
-
-    Blocks that are kept back for root count as neither.
-    """
-    while not path.exists() and path != path.parent:
+    """(total, free) bytes of the file system of a folder, or of its nearest parent that exists."""
+    while not os.path.exists(path) and path != path.parent:  # noqa: PTH110  # Path.exists raises where it may not look
         path = path.parent
-    facts = os.statvfs(path)
-    usable = facts.f_blocks - facts.f_bfree + facts.f_bavail
-    return usable * facts.f_frsize, facts.f_bavail * facts.f_frsize
+    disk = disk_space.disk_use(path)
+    return disk.total, disk.free
 
 
 def _identity(services: Services) -> dict[str, str]:

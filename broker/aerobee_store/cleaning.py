@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from aerobee_store.commit_log import CommitLog
+from aerobee_store.disk_space import DiskUse
 from aerobee_store.index import IndexService
 from aerobee_store.io import StoreIo
 from aerobee_store.mapped_files import MappedFile
@@ -68,23 +69,6 @@ class LogFileFacts:
     offset: int
     end: int
     written_ms: int
-
-
-@dataclass(slots=True, frozen=True)
-class DiskUse:
-    """Room on one file system, in bytes."""
-
-    total: int
-    free: int
-
-    @property
-    def used_percent(self) -> int:
-        """Rounded up, as RocketMQ does."""
-        return -(-100 * (self.total - self.free) // self.total) if self.total > 0 else 0
-
-    def bytes_above(self, percent: int) -> int:
-        """How much has to go so that at most `percent` are in use."""
-        return max(0, self.total - self.free - self.total * percent // 100)
 
 
 @dataclass(slots=True, frozen=True)

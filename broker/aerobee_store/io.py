@@ -17,7 +17,6 @@ import errno
 import fcntl
 import mmap
 import os
-import shutil
 import sys
 import threading
 from collections import defaultdict
@@ -28,6 +27,7 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 
 from aerobee_store import failpoints
+from aerobee_store.disk_space import disk_use
 from aerobee_store.errors import CorruptStore, FileGone, StoreFull, StoreLocked
 from aerobee_store.file_system import FileSystem, file_system_of
 
@@ -623,9 +623,8 @@ class DiskIo:
         return _DiskLock(path)
 
     def disk_usage(self, path: Path) -> tuple[int, int]:
-        usage = shutil.disk_usage(path)
-        # Not usage.total: it counts blocks that are kept back for root.
-        return usage.used + usage.free, usage.free
+        disk = disk_use(path)
+        return disk.total, disk.free
 
     def modified_ms(self, path: Path) -> int:
         return path.stat().st_mtime_ns // 1_000_000

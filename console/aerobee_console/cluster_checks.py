@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from aerobee_console.checkup import Checkup
-from aerobee_console.local_checks import USED_FAULT, USED_WARNING, is_container_address, is_loopback
+from aerobee_console.local_checks import is_container_address, is_loopback
 from aerobee_console.ports import owner_of
 from aerobee_console.session import Connect, client_config
 
@@ -26,6 +26,8 @@ SKEW_MS_MAX: Final = 2_000
 MASTER_ID: Final = 0
 WRITE: Final = 2  # the bit of a topic's permission
 TOPICS_TOLD_MAX: Final = 20
+USED_WARNING: Final = 0.85  # the default of diskSpaceCleanForciblyRatio
+USED_FAULT: Final = 0.90  # and of diskSpaceWarningLevelRatio: the broker refuses sends
 BODY: Final = b"aerobee doctor"
 
 

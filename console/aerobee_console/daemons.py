@@ -20,6 +20,7 @@ __all__ = [
     "Settings",
     "SettingsFile",
     "broker",
+    "broker_defaults",
     "broker_settings",
     "configure_logs",
     "nameserver",
@@ -83,6 +84,13 @@ def broker_settings(file: Path | None, overrides: dict[str, str]) -> "BrokerConf
     from aerobee_broker.main import load_config
 
     return load_config(file, overrides)
+
+
+def broker_defaults() -> "BrokerConfig":
+    """A broker's settings when nobody sets any."""
+    from aerobee_broker.config import BrokerConfig
+
+    return BrokerConfig(store_path_root_dir=Path("/"))  # the default one needs a home folder
 
 
 def store_settings(file: Path | None, overrides: dict[str, str]) -> "StoreSettings":

@@ -46,10 +46,13 @@ def doctor(
 
     chosen = connect or Connect()
     checkup = Checkup()
+    settings = None
     if config is not None:
-        store = check_settings(checkup, config) or store
+        settings = check_settings(checkup, config)
+    if store is None and settings is not None:
+        store = settings.store_path_root_dir
     if store is not None:
-        check_store(checkup, store)
+        check_store(checkup, store, settings)
     run_async(check_cluster(checkup, chosen, topic=topic, send=send))
     if output == "json":
         facts = [

@@ -12,6 +12,8 @@ Touches  nothing. The classes of other rooms are known by name, so that an error
          load the client.
 """
 
+import re
+import sys
 from typing import Final
 
 __all__ = [
@@ -79,6 +81,8 @@ def exit_code_of(error: BaseException) -> int:
         return NOT_FOUND
     if type(error).__name__ == "NoRoute" and not _was_denied(error):
         return UNREACHABLE
+    if missing_extra(_missing_module(error)):
+        return USAGE
     known = (CODES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in CODES)
     return next(known, FAULT)
 
@@ -97,4 +101,47 @@ def describe(error: BaseException) -> str:
     if isinstance(error, OSError):
         place = f"{error.filename}: " if error.filename else ""
         return f"{place}{error.strerror or error}"
+    if missing := missing_extra(_missing_module(error)):
+        return missing
     return f"unexpected {type(error).__name__}: {error}\n  --debug shows where; please report it"
+
+
+def _missing_module(error: BaseException) -> str:
+    """The module whose absence is behind an error; empty when it is none of that kind."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ModuleNotFoundError):
+        cause = cause.__cause__ if isinstance(cause, ImportError) else None
+    return cause.name or "" if cause is not None else ""
+
+
+def missing_extra(module: str) -> str | None:
+    """What to install for a module that belongs to an extra of ours; None for any other module.
+
+    The command works in every environment that has Aerobee, also without a registry that knows it: pip takes what is
+    installed, and adds what the extra asks for.
+    """
+    top = module.partition(".")[0]
+    held = {extra: packages for extra, packages in _extras().items() if _holds(packages, top)}
+    if not held:
+        return None
+    smallest = min(held, key=lambda extra: len(held[extra]))
+    name = {"spark": "spark,jdk"}.get(smallest, smallest)  # jdk: a Java, where the system has none
+    what = "the command line is an extra" if smallest == "cli" else f"{top} is missing, it is of an extra"
+    more = "" if smallest == "spark" else " ('aerobee[all]' brings command line and servers)"
+    return f"{what} that is not installed: {sys.executable} -m pip install 'aerobee[{name}]'{more}"
+
+
+def _extras() -> dict[str, set[str]]:
+    """The extras of the installed distribution, apart from the one of the others, and their packages."""
+    from importlib.metadata import requires
+
+    found: dict[str, set[str]] = {}
+    for line in requires("aerobee") or ():
+        package, extra = re.match(r"[\w.-]+", line), re.search(r"extra == ['\"]([\w-]+)", line)
+        if package and extra and extra[1] != "all":
+            found.setdefault(extra[1], set()).add(package[0].replace("-", "_").lower())
+    return found
+
+
+def _holds(packages: set[str], module: str) -> bool:
+    return any(package == module or package.startswith(f"{module}_") for package in packages)

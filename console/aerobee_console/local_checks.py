@@ -5,13 +5,12 @@ Touches  the settings file, the store folder (reading), local ports (bound and c
 
 import ipaddress
 import os
-import shutil
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from aerobee_console.checkup import Checkup
-from aerobee_console.daemons import broker_settings
+from aerobee_console.daemons import broker_defaults, broker_settings
 from aerobee_console.failures import Failure
 from aerobee_console.ports import is_free, owner_of
 
@@ -21,15 +20,12 @@ if TYPE_CHECKING:
 __all__ = ["check_settings", "check_store", "is_container_address", "is_loopback"]
 
 MIB: Final = 1 << 20
-FREE_BYTES_MIN: Final = 1 << 30  # less is a fault: a new log file of the usual size does not fit
-USED_WARNING: Final = 0.85
-USED_FAULT: Final = 0.90  # diskSpaceWarningLevelRatio: brokers refuse sends
 # The networks that Docker takes for containers unless told otherwise.
 CONTAINER_NETWORKS: Final = tuple(ipaddress.ip_network(f"172.{number}.0.0/16") for number in range(17, 32))
 
 
-def check_settings(checkup: Checkup, file: Path) -> Path | None:
-    """Check a broker's settings file and what it names on this machine; returns the store folder it names."""
+def check_settings(checkup: Checkup, file: Path) -> "BrokerConfig | None":
+    """Check a broker's settings file and what it names on this machine; returns the settings if they are right."""
     try:
         config = broker_settings(file, {})
     except Exception as wrong:
@@ -46,7 +42,7 @@ def check_settings(checkup: Checkup, file: Path) -> Path | None:
             "namesrvAddr is empty: the broker registers nowhere and no client finds it",
             f"write namesrvAddr=host:9876 into {file}",
         )
-    return config.store_path_root_dir
+    return config
 
 
 def _check_listening(checkup: Checkup, config: "BrokerConfig") -> None:
@@ -112,8 +108,11 @@ def _is_ours(host: str) -> bool:
     return True
 
 
-def check_store(checkup: Checkup, folder: Path) -> None:
-    """Check a store folder: permissions, who has it, how it was left, room on the disk."""
+def check_store(checkup: Checkup, folder: Path, settings: "BrokerConfig | None" = None) -> None:
+    """Check a store folder: permissions, who has it, how it was left, room on the disk.
+
+    `settings`: the broker's, if they are known; else the defaults count.
+    """
     existing = folder
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
@@ -128,7 +127,7 @@ def check_store(checkup: Checkup, folder: Path) -> None:
         checkup.ok("store folder", f"{folder} is not there yet; it can be made in {existing}")
     else:
         _check_content(checkup, folder)
-    _check_disk(checkup, existing)
+    _check_disk(checkup, existing, settings or broker_defaults())
 
 
 def _user() -> str:
@@ -166,17 +165,24 @@ def _check_content(checkup: Checkup, folder: Path) -> None:
         checkup.ok("store folder", f"{folder} was closed in order and can be written")
 
 
-def _check_disk(checkup: Checkup, folder: Path) -> None:
-    usage = shutil.disk_usage(folder)
-    if not usage.total:  # no disk: /proc, for one
+def _check_disk(checkup: Checkup, folder: Path, settings: "BrokerConfig") -> None:
+    from aerobee_console.store import disk_use
+
+    disk = disk_use(folder)
+    if not disk.total:  # no disk: /proc, for one
         checkup.fault("disk", f"{folder} is on no disk", "name a folder on one")
         return
-    used = 1 - usage.free / usage.total
-    text = f"{usage.free // MIB} MiB free, {used:.0%} used, at {folder}"
+    used = disk.used_percent
+    text = f"{disk.free // MIB} MiB free, {used} % used, at {folder}"
+    limit, file_size = settings.disk_space_warning_level_ratio, settings.mapped_file_size_commit_log
     fix = "free space or use a larger disk; fileReservedTime says how long messages are kept"
-    if used >= USED_FAULT or usage.free < FREE_BYTES_MIN:
-        checkup.fault("disk", f"{text}: brokers refuse messages", fix)
-    elif used >= USED_WARNING:
-        checkup.note("disk", f"{text}: old messages go before their time", fix)
+    if used > limit:
+        why = f"above {limit} % a broker refuses messages (diskSpaceWarningLevelRatio)"
+        checkup.fault("disk", f"{text}: {why}", fix)
+    elif disk.free < file_size:
+        why = f"no room for one more log file of {file_size // MIB} MiB (mappedFileSizeCommitLog)"
+        checkup.fault("disk", f"{text}: {why}", fix)
+    elif used > settings.disk_space_clean_forcibly_ratio and settings.clean_file_forcibly_enable:
+        checkup.note("disk", f"{text}: old messages go before their time (diskSpaceCleanForciblyRatio)", fix)
     else:
         checkup.ok("disk", text)

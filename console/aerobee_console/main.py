@@ -11,14 +11,12 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-# Loading modules makes many objects that stay: looking through them for garbage is an eighth of a start.
-gc.set_threshold(100_000, 50, 50)
+from aerobee_console.failures import INTERRUPTED, OK, USAGE, describe, exit_code_of
 
-from cyclopts import App, CycloptsError, Group  # noqa: E402
-
-from aerobee_console.failures import INTERRUPTED, OK, USAGE, describe, exit_code_of  # noqa: E402
+if TYPE_CHECKING:
+    from cyclopts import App
 
 __all__ = ["main", "make_app"]
 
@@ -47,8 +45,13 @@ COMMANDS: Final = (
 )
 
 
-def make_app() -> App:
-    """The command tree. Nothing of a sub-command is imported before it is called."""
+def make_app() -> "App":
+    """The command tree. Nothing of a sub-command is imported before it is called.
+
+    ModuleNotFoundError where the extra of the command line is not installed.
+    """
+    from cyclopts import App, Group
+
     app = App(
         "aerobee",
         help=HELP,
@@ -81,6 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = [_at_home(word) for word in words]
     if debug:
         os.environ["AEROBEE_DEBUG"] = "1"  # for the logs of the client, which are set up by the command
+    # Loading modules makes many objects that stay: looking through them for garbage is an eighth of a start.
+    gc.set_threshold(100_000, 50, 50)
     try:
         result = make_app()(words or ["--help"], exit_on_error=False, print_error=False)
         sys.stdout.flush()
@@ -88,15 +93,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         return _reader_is_gone()
-    except CycloptsError as wrong:
-        _complain(f"{wrong}\nsee: aerobee {_command_of(words)}--help")
-        return USAGE
     except Exception as failed:
+        if _is_misused(failed):
+            _complain(f"{failed}\nsee: aerobee {_command_of(words)}--help")
+            return USAGE
         if debug:
             raise
         _complain(describe(failed))
         return exit_code_of(failed)
     return result if isinstance(result, int) else OK
+
+
+def _is_misused(failed: Exception) -> bool:
+    """Whether the arguments do not fit the command. The library that finds it is an extra, so its errors are known by
+    name."""
+    return any(kind.__name__ == "CycloptsError" for kind in type(failed).__mro__)
 
 
 def _split_debug(words: list[str]) -> tuple[list[str], bool]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import App, Parameter
 
-from aerobee_console.failures import FAULT, OK, USAGE, Failure
+from aerobee_console.failures import FAULT, OK, USAGE, Failure, describe
 from aerobee_console.progress import progress
 from aerobee_console.session import Output
 from aerobee_console.tables import Column, print_json, print_table
@@ -24,7 +24,7 @@ __all__ = ["app"]
 
 app = App(
     "pipeline",
-    help="Archive, restore, audit and measure messages with Spark (pip install 'aerobee[spark,jdk]').",
+    help="Archive, restore, audit and measure messages with Spark (extras spark and jdk).",
     help_epilogue="",
 )
 Store = Annotated[str | None, Parameter(name="--path", help="A store folder, or its fsspec address.")]
@@ -79,8 +79,8 @@ def _spark(name: str, master: str) -> "Iterator[SparkSession]":
     try:
         from pyspark_aerobee.errors import PipelineError
         from pyspark_aerobee.jobs.launch import session
-    except ImportError as missing:
-        raise Failure(f"{missing}: pip install 'aerobee[spark,jdk]'", USAGE) from missing
+    except ModuleNotFoundError as missing:
+        raise Failure(describe(missing), USAGE) from missing
     try:
         with session(name, master) as spark:
             yield spark

@@ -31,6 +31,7 @@ from aerobee_store.checkpoint import CHECKPOINT_SIZE, Checkpoint
 from aerobee_store.config import StoreConfig
 from aerobee_store.consume_queue import BLANK_SIZE, ENTRY_DTYPE, ENTRY_SIZE
 from aerobee_store.delay import SCHEDULE_TOPIC, entry_tag
+from aerobee_store.disk_space import disk_use
 from aerobee_store.errors import CorruptStore, StoreLocked
 from aerobee_store.index_file import HEADER_SIZE as INDEX_HEADER_SIZE
 from aerobee_store.io import DiskIo
@@ -54,6 +55,7 @@ __all__ = [
     "StoreFolder",
     "StoreSettings",
     "Stretch",
+    "disk_use",
     "entry_tag",
     "rebuild",
 ]

@@ -18,6 +18,7 @@ from aerobee.sync import Client as SyncClient
 from aerobee_console import cluster_checks
 from aerobee_console.checkup import Checkup
 from aerobee_console.cluster_checks import _check_address, _check_figures
+from aerobee_console.daemons import broker_settings
 from aerobee_console.local_checks import check_store, is_container_address, is_loopback
 from aerobee_proto.codes import RequestCode
 from aerobee_remoting.client import RemotingClient
@@ -314,13 +315,59 @@ def test_a_folder_that_may_not_be_written(tmp_path: Path, monkeypatch: pytest.Mo
     assert f"{tmp_path} belongs to " in text
 
 
+class FullDisk(SimpleNamespace):
+    """Figures of a file system of 1,000 GiB, of which root keeps 500 for itself."""
+
+    def __init__(self, free_percent: int) -> None:
+        free = 500 * free_percent // 100
+        super().__init__(f_frsize=1 << 30, f_blocks=1000, f_bfree=500 + free, f_bavail=free)
+
+
 @pytest.mark.parametrize(
-    ("free", "total", "status"),
-    [(500 << 30, 1 << 40, "ok"), (1 << 38, 2 << 40, "note"), (1 << 29, 1 << 30, "fault")],
+    ("free_percent", "status", "said"),
+    [
+        (20, "ok", "80 % used"),
+        (14, "note", "86 % used"),
+        (10, "note", "90 % used"),
+        (8, "fault", "92 % used"),
+    ],
 )
 def test_room_on_the_disk(
-    free: int, total: int, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    free_percent: int, status: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usage = SimpleNamespace(total=total, free=free)
-    monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
-    assert [state for name, state, _ in checks_of(tmp_path) if name == "disk"] == [status]
+    """Blocks that are kept for root counted as used: 74 % where df and the broker said 34 %."""
+    monkeypatch.setattr("os.statvfs", lambda _: FullDisk(free_percent))
+    ((state, text),) = [(state, text) for name, state, text in checks_of(tmp_path) if name == "disk"]
+    assert state == status
+    assert said in text
+
+
+def test_the_disk_is_judged_by_the_settings_of_the_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.statvfs", lambda _: FullDisk(8))
+    settings = broker_settings(None, {"diskSpaceWarningLevelRatio": "95", "storePathRootDir": str(tmp_path)})
+    checkup = Checkup()
+    check_store(checkup, tmp_path, settings)
+    assert [check.status for check in checkup.checks if check.name == "disk"] == ["note"]
+
+
+def test_too_little_room_for_one_more_file_is_a_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = SimpleNamespace(f_frsize=1 << 20, f_blocks=2000, f_bfree=1000, f_bavail=1000)
+    monkeypatch.setattr("os.statvfs", lambda _: small)
+    ((state, text),) = [(state, text) for name, state, text in checks_of(tmp_path) if name == "disk"]
+    assert state == "fault"
+    assert "no room for one more log file of 1024 MiB" in text
+
+
+def test_doctor_and_broker_say_the_same_of_a_disk(tmp_path: Path) -> None:
+    from aerobee_broker.runtime_info import disk_use
+    from aerobee_store.disk_space import DiskUse
+    from aerobee_store.io import DiskIo
+
+    ((text,),) = [[text] for name, _, text in checks_of(tmp_path) if name == "disk"]
+    shown = int(text.partition(" % used")[0].rpartition(" ")[2])
+    assert abs(shown - DiskUse(*disk_use(tmp_path)).used_percent) <= 1  # others write to it meanwhile
+    assert abs(shown - DiskUse(*DiskIo().disk_usage(tmp_path)).used_percent) <= 1

@@ -1,6 +1,11 @@
 """Exit codes and texts of errors."""
 
 import errno
+import re
+import subprocess
+import sys
+from importlib.metadata import requires
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +20,7 @@ from aerobee import (
     SendFailed,
 )
 from aerobee.errors import UNKNOWN_TOPIC
-from aerobee_console.failures import CODES, Failure, describe, exit_code_of
+from aerobee_console.failures import CODES, Failure, describe, exit_code_of, missing_extra
 from aerobee_remoting.settings import SettingsError, SettingsProblem
 
 
@@ -56,3 +61,75 @@ def test_errors_are_told_without_their_class() -> None:
     assert describe(NoRoute("t", ())) == str(NoRoute("t", ()))
     assert describe(PermissionError(errno.EACCES, "Permission denied", "/x")) == "/x: Permission denied"
     assert describe(OSError("cannot listen")) == "cannot listen"
+
+
+EXTRAS = sorted(
+    {
+        (re.split(r"[^\w.-]", line)[0].replace("-", "_").lower(), line.split("extra == ")[1].strip("'\""))
+        for line in requires("aerobee") or ()
+        if "extra == " in line
+    }
+)
+
+
+@pytest.mark.parametrize(("package", "extra"), [pair for pair in EXTRAS if pair[1] not in ("all", "test")])
+def test_every_package_of_an_extra_is_known_by_its_module(package: str, extra: str) -> None:
+    module = {"opentelemetry_api": "opentelemetry"}.get(package, package)
+    told = missing_extra(f"{module}.inner")
+    assert told is not None
+    assert f"{sys.executable} -m pip install 'aerobee[" in told
+    offered = told.partition("aerobee[")[2].partition("]")[0].split(",")
+    assert any((package, one) in EXTRAS for one in offered)
+
+
+def test_a_module_that_is_nobodys_extra_is_a_fault_to_report() -> None:
+    assert missing_extra("nowhere") is None
+    assert missing_extra("") is None
+    assert "please report it" in describe(ModuleNotFoundError("No module named 'nowhere'", name="nowhere"))
+
+
+def test_the_cause_of_an_import_that_failed_is_told() -> None:
+    failed = ImportError("Cannot import module 'store_commands'")
+    failed.__cause__ = ModuleNotFoundError("No module named 'numpy'", name="numpy")
+    assert describe(failed).startswith("numpy is missing")
+    assert exit_code_of(failed) == 2
+
+
+WITHOUT = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {absent!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Absent())
+sys.argv[1:] = {words!r}
+from aerobee_console.main import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("absent", "words", "extra"),
+    [
+        (["cyclopts", "rich"], [], "cli"),
+        (["cyclopts", "rich"], ["send", "t", "b"], "cli"),
+        (["numpy", "javaproperties", "pydantic", "prometheus_client"], ["dev"], "broker"),
+        (["numpy", "javaproperties", "pydantic", "prometheus_client"], ["broker"], "broker"),
+        (["numpy", "javaproperties", "pydantic"], ["nameserver"], "broker"),
+        (["numpy"], ["store", "verify", "/"], "broker"),
+        (["pyspark"], ["pipeline", "audit", "--path", "/"], "spark,jdk"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else value,
+)
+def test_a_command_without_its_packages_says_in_one_line_what_to_install(
+    absent: list[str], words: list[str], extra: str, tmp_path: Path
+) -> None:
+    """`pip install .` and then `aerobee` was a traceback about cyclopts."""
+    script = WITHOUT.format(absent=absent, words=words)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert f"-m pip install 'aerobee[{extra}]'" in line

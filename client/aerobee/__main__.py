@@ -1,0 +1,12 @@
+"""`python -m aerobee`: the command `aerobee`, wherever its script is not on the PATH.
+
+The command belongs to another room, so it is found as the script is: by the entry point of the installation.
+"""
+
+import sys
+from importlib.metadata import entry_points
+
+command = next(iter(entry_points(group="console_scripts", name="aerobee")), None)
+if command is None:
+    sys.exit("aerobee: this copy of the package is not installed: pip install '.[all]' in its folder")
+sys.exit(command.load()())
