@@ -94,6 +94,13 @@ class SubscriptionGroups:
             raise self._limit_reached() or unknown_group(group)
         return found
 
+    def require_known(self, group: str) -> SubscriptionGroupConfig:
+        """As `require`, but nothing is created."""
+        found = self._groups.get(group)
+        if found is None:
+            raise unknown_group(group)
+        return found
+
     def _limit_reached(self, more: int = 1) -> LimitReached | None:
         """The bound that stands against `more` groups made by use, or None."""
         config = self._live.value

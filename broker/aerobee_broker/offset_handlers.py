@@ -8,7 +8,7 @@ A queue that does not exist has the offsets 0 and no earliest message (-1), as c
 """
 
 from aerobee_broker.consumer_offsets import OFFSET_MAX, starting_offset
-from aerobee_broker.groups import unknown_group
+from aerobee_broker.refusals import no_such_queue
 from aerobee_broker.request_bodies import answer
 from aerobee_broker.services import Services
 from aerobee_proto import bodies, javajson
@@ -94,15 +94,11 @@ class OffsetHandlers:
                 ResponseCode.INVALID_PARAMETER,
                 "consumerGroup, topic, queueId and commitOffset are all needed",
             )
-        if group not in services.groups:
-            raise unknown_group(group)
+        services.groups.require_known(group)
         config = services.topics.require(topic)
         queue_count = max(config.read_queue_nums, config.write_queue_nums)
         if not 0 <= queue_id < queue_count:
-            raise RequestError(
-                ResponseCode.INVALID_PARAMETER,
-                f"queue {queue_id} of topic {topic} does not exist; allowed: 0 to {queue_count - 1}",
-            )
+            raise no_such_queue(topic, queue_id, queue_count)
         if offset < 0:
             raise RequestError(ResponseCode.INVALID_PARAMETER, f"offset {offset} is negative")
         services.offsets.commit(group, topic, queue_id, offset)

@@ -13,6 +13,7 @@ Touches  the offsets of `Services`; members' connections.
 
 import structlog
 
+from aerobee_broker.refusals import no_such_queue
 from aerobee_broker.request_bodies import answer
 from aerobee_broker.services import Services
 from aerobee_proto.bodies import MessageQueue, QueueOffset, ResetOffsetBody, ResetOffsetListBody, TopicConfig
@@ -48,11 +49,7 @@ class OffsetResets:
         """Move a group in all queues of a topic, or in one; the answer lists where each queue goes on."""
         header: ResetOffsetHeader = request.header
         services = self._services
-        config = services.topics.get(header.topic)
-        if config is None:
-            raise RequestError(
-                ResponseCode.TOPIC_NOT_EXIST, f"topic {header.topic[:127]} does not exist on this broker"
-            )
+        config = services.topics.require(header.topic)
         if services.config.use_server_side_reset_offset:
             targets = self._reset_here(header, config)
         else:
@@ -70,11 +67,7 @@ class OffsetResets:
 
     def _reset_here(self, header: ResetOffsetHeader, config: TopicConfig) -> dict[MessageQueue, int]:
         services = self._services
-        if header.group not in services.groups:
-            raise RequestError(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                f"group {header.group[:255]} does not exist on this broker",
-            )
+        services.groups.require_known(header.group)
         targets = self._targets(header, config)
         for queue, offset in targets.items():
             services.offsets.assign_reset(header.group, header.topic, queue.queue_id, offset)
@@ -88,10 +81,8 @@ class OffsetResets:
                 for queue_id in range(config.read_queue_nums)
             }
         if header.queue_id >= config.read_queue_nums:
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR,
-                f"queue {header.queue_id} of topic {header.topic} does not exist;"
-                f" it has the queues 0 to {config.read_queue_nums - 1}",
+            raise no_such_queue(
+                header.topic, header.queue_id, config.read_queue_nums, code=ResponseCode.SYSTEM_ERROR
             )
         return {self._queue(config, header.queue_id): self._offset_of(header)}
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 from aerobee_broker.consumers import Subscription
 from aerobee_broker.filters import Filter, check_type
 from aerobee_broker.held_pulls import HeldPull, HeldPulls
+from aerobee_broker.refusals import no_such_queue
 from aerobee_broker.services import Services
 from aerobee_proto.codes import Perm, PullFlag, RequestCode, ResponseCode
 from aerobee_proto.errors import LimitReached, RequestError
@@ -119,11 +120,7 @@ class PullProcessor:
                 FORBIDDEN_TOPIC, f"topic {topic_name} may not be read from: its permission is {topic.perm}"
             )
         if not 0 <= header.queue_id < topic.read_queue_nums:
-            raise RequestError(
-                ResponseCode.INVALID_PARAMETER,
-                f"queue {header.queue_id} of topic {topic_name} does not exist: "
-                f"it has the read queues 0 to {topic.read_queue_nums - 1}",
-            )
+            raise no_such_queue(topic_name, header.queue_id, topic.read_queue_nums)
         if header.max_msg_nums < 1:
             raise RequestError(
                 ResponseCode.INVALID_PARAMETER, f"maxMsgNums {header.max_msg_nums} is not positive"

@@ -17,6 +17,7 @@ from typing import Final
 import msgspec
 
 from aerobee_broker.delay_rules import whole_number
+from aerobee_broker.refusals import check_sendable
 from aerobee_broker.services import Services
 from aerobee_broker.timer_delivery import TimerDelivery, recall_key
 from aerobee_proto import properties
@@ -101,6 +102,7 @@ class Recalls:
         header: RecallMessageHeader = request.header
         services = self._services
         self._check_allowed()
+        check_sendable(header.topic)
         services.topics.require(header.topic)
         handle = _read(header.recall_handle)
         if handle is None:

@@ -15,11 +15,12 @@ from typing import Any, Final
 import structlog
 
 from aerobee_broker.clients import born_host
+from aerobee_broker.refusals import check_sendable, check_takes_messages, no_such_queue
 from aerobee_broker.services import Services
 from aerobee_broker.stored_properties import stored_form
 from aerobee_proto import names, properties
 from aerobee_proto.bodies import TopicConfig
-from aerobee_proto.codes import Perm, RequestCode, ResponseCode, SysFlag
+from aerobee_proto.codes import RequestCode, ResponseCode, SysFlag
 from aerobee_proto.errors import RequestError
 from aerobee_proto.headers import PushReplyHeader, SendMessageHeader, SendMessageV2Header
 from aerobee_proto.message_ids import encode_offset_message_id
@@ -76,26 +77,16 @@ class Replies:
 
     def _topic(self, header: Any) -> TopicConfig:
         """The topic of a reply: usually the cluster's reply topic, which is there from the start."""
-        config = self._services.config
-        if not config.broker_permission & Perm.WRITE:
-            raise RequestError(
-                ResponseCode.NO_PERMISSION,
-                f"broker {config.broker_name} takes no messages: brokerPermission is {config.broker_permission}",
-            )
-        names.check_topic(header.topic)
-        if header.topic in names.NOT_SENDABLE_TOPICS:
-            raise RequestError(
-                ResponseCode.NO_PERMISSION, f"topic {header.topic} is kept for the broker itself"
-            )
+        check_takes_messages(self._services.config)
+        check_sendable(header.topic)
+        if names.is_retry_topic(header.topic):
+            self._services.groups.require(header.topic.removeprefix(names.RETRY_PREFIX))
         topic = self._services.topics.for_send(
             header.topic, template=header.default_topic, queue_count=header.default_topic_queue_nums
         )
         limit = max(topic.read_queue_nums, topic.write_queue_nums)
         if header.queue_id >= limit:
-            raise RequestError(
-                ResponseCode.INVALID_PARAMETER,
-                f"queue {header.queue_id} of topic {header.topic} does not exist: it has the queues 0 to {limit - 1}",
-            )
+            raise no_such_queue(header.topic, header.queue_id, limit)
         return topic
 
     def _check_body(self, header: Any, body: bytes) -> None:

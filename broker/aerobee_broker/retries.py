@@ -15,6 +15,7 @@ from typing import Final
 import structlog
 
 from aerobee_broker.groups import unknown_group
+from aerobee_broker.refusals import check_takes_messages
 from aerobee_broker.services import Services
 from aerobee_proto import names, properties
 from aerobee_proto.bodies import SubscriptionGroupConfig, TopicConfig
@@ -90,12 +91,7 @@ class Retries:
         group = services.groups.find(header.group)
         if group is None:
             raise unknown_group(header.group)
-        if not services.config.broker_permission & Perm.WRITE:
-            raise RequestError(
-                ResponseCode.NO_PERMISSION,
-                f"broker {services.config.broker_name} takes no messages: brokerPermission is "
-                f"{services.config.broker_permission}",
-            )
+        check_takes_messages(services.config)
         if group.retry_queue_nums <= 0:
             return Response()
         target = self._retry_topic(group, unit=header.unit_mode)

@@ -22,6 +22,7 @@ from aerobee_broker.config import BrokerConfig
 from aerobee_broker.durability import Durability
 from aerobee_broker.parking import SPECIAL_PROPERTIES, needs_place
 from aerobee_broker.recalls import recall_handle
+from aerobee_broker.refusals import check_sendable, check_takes_messages, no_such_queue
 from aerobee_broker.retries import Retries
 from aerobee_broker.services import Services
 from aerobee_broker.stats import TopicCounters
@@ -45,17 +46,6 @@ __all__ = ["SendProcessor"]
 
 log = structlog.get_logger()
 
-FORBIDDEN_TOPICS: Final = frozenset(
-    {
-        "SCHEDULE_TOPIC_XXXX",
-        "RMQ_SYS_TRANS_HALF_TOPIC",
-        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
-        "TRANS_CHECK_MAX_TIME_TOPIC",
-        "SELF_TEST_TOPIC",
-        "OFFSET_MOVED_EVENT",
-        names.TIMER_TOPIC,
-    }
-)
 DEAD_LETTER: Final = "\x02DELAY\x01-1\x02"  # behind other properties, where it wins
 FRAME_WORDS: Final = Struct(">ii")
 TRANSACTION_BITS: Final = SysFlag.TRANSACTION_MASK
@@ -364,15 +354,8 @@ class SendProcessor:
     def _route(self, header: Any) -> _Route:
         """The topic's route, made anew; refuses what may not be sent to, creates what may be created."""
         topic = header.topic
-        config = self._services.config
-        if not config.broker_permission & Perm.WRITE:
-            raise RequestError(
-                ResponseCode.NO_PERMISSION,
-                f"broker {config.broker_name} takes no messages: brokerPermission is {config.broker_permission}",
-            )
-        names.check_topic(topic)
-        if topic in FORBIDDEN_TOPICS:
-            raise RequestError(ResponseCode.NO_PERMISSION, f"topic {topic} is kept for the broker itself")
+        check_takes_messages(self._services.config)
+        check_sendable(topic)
         if names.is_retry_topic(topic):
             self._retries.group_of(topic)
         found = self._services.topics.for_send(
@@ -418,11 +401,7 @@ class SendProcessor:
             return queue_id
         if queue_id < 0:
             return random.randrange(config.write_queue_nums)  # noqa: S311  # spread, not secrecy
-        raise RequestError(
-            ResponseCode.INVALID_PARAMETER,
-            f"queue {queue_id} of topic {config.topic_name} does not exist: "
-            f"it has the queues 0 to {limit - 1}",
-        )
+        raise no_such_queue(config.topic_name, queue_id, limit)
 
     # --- answers ----------------------------------------------------------------------------------------------
 

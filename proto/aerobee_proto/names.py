@@ -21,9 +21,10 @@ __all__ = [
     "DLQ_PREFIX",
     "GROUP_LENGTH_MAX",
     "INTERNAL_TOPIC_LENGTH_MAX",
-    "NOT_SENDABLE_TOPICS",
+    "KEPT_TOPICS",
     "REPLY_TOPIC_SUFFIX",
     "RETRY_PREFIX",
+    "REVIVE_TOPIC_PREFIX",
     "SYSTEM_TOPICS",
     "SYSTEM_TOPIC_PREFIX",
     "TOPIC_LENGTH_MAX",
@@ -33,6 +34,7 @@ __all__ = [
     "dlq_topic",
     "is_dlq_topic",
     "is_internal_topic",
+    "is_kept_topic",
     "is_retry_topic",
     "is_system_topic",
     "reply_topic",
@@ -74,9 +76,11 @@ SYSTEM_TOPICS: Final = frozenset(
         CHECKPOINT_TOPIC,
     }
 )
-NOT_SENDABLE_TOPICS: Final = frozenset(
+REVIVE_TOPIC_PREFIX: Final = "rmq_sys_REVIVE_LOG_"  # and the cluster's name
+KEPT_TOPICS: Final = frozenset(
     {
         SCHEDULE_TOPIC,
+        TIMER_TOPIC,
         HALF_TOPIC,
         OP_HALF_TOPIC,
         CHECK_MAX_TIME_TOPIC,
@@ -120,6 +124,14 @@ def check_properties(properties: bytes, reserved: int = 0) -> None:
             f"the message's properties have {len(properties)} bytes, at most {limit} are allowed"
             f" ({PROPERTIES_SIZE_MAX} less {reserved} that the broker adds)",
         )
+
+
+def is_kept_topic(topic: str) -> bool:
+    """Whether a broker keeps its own notes there (parked messages, check-points of POP): nobody may send to it.
+
+    RocketMQ refuses sends to all of them but the timer's and POP's: whoever writes there decides what is delivered.
+    """
+    return topic in KEPT_TOPICS or topic.startswith(REVIVE_TOPIC_PREFIX)
 
 
 def is_system_topic(topic: str, *, cluster_name: str = "", broker_name: str = "") -> bool:

@@ -28,6 +28,7 @@ from aerobee_broker.pop.extra_info import ORDERED, PopInfo, parse_extra_info, re
 from aerobee_broker.pop.ledger import Ledger
 from aerobee_broker.pop.orderly import OrderTable
 from aerobee_broker.pop.revive_log import Position
+from aerobee_broker.refusals import no_such_queue
 from aerobee_broker.request_bodies import read_body
 from aerobee_broker.services import Services
 from aerobee_proto.bodies import Int, JsonBody, Long
@@ -347,11 +348,7 @@ class AckHandlers:
         services = self._services
         settings = services.topics.require(topic)
         if not 0 <= queue_id < settings.read_queue_nums:
-            raise RequestError(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"queue {queue_id} of topic {topic} does not exist:"
-                f" it has the read queues 0 to {settings.read_queue_nums - 1}",
-            )
+            raise no_such_queue(topic, queue_id, settings.read_queue_nums, code=ResponseCode.MESSAGE_ILLEGAL)
         low, high = services.store.min_offset(topic, queue_id), services.store.max_offset(topic, queue_id)
         if not low <= offset < high + last_allowed:
             raise RequestError(

@@ -36,6 +36,7 @@ from aerobee_broker.pop.extra_info import (
 from aerobee_broker.pop.held_pops import ALL_QUEUES, HeldPop, HeldPops
 from aerobee_broker.pop.ledger import Ledger
 from aerobee_broker.pop.orderly import OrderTable
+from aerobee_broker.refusals import no_such_queue
 from aerobee_broker.services import Services
 from aerobee_proto import properties
 from aerobee_proto.bodies import TopicConfig
@@ -220,11 +221,7 @@ class PopHandlers:
                 f"topic {header.topic} may not be read from: its permission is {topic.perm}",
             )
         if header.queue_id >= topic.read_queue_nums:
-            raise RequestError(
-                ResponseCode.INVALID_PARAMETER,
-                f"queue {header.queue_id} of topic {header.topic} does not exist: "
-                f"it has the read queues 0 to {topic.read_queue_nums - 1}",
-            )
+            raise no_such_queue(header.topic, header.queue_id, topic.read_queue_nums)
         group = services.groups.require(header.consumer_group)
         if not group.consume_enable:
             raise RequestError(

@@ -27,7 +27,7 @@ import msgspec
 
 from aerobee_broker.message_writer import MessageWriter
 from aerobee_broker.pop.checkpoints import COUNT_MAX, CheckPoint, Key
-from aerobee_proto import properties
+from aerobee_proto import names, properties
 from aerobee_proto.codes import ResponseCode
 from aerobee_proto.errors import FormatError, RequestError
 from aerobee_proto.javahash import tag_hash
@@ -108,7 +108,7 @@ _encode = msgspec.json.Encoder().encode
 
 def revive_topic(cluster_name: str) -> str:
     """The revive topic of a cluster."""
-    return f"rmq_sys_REVIVE_LOG_{cluster_name}"
+    return names.REVIVE_TOPIC_PREFIX + cluster_name
 
 
 def parse_record(record: StoredRecord) -> CheckPoint | Acks | Position | None:
