@@ -318,7 +318,7 @@ class NameserverRegistrar:
         if not answer.body:
             return
         try:
-            table = KVTable.from_bytes(answer.body).table
+            table = KVTable.from_stranger(answer.body).table
         except FormatError as error:
             log.warning("broker.order_topics_unreadable", reason=str(error))
             return

@@ -17,7 +17,7 @@ def read_body(request: Request, form: type[B]) -> B:
     if not request.body:
         raise RequestError(ResponseCode.SYSTEM_ERROR, f"request {request.code} needs a {form.__name__} body")
     try:
-        return form.from_bytes(request.body)
+        return form.from_stranger(request.body)
     except FormatError as error:
         raise RequestError(ResponseCode.SYSTEM_ERROR, f"body of request {request.code}: {error}") from error
 

@@ -6,13 +6,14 @@ typed request and returns a response; whatever takes the disk runs in a worker t
 
 import asyncio
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import structlog
 
 from aerobee_nameserver.config import LIVE_FIELDS, NameserverConfig
 from aerobee_nameserver.kv_config import ORDER_TOPIC_CONFIG, KvConfig, Table
-from aerobee_nameserver.registration import checked_queues, checked_topic, read_registration
+from aerobee_nameserver.registration import AT_ONCE_SIZE_MAX, checked_queues, checked_topic, read_registration
 from aerobee_nameserver.route_table import MemberChange, Registered, Registration, RouteLimits, RouteTable
 from aerobee_proto.bodies import (
     BrokerMemberGroup,
@@ -82,6 +83,8 @@ class Handlers:
         self._announce = announce
         self._started_ms = now_ms()
         self._disk = asyncio.Lock()  # one change of a file at a time
+        # Large registrations are read here, so that nobody else waits for it.
+        self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="registrations")
         # Replaced by an admin request.
         self.config = config
         self.settings_changed = SettingsSignal()
@@ -130,12 +133,31 @@ class Handlers:
         serve(code.GET_NAMESRV_CONFIG, self.get_config, admin)
         return table
 
+    def close(self) -> None:
+        """Give up the thread; nothing is asked any more."""
+        self._reader.shutdown(wait=False, cancel_futures=True)
+
     # --- brokers ----------------------------------------------------------------------------------------------
 
-    def register(self, request: Request) -> Response:
+    async def register(self, request: Request) -> Response:
+        """One registration of a connection after the other, in the order in which they came."""
+        order = request.connection.attrs.setdefault("registration", asyncio.Lock())
+        if order.locked() and len(request.body) > AT_ONCE_SIZE_MAX:
+            raise RequestError(
+                ResponseCode.SYSTEM_BUSY, "the last registration through this connection is still being read"
+            )
+        async with order:
+            return await self._register(request)
+
+    async def _register(self, request: Request) -> Response:
         header: RegisterBrokerHeader = request.header
+        arguments = header, request.body, request.version
         try:
-            new = read_registration(header, request.body, request.version)
+            if header.compressed or len(request.body) > AT_ONCE_SIZE_MAX:
+                loop = asyncio.get_running_loop()
+                new = await loop.run_in_executor(self._reader, read_registration, *arguments)
+            else:
+                new = read_registration(*arguments)
             done = self._routes.register(new, now_ms=self._now_ms(), connection=request.connection)
         except RequestError as refused:
             log.warning(
@@ -185,7 +207,7 @@ class Handlers:
 
     def query_data_version(self, request: Request) -> Response:
         cluster, broker_addr = _identity(request.header)
-        version = _decoded(DataVersion.from_bytes, request, "DataVersion")
+        version = _decoded(DataVersion.from_stranger, request, "DataVersion")
         changed, stored = self._routes.query_data_version(cluster, broker_addr, version, self._now_ms())
         return Response(
             ext={"changed": "true" if changed else "false"}, body=stored.to_bytes() if stored else b""
@@ -273,7 +295,7 @@ class Handlers:
         topic = checked_topic(request.header.topic)
         if not request.body:
             return Response()
-        route = _decoded(TopicRouteData.from_bytes, request, "TopicRouteData")
+        route = _decoded(TopicRouteData.from_stranger, request, "TopicRouteData")
         queues = {data.broker_name: checked_queues(topic, data) for data in route.queue_datas}
         if self._routes.register_topic(topic, queues):
             log.info("nameserver.topic_registered", topic=topic, brokers=sorted(queues))

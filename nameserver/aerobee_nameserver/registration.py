@@ -17,6 +17,7 @@ from aerobee_proto.errors import FormatError, RequestError
 from aerobee_proto.headers import RegisterBrokerHeader
 
 __all__ = [
+    "AT_ONCE_SIZE_MAX",
     "DEFAULT_TIMEOUT_MS",
     "VERSION_REGISTER_BODY",
     "checked_queues",
@@ -26,6 +27,9 @@ __all__ = [
 
 VERSION_REGISTER_BODY: Final = 37  # brokers below send the topic table without the envelope
 VERSION_MAPPING: Final = 413  # from here on a compressed body ends with a section for static topics
+AT_ONCE_SIZE_MAX: Final = (
+    16 * 1024
+)  # bytes of a body that is read in a turn of the event loop; larger: in a thread
 DEFAULT_TIMEOUT_MS: Final = 120_000
 TIMEOUT_MS_MAX: Final = 86_400_000
 NAME_CHARS_MAX: Final = 255
@@ -69,7 +73,7 @@ def _read_body(
         elif header.compressed:
             read = RegisterBrokerBody.from_compressed(body, with_mapping=version >= VERSION_MAPPING)
         else:
-            read = RegisterBrokerBody.from_bytes(body)
+            read = RegisterBrokerBody.from_stranger(body)
     except FormatError as broken:
         raise RequestError(
             ResponseCode.SYSTEM_ERROR,

@@ -107,6 +107,7 @@ class NameServer:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._server.close()
         await self._client.close()
+        self._handlers.close()
         log.info("nameserver.stopped", address=self.address)
 
     def expire_silent(self) -> None:

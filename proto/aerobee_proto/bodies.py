@@ -10,8 +10,9 @@ Invariants
 - Any bytes raise FormatError or give a value with every field of its declared type.
 """
 
+import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from struct import Struct as Packing
 from typing import Annotated, Any, Final, Self, TypeVar
@@ -25,6 +26,7 @@ from aerobee_proto.javahash import java_hash
 from aerobee_proto.javajson import MessageQueue
 
 __all__ = [
+    "LOOSE_SIZE_MAX",
     "AllConsumerOffsets",
     "AllDelayOffsets",
     "AllGroups",
@@ -98,7 +100,20 @@ T = TypeVar("T")
 TAG: Final = "TAG"
 SQL92: Final = "SQL92"
 SUBSCRIBE_ALL: Final = "*"
-_REGISTER_SIZE_MAX: Final = 64 * 1024 * 1024  # bytes after inflating a registration
+# Bounds of a registration: the compressed form inflated, and its pieces.
+_REGISTER_SIZE_MAX: Final = 64 * 1024 * 1024  # bytes once inflated
+_REGISTER_RATIO_MAX: Final = 100  # inflated to sent; ten thousand topics of numbered names come to 30
+_REGISTER_RATIO_FREE: Final = 64 * 1024  # bytes that may be inflated whatever the ratio
+_TOPIC_SIZE_MAX: Final = 64 * 1024  # bytes of one topic's text, or entry
+_TOPICS_MAX: Final = 250_000  # topics in one registration
+_SERVERS_SIZE_MAX: Final = 64 * 1024  # bytes of the list of filter servers
+REGISTER_TOLERANT_SIZE_MAX: Final = (
+    1024 * 1024
+)  # bytes of near-JSON in one registration: a second, so in a thread
+LOOSE_SIZE_MAX: Final = (
+    128 * 1024
+)  # bytes of a stranger's body that is not just as declared: nulls, references
+_VERSION_SIZE_MAX: Final = 1024  # bytes of the data version
 _LENGTH: Final = Packing(">i")
 
 
@@ -123,8 +138,11 @@ def _prepared(value: Any) -> Any:
     return value
 
 
+_QUEUE_MEMBER: Final = re.compile("topic|brokerName|queueId")
+
+
 def _prepared_key(key: Any) -> Any:
-    if not (isinstance(key, str) and key.startswith("{")):
+    if not (isinstance(key, str) and key.startswith("{") and _QUEUE_MEMBER.search(key)):
         return key
     try:
         return javajson.message_queue_of(key)
@@ -150,6 +168,25 @@ class JsonBody(Struct, rename="camel", kw_only=True):
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             pass  # raw keys, nulls, text keys that hold queues, or broken: the tolerant way tells
         return convert(javajson.loads(data, size_max), cls)
+
+    @classmethod
+    def from_stranger(cls, data: bytes) -> Self:
+        """As from_bytes, for what anybody may have sent: the work is in proportion to the size, and small for a body
+        that is not standard JSON in just this form (LOOSE_SIZE_MAX, javajson.TOLERANT_SIZE_MAX).
+        """
+        decoder: msgspec.json.Decoder[Self] = _decoder_of(cls)
+        reason = "it holds references"
+        if b"$ref" not in data:
+            try:
+                return decoder.decode(data)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                reason = str(error)
+        if len(data) > LOOSE_SIZE_MAX:
+            raise FormatError(
+                f"not a {cls.__name__}: {reason}; a body of more than {LOOSE_SIZE_MAX} bytes must be standard JSON, "
+                "without null and references"
+            )
+        return convert(javajson.loads(data, tolerant_size_max=javajson.TOLERANT_SIZE_MAX), cls)
 
     def to_bytes(self) -> bytes:
         """The body as fastjson writes it."""
@@ -473,22 +510,59 @@ class RegisterBrokerBody(JsonBody):
     @classmethod
     def from_wrapper_bytes(cls, data: bytes) -> Self:
         """The body of brokers older than version 37: the topics alone."""
+        if len(data) > REGISTER_TOLERANT_SIZE_MAX:
+            raise FormatError(
+                f"{len(data)} bytes of a broker this old; at most {REGISTER_TOLERANT_SIZE_MAX} are read"
+            )
         return cls(topic_config_serialize_wrapper=TopicConfigWrapper.from_bytes(data))
 
     @classmethod
+    def from_stranger(cls, data: bytes) -> Self:
+        """As of every body. A large one is read topic by topic, so that no single step takes long; a thread is the
+        place for it. Static mappings are left out then. Near-JSON may have REGISTER_TOLERANT_SIZE_MAX bytes.
+        """
+        if len(data) <= javajson.TOLERANT_SIZE_MAX:
+            return super().from_stranger(data)
+        try:
+            body = _decoder_of(_SlicedBody).decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            if len(data) > REGISTER_TOLERANT_SIZE_MAX:
+                raise FormatError(
+                    f"not a {cls.__name__}: {error}; a body of more than {REGISTER_TOLERANT_SIZE_MAX} bytes must be "
+                    "standard JSON, without null"
+                ) from error
+            return convert(javajson.loads(data), cls)
+        wrapper = body.topic_config_serialize_wrapper
+        servers = bytes(body.filter_server_list)
+        if len(servers) > _SERVERS_SIZE_MAX:
+            raise FormatError(f"the filter servers have {len(servers)} bytes, at most {_SERVERS_SIZE_MAX}")
+        return cls(
+            filter_server_list=convert(_strict(servers), list[str]),
+            topic_config_serialize_wrapper=TopicConfigWrapper(
+                data_version=wrapper.data_version,
+                topic_config_table=dict(_sliced_topics(bytes(wrapper.topic_config_table))),
+            ),
+        )
+
+    @classmethod
     def from_compressed(cls, data: bytes, *, with_mapping: bool) -> Self:
-        """Read the compressed form; FormatError when broken, or larger than 64 MiB once inflated."""
+        """Read the compressed form; FormatError when it is broken or beyond its bounds once inflated."""
         reader = _PieceReader(_inflate(data))
-        version = DataVersion.from_bytes(reader.piece())
+        version = DataVersion.from_stranger(reader.piece(_VERSION_SIZE_MAX))
         topics: dict[str, TopicConfig] = {}
-        for _ in range(reader.count("topics")):
-            topic = _topic_from_text(reader.piece().decode("utf-8", "replace"))
+        for _ in range(reader.count("topics", _TOPICS_MAX)):
+            topic = _topic_from_text(reader.piece(_TOPIC_SIZE_MAX).decode("utf-8", "replace"))
             topics[topic.topic_name] = topic
-        servers = convert(javajson.loads(reader.piece() or b"[]"), list[str])
+        servers = convert(_strict(reader.piece(_SERVERS_SIZE_MAX) or b"[]"), list[str])
         infos: dict[str, Any] = {}
         if with_mapping and not reader.is_done:
-            for _ in range(reader.count("mappings")):
-                info = convert(javajson.loads(reader.piece()), dict[str, Any])
+            tolerated = REGISTER_TOLERANT_SIZE_MAX
+            for _ in range(reader.count("mappings", _TOPICS_MAX)):
+                piece = reader.piece(javajson.TOLERANT_SIZE_MAX)
+                tolerated -= len(piece) + _LENGTH.size
+                if tolerated < 0:
+                    raise FormatError(f"the mappings take more than {REGISTER_TOLERANT_SIZE_MAX} bytes")
+                info = convert(javajson.loads(piece), dict[str, Any])
                 infos[str(info.get("topic", ""))] = info
         wrapper = TopicConfigWrapper(
             data_version=version, topic_config_table=topics, topic_queue_mapping_info_map=infos
@@ -508,19 +582,81 @@ class RegisterBrokerBody(JsonBody):
         return zlib.compress(b"".join(pieces))
 
 
+class _SlicedWrapper(Struct, rename="camel"):
+    """A TopicConfigWrapper whose table is still text."""
+
+    data_version: DataVersion = field(default_factory=DataVersion)
+    topic_config_table: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class _SlicedBody(Struct, rename="camel"):
+    """A RegisterBrokerBody whose tables are still text."""
+
+    filter_server_list: msgspec.Raw = msgspec.Raw(b"[]")
+    topic_config_serialize_wrapper: _SlicedWrapper = field(default_factory=_SlicedWrapper)
+
+
+# `"name":{...}` and the comma or brace behind it; one level of objects inside, for the attributes.
+_TOPIC_ENTRY: Final = re.compile(
+    rb'\s*+"((?:[^"\\]|\\.){0,1024}+)"\s*+:\s*+'
+    rb"(\{[^{}]{0,16384}+(?:\{[^{}]{0,16384}+\}[^{}]{0,1024}+){0,16}+\})\s*+([,}])",
+    re.DOTALL,
+)
+
+
+def _sliced_topics(table: bytes) -> Iterator[tuple[str, TopicConfig]]:
+    """The topics of a table that is standard JSON, one by one."""
+    decoder = _decoder_of(TopicConfig)
+    at, closing, count, tolerated = 1, b",", 0, REGISTER_TOLERANT_SIZE_MAX
+    if not table[1:-1].strip():
+        return
+    while closing == b",":
+        entry = _TOPIC_ENTRY.match(table, at)
+        if entry is None:
+            raise FormatError(
+                f"the table of topics cannot be read at byte {at}, near {table[at : at + 40]!r}"
+            )
+        name, text, closing = entry.groups()
+        count += 1
+        if count > _TOPICS_MAX:
+            raise FormatError(f"the registration has more than {_TOPICS_MAX} topics")
+        try:
+            topic = decoder.decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            tolerated -= len(text)
+            if tolerated < 0:
+                raise FormatError(f"not a topic: {error}") from error
+            topic = convert(javajson.loads(text), TopicConfig)
+        yield str(_strict(b'"' + name + b'"')) if b"\\" in name else name.decode("utf-8", "replace"), topic
+        at = entry.end()
+    if table[at:].strip():
+        raise FormatError(f"the table of topics goes on at byte {at}")
+
+
 def _piece(raw: bytes) -> bytes:
     return _LENGTH.pack(len(raw)) + raw
 
 
 def _inflate(data: bytes) -> bytes:
+    size_max = min(_REGISTER_SIZE_MAX, max(_REGISTER_RATIO_FREE, _REGISTER_RATIO_MAX * len(data)))
     inflater = zlib.decompressobj()
     try:
-        raw = inflater.decompress(data, _REGISTER_SIZE_MAX)
+        raw = inflater.decompress(data, size_max)
     except zlib.error as error:
         raise FormatError(f"the compressed registration is broken: {error}") from error
     if inflater.unconsumed_tail:
-        raise FormatError(f"the registration is larger than {_REGISTER_SIZE_MAX} bytes once inflated")
+        raise FormatError(
+            f"the registration of {len(data)} bytes is larger than {size_max} bytes once inflated"
+        )
     return raw
+
+
+def _strict(raw: bytes) -> Any:
+    """The value of standard JSON."""
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FormatError(f"not standard JSON: {error}") from error
 
 
 class _PieceReader:
@@ -541,19 +677,25 @@ class _PieceReader:
         self._at += 4
         return int(value)
 
-    def piece(self) -> bytes:
+    def piece(self, size_max: int) -> bytes:
         length = self._number()
         if not 0 <= length <= len(self._raw) - self._at:
             raise FormatError(f"a piece of the registration claims {length} bytes at {self._at}")
+        if length > size_max:
+            raise FormatError(
+                f"a piece of the registration at {self._at} has {length} bytes, at most {size_max} are allowed"
+            )
         piece = self._raw[self._at : self._at + length]
         self._at += length
         return piece
 
-    def count(self, what: str) -> int:
+    def count(self, what: str, count_max: int) -> int:
         # Each counted piece takes at least its length field.
         count = self._number()
         if not 0 <= count <= (len(self._raw) - self._at) // 4:
             raise FormatError(f"the registration claims {count} {what}")
+        if count > count_max:
+            raise FormatError(f"the registration has {count} {what}, at most {count_max} are allowed")
         return count
 
 
@@ -569,7 +711,7 @@ def _topic_from_text(text: str) -> TopicConfig:
         "topicFilterType": parts[4],
     }
     if len(parts) == 6 and parts[5].strip():
-        fields["attributes"] = javajson.loads(parts[5].encode())
+        fields["attributes"] = _strict(parts[5].encode())
     return convert(fields, TopicConfig)
 
 

@@ -5,7 +5,7 @@ import json
 import ssl
 import zlib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 
 from aerobee_nameserver.config import NameserverConfig, load_config
 from aerobee_nameserver.kv_config import KvConfigDamaged
+from aerobee_nameserver.registration import AT_ONCE_SIZE_MAX
 from aerobee_nameserver.server import NameServer
 from aerobee_proto.bodies import (
     DataVersion,
@@ -26,9 +27,10 @@ from aerobee_proto.bodies import (
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.frames import Command
 from aerobee_remoting.client import RemotingClient, RemotingClientConfig
-from aerobee_remoting.errors import ConnectionLost
+from aerobee_remoting.errors import ConnectionLost, RequestTimeout
 from aerobee_remoting.handlers import HandlerTable, Permission, Request
 from aerobee_remoting.server import RemotingServer
+from turns import TURN_MAX, Turns
 
 
 class Clock:
@@ -606,4 +608,70 @@ async def test_every_setting_that_is_followed_at_once_is_looked_at_when_it_is_us
         assert (server.routes.limits.topics_max, server.routes.limits.brokers_max) == (3, 4)
         assert server.routes.support_acting_master
         assert server.routes.drop_unlisted_topics
+        await peer.close()
+
+
+# --- large and hostile registrations ---------------------------------------------------------------------------------
+
+
+async def test_a_registration_of_many_topics_is_taken_in_order_with_a_small_one_behind_it() -> None:
+    """Large bodies are read in a thread; what the same broker sends next waits for it."""
+    table = {f"T{number}": TopicConfig(topic_name=f"T{number}", perm=6) for number in range(5_000)}
+    wrapper = TopicConfigWrapper(data_version=DataVersion(counter=1), topic_config_table=table)
+    large = RegisterBrokerBody(topic_config_serialize_wrapper=wrapper).to_bytes()
+    assert len(large) > AT_ONCE_SIZE_MAX
+    wrapper = TopicConfigWrapper(
+        data_version=DataVersion(counter=2), topic_config_table={"T7": TopicConfig(topic_name="T7", perm=4)}
+    )
+    small = RegisterBrokerBody(topic_config_serialize_wrapper=wrapper).to_bytes()
+    async with running() as server:
+        peer = Peer(server)
+        first, second = await asyncio.gather(peer.register(large), peer.register(small))
+        assert (first.code, second.code) == (0, 0)
+        route = server.routes.route("T7")
+        assert route is not None
+        assert route.queue_datas[0].perm == 4
+        assert server.routes.statistics()["topics"] == 5_000
+        await peer.close()
+
+
+async def test_only_one_large_registration_of_a_connection_is_read_at_a_time() -> None:
+    """Each may take a moment of a thread; a thousand in one read must not."""
+    large = plain_body() + b" " * AT_ONCE_SIZE_MAX
+    async with running() as server:
+        peer = Peer(server)
+        answers = await asyncio.gather(*[peer.register(large) for _ in range(20)])
+        codes = {answer.code for answer in answers}
+        assert answers[0].code == 0
+        assert codes == {0, int(ResponseCode.SYSTEM_BUSY)}
+        await peer.close()
+
+
+HELD_LONG = {
+    "near-JSON": b"{'filterServerList':[" + b"{}," * 2_000_000 + b"]}",
+    "near-JSON, small": b"{'filterServerList':[],'a':[" + b"{}," * 5_000 + b"]}",
+    "many members": b'{"filterServerList":[],"a":[' + b"{}," * 2_000_000 + b"{}]}",
+    "many servers": b'{"filterServerList":[' + b'"",' * 2_000_000 + b'""]}',
+    "null topics": b'{"topicConfigSerializeWrapper":{"topicConfigTable":{'
+    + b'"a":{"perm":null},' * 500_000
+    + b'"a":{}}}}',
+}
+
+
+@pytest.mark.parametrize("body", HELD_LONG.values(), ids=HELD_LONG)
+@pytest.mark.parametrize("compressed", [False, True])
+async def test_no_registration_holds_the_event_loop(body: bytes, compressed: bool) -> None:
+    """8 MiB of near-JSON held it for 10 s, 10 KB of it compressed for 6 s."""
+    if compressed:
+        body = zlib.compress(b"\0\0\0\2{}\0\0\0\0" + len(body).to_bytes(4, "big") + body)
+    async with running() as server:
+        peer = Peer(server)
+        await peer.ask(RequestCode.GET_NAMESRV_CONFIG)
+        turns = Turns()
+        with turns.watched():
+            async with asyncio.timeout(60):
+                with suppress(RequestTimeout):  # on a busy machine
+                    await peer.register(body, compressed=str(compressed).lower())
+                await peer.ask(RequestCode.GET_NAMESRV_CONFIG)
+        assert turns.longest < TURN_MAX
         await peer.close()

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import random
 import zlib
 from base64 import b64decode
 from collections import Counter
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from aerobee_proto import bodies, javajson
 from aerobee_proto.bodies import (
+    LOOSE_SIZE_MAX,
     AllConsumerOffsets,
     AllDelayOffsets,
     AllGroups,
@@ -61,6 +63,7 @@ from aerobee_proto.bodies import (
 from aerobee_proto.errors import FormatError
 from proto.strategies import I32, I64, TEXT_CHARACTERS
 from proto.tables import GOLDEN, golden_table
+from turns import TURN_MAX, turn_of
 
 QUEUE = MessageQueue("T1", "b-a", 0)
 ALL_BODIES: list[type[JsonBody]] = sorted(
@@ -485,6 +488,170 @@ def test_a_registration_bomb_is_refused() -> None:
         RegisterBrokerBody.from_compressed(zlib.compress(bytes(65 * 1024 * 1024), 1), with_mapping=True)
     with pytest.raises(FormatError, match="broken"):
         RegisterBrokerBody.from_compressed(b"not zlib", with_mapping=True)
+
+
+def filled(before: bytes, piece: bytes, after: bytes, size: int) -> bytes:
+    return before + piece * ((size - len(before) - len(after)) // len(piece)) + after
+
+
+def noise(size: int, seed: int = 0) -> bytes:
+    """Letters that do not compress to nothing."""
+    return random.Random(seed).randbytes(size // 2).hex().encode()
+
+
+def pieces(*given: bytes | int) -> bytes:
+    """An inflated registration: numbers are counts, bytes are pieces with their length."""
+    return b"".join(
+        part.to_bytes(4, "big") if isinstance(part, int) else len(part).to_bytes(4, "big") + part
+        for part in given
+    )
+
+
+@pytest.mark.parametrize(
+    ("raw", "fault"),
+    [
+        (pieces(b"{" + b" " * 2_000_000 + b"}"), "larger than .* once inflated"),
+        (pieces(b"{" + b" " * 2_000 + b"}", 0, b"[]"), "has 2002 bytes, at most 1024"),
+        (pieces(b"{}", 0, filled(b"['a',", b"'',", b"]", 20_000)), "not standard JSON"),
+        (pieces(b"{}", 1, b"T 8 8 6 SINGLE_TAG {'a':'b'}", b"[]"), "not standard JSON"),
+        (pieces(b"{}", 1, b"T" + noise(70_000) + b" 8 8 6 SINGLE_TAG {}", b"[]"), "at most 65536"),
+        (pieces(b"{}", 0, b"[]", 1, filled(b"{'a':[", b"{},", b"]}", 40_000)), "at most 32768"),
+        (
+            pieces(b"{}", 0, b"[]", 50, *[b"{a" + noise(24_000, seed) + b":1}" for seed in range(50)]),
+            "mappings take more",
+        ),
+    ],
+)
+def test_no_piece_of_a_compressed_registration_is_read_beyond_its_bound(raw: bytes, fault: str) -> None:
+    """10 KB that were sent became 10 MiB of near-JSON, and seconds of the nameserver's time."""
+    with pytest.raises(FormatError, match=fault):
+        RegisterBrokerBody.from_compressed(zlib.compress(raw), with_mapping=True)
+
+
+def test_many_topics_are_registered_compressed() -> None:
+    table = {f"T{number:06}": TopicConfig(topic_name=f"T{number:06}") for number in range(10_000)}
+    body = RegisterBrokerBody(topic_config_serialize_wrapper=TopicConfigWrapper(topic_config_table=table))
+    read = RegisterBrokerBody.from_compressed(body.to_compressed(with_mapping=True), with_mapping=True)
+    assert read == body
+
+
+def test_a_large_registration_is_read_topic_by_topic() -> None:
+    table = {
+        f"T{number:06}": TopicConfig(
+            topic_name=f"T{number:06}",
+            perm=number % 7,
+            attributes={"+message.type": "FIFO", "q": '"\\ \u4e3b'} if number % 2 else {},
+        )
+        for number in range(1_000)
+    }
+    version = DataVersion(counter=5, timestamp=7)
+    body = RegisterBrokerBody(
+        filter_server_list=["10.0.0.9:1"],
+        topic_config_serialize_wrapper=TopicConfigWrapper(data_version=version, topic_config_table=table),
+    )
+    assert RegisterBrokerBody.from_stranger(body.to_bytes()) == body
+    assert RegisterBrokerBody.from_stranger(body.to_standard()) == body
+    blanks = json.dumps(json.loads(body.to_standard()), indent=1).encode()
+    assert RegisterBrokerBody.from_stranger(blanks) == body
+    raw_keys = body.to_bytes().replace(
+        b'"topicQueueMappingInfoMap":{', b'"topicQueueMappingInfoMap":{"T":{"a":{0:1}}'
+    )
+    assert (
+        RegisterBrokerBody.from_stranger(raw_keys).topic_config_serialize_wrapper.topic_config_table == table
+    )
+
+
+TABLE_FAULTS = {
+    b'"T":{"perm":6}}': "",
+    b"}": "",
+    b'"T":{"perm":null}}': "",
+    b'"T":{"perm":"x"}}': "not a TopicConfig",
+    b'"T":{"attributes":{"a":"}"}}}': "not JSON",
+    b'"T":{"attributes":{"a":{"b":"c"}}}}': "cannot be read at byte",
+    b'"T":5}': "cannot be read at byte",
+    b'"T\\u0041":{}}': "",
+}
+
+
+@pytest.mark.parametrize("entry", TABLE_FAULTS)
+def test_what_is_wrong_with_one_topic_of_many_is_told(entry: bytes) -> None:
+    table = b'{"topicConfigSerializeWrapper":{"topicConfigTable":{' + b'"A":{},' * 10_000 + entry + b"}}"
+    if TABLE_FAULTS[entry]:
+        with pytest.raises(FormatError, match=TABLE_FAULTS[entry]):
+            RegisterBrokerBody.from_stranger(table)
+    elif entry != b"}":
+        read = RegisterBrokerBody.from_stranger(table).topic_config_serialize_wrapper.topic_config_table
+        assert read.keys() - {"T", "TA"} == {"A"}
+
+
+# --- what a stranger sends ---------------------------------------------------------------------------------------
+
+
+LOOSE = [  # standard JSON, but not as declared
+    (b'{"clientID":null,"a":[', b"{},", b"0]}"),
+    (b'{"clientID":null,"a":[', b'{"{topic:}":1},', b"0]}"),
+    (b'{"clientID":null,"a":{', rb'"{\"topic\":\"T\",\"queueId\":1}":1,', b'"b":0}}'),
+    (b'{"clientID":null,"a":[0],"b":[', b'{"$ref":"$.a"},', b"0]}"),
+    (b'{"clientID":null,"a":{', b'"b":[[[[[]]]]],', b'"b":0}}'),
+]
+TOLERATED = [  # near-JSON
+    (b"{'clientID':'x','a':[", b"{},", b"]}"),
+    (b"{'clientID':'x','a':[", b"0,", b"]}"),
+    (b"{'clientID':'x','a':[", b"1.,", b"]}"),
+    (b"{'clientID':'x','a':[", b"'\\ud800',", b"]}"),
+    (b"{'clientID':'x','a':{", b"{queueId:1}:1,", b"}}"),
+    (b"{'clientID':'x','a':[", b"{'{topic:1}':1},", b"]}"),
+    (b"{'clientID':'x','a':[0],'b':[", b"{$ref:'$.a'},", b"]}"),
+    (b"{'clientID':'x','a':[", b"[" * 60 + b"]" * 60 + b",", b"]}"),
+    (b"{'clientID':'x','a':[", b"0/**/,", b"]}"),
+]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "size"),
+    [
+        *((pieces, LOOSE_SIZE_MAX) for pieces in LOOSE),
+        *((pieces, javajson.TOLERANT_SIZE_MAX) for pieces in TOLERATED),
+        *((pieces, 4 << 20) for pieces in LOOSE + TOLERATED),
+    ],
+)
+def test_no_body_of_a_stranger_takes_longer_than_a_turn_may(
+    pieces: tuple[bytes, bytes, bytes], size: int
+) -> None:
+    """4 MiB of near-JSON took 4 s, 600 KB with references 3 s and 900 MB, in the event loop."""
+    body = filled(*pieces, size)
+
+    def read() -> None:
+        with suppress(FormatError):
+            HeartbeatData.from_stranger(body)
+
+    assert turn_of(read) < TURN_MAX
+
+
+def test_references_in_a_body_of_a_stranger_are_followed_and_bounded() -> None:
+    """A list of 20,000 subscriptions that was named 60 times held a broker for 7 s and took 892 MB."""
+    one = {"groupName": "a", "subscriptionDataSet": [{"topic": "T", "subString": "*"}]}
+    heartbeat: dict[str, Any] = {
+        "clientID": "x",
+        "consumerDataSet": [
+            one,
+            {"groupName": "b", "subscriptionDataSet": {"$ref": "$.consumerDataSet[0].subscriptionDataSet"}},
+        ],
+    }
+    read = HeartbeatData.from_stranger(json.dumps(heartbeat).encode())
+    assert [data.subscription_data_set[0].topic for data in read.consumer_data_set] == ["T", "T"]
+    one["subscriptionDataSet"] = [{"topic": str(number)} for number in range(3_000)]
+    heartbeat["consumerDataSet"] += heartbeat["consumerDataSet"][1:] * 60
+    with pytest.raises(FormatError, match="references of the text stand for more than"):
+        HeartbeatData.from_stranger(json.dumps(heartbeat).encode())
+
+
+def test_a_large_body_that_is_not_as_declared_is_refused_with_the_reason() -> None:
+    body = filled(b'{"clientID":null,"a":[', b"{},", b"0]}", LOOSE_SIZE_MAX + 100)
+    with pytest.raises(
+        FormatError, match=r"not a HeartbeatData: Expected `str`, got `null`.* must be standard"
+    ):
+        HeartbeatData.from_stranger(body)
 
 
 # --- subscriptions and small values ------------------------------------------------------------------------------

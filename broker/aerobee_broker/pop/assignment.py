@@ -143,7 +143,7 @@ class Routes:
                     return []
                 if reply.code != ResponseCode.SUCCESS:
                     continue
-                route = TopicRouteData.from_bytes(reply.body)
+                route = TopicRouteData.from_stranger(reply.body)
             except (RemotingError, FormatError, OSError) as error:
                 log.debug("broker.route_not_read", nameserver=addr, topic=topic, reason=str(error))
                 continue
