@@ -1,17 +1,20 @@
 """A very small HTTP/1.1 server for probes and scrapes: GET and HEAD, one answer a connection.
 
     request   at most 8 KiB of head, within 5 s; bodies are not read
-    answers   200, 400 (not HTTP), 404, 405, 408, 431, 500, 503 (too many connections, or what the page says)
+    answers   200, 400 (not HTTP), 404, 405, 408, 431, 500, 503 (what the page says)
 
 Touches  one listening socket.
 
 Invariants
-- A peer costs at most one task, 8 KiB and 5 s before it has said what it wants; at most `CONNECTIONS_MAX` at once.
+- A peer costs at most one task, 8 KiB and 5 s before it has said what it wants.
+- Who comes is let in. Above `PER_HOST_MAX` connections of its host, or `CONNECTIONS_MAX` in all, another goes: the one
+  that has been silent longest, or when all have asked, the one that has taken longest. That is decided a moment later,
+  when whoever came with a request has been heard, so a probe is always answered. There are never more than `CROWD_MAX`.
 - Pages are made by coroutines; a page that fails is a 500 and a log line, the server lives.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,7 +27,10 @@ log = structlog.get_logger()
 HEAD_SIZE_MAX: Final = 8192
 HEAD_TIMEOUT_S: Final = 5.0
 WRITE_TIMEOUT_S: Final = 10.0
-CONNECTIONS_MAX: Final = 32
+CONNECTIONS_MAX: Final = 64
+PER_HOST_MAX: Final = 24
+CROWD_MAX: Final = 512
+HEARD_AFTER_S: Final = 0.02
 REASONS: Final = {
     200: "OK",
     400: "Bad Request",
@@ -46,13 +52,27 @@ class Page:
     content_type: str = "text/plain; charset=utf-8"
 
 
+class _Visit:
+    """One connection."""
+
+    __slots__ = ("host", "is_silent", "task")
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self.is_silent = True  # it has not asked yet
+        self.task: asyncio.Task[None]
+
+
 class HttpResponder:
     """Serves pages by path. `start`, then `close`."""
 
     def __init__(self, pages: Mapping[str, Callable[[], Awaitable[Page]]]) -> None:
         self._pages = pages
         self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.sent_away = 0  # connections that had to make room
+        self._visits: dict[_Visit, None] = {}  # in the order in which they came
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._room: asyncio.TimerHandle | None = None
 
     async def start(self, host: str, port: int) -> int:
         """Listen; the port that was taken. OSError when it cannot be."""
@@ -63,35 +83,72 @@ class HttpResponder:
         """Stop listening and end what is running."""
         if self._server is not None:
             self._server.close()
-        for task in self._tasks:
+        if self._room is not None:
+            self._room.cancel()
+        tasks = [*(visit.task for visit in self._visits), *self._leaving]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._server is not None:
             await self._server.wait_closed()
 
     def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # A plain function with a task of our own: asyncio's own task logs an error when it is cancelled.
-        task = asyncio.get_running_loop().create_task(self._serve(reader, writer), name="metrics connection")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        peer = writer.get_extra_info("peername")
+        visit = _Visit(peer[0] if peer else "")
+        if len(self._visits) >= CROWD_MAX:
+            self._send_away(self._visits)
+        self._visits[visit] = None
+        if self._room is None and len(self._visits) > PER_HOST_MAX:
+            self._room = asyncio.get_running_loop().call_later(HEARD_AFTER_S, self._make_room)
+        visit.task = asyncio.get_running_loop().create_task(
+            self._serve(visit, reader, writer), name="metrics connection"
+        )
+        visit.task.add_done_callback(lambda _: self._visits.pop(visit, None))
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _make_room(self) -> None:
+        """Send away whoever is too many of a host, or in all."""
+        self._room = None
+        of_hosts: dict[str, list[_Visit]] = {}
+        for visit in self._visits:
+            of_hosts.setdefault(visit.host, []).append(visit)
+        for visits in of_hosts.values():
+            while len(visits) > PER_HOST_MAX:
+                visits.remove(self._send_away(visits))
+        while len(self._visits) > CONNECTIONS_MAX:
+            self._send_away(self._visits)
+
+    def _send_away(self, visits: "Collection[_Visit]") -> "_Visit":
+        """The oldest silent one goes, or the oldest; which it was."""
+        leaver = next((visit for visit in visits if visit.is_silent), next(iter(visits)))
+        del self._visits[leaver]
+        self._leaving.add(leaver.task)
+        leaver.task.add_done_callback(self._leaving.discard)
+        leaver.task.cancel()
+        self.sent_away += 1
+        return leaver
+
+    async def _serve(
+        self, visit: "_Visit", reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         try:
-            method, page = await self._answer(reader)
+            method, page = await self._answer(visit, reader)
             writer.write(_encode(page, with_body=method != "HEAD"))
             async with asyncio.timeout(WRITE_TIMEOUT_S):
                 await writer.drain()
         except (OSError, TimeoutError) as error:
             log.debug("metrics.peer_lost", reason=str(error))
+        except asyncio.CancelledError:
+            writer.transport.abort()  # what it does not take must not stay either
+            raise
         finally:
             writer.close()
 
-    async def _answer(self, reader: asyncio.StreamReader) -> tuple[str, Page]:
-        if len(self._tasks) > CONNECTIONS_MAX:
-            return "GET", _error(503, f"more than {CONNECTIONS_MAX} connections")
+    async def _answer(self, visit: "_Visit", reader: asyncio.StreamReader) -> tuple[str, Page]:
         try:
             async with asyncio.timeout(HEAD_TIMEOUT_S):
                 head = await reader.readuntil(b"\r\n\r\n")
+            visit.is_silent = False
         except TimeoutError:
             return "GET", _error(408, f"no request within {HEAD_TIMEOUT_S:g} s")
         except asyncio.LimitOverrunError:

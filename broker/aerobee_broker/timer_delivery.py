@@ -33,6 +33,7 @@ from aerobee_proto import properties
 from aerobee_proto.javahash import java_hash
 from aerobee_proto.names import TIMER_TOPIC
 from aerobee_proto.records import StoredRecord
+from aerobee_remoting.tasks import look_at
 from aerobee_store.errors import StoreError, StoreFull
 from aerobee_store.messages import NewMessage, PutStatus
 from aerobee_store.timer_files import (
@@ -419,6 +420,7 @@ class TimerDelivery:
         self._snapshot = None
         write = asyncio.to_thread(self._files.sync, snapshot, self._services.clock())
         self._writing = asyncio.ensure_future(write)
+        self._writing.add_done_callback(look_at)  # it may fail after a stop has ended the wait for it
         try:
             await asyncio.shield(self._writing)
         except StoreFull as full:

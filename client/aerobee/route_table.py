@@ -24,6 +24,7 @@ from aerobee.routes import (
 from aerobee_proto.bodies import TopicList, TopicRouteData
 from aerobee_proto.codes import RequestCode
 from aerobee_remoting.lazy_log import lazy_logger
+from aerobee_remoting.tasks import look_at
 
 __all__ = ["RouteTable"]
 
@@ -120,7 +121,7 @@ class RouteTable:
 
     def refresh_soon(self, topic: str) -> None:
         """Ask again without anybody waiting for it."""
-        self._ask_task(topic).add_done_callback(_look_at)
+        self._ask_task(topic)
 
     async def refresh_all(self) -> None:
         """Ask again for every known route."""
@@ -141,6 +142,7 @@ class RouteTable:
             task = asyncio.get_running_loop().create_task(self._ask(topic), name=f"route of {topic}")
             self._asking[topic] = task
             task.add_done_callback(lambda _: self._asking.pop(topic, None))
+            task.add_done_callback(look_at)  # who waited may have given up, and a failed refresh is no news
         return task
 
     async def _ask_once(self, topic: str, *, template: bool = True) -> Route:
@@ -197,12 +199,6 @@ class RouteTable:
         except ClientError:
             return []  # the question was about a route; that nobody lists topics is in its answers already
         return near_names(topic, TopicList.from_bytes(answer.body).topic_list)
-
-
-def _look_at(task: asyncio.Task[Route]) -> None:
-    """A failed refresh is no news: the known route stays, and the next use asks again."""
-    if not task.cancelled():
-        task.exception()
 
 
 def _somebody_answered(answers: list[NameserverAnswer]) -> bool:

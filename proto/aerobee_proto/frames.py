@@ -126,7 +126,7 @@ class FrameDecoder:
             length, word = unpack(data, position)
             header_size = word & 0xFFFFFF
             if length < 4 + header_size or length > self._size_max - 4:
-                self.error = _bad_lengths(length, header_size, self._size_max)
+                self.error = _bad_lengths(data, position, header_size, self._size_max)
                 return frames, end, 4
             stop = position + 4 + length
             if stop > end:
@@ -143,13 +143,39 @@ class FrameDecoder:
         if end - position >= 4:
             (length,) = _I32.unpack_from(data, position)
             if not 4 <= length <= self._size_max - 4:
-                self.error = _bad_lengths(length, 0, self._size_max)
+                self.error = _bad_lengths(data, position, 0, self._size_max)
                 return frames, end, 4
             return frames, position, 8
         return frames, position, 4
 
 
-def _bad_lengths(length: int, header_size: int, size_max: int) -> FrameError:
+# What else comes to a port that expects frames, by its first bytes. None of them is a length that is allowed.
+_TLS: Final = b"\x16\x03"
+_HTTP_REQUESTS: Final = (b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI", b"DELE", b"PATC", b"CONN", b"TRAC")
+_HTTP_2: Final = b"PRI "
+_HTTP_ANSWER: Final = b"HTTP"
+_SSH: Final = b"SSH-"
+
+
+def _foreign_protocol(data: bytes, position: int) -> str | None:
+    """What the peer speaks instead, in words; None when that cannot be told."""
+    first = data[position : position + 4]
+    if first.startswith(_TLS):
+        return "a TLS hello, not a frame: the peer speaks TLS and this connection does not (tlsServerMode)"
+    if first in _HTTP_REQUESTS:
+        return "an HTTP request, not a frame: metrics and health have a port of their own"
+    if first == _HTTP_2:
+        return "an HTTP/2 or gRPC preface, not a frame: gRPC clients need a proxy"
+    if first == _HTTP_ANSWER:
+        return "an HTTP answer, not a frame: the peer is a web server"
+    return "an SSH greeting, not a frame" if first == _SSH else None
+
+
+def _bad_lengths(data: bytes, position: int, header_size: int, size_max: int) -> FrameError:
+    foreign = _foreign_protocol(data, position)
+    if foreign is not None:
+        return FrameError(foreign)
+    (length,) = _I32.unpack_from(data, position)
     if length > size_max - 4:
         return FrameError(f"frame of {length + 4} bytes is over the limit of {size_max} bytes")
     return FrameError(f"frame length {length} cannot hold a header of {header_size} bytes")

@@ -13,6 +13,7 @@ from aerobee_remoting.connection import Connection, ConnectionLimits
 from aerobee_remoting.errors import ConnectFailed, RemotingError
 from aerobee_remoting.handlers import HandlerTable
 from aerobee_remoting.lazy_log import lazy_logger
+from aerobee_remoting.tasks import look_at
 
 __all__ = ["RemotingClient", "RemotingClientConfig", "split_addr"]
 
@@ -109,6 +110,7 @@ class RemotingClient:
             dial = asyncio.get_running_loop().create_task(self._dial(addr), name=f"connect {addr}")
             self._dialling[addr] = dial
             dial.add_done_callback(lambda _: self._dialling.pop(addr, None))
+            dial.add_done_callback(look_at)  # who waited may have given up before it failed
         return await asyncio.shield(dial)
 
     async def _dial(self, addr: str) -> Connection:

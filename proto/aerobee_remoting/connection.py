@@ -12,6 +12,7 @@ Bounds, all in `ConnectionLimits`
   when they are more than `unsent_max`.
 - A peer that pipelines without end: reading stops while `in_flight_max` of its requests have no answer yet.
 - A frame that does not arrive whole within `frame_s`, or silence in both directions for `idle_s`: closed.
+- A closing connection whose peer does not take what waits to be sent: gone after `write_stalled_s`, whatever closed it.
 """
 
 import asyncio
@@ -117,6 +118,7 @@ class Connection(asyncio.Protocol):
         self.last_active = self._loop.time()
         self._frame_since: float | None = None
         self._blocked_since: float | None = None
+        self._last_call: asyncio.TimerHandle | None = None  # armed by `close`
         self._tasks: set[asyncio.Task[None]] = set()
 
     # --- transport callbacks ----------------------------------------------------------------------------------
@@ -141,6 +143,8 @@ class Connection(asyncio.Protocol):
                 future.set_exception(ConnectionLost(self.peer, self._close_reason))
         if self._scan is not None:
             self._scan.cancel()
+        if self._last_call is not None:
+            self._last_call.cancel()
         for task in self._tasks:
             task.cancel()
         if not self.closed.done():
@@ -543,7 +547,12 @@ class Connection(asyncio.Protocol):
         return self._decoder.pending_size + self.transport.get_write_buffer_size()
 
     def sweep(self, now: float) -> str | None:
-        """Close the connection if one of its time bounds is over; the reason, or None."""
+        """Close the connection if one of its time bounds is over; the reason, or None.
+
+        None too for a connection that is closing already: its reason has been told, and its end is sure.
+        """
+        if self.is_closed:
+            return None
         limits = self._limits
         reason = None
         if self._frame_since is not None and now - self._frame_since > limits.frame_s:
@@ -560,12 +569,15 @@ class Connection(asyncio.Protocol):
         return reason
 
     def close(self, reason: str = "closed here") -> None:
-        """Send what is waiting, then close."""
-        if not self.transport.is_closing():
-            self._close_reason = reason
-            if self._out:
-                self._write_out()
-            self.transport.close()
+        """Send what is waiting, then close; a peer that does not take it has `write_stalled_s` for that."""
+        if self.transport.is_closing():
+            return
+        self._close_reason = reason
+        if self._out:
+            self._write_out()
+        self.transport.close()
+        if not self.closed.done() and self._last_call is None:
+            self._last_call = self._loop.call_later(self._limits.write_stalled_s, self.transport.abort)
 
     def abort(self, reason: str = "aborted here") -> None:
         """Close at once; what waits to be sent is dropped."""

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -24,7 +25,7 @@ __all__ = ["RemotingServer", "ServerConfig", "TlsMode"]
 log = structlog.get_logger()
 
 SWEEP_S: Final = 1.0
-FIRST_BYTE_S: Final = 120.0  # a connection that never says anything
+FIRST_BYTE_S: Final = 10.0  # for the first byte of a connection, and again for its TLS handshake
 TLS_HANDSHAKE_BYTE: Final = 0x16
 SOCKET_BACKLOG: Final = 1024
 
@@ -74,7 +75,10 @@ class RemotingServer:
         self.connections: set[Connection] = set()
         self.refused_connections = 0
         self._refused_untold = -1  # since the last line about them; -1: there was none since the last sweep
-        self._per_host: dict[str, int] = {}
+        self._per_host: Counter[str] = Counter()  # connections of each host; no host with none
+        self._welcoming: Counter[str] = (
+            Counter()
+        )  # the same of sockets that have not said yet what they speak
         self._bound: list[socket.socket] = []  # taken, not yet served
         self._servers: list[asyncio.Server] = []
         self._listeners: list[socket.socket] = []
@@ -148,44 +152,44 @@ class RemotingServer:
         )
 
     def _opened(self, connection: Connection) -> None:
-        config, host = self._config, connection.peer_host
-        from_host = self._per_host.get(host, 0)
-        if (
-            self._closing
-            or len(self.connections) >= config.connections_max
-            or from_host >= config.connections_per_host_max
-        ):
-            self._refuse(connection, from_host)
+        host = connection.peer_host
+        if self._closing or self._is_full(host):
+            self._refuse(connection.peer, host)
+            connection.abort("too many connections")
             return
         self.connections.add(connection)
-        self._per_host[host] = from_host + 1
+        self._per_host[host] += 1
         log.debug("remoting.connected", peer=connection.peer)
         if self._on_connect is not None:
             self._on_connect(connection)
 
-    def _refuse(self, connection: Connection, from_host: int) -> None:
+    def _is_full(self, host: str) -> bool:
+        """Whether one more of this host would be too many; those that have said nothing yet count too."""
+        config = self._config
+        return (
+            len(self.connections) + self._welcoming.total() >= config.connections_max
+            or self._per_host[host] + self._welcoming[host] >= config.connections_per_host_max
+        )
+
+    def _refuse(self, peer: str, host: str) -> None:
         """Too many: a line for the first, `sweep` tells how many more."""
         self.refused_connections += 1
         self._refused_untold += 1
         if not self._refused_untold:
             log.warning(
                 "remoting.connection_refused",
-                peer=connection.peer,
-                connections=len(self.connections),
+                peer=peer,
+                connections=len(self.connections) + self._welcoming.total(),
                 connections_max=self._config.connections_max,
-                from_this_host=from_host,
+                from_this_host=self._per_host[host] + self._welcoming[host],
                 per_host_max=self._config.connections_per_host_max,
             )
-        connection.abort("too many connections")
 
     def _closed(self, connection: Connection) -> None:
         if connection not in self.connections:
             return
         self.connections.discard(connection)
-        host = connection.peer_host
-        self._per_host[host] -= 1
-        if not self._per_host[host]:
-            del self._per_host[host]
+        _leave(self._per_host, connection.peer_host)
         log.debug("remoting.disconnected", peer=connection.peer)
         if self._on_disconnect is not None:
             self._on_disconnect(connection)
@@ -237,16 +241,30 @@ class RemotingServer:
                 log.warning("remoting.accept_failed", reason=str(failed))
                 await asyncio.sleep(0.1)
                 continue
-            if len(self._tasks) + len(self.connections) > self._config.connections_max + len(self._listeners):
-                self.refused_connections += 1
-                accepted.close()  # those that have said nothing yet count too
+            peer, host = format_addr(address), str(address[0])
+            if self._is_full(host):
+                self._refuse(peer, host)
+                accepted.close()
                 continue
-            self._spawn(self._welcome(accepted, format_addr(address)), f"first byte of {address}")
+            self._welcoming[host] += 1
+            self._spawn(self._welcome(accepted, peer, host), f"first byte of {peer}")
 
-    async def _welcome(self, accepted: socket.socket, peer: str) -> None:
+    async def _welcome(self, accepted: socket.socket, peer: str, host: str) -> None:
         """Decide by the first byte, which stays in the socket, and hand the socket over."""
         loop = asyncio.get_running_loop()
         accepted.setblocking(False)
+        waits = True
+
+        def passed() -> None:
+            nonlocal waits
+            if waits:
+                waits = False
+                _leave(self._welcoming, host)
+
+        def opened(connection: Connection) -> None:
+            passed()  # from here on it counts as a connection
+            self._opened(connection)
+
         try:
             first = await asyncio.wait_for(_peek(loop, accepted), FIRST_BYTE_S)
             is_tls = first == TLS_HANDSHAKE_BYTE
@@ -255,7 +273,12 @@ class RemotingServer:
                 accepted.close()
                 return
             await loop.connect_accepted_socket(
-                self._new_connection, accepted, ssl=self._config.tls if is_tls else None
+                lambda: Connection(
+                    self.handlers, limits=self._config.limits, on_open=opened, on_close=self._closed
+                ),
+                accepted,
+                ssl=self._config.tls if is_tls else None,
+                ssl_handshake_timeout=FIRST_BYTE_S if is_tls else None,
             )
         except (OSError, TimeoutError) as failed:
             log.info("remoting.handshake_failed", peer=peer, reason=str(failed) or type(failed).__name__)
@@ -263,6 +286,14 @@ class RemotingServer:
         except asyncio.CancelledError:
             accepted.close()
             raise
+        finally:
+            passed()
+
+
+def _leave(counts: Counter[str], host: str) -> None:
+    counts[host] -= 1
+    if not counts[host]:
+        del counts[host]
 
 
 async def _peek(loop: asyncio.AbstractEventLoop, accepted: socket.socket) -> int | None:

@@ -2,15 +2,21 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from aerobee_broker import http_responder
-from aerobee_broker.http_responder import CONNECTIONS_MAX, HEAD_SIZE_MAX, HttpResponder, Page
+from aerobee_broker.http_responder import HEAD_SIZE_MAX, PER_HOST_MAX, HttpResponder, Page
 
 
 async def hello() -> Page:
     return Page(b"hello\n")
+
+
+async def slow() -> Page:
+    await asyncio.sleep(0.1)
+    return Page(b"at last\n")
 
 
 async def broken() -> Page:
@@ -19,7 +25,7 @@ async def broken() -> Page:
 
 @pytest.fixture
 async def port() -> AsyncIterator[int]:
-    responder = HttpResponder({"/": hello, "/broken": broken})
+    responder = HttpResponder({"/": hello, "/broken": broken, "/slow": slow})
     yield await responder.start("127.0.0.1", 0)
     await responder.close()
 
@@ -86,12 +92,45 @@ async def test_a_silent_peer_is_sent_away(port: int, monkeypatch: pytest.MonkeyP
     assert status(await talk(port, b"GET /")) == 408
 
 
-async def test_only_so_many_at_once(port: int) -> None:
-    idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(CONNECTIONS_MAX)]
-    answer = await talk(port, b"GET / HTTP/1.1\r\n\r\n")
-    assert status(answer) in (503, 0)  # 0: the reset overtook the answer
+async def silent(port: int, count: int, host: str = "127.0.0.1") -> list[tuple[asyncio.StreamReader, Any]]:
+    return [await asyncio.open_connection("127.0.0.1", port, local_addr=(host, 0)) for _ in range(count)]
+
+
+async def test_silent_connections_shut_nobody_out_and_the_oldest_go_first(port: int) -> None:
+    """32 silent connections made every probe a 503, so an orchestrator restarted a healthy broker."""
+    idle = await silent(port, PER_HOST_MAX + 3)
+    async with asyncio.timeout(10):
+        assert [await reader.read() for reader, _ in idle[:3]] == [b""] * 3  # sent away
+    for _ in range(5):
+        assert status(await talk(port, b"GET / HTTP/1.1\r\n\r\n")) == 200
+    idle[-1][1].write(b"GET / HTTP/1.1\r\n\r\n")  # the youngest of them is still heard
+    async with asyncio.timeout(10):
+        assert status(await idle[-1][0].read()) == 200
     for _, writer in idle:
-        writer.close()
+        writer.transport.abort()
+
+
+async def test_a_crowd_from_many_hosts_is_bounded_and_a_probe_is_answered(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_responder, "PER_HOST_MAX", 4)
+    monkeypatch.setattr(http_responder, "CONNECTIONS_MAX", 8)
+    idle = [one for host in range(2, 8) for one in await silent(port, 4, f"127.0.0.{host}")]
+    async with asyncio.timeout(10):
+        assert [await reader.read() for reader, _ in idle[:16]] == [b""] * 16
+    assert status(await talk(port, b"GET / HTTP/1.1\r\n\r\n")) == 200
+    for _, writer in idle:
+        writer.transport.abort()
+
+
+async def test_peers_that_came_with_a_request_do_not_make_room_for_silent_ones(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_responder, "PER_HOST_MAX", 2)
+    asking, idle = await asyncio.gather(talk(port, b"GET /slow HTTP/1.1\r\n\r\n"), silent(port, 3))
+    assert status(asking) == 200
+    for _, writer in idle:
+        writer.transport.abort()
 
 
 async def test_closing_ends_what_is_running() -> None:

@@ -289,6 +289,25 @@ def test_language_names_cover_both_codecs() -> None:
     assert language_name(99) == language_name("COBOL") == language_name(None) == "OTHER"
 
 
+@pytest.mark.parametrize(
+    ("sent", "name"),
+    [
+        (bytes.fromhex("16030105c2010005be0303"), "a TLS hello"),
+        (b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", "an HTTP request"),
+        (b"OPTIONS * HTTP/1.1\r\n\r\n", "an HTTP request"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "an HTTP/2 or gRPC preface"),
+        (b"HTTP/1.1 400 Bad Request\r\n", "an HTTP answer"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "an SSH greeting"),
+    ],
+)
+@pytest.mark.parametrize("first", [4, 7, 100])
+def test_other_protocols_are_named(sent: bytes, name: str, first: int) -> None:
+    """A TLS hello was "frame of 369295622 bytes is over the limit"."""
+    decoder = FrameDecoder()
+    assert decoder.feed(sent[:first]) == []
+    assert str(decoder.error).startswith(f"{name}, not a frame")
+
+
 def test_unknown_codecs_are_refused_both_ways() -> None:
     with pytest.raises(FrameError, match="codec 7"):
         decode_command((7, b"{}", b""))

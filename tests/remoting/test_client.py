@@ -1,13 +1,14 @@
 """The dialling side: time-outs, loss, reconnects, codecs learned, requests from the server."""
 
 import asyncio
+import gc
 
 import pytest
 
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.frames import CODEC_JSON, CODEC_MSGPACK, CODEC_ROCKETMQ
 from aerobee_remoting.client import RemotingClient, RemotingClientConfig, split_addr
-from aerobee_remoting.connection import ConnectionLimits
+from aerobee_remoting.connection import Connection, ConnectionLimits
 from aerobee_remoting.errors import ConnectFailed, ConnectionLost, RequestTimeout, TooManyRequests
 from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
 from remoting.pair import serving
@@ -55,6 +56,33 @@ async def test_a_lost_connection_fails_what_waits_and_is_made_again() -> None:
         assert lost == [addr]
         assert (await client.request(addr, 1, body=b"again")).body == b"again"
         await client.close()
+
+
+async def test_a_dial_that_fails_after_everybody_gave_up_is_not_printed_by_asyncio() -> None:
+    """A nameserver's address was replaced while it was dialled, in vain: "Task exception was never retrieved"."""
+    printed: list[object] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: printed.append(context))
+    begun = asyncio.Event()
+
+    class Refusing(RemotingClient):
+        async def _dial(self, addr: str) -> Connection:
+            begun.set()
+            await asyncio.sleep(0)
+            raise ConnectFailed(addr, "nobody listens")
+
+    client = Refusing(config=JSON_ONLY)
+    asking = asyncio.create_task(client.request("127.0.0.1:1", 1))
+    await begun.wait()
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    async with asyncio.timeout(10):
+        while client._dialling:  # noqa: ASYNC110  # no event for it
+            await asyncio.sleep(0)
+    del asking
+    gc.collect()
+    assert printed == []
+    await client.close()
 
 
 async def test_concurrent_requests_share_one_dial() -> None:

@@ -9,17 +9,19 @@ from typing import Any
 
 import pytest
 import trustme
+from structlog.testing import capture_logs
 
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.errors import RequestError
 from aerobee_proto.frames import CODEC_JSON, CODEC_MSGPACK, CODEC_ROCKETMQ, Command, encode_command
 from aerobee_proto.headers import RouteHeader
+from aerobee_remoting import server as server_module
 from aerobee_remoting.client import RemotingClient, RemotingClientConfig
 from aerobee_remoting.connection import Connection, ConnectionLimits
 from aerobee_remoting.errors import ConnectFailed, ConnectionLost
 from aerobee_remoting.handlers import BatchItem, HandlerTable, Permission, Request, Response
 from aerobee_remoting.server import RemotingServer, ServerConfig, TlsMode
-from remoting.pair import raw_peer, serving
+from remoting.pair import RawPeer, raw_peer, serving
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "wire"
 HALF = "half a frame then silence"
@@ -217,6 +219,46 @@ async def test_a_peer_that_never_reads_stops_being_read_and_is_dropped() -> None
         await asyncio.wait_for(connection.closed, 10)
 
 
+UNSENT = 8_000_000  # more than the buffers of both kernels take, less than makes the peer a stalled one
+
+
+@pytest.mark.parametrize("ended_by", ["silence", "nonsense", "the owner"])
+async def test_a_closing_connection_whose_peer_takes_nothing_ends_and_is_told_once(ended_by: str) -> None:
+    """With less unsent than `write_high` it was closed but never ended: a log line a second for ever."""
+    limits = ConnectionLimits(write_high=2 * UNSENT, write_low=1000, idle_s=100, write_stalled_s=0.2)
+    with capture_logs() as logs:
+        async with serving(table(), ServerConfig(limits=limits)) as (server, port), raw_peer(port) as peer:
+            connection = (await connected(server, lambda _: True))[0]
+            peer.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            connection.write_now(b"x" * UNSENT)
+            assert connection.transport.get_write_buffer_size() > 0
+            assert connection._blocked_since is None
+            now = asyncio.get_running_loop().time()
+            if ended_by == "silence":
+                server.sweep(now + 101)
+            elif ended_by == "nonsense":
+                peer.writer.write(b"\xff" * 100)
+                async with asyncio.timeout(10):
+                    while not connection.is_closed:  # noqa: ASYNC110  # no event for it
+                        await asyncio.sleep(0)
+            else:
+                connection.close("no heartbeat")
+            for second in range(102, 112):
+                server.sweep(now + second)
+            async with asyncio.timeout(10):
+                await connection.closed
+            assert not server.connections
+    told = [one["event"] for one in logs if one["log_level"] != "debug"]
+    assert (
+        told
+        == {
+            "silence": ["remoting.connection_dropped"],
+            "nonsense": ["remoting.frame_refused"],
+            "the owner": [],
+        }[ended_by]
+    )
+
+
 async def test_silence_and_half_frames_are_closed_by_the_clock() -> None:
     async with serving(table()) as (server, port), raw_peer(port) as peer:
         peer.send(echo(1))
@@ -338,6 +380,53 @@ async def test_tls_is_told_from_plain_by_the_first_byte(
                     await request
         finally:
             await client.close()
+
+
+async def open_many(port: int, count: int, host: str) -> list[Any]:
+    opened = [await asyncio.open_connection("127.0.0.1", port, local_addr=(host, 0)) for _ in range(count)]
+    return [RawPeer(reader, writer) for reader, writer in opened]
+
+
+async def test_silent_connections_of_one_host_leave_room_for_others_with_tls(authority: trustme.CA) -> None:
+    """Before the first byte only the sum was bounded: one host's silent connections shut everybody out."""
+    config = ServerConfig(
+        tls_mode=TlsMode.PERMISSIVE,
+        tls=server_context(authority),
+        connections_max=12,
+        connections_per_host_max=6,
+    )
+    with capture_logs() as logs:
+        async with serving(table(), config) as (server, port):
+            silent = await open_many(port, 10, "127.0.0.2")
+            assert all([await peer.is_closed_by_the_server() for peer in silent[6:]])
+            async with raw_peer(port) as other:
+                other.send(echo(5))
+                assert (await other.receive()).opaque == 5
+                assert (len(server.connections), server._welcoming) == (1, {"127.0.0.2": 6})
+            silent[0].send(echo(6))  # who speaks at last is the same one as before, not one more
+            assert (await silent[0].receive()).opaque == 6
+            assert (server._welcoming, server._per_host["127.0.0.2"]) == ({"127.0.0.2": 5}, 1)
+            for peer in silent:
+                peer.writer.transport.abort()
+            async with asyncio.timeout(10):
+                while server._welcoming or server.connections:  # noqa: ASYNC110  # no event for it
+                    await asyncio.sleep(0)
+            assert not server._per_host
+    refused = [one for one in logs if one["event"] == "remoting.connection_refused"]
+    assert [(one["from_this_host"], one["per_host_max"]) for one in refused] == [(6, 6)]
+
+
+@pytest.mark.parametrize("said", [b"", b"\x16"], ids=["nothing", "the beginning of a TLS hello"])
+async def test_the_first_byte_and_the_handshake_have_a_time(
+    authority: trustme.CA, said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert server_module.FIRST_BYTE_S == 10
+    monkeypatch.setattr(server_module, "FIRST_BYTE_S", 0.05)
+    config = ServerConfig(tls_mode=TlsMode.PERMISSIVE, tls=server_context(authority))
+    async with serving(table(), config) as (server, port), raw_peer(port) as peer:
+        peer.writer.write(said)
+        assert await peer.is_closed_by_the_server()
+        assert not server._welcoming
 
 
 async def test_a_mode_with_tls_and_no_certificate_does_not_start() -> None:
