@@ -35,7 +35,11 @@ BatchItem = tuple[Envelope[Any], bytes, int]
 
 
 class Permission(Enum):
-    """What a caller must be allowed to do."""
+    """What a caller must be allowed to do.
+
+    A declaration: no gate reads it, since there is no access control, and everybody may do everything. It is there so
+    that no code can be added without the question being answered; `tests/system/test_permissions.py` walks the table.
+    """
 
     ANYONE = "anyone"  # harmless: codecs, heartbeats, routes
     PUBLISH = "publish"  # write messages to a topic
