@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         NoReply,
         NoRoute,
         NotFound,
+        NotPermitted,
         RequestTimeout,
         SendFailed,
     )
@@ -90,6 +91,7 @@ __all__ = [
     "NoReply",
     "NoRoute",
     "NotFound",
+    "NotPermitted",
     "OutgoingMessage",
     "Producer",
     "ProducerConfig",
@@ -142,6 +144,7 @@ _HOMES = {
         "NoReply",
         "NoRoute",
         "NotFound",
+        "NotPermitted",
         "RequestTimeout",
         "SendFailed",
     ),

@@ -82,7 +82,7 @@ class BulkSender:
         A batch of which a time-out leaves open whether it was stored is sent again. Raises NoRoute, BrokerRefused,
         SendFailed.
         """
-        bound = None if queue is None else await self._delivery.choose(checked_topic(topic), queue)
         deadline = asyncio.get_running_loop().time() + self._timeout_s
+        bound = None if queue is None else await self._delivery.choose(checked_topic(topic), queue, deadline)
         found, offset = await self._delivery.send_encoded(topic, b"".join(entries), bound, deadline)
         return BulkResult(found, offset, len(entries))

@@ -48,6 +48,7 @@ T = TypeVar("T")
 READER_GROUP: Final = "TOOLS_CONSUMER"
 DEFAULT_PRODUCER_GROUP: Final = "AEROBEE_PRODUCER"
 TRACE_GROUP: Final = "_INNER_TRACE_PRODUCER"  # the official clients' name for it
+TRACE_TIMEOUT_S: Final = 3.0  # traces are not worth a long wait, above all not when the client is closed
 TRACES_MAX: Final = 64  # trace messages that one look-up reads
 
 
@@ -145,7 +146,7 @@ class Client:
         chosen: ProducerConfig = _with_settings(config or ProducerConfig(), settings)
         transactions = None
         if checked_group(group) != DEFAULT_PRODUCER_GROUP:
-            transactions = Transactions(group, session.peers, session.routes)
+            transactions = Transactions(group, session.peers, session.routes, chosen.send_timeout_s)
         checker = None
         if check is not None:
             if transactions is None:
@@ -194,7 +195,7 @@ class Client:
 
     def _trace_producer(self, session: Session) -> Producer:
         """The producer that traces are written with; nobody looks on at it, and brokers need not know it."""
-        config = ProducerConfig()
+        config = ProducerConfig(send_timeout_s=TRACE_TIMEOUT_S)
         parts = self._producer_parts(session, TRACE_GROUP, config, None, None, None, None)
         return Producer(TRACE_GROUP, config, parts=parts, on_open=lambda _: None, on_close=lambda _: None)
 
@@ -398,7 +399,7 @@ class Client:
     ) -> "BulkSender":
         """Sends ready-made batches, with one result for each: for programs that write very many messages.
 
-        Of the settings those count that are about tries: send_timeout_s, attempts_max, queue_choice.
+        Of the settings those count that are about tries: send_timeout_s, try_timeout_s, attempts_max, queue_choice.
         """
         from aerobee.bulk import BulkSender
 

@@ -13,15 +13,13 @@ import ssl
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Literal
 
-from aerobee.errors import InvalidMessage
+from aerobee.errors import DEFAULT_NAMESERVER, InvalidMessage
 from aerobee_proto.codes import NAMESERVER_DEFAULT_PORT
 from aerobee_proto.names import TRACE_TOPIC
 
 __all__ = ["ClientConfig", "ConsumerConfig", "Credentials", "FetchConfig", "ProducerConfig", "parse_addrs"]
-
-DEFAULT_NAMESERVER: Final = f"127.0.0.1:{NAMESERVER_DEFAULT_PORT}"
 
 
 def parse_addrs(addrs: str | Iterable[str]) -> tuple[str, ...]:
@@ -110,8 +108,9 @@ class ClientConfig:
 class ProducerConfig:
     """Settings of one producer.
 
-    send_timeout_s     from the call to the last retry, per message
-    attempts_max       tries in all, each on another broker when there is one
+    send_timeout_s     from the call to the last retry, per message: long enough for a broker to restart
+    try_timeout_s      how long one try may take; doubles after each that got no answer
+    attempts_max       tries in all, each on another broker when there is one; None: as many as the time allows
     linger_s           how long a message may wait for company; 0 collects only what is already there
     batch_bytes        a batch leaves at this size, its overhead counted
     batch_count        or with this many messages; 1 turns batching off
@@ -124,8 +123,9 @@ class ProducerConfig:
     queue_choice       "round_robin", or "latency" to prefer the brokers that answer fastest
     """
 
-    send_timeout_s: float = 3.0
-    attempts_max: int = 3
+    send_timeout_s: float = 30.0
+    try_timeout_s: float = 3.0
+    attempts_max: int | None = None
     linger_s: float = 0.0
     batch_bytes: int = 256 * 1024
     batch_count: int = 128

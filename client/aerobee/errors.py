@@ -5,6 +5,7 @@
         NoRoute           no nameserver knows a broker for the topic
         NoNameserver      no nameserver answered at all
         NoBroker          the route names no broker that could serve this call
+          NotPermitted    ... because the topic's permission forbids it
         NotFound          a group, broker or cluster that a call is about is not there
         AlreadyExists     a topic or group that was to be made exists with other settings
         HidesMessages     a change of a topic would put stored messages out of every reader's reach
@@ -24,10 +25,11 @@ Facts are attributes; the text is made from them.
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from aerobee_proto.codes import ResponseCode
+from aerobee_proto.codes import NAMESERVER_DEFAULT_PORT, ResponseCode
 from aerobee_proto.errors import AerobeeError
 
 __all__ = [
+    "DEFAULT_NAMESERVER",
     "UNKNOWN_TOPIC",
     "AlreadyExists",
     "Attempt",
@@ -45,6 +47,7 @@ __all__ = [
     "NoReply",
     "NoRoute",
     "NotFound",
+    "NotPermitted",
     "RequestTimeout",
     "SendFailed",
     "code_name",
@@ -53,6 +56,16 @@ __all__ = [
 
 UNKNOWN_TOPIC: Final = "does not know the topic"
 HIDDEN_QUEUES_SHOWN: Final = 8
+
+
+DEFAULT_NAMESERVER: Final = f"127.0.0.1:{NAMESERVER_DEFAULT_PORT}"
+
+
+def _check_nameservers(answers: "Sequence[NameserverAnswer]") -> str:
+    text = "check that a nameserver runs at one of these addresses (aerobee doctor)"
+    if [answer.addr for answer in answers] == [DEFAULT_NAMESERVER]:
+        text += f"; {DEFAULT_NAMESERVER} is also what is used when none is given (Client(...), AEROBEE_NAMESERVERS)"
+    return text
 
 
 def code_name(code: int) -> str:
@@ -71,12 +84,24 @@ class NameserverAnswer(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """One try of a send: where it went, how it ended, how long it took."""
+    """The failed tries of a send at one address: how they ended, how long the last one took, how many there were, and
+    when the first and the last began (milliseconds after the call)."""
 
     broker_name: str
     addr: str
     outcome: str
     took_ms: int
+    tries: int = 1
+    first_ms: int = 0
+    last_ms: int = 0
+
+    def __str__(self) -> str:
+        tried = f"tried once, after {self.first_ms / 1000:.1f} s"
+        if self.tries > 1:
+            tried = (
+                f"tried {self.tries} times, from {self.first_ms / 1000:.1f} s to {self.last_ms / 1000:.1f} s"
+            )
+        return f"broker {self.broker_name} at {self.addr}: {tried}: {self.outcome}"
 
 
 class ClientError(AerobeeError):
@@ -97,8 +122,9 @@ class ClientClosed(ClientError):
 class NoRoute(ClientError):
     """No nameserver knows a broker for the topic.
 
-    `answers` holds what each nameserver said, `near_names` existing topics with a similar name, and
-    `creates_topics` whether a broker offers to create unknown topics on the first send (None: not known).
+    `answers` holds what each nameserver said, `near_names` existing topics with a similar name,
+    `creates_topics` whether a broker offers to create unknown topics on the first send (None: not known), and
+    `topic_count` how many topics there are (None: not known; 0: no broker is registered).
     """
 
     def __init__(
@@ -107,12 +133,19 @@ class NoRoute(ClientError):
         answers: Sequence[NameserverAnswer],
         near_names: Sequence[str] = (),
         creates_topics: bool | None = None,
+        topic_count: int | None = None,
     ) -> None:
         super().__init__(topic)
         self.topic = topic
         self.answers = tuple(answers)
         self.near_names = tuple(near_names)
         self.creates_topics = creates_topics
+        self.topic_count = topic_count
+
+    @property
+    def is_final(self) -> bool:
+        """Whether a nameserver that knows brokers has said no; else there may be a route in a moment."""
+        return any(answer.outcome == UNKNOWN_TOPIC for answer in self.answers) and self.topic_count != 0
 
     def __str__(self) -> str:
         lines = [f"no route for topic {self.topic!r}"]
@@ -124,7 +157,9 @@ class NoRoute(ClientError):
 
     def _advice(self) -> str:
         if not any(answer.outcome == UNKNOWN_TOPIC for answer in self.answers):
-            return "check that a nameserver runs at one of these addresses (aerobee doctor)"
+            return _check_nameservers(self.answers)
+        if self.topic_count == 0:
+            return "no broker is registered: start one, with namesrvAddr set to this nameserver"
         create = f"create it (aerobee topic create {self.topic}, or client.admin.create_topic)"
         if self.creates_topics is True:
             return f"{create}, or send to it once: a broker here creates unknown topics on the first send"
@@ -144,12 +179,12 @@ class NoNameserver(ClientError):
     def __str__(self) -> str:
         lines = [f"{self.what}: no nameserver answered"]
         lines += [f"  nameserver {answer.addr}: {answer.outcome}" for answer in self.answers]
-        lines.append("  check that a nameserver runs at one of these addresses (aerobee doctor)")
+        lines.append("  " + _check_nameservers(self.answers))
         return "\n".join(lines)
 
 
 class NoBroker(ClientError):
-    """The route is known but names no broker that could serve the call."""
+    """The route is known but names no broker that could serve the call: its master is away, for one."""
 
     def __init__(self, topic: str, need: str, brokers: Sequence[str]) -> None:
         super().__init__(topic, need)
@@ -159,7 +194,24 @@ class NoBroker(ClientError):
 
     def __str__(self) -> str:
         known = ", ".join(self.brokers) or "none"
-        return f"topic {self.topic!r} has no {self.need}; brokers in its route: {known}"
+        return f"topic {self.topic!r} has no {self.need}; brokers in its route: {known}{self.advice}"
+
+    @property
+    def advice(self) -> str:
+        """What to do about it."""
+        return ""
+
+
+class NotPermitted(NoBroker):
+    """The topic's own permission forbids it on every broker: `letter` is what it lacks, "r" or "w"."""
+
+    def __init__(self, topic: str, need: str, brokers: Sequence[str], letter: str) -> None:
+        super().__init__(topic, need, brokers)
+        self.letter = letter
+
+    @property
+    def advice(self) -> str:
+        return f"; its permission forbids it (aerobee topic alter {self.topic} --perm rw)"
 
 
 class NotFound(ClientError):
@@ -300,7 +352,10 @@ class BrokerRefused(ClientError):
 
 
 class SendFailed(ClientError):
-    """Every attempt failed. A message whose attempt timed out may still have been stored."""
+    """Every attempt failed. A message whose attempt timed out may still have been stored.
+
+    `attempts` has each address once; `reason` says how long and how often it was tried.
+    """
 
     def __init__(self, topic: str, attempts: Sequence[Attempt], reason: str) -> None:
         super().__init__(topic, reason)
@@ -310,11 +365,7 @@ class SendFailed(ClientError):
 
     def __str__(self) -> str:
         lines = [f"send to topic {self.topic!r} failed: {self.reason}"]
-        lines += [
-            f"  attempt {number}: broker {attempt.broker_name} at {attempt.addr}: {attempt.outcome}"
-            f" ({attempt.took_ms} ms)"
-            for number, attempt in enumerate(self.attempts, 1)
-        ]
+        lines += [f"  {attempt}" for attempt in self.attempts]
         return "\n".join(lines)
 
 

@@ -3,6 +3,7 @@
 Touches  the remoting client. Everything above speaks through `Peers` and sees ClientError only.
 """
 
+import asyncio
 from typing import Final
 
 from aerobee.config import Credentials
@@ -10,6 +11,7 @@ from aerobee.errors import (
     UNKNOWN_TOPIC,
     BrokerRefused,
     BrokerUnreachable,
+    ClientError,
     NameserverAnswer,
     NoNameserver,
     RequestTimeout,
@@ -19,7 +21,7 @@ from aerobee_proto.codes import ResponseCode
 from aerobee_proto.frames import Command
 from aerobee_proto.headers import RequestHeader
 from aerobee_remoting.client import RemotingClient
-from aerobee_remoting.errors import RemotingError
+from aerobee_remoting.errors import ConnectFailed, ConnectionLost, RemotingError
 from aerobee_remoting.errors import RequestTimeout as RemotingTimeout
 
 __all__ = ["Header", "Nameservers", "Peers"]
@@ -59,7 +61,7 @@ class Peers:
         except RemotingTimeout as late:
             raise RequestTimeout(what, addr, limit) from late
         except RemotingError as failed:
-            raise BrokerUnreachable(what, addr, str(failed)) from failed
+            raise BrokerUnreachable(what, addr, _reason(failed)) from failed
 
     async def call(
         self,
@@ -76,14 +78,26 @@ class Peers:
             raise BrokerRefused(what, addr, answer.code, answer.remark)
         return answer
 
-    async def oneway(self, what: str, addr: str, code: int, header: Header = None, body: bytes = b"") -> None:
-        """Send and expect no answer. BrokerUnreachable when it cannot even be sent."""
+    async def oneway(
+        self,
+        what: str,
+        addr: str,
+        code: int,
+        header: Header = None,
+        body: bytes = b"",
+        timeout_s: float | None = None,
+    ) -> None:
+        """Send and expect no answer. BrokerUnreachable when it cannot even be sent, or not in time."""
+        limit = self.timeout_s if timeout_s is None else timeout_s
         if self._credentials is not None:
             header = signed(header, body, self._credentials)
         try:
-            await self._remoting.oneway(addr, code, header, body)
+            async with asyncio.timeout(limit):
+                await self._remoting.oneway(addr, code, header, body)
+        except TimeoutError:
+            raise BrokerUnreachable(what, addr, f"no connection within {limit:.3g} s") from None
         except RemotingError as failed:
-            raise BrokerUnreachable(what, addr, str(failed)) from failed
+            raise BrokerUnreachable(what, addr, _reason(failed)) from failed
 
     def oneway_if_connected(self, addr: str, code: int, header: dict[str, str]) -> None:
         """Send and expect no answer, if there is a connection; it is not made for this."""
@@ -101,6 +115,7 @@ class Nameservers:
         self._peers = peers
         self.addrs = addrs
         self._current = start % len(addrs)
+        self.answered = False  # whether one ever has
 
     async def ask(self, what: str, code: int, header: Header = None, body: bytes = b"") -> Command:
         """The first answer that a nameserver gives, whatever its code. NoNameserver when none answers."""
@@ -111,6 +126,7 @@ class Nameservers:
             except (RequestTimeout, BrokerUnreachable) as failed:
                 answers.append(NameserverAnswer(addr, outcome_of(failed)))
                 continue
+            self.answered = True
             self._current = self.addrs.index(addr)
             return answer
         raise NoNameserver(what, answers)
@@ -136,6 +152,7 @@ class Nameservers:
             except (RequestTimeout, BrokerUnreachable) as failed:
                 answers.append(NameserverAnswer(addr, outcome_of(failed)))
                 continue
+            self.answered = True
             if answer.code == SUCCESS:
                 self._current = self.addrs.index(addr)
                 return answer, answers
@@ -146,11 +163,20 @@ class Nameservers:
         return [*self.addrs[self._current :], *self.addrs[: self._current]]
 
 
-def outcome_of(failed: RequestTimeout | BrokerUnreachable) -> str:
-    """A failed request in a few words."""
+def outcome_of(failed: ClientError) -> str:
+    """A failed request in a few words; they do not name the address, which is told beside them."""
     if isinstance(failed, RequestTimeout):
-        return f"no answer within {failed.timeout_s:g} s"
-    return failed.reason
+        return f"no answer within {failed.timeout_s:.3g} s"
+    return failed.reason if isinstance(failed, BrokerUnreachable) else str(failed)
+
+
+def _reason(failed: RemotingError) -> str:
+    """Why a request could not be made, without the address."""
+    if isinstance(failed, ConnectFailed):
+        return f"cannot connect: {failed.reason}"
+    if isinstance(failed, ConnectionLost):
+        return f"the connection was lost: {failed.reason}"
+    return str(failed)
 
 
 def _refusal(answer: Command) -> str:

@@ -72,17 +72,19 @@ class ProducerParts:
 class _Topic:
     """Lanes of one topic: one for free messages, one for each queue with bound ones.
 
-    `unrouted` holds bound messages whose queue is not known before the route is; `timer` is the next look at
+    `unrouted` holds bound messages whose queue is not known before the route is; `routing` tells that a task is at it.
+    `timer` is the next look at
     the lanes, at `timer_due` (0: at the end of this turn of the loop).
     """
 
-    __slots__ = ("bound", "free", "name", "timer", "timer_due", "unrouted")
+    __slots__ = ("bound", "free", "name", "routing", "timer", "timer_due", "unrouted")
 
     def __init__(self, name: str, free: Lane[Outgoing]) -> None:
         self.name = name
         self.free = free
         self.bound: dict[MessageQueue, Lane[Outgoing]] = {}
         self.unrouted: list[tuple[Outgoing, MessageQueue | int | str]] = []
+        self.routing = False
         self.timer: asyncio.Handle | None = None
         self.timer_due = 0.0
 
@@ -167,12 +169,12 @@ class Producer:
         deliver_after deliver after that time: a timedelta, or seconds
         flag          a number of your own, stored with the message
 
-        Concurrent sends share requests. While the producer's buffer is full this waits for room. Raises
-        InvalidMessage (nothing sent), NoRoute, BrokerRefused, SendFailed. Cancelling the call does not
-        call the message back.
+        Concurrent sends share requests. While the producer's buffer is full this waits for room, and while the
+        broker is away for the broker: at most `send_timeout_s` in all (or `timeout_s`). Raises InvalidMessage (nothing
+        sent), NoRoute, BrokerRefused, SendFailed. Cancelling the call does not call the message back.
         """
         if self._full:
-            await self.ready()
+            timeout_s = await self._wait_for_room(topic, timeout_s)
         found = self._topics.get(topic) or self._topic(topic)
         item = self._make(
             topic, body, tags, keys, properties, sharding_key, delay_level, flag, timeout_s, deliver_at,
@@ -233,7 +235,7 @@ class Producer:
             return []
         self._check_open()
         chosen = queue if queue is not None else sharding_key
-        target = await self._delivery.choose(checked_topic(topic), chosen)
+        target = await self._delivery.choose(checked_topic(topic), chosen, self._deadline(timeout_s))
         items = [
             self._encoder.encode(
                 topic,
@@ -275,8 +277,8 @@ class Producer:
     ) -> str:
         """Send one message without asking whether it arrived; returns its message_id.
 
-        One try, no batching, no answer: a broker that refuses stays silent. Raises InvalidMessage, NoRoute and
-        BrokerUnreachable.
+        No batching, no answer: a broker that refuses stays silent, and what was on its way to one that ended is lost.
+        Tried until a connection has taken it. Raises InvalidMessage, NoRoute and SendFailed.
         """
         self._check_open()
         item = self._encoder.encode(
@@ -290,8 +292,9 @@ class Producer:
             flag,
             None,
         )
-        target = await self._delivery.choose(topic, queue if queue is not None else sharding_key)
-        await self._delivery.send_oneway(target, item)
+        pick = queue if queue is not None else sharding_key
+        bound = None if pick is None else await self._delivery.choose(topic, pick, item.deadline)
+        await self._delivery.send_oneway(topic, item, bound)
         return item.message_id
 
     # --- more than sending ------------------------------------------------------------------------------------
@@ -429,6 +432,25 @@ class Producer:
                 self._wake(1)  # pass the turn on: it may have been given to this call already
                 raise
 
+    async def _wait_for_room(self, topic: str, timeout_s: float | None) -> float:
+        """Wait as `ready`, in the time of one message; what is left of it. SendFailed when it is over."""
+        started = self._loop.time()
+        limit_s = self.config.send_timeout_s if timeout_s is None else timeout_s
+        try:
+            async with asyncio.timeout_at(started + limit_s):
+                await self.ready()
+        except TimeoutError:
+            raise SendFailed(
+                topic,
+                (),
+                f"the producer's buffer was full for {limit_s:g} s: the brokers are slower than the calls",
+            ) from None
+        return max(0.0, started + limit_s - self._loop.time())
+
+    def _deadline(self, timeout_s: float | None) -> float:
+        """When the time of a message is over that is sent now, by the loop's clock."""
+        return self._loop.time() + (self.config.send_timeout_s if timeout_s is None else timeout_s)
+
     async def flush(self) -> None:
         """Send what lingers and wait until every accepted message has its result. Never raises for them."""
         self._flushing += 1
@@ -440,7 +462,7 @@ class Producer:
             self._flushing -= 1
 
     async def close(self) -> None:
-        """Flush, then accept nothing more. Bounded by the messages' own time-outs."""
+        """Flush, then accept nothing more. Bounded by the messages' own time-outs (`send_timeout_s`)."""
         if not self._opened:
             return
         self._opened = False
@@ -604,7 +626,8 @@ class Producer:
         route = self._routes.cached_publish(topic.name)
         if route is None or topic.unrouted:
             topic.unrouted.append((item, pick))
-            if len(topic.unrouted) == 1:
+            if not topic.routing:
+                topic.routing = True
                 self._spawn(self._route_bound(topic), f"route for {topic.name}")
             return
         try:
@@ -624,18 +647,35 @@ class Producer:
             self._pump_when_due(topic)
 
     async def _route_bound(self, topic: _Topic) -> None:
-        """Look the route up, then put the waiting messages into the lanes of their queues, in order."""
-        failed: ClientError | None = None
+        """Look the route up, then put the waiting messages into the lanes of their queues, in order.
+
+        Without a route those fail whose time is over, or all when there is no hope; the others wait on.
+        """
         try:
-            await self._routes.for_publish(topic.name)
+            while topic.unrouted:
+                deadline = min([item.deadline for item, _ in topic.unrouted])
+                failed = await self._find_route(topic.name, deadline)
+                now = self._loop.time()
+                waiting, topic.unrouted = topic.unrouted, []
+                for item, pick in waiting:
+                    if failed is None:
+                        self._accept_bound(topic, item, pick)
+                    elif now < deadline or item.deadline <= now:
+                        self._end([item], item.size, failed)
+                    else:
+                        topic.unrouted.append((item, pick))
+        finally:
+            topic.routing = False
+
+    async def _find_route(self, topic: str, deadline: float) -> ClientError | None:
+        """Have the route known; why it is not."""
+        try:
+            await self._delivery.route(topic, deadline)
         except ClientError as no_route:
-            failed = no_route
-        waiting, topic.unrouted = topic.unrouted, []
-        for item, pick in waiting:
-            if failed is not None:
-                self._end([item], item.size, failed)
-            else:
-                self._accept_bound(topic, item, pick)
+            return no_route
+        except AerobeeError as failed:
+            return SendFailed(topic, (), str(failed))
+        return None
 
     def _lane(self, *, bound: bool) -> Lane[Outgoing]:
         config = self.config
@@ -736,8 +776,8 @@ class Producer:
         for topic in self._topics.values():
             if topic.timer is not None:
                 topic.timer.cancel()
-            for lane in (topic.free, *topic.bound.values()):
-                for item in lane.drop_all():
-                    if not item.future.done():
-                        item.future.set_exception(ClientClosed("producer"))
+            left = [item for lane in (topic.free, *topic.bound.values()) for item in lane.drop_all()]
+            for item in (*left, *(item for item, _ in topic.unrouted)):
+                if not item.future.done():
+                    item.future.set_exception(ClientClosed("producer"))
         self._wake(len(self._waiters))

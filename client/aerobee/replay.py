@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from aerobee.delivery import RETRYABLE_CODES, STATUS_BY_CODE, TEMPLATE_QUEUES
+from aerobee.delivery import ELSEWHERE_CODES, LATER_CODES, STATUS_BY_CODE, TEMPLATE_QUEUES
 from aerobee.errors import BrokerRefused, BrokerUnreachable, ClientError, NoBroker, RequestTimeout
 from aerobee.peers import Peers
 from aerobee.route_table import RouteTable
@@ -142,7 +142,7 @@ class Replay:
 
 
 def _may_pass(failed: ClientError) -> bool:
-    return not isinstance(failed, BrokerRefused) or failed.code in RETRYABLE_CODES
+    return not isinstance(failed, BrokerRefused) or failed.code in (LATER_CODES | ELSEWHERE_CODES)
 
 
 def _batches(messages: Sequence[RecordedMessage], config: ReplayConfig) -> Iterator[list[RecordedMessage]]:

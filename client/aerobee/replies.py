@@ -11,7 +11,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from aerobee.errors import BrokerRefused, InvalidMessage
+from aerobee.backoff import pauses
+from aerobee.errors import BrokerRefused, BrokerUnreachable, InvalidMessage, NoBroker, RequestTimeout
 from aerobee.heartbeat import RESERVED_GROUP
 from aerobee.message import Message, SendResult
 from aerobee.outgoing import body_bytes, user_properties
@@ -19,6 +20,7 @@ from aerobee.peers import Peers
 from aerobee.route_table import RouteTable
 from aerobee.routes import TEMPLATE_TOPIC, MessageQueue
 from aerobee_proto.codes import RequestCode, SysFlag
+from aerobee_proto.frames import Command
 from aerobee_proto.message_ids import UniqueKeyFactory
 from aerobee_proto.names import reply_topic
 from aerobee_proto.properties import (
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["PendingReplies", "Replier", "reply_record"]
 
 REPLY: Final = "reply"
+REPLY_TIMEOUT_S: Final = 30.0  # so long at most a reply is tried, however long the asker says that it waits
 
 
 class PendingReplies:
@@ -116,13 +119,31 @@ class Replier:
             "n": request.broker_name,
         }
         what = f"reply to message {request.message_id}"
-        addr = self._routes.master_addr(request.owned.queue.topic, request.broker_name)
-        answer = await self._peers.request(what, addr, RequestCode.SEND_REPLY_MESSAGE_V2, header, data)
-        if answer.code:
-            raise BrokerRefused(what, addr, answer.code, answer.remark)
+        answer = await self._send(what, request, header, data, asked.get(TTL, ""))
         return SendResult(
             message_id, queue, int(answer.ext.get("queueOffset", "0")), answer.ext.get("msgId", "")
         )
+
+    async def _send(
+        self, what: str, request: "GroupMessage[Any]", header: dict[str, str], data: bytes, ttl_ms: str
+    ) -> Command:
+        """Tried while the asker may still wait and the broker is away; then the asker has to find it again too."""
+        topic = request.owned.queue.topic
+        now = asyncio.get_running_loop().time
+        deadline = now() + min(float(ttl_ms) / 1000 if ttl_ms.isdecimal() else 0.0, REPLY_TIMEOUT_S)
+        waits = pauses()
+        was_away = False
+        while True:
+            try:
+                addr = self._routes.master_addr(topic, request.broker_name)
+                return await self._peers.call(what, addr, RequestCode.SEND_REPLY_MESSAGE_V2, header, data)
+            except (RequestTimeout, BrokerUnreachable, NoBroker, BrokerRefused) as failed:
+                was_away = was_away or not isinstance(failed, BrokerRefused)
+                pause_s = next(waits)
+                if not was_away or now() + pause_s >= deadline:
+                    raise
+                await asyncio.sleep(pause_s)
+                self._routes.refresh_soon(topic)
 
 
 def reply_record(ext: Mapping[str, str], body: bytes) -> StoredRecord:

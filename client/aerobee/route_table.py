@@ -10,7 +10,7 @@ Invariants
 import asyncio
 from collections.abc import Callable
 
-from aerobee.errors import UNKNOWN_TOPIC, ClientError, NameserverAnswer, NoBroker, NoRoute
+from aerobee.errors import UNKNOWN_TOPIC, ClientError, NameserverAnswer, NoBroker, NoRoute, NotPermitted
 from aerobee.peers import Nameservers
 from aerobee.routes import (
     MASTER_ID,
@@ -59,6 +59,8 @@ class RouteTable:
         route = self._routes.get(topic)
         if route is None or not route.publish:
             route = await self._ask_once(topic)
+        if not route.publish and not route.may_write:
+            raise NotPermitted(topic, "queue that may be written", list(route.brokers), "w")
         if not route.publish:
             raise NoBroker(topic, "queue that may be written on a broker with a master", list(route.brokers))
         return route
@@ -68,9 +70,26 @@ class RouteTable:
         route = self._routes.get(topic)
         if route is None or not route.subscribe:
             route = await self._ask_once(topic, template=False)
+        if not route.subscribe and not route.may_read:
+            raise NotPermitted(topic, "queue that may be read", list(route.brokers), "r")
         if not route.subscribe:
             raise NoBroker(topic, "queue that may be read", list(route.brokers))
         return route
+
+    def may_come_back(self, topic: str, missing: NoRoute | NoBroker) -> bool:
+        """Whether a route that is missing now may be there in a moment.
+
+        A client that no nameserver has ever answered is not made to wait: its address is more likely to be wrong.
+        """
+        if isinstance(missing, NoBroker):
+            return not isinstance(missing, NotPermitted)
+        return self._nameservers.answered and not missing.is_final
+
+    def no_answer(self, topic: str) -> NoRoute:
+        """What a caller is told whose time was over before a nameserver had answered."""
+        return NoRoute(
+            topic, [NameserverAnswer(addr, "no answer in time") for addr in self._nameservers.addrs]
+        )
 
     def master_addr(self, topic: str, broker_name: str) -> str:
         """Address of the broker's master; NoBroker when the known route has none."""
@@ -188,17 +207,18 @@ class RouteTable:
     ) -> NoRoute:
         if not answers:
             answers = [NameserverAnswer(addr, UNKNOWN_TOPIC) for addr in self._nameservers.addrs]
-        near = await self._near(topic) if _somebody_answered(answers) else []
-        return NoRoute(topic, answers, near, creates_topics)
+        known = await self._known_topics() if _somebody_answered(answers) else None
+        near = near_names(topic, known) if known else []
+        return NoRoute(topic, answers, near, creates_topics, None if known is None else len(known))
 
-    async def _near(self, topic: str) -> list[str]:
+    async def _known_topics(self) -> list[str] | None:
         try:
             answer = await self._nameservers.call(
                 "list topics", RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
             )
         except ClientError:
-            return []  # the question was about a route; that nobody lists topics is in its answers already
-        return near_names(topic, TopicList.from_bytes(answer.body).topic_list)
+            return None  # the question was about a route; that nobody lists topics is in its answers already
+        return TopicList.from_bytes(answer.body).topic_list
 
 
 def _somebody_answered(answers: list[NameserverAnswer]) -> bool:

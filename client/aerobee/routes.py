@@ -51,7 +51,8 @@ class Route:
     """Where a topic lives, as the client uses it.
 
     `brokers` maps broker name to its addresses by broker id (0 is the master). `from_template` marks a route
-    that was made from the template topic: the topic itself does not exist yet.
+    that was made from the template topic: the topic itself does not exist yet. `may_write` and `may_read` tell
+    whether its permission allows that anywhere, be a broker there or not.
     """
 
     topic: str
@@ -59,6 +60,8 @@ class Route:
     subscribe: tuple[MessageQueue, ...]
     brokers: Mapping[str, Mapping[int, str]]
     from_template: bool = False
+    may_write: bool = True
+    may_read: bool = True
 
 
 def plan_route(topic: str, data: TopicRouteData) -> Route:
@@ -68,7 +71,14 @@ def plan_route(topic: str, data: TopicRouteData) -> Route:
         publish = tuple(_ordered_queues(topic, data.order_topic_conf))
     else:
         publish = tuple(_publish_queues(topic, data, brokers))
-    return Route(topic, publish, tuple(_subscribe_queues(topic, data)), brokers)
+    return Route(
+        topic,
+        publish,
+        tuple(_subscribe_queues(topic, data)),
+        brokers,
+        may_write=any(queues.perm & Perm.WRITE for queues in data.queue_datas),
+        may_read=any(queues.perm & Perm.READ for queues in data.queue_datas),
+    )
 
 
 def plan_template_route(topic: str, data: TopicRouteData) -> Route:

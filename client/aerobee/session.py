@@ -3,8 +3,9 @@
 Touches  sockets through remoting, the clock.
 
 Tasks    client.routes asks for known routes every `route_poll_s`; client.heartbeat tells brokers every
-         `heartbeat_s` who is here, and at once when a group joins or a new broker comes up. Both are started by
-         start() and ended by close(), which first flushes and closes every producer and consumer.
+         `heartbeat_s` who is here, and at once when a group joins or a new broker comes up; client.find looks for a
+         broker whose connection was lost. All are ended by close(), which first
+         flushes and closes every producer and consumer.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
+from aerobee.backoff import pauses
 from aerobee.config import ClientConfig, FetchConfig
 from aerobee.errors import ClientError, InvalidMessage
 from aerobee.fetching import Fetcher
@@ -48,6 +50,8 @@ __all__ = ["QueueSelection", "Session", "clock_ms"]
 
 log = lazy_logger()
 
+LOST_MAX = 4096  # addresses
+
 QueueSelection = Sequence[int | MessageQueue] | None
 
 
@@ -67,7 +71,10 @@ class Session:
         self.replies = PendingReplies()
         self.requests = ServerRequests(self.replies, config.nameservers, config.decompressed_size_max)
         self._remoting = RemotingClient(
-            self.requests.table(), RemotingClientConfig(tls=tls), on_connect=self._on_connect
+            self.requests.table(),
+            RemotingClientConfig(tls=tls),
+            on_connect=self._on_connect,
+            on_disconnect=self._on_disconnect,
         )
         self.peers = Peers(self._remoting, config.request_timeout_s, config.credentials)
         self.nameservers = Nameservers(self.peers, config.nameservers, start=salt)
@@ -89,6 +96,10 @@ class Session:
         self._beat_now = asyncio.Event()
         self._greeted: set[str] = set()
         self._greeting: set[str] = set()
+        self._started = False
+        self._finding: dict[str, asyncio.Task[None]] = {}  # brokers whose connection was lost
+        self._lost: set[str] = set()  # addresses that were connected, and are not
+        self.reconnect_count = 0
 
     @cached_property
     def admin(self) -> "Admin":
@@ -99,12 +110,14 @@ class Session:
     def start(self) -> None:
         loop = asyncio.get_running_loop()
         self.routes.listeners.append(self._on_route)
+        self._started = True
         self._tasks = [
             loop.create_task(self._poll_routes(), name="client.routes"),
             loop.create_task(self._beat(), name="client.heartbeat"),
         ]
 
     async def close(self) -> None:
+        self._started = False
         try:
             await asyncio.gather(*(member.close() for member in list(self.requests.consumers.values())))
             await asyncio.gather(*(producer.close() for producer in list(self._producers)))
@@ -113,9 +126,10 @@ class Session:
             if self.traces is not None:
                 await self.traces.close()
         finally:
-            for task in self._tasks:
+            tasks = [*self._tasks, *self._finding.values()]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             await self.routes.close()
             await self._remoting.close()
 
@@ -272,8 +286,34 @@ class Session:
 
     def _on_connect(self, addr: str, _: Connection) -> None:
         """Brokers know members by their connections: a new one must be told who is behind it."""
+        if addr in self._lost:
+            self._lost.discard(addr)
+            self.reconnect_count += 1
+            log.info("client.reconnected", addr=addr)
         if addr not in self._greeting and addr not in self._config.nameservers and self._somebody_is_here():
             self._beat_now.set()
+
+    def _on_disconnect(self, addr: str, _: Connection) -> None:
+        """A broker that has lost its connection to us would not know where a reply or a check-back is to go."""
+        if len(self._lost) < LOST_MAX:
+            self._lost.add(addr)
+        log.debug("client.disconnected", addr=addr)
+        if addr not in self._greeted or addr in self._finding or not self._started:
+            return
+        self._greeted.discard(addr)
+        task = asyncio.get_running_loop().create_task(self._find_again(addr), name=f"client.find {addr}")
+        self._finding[addr] = task
+        task.add_done_callback(lambda _: self._finding.pop(addr, None))
+
+    async def _find_again(self, addr: str) -> None:
+        """Greet a broker as soon as it is back; after `heartbeat_s` the heartbeats alone go on with it."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._config.heartbeat_s
+        waits = pauses()
+        while self._somebody_is_here() and addr not in self._greeted and loop.time() < deadline:
+            await asyncio.sleep(next(waits))
+            if addr in self.routes.all_addrs():
+                await self._beat_one(addr, self._beat_body())
 
     def _somebody_is_here(self) -> bool:
         return bool(self._producers or self._consumers or self.requests.consumers)
@@ -282,14 +322,18 @@ class Session:
         """One heartbeat to every broker that should get one."""
         if not self._somebody_is_here():
             return
+        to_slaves = bool(self._consumers or self.requests.consumers)
+        addrs = self.routes.all_addrs() if to_slaves else self.routes.masters()
+        body = self._beat_body()
+        await asyncio.gather(*(self._beat_one(addr, body) for addr in addrs))
+
+    def _beat_body(self) -> bytes:
         topics: dict[str, dict[str, Filter]] = {}
         for consumer in self._consumers:
             topics.setdefault(consumer.group, {})[consumer.topic] = consumer.filter
         consumers = [pull_group(group, wanted, clock_ms()) for group, wanted in topics.items()]
         consumers += [one.member.settings.heartbeat for one in self.requests.consumers.values()]
-        body = heartbeat_body(self._client_id, (producer.group for producer in self._producers), consumers)
-        addrs = self.routes.all_addrs() if consumers else self.routes.masters()
-        await asyncio.gather(*(self._beat_one(addr, body) for addr in addrs))
+        return heartbeat_body(self._client_id, (producer.group for producer in self._producers), consumers)
 
     async def _beat_one(self, addr: str, body: bytes) -> None:
         self._greeting.add(addr)

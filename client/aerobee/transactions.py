@@ -13,11 +13,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Final, Self
 
+from aerobee.backoff import pauses
+from aerobee.delivery import LATER_CODES
 from aerobee.errors import BrokerRefused, BrokerUnreachable, ClientError, NoBroker, RequestTimeout, SendFailed
 from aerobee.message import Message, SendResult, SendStatus
 from aerobee.peers import Peers
 from aerobee.route_table import RouteTable
-from aerobee_proto.codes import RequestCode, SysFlag
+from aerobee_proto.codes import RequestCode, ResponseCode, SysFlag
 from aerobee_proto.message_ids import decode_offset_message_id
 from aerobee_proto.records import StoredRecord
 from aerobee_remoting.lazy_log import lazy_logger
@@ -26,8 +28,11 @@ __all__ = ["Checker", "Transaction", "TransactionUnresolved", "Transactions", "T
 
 log = lazy_logger()
 
-ATTEMPTS_MAX: Final = 3
-RETRY_PAUSE_S: Final = 0.1
+# SYSTEM_ERROR is how a broker says that it has no such half message.
+CANNOT_NOW_CODES: Final = LATER_CODES - {ResponseCode.SYSTEM_ERROR}
+ROLLBACK_TIMEOUT_S: Final = (
+    0.3  # a rollback that gets lost does no harm; what went wrong in the block is told at once
+)
 CHECKS_MAX: Final = 256  # check-backs that are being answered; brokers ask again for the others
 
 COMMIT: Final = SysFlag.TRANSACTION_COMMIT
@@ -56,13 +61,17 @@ class TransactionUnresolved(ClientError):
 class Transactions:
     """Tells brokers how transactions of one producer group ended."""
 
-    def __init__(self, group: str, peers: Peers, routes: RouteTable) -> None:
+    def __init__(self, group: str, peers: Peers, routes: RouteTable, timeout_s: float) -> None:
         self._group = group
         self._peers = peers
         self._routes = routes
+        self._timeout_s = timeout_s
 
     async def end(self, result: SendResult, verdict: int) -> None:
-        """Commit or roll back a half message; tried a few times. Raises what the last try raised."""
+        """Commit or roll back a half message: a commit is tried for as long as a send. Raises what the last try raised.
+
+        A broker that could not just now is asked again; one that refuses for good is not.
+        """
         header = {
             "topic": result.queue.topic,
             "producerGroup": self._group,
@@ -74,17 +83,22 @@ class Transactions:
             "transactionId": result.message_id,
             "bname": result.queue.broker_name,
         }
-        for attempt in range(1, ATTEMPTS_MAX + 1):
+        now = asyncio.get_running_loop().time
+        deadline = now() + (self._timeout_s if verdict == COMMIT else ROLLBACK_TIMEOUT_S)
+        waits = pauses()
+        while True:
             try:
                 addr = self._routes.master_addr(result.queue.topic, result.queue.broker_name)
-                await self._tell(addr, header)
-            except (RequestTimeout, BrokerUnreachable, NoBroker):
-                if attempt == ATTEMPTS_MAX:
+                return await self._tell(addr, header)
+            except (RequestTimeout, BrokerUnreachable, NoBroker, BrokerRefused) as failed:
+                if isinstance(failed, BrokerRefused) and failed.code not in CANNOT_NOW_CODES:
                     raise
-                await asyncio.sleep(RETRY_PAUSE_S * attempt)
+                pause_s = next(waits)
+                if now() + pause_s >= deadline:
+                    raise
+                log.debug("client.end_retried", transaction_id=result.message_id, reason=str(failed))
+                await asyncio.sleep(pause_s)
                 await self._routes.refresh(result.queue.topic)
-            else:
-                return
 
     async def answer_check(
         self, asked: Mapping[str, str], record: StoredRecord, peer: str, verdict: int

@@ -46,6 +46,7 @@ CODES: Final = {
     "NotFound": NOT_FOUND,
     "AlreadyExists": REFUSED,
     "HidesMessages": REFUSED,
+    "NotPermitted": REFUSED,
     "MemberNotFound": NOT_FOUND,
     "NoNameserver": UNREACHABLE,
     "RequestTimeout": UNREACHABLE,

@@ -136,7 +136,7 @@ def _delay(text: str | None) -> dict[str, Any]:
 async def _send_one(
     client: "Client", topic: str, body: bytes, options: dict[str, Any], output: OutputFormat
 ) -> int:
-    async with client.producer() as producer:
+    async with client.producer(send_timeout_s=client.config.request_timeout_s) as producer:
         result = await producer.send(topic, body, **options)
     show(output, "sent", COLUMNS, [_facts(result)])
     return OK
@@ -187,7 +187,7 @@ async def _send_lines(
     started = time.monotonic()
     with progress(f"sending to {topic}") as done:
         tally = _Tally(done)
-        async with client.producer() as producer:
+        async with client.producer(send_timeout_s=client.config.request_timeout_s) as producer:
             await _send_until_failure(producer, topic, file, options, tally)
     took_ms = round((time.monotonic() - started) * 1000)
     if output == "json":

@@ -1,6 +1,7 @@
 """The dialling side: one connection an address, made when it is needed and again when it was lost."""
 
 import asyncio
+import os
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -43,6 +44,13 @@ def split_addr(addr: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
+def _reason(failed: OSError | ValueError) -> str:
+    """Why a dial failed, without the address, which is told beside it: "Connection refused"."""
+    if isinstance(failed, OSError) and failed.errno is not None and failed.errno > 0:
+        return os.strerror(failed.errno)  # asyncio's own text repeats the address
+    return str(failed)
+
+
 class RemotingClient:
     """Requests to any address. Requests of the servers go to `handlers`."""
 
@@ -74,13 +82,20 @@ class RemotingClient:
         body: bytes = b"",
         timeout: float = 3.0,  # noqa: ASYNC109  # the wire's own time-out
     ) -> Command:
-        """Send a request to `addr` and wait for the answer, whatever its code.
+        """Send a request to `addr` and wait for the answer, whatever its code; `timeout` is for all of it.
 
         ConnectFailed: nothing was sent. ConnectionLost, RequestTimeout: the outcome is not known.
         """
         connection = self._connections.get(addr)
         if connection is None or connection.is_closed:
-            connection = await self.connect(addr)
+            loop = asyncio.get_running_loop()
+            deadline = loop.time() + timeout
+            try:
+                async with asyncio.timeout_at(deadline):
+                    connection = await self.connect(addr)
+            except TimeoutError:
+                raise ConnectFailed(addr, f"no connection within {timeout:.3g} s") from None
+            timeout = deadline - loop.time()
         return await connection.send_request(code, header, body, timeout)
 
     async def oneway(
@@ -133,7 +148,7 @@ class RemotingClient:
         except TimeoutError:
             raise ConnectFailed(addr, f"no connection within {self._config.connect_timeout_s:g} s") from None
         except (OSError, ValueError) as failed:
-            raise ConnectFailed(addr, str(failed)) from failed
+            raise ConnectFailed(addr, _reason(failed)) from failed
         if self._closed:
             connection.abort("this client is closed")
             raise ConnectFailed(addr, "this client is closed")

@@ -20,6 +20,7 @@ from aerobee.errors import (
     NoReply,
     NoRoute,
     NotFound,
+    NotPermitted,
     RequestTimeout,
     SendFailed,
 )
@@ -68,7 +69,23 @@ TEXTS: dict[str, tuple[ClientError, list[str]]] = {
     "refused, unknown code": (BrokerRefused("send", "b:1", 4711, None), ["4711 unknown code"]),
     "send failed": (
         SendFailed("t", [Attempt("b", "b:1", "busy", 12)], "1 attempts failed"),
-        ["'t'", "1 attempts failed", "attempt 1: broker b at b:1: busy (12 ms)"],
+        ["'t'", "1 attempts failed", "broker b at b:1: tried once, after 0.0 s: busy"],
+    ),
+    "send failed often": (
+        SendFailed("t", [Attempt("b", "b:1", "busy", 12, 34, 100, 29_300)], "time was over"),
+        ["time was over", "broker b at b:1: tried 34 times, from 0.1 s to 29.3 s: busy"],
+    ),
+    "not permitted": (
+        NotPermitted("t", "queue that may be written", ["b"], "w"),
+        ["'t'", "may be written", "route: b", "aerobee topic alter t --perm rw"],
+    ),
+    "no route, no broker": (
+        NoRoute("t", [UNKNOWN], topic_count=0),
+        ["no broker is registered", "namesrvAddr"],
+    ),
+    "no route at the default address": (
+        NoRoute("t", [NameserverAnswer("127.0.0.1:9876", "cannot connect")]),
+        ["used when none is given", "AEROBEE_NAMESERVERS"],
     ),
     "buffer full": (BufferFull(7, 4096), ["7 unanswered", "4096 bytes", "await producer.ready()"]),
     "damaged": (

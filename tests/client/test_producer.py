@@ -4,6 +4,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from aerobee import (
     BrokerRefused,
@@ -12,7 +13,8 @@ from aerobee import (
     ClientClosed,
     InvalidMessage,
     MessageQueue,
-    NoBroker,
+    NoRoute,
+    NotPermitted,
     OutgoingMessage,
     Producer,
     SendFailed,
@@ -256,24 +258,171 @@ async def test_a_silent_broker_costs_a_share_of_the_time_only() -> None:
 
 
 async def test_when_every_try_fails_the_error_lists_them() -> None:
-    async with producing(2) as (cluster, producer):
+    async with producing(2, attempts_max=3) as (cluster, producer):
         for broker in cluster.brokers:
             broker.always(SINGLE, BUSY)
         with pytest.raises(SendFailed, match="3 attempts failed") as caught:
             await producer.send("T", b"x")
         attempts = caught.value.attempts
+        assert sorted(attempt.tries for attempt in attempts) == [1, 2]
         assert {attempt.broker_name for attempt in attempts} == {"b-a", "b-b"}
         assert attempts[0].broker_name != attempts[1].broker_name
         text = str(caught.value)
         assert "SYSTEM_BUSY" in text
         assert "[PCBUSY_CLEAN_QUEUE]broker busy" in text
-        assert all(broker.addr in text for broker in cluster.brokers)
+        assert all(text.count(broker.addr) == 1 for broker in cluster.brokers)
+
+
+async def test_a_broker_that_cannot_just_now_is_tried_until_it_can() -> None:
+    """Three tries within milliseconds were all that a restart of the broker was given."""
+    async with producing() as (cluster, producer):
+        cluster.broker.script(
+            SINGLE, BUSY, hang_up, Response(ResponseCode.SERVICE_NOT_AVAILABLE, "ending"), BUSY, hang_up
+        )
+        assert (await producer.send("T", b"x")).status is SendStatus.OK
+        assert len(cluster.broker.asked(SINGLE)) == 6
+
+
+async def test_the_error_says_when_and_how_often_it_was_tried() -> None:
+    async with producing(send_timeout_s=0.3) as (cluster, producer):
+        cluster.broker.script(SINGLE, hang_up)
+        cluster.broker.always(SINGLE, BUSY)
+        with pytest.raises(SendFailed, match=r"time was over after 0\.\d s and \d+ attempts") as caught:
+            await producer.send("T", b"x")
+        (attempt,) = caught.value.attempts
+        assert attempt.tries == len(cluster.broker.asked(SINGLE)) > 1
+        assert attempt.first_ms < attempt.last_ms
+        assert (
+            "the connection was lost: closed by the peer (once); refused with 2 SYSTEM_BUSY"
+            in attempt.outcome
+        )
+
+
+@pytest.mark.parametrize("code", [ResponseCode.NO_PERMISSION, ResponseCode.TOPIC_NOT_EXIST])
+async def test_what_is_refused_for_good_is_tried_once(code: ResponseCode) -> None:
+    """NO_PERMISSION was tried three times, and the command line said that nobody had answered."""
+    async with producing() as (cluster, producer):
+        cluster.broker.always(SINGLE, Response(code, "not here"))
+        with pytest.raises(BrokerRefused, match="not here") as caught:
+            await producer.send("T", b"x")
+        assert caught.value.code == code
+        with pytest.raises(BrokerRefused, match="not here"):
+            await producer.send("T", b"x", sharding_key="k")
+        assert len(cluster.broker.asked(SINGLE)) == 2
+
+
+async def test_what_one_broker_refuses_another_one_may_take_and_each_is_asked_once() -> None:
+    async with producing(2) as (cluster, producer):
+        closed, open_one = cluster.brokers
+        closed.always(SINGLE, Response(ResponseCode.NO_PERMISSION, "takes no messages"))
+        for _ in range(4):
+            assert (await producer.send("T", b"x")).queue.broker_name == open_one.name
+        open_one.always(SINGLE, Response(ResponseCode.NO_PERMISSION, "nor do I"))
+        asked = sum(sends(broker) for broker in cluster.brokers)
+        with pytest.raises(BrokerRefused):
+            await producer.send("T", b"x")
+        assert sum(sends(broker) for broker in cluster.brokers) == asked + 2
+
+
+async def test_a_system_error_that_stays_is_given_up() -> None:
+    async with producing() as (cluster, producer):
+        cluster.broker.always(SINGLE, Response(ResponseCode.SYSTEM_ERROR, "a fault"))
+        with pytest.raises(SendFailed, match="answered SYSTEM_ERROR 8 times"):
+            await producer.send("T", b"x")
+
+
+async def test_a_master_that_is_away_is_waited_for() -> None:
+    """A nameserver that drops the master leaves a topic that may be written, with nobody to write to."""
+    async with producing() as (cluster, producer):
+        await producer.send("T", b"1")
+        route = cluster.nameserver.routes["T"]
+        route.broker_datas[0].broker_addrs = {1: "127.0.0.1:1"}
+        await producer._routes.refresh("T")
+        asked = len(cluster.nameserver.asked(RequestCode.GET_ROUTEINFO_BY_TOPIC))
+        sending = [producer.send_nowait("T", b"2"), producer.send_nowait("T", b"3", sharding_key="k")]
+        await cluster.nameserver.wait_asked(RequestCode.GET_ROUTEINFO_BY_TOPIC, asked + 4)
+        assert not any(future.done() for future in sending)
+        cluster.nameserver.add_topic("T", cluster.broker)
+        await asyncio.gather(*sending)
+        assert sorted(cluster.broker.bodies("T")) == [b"1", b"2", b"3"]
+
+
+async def test_a_route_that_no_nameserver_can_tell_just_now_is_waited_for() -> None:
+    async with producing() as (cluster, producer):
+        cluster.nameserver.add_topic("U", cluster.broker)
+        await producer.send("T", b"1")
+        cluster.nameserver.script(RequestCode.GET_ROUTEINFO_BY_TOPIC, *[hang_up] * 5)
+        await asyncio.gather(producer.send("U", b"2"), producer.send("U", b"3", queue=0))
+        assert sorted(cluster.broker.bodies("U")) == [b"2", b"3"]
+
+
+async def test_a_client_that_no_nameserver_has_answered_fails_at_once() -> None:
+    """An address with a typo must not cost half a minute."""
+    async with producing() as (cluster, producer):
+        await cluster.nameserver.close()
+        with pytest.raises(NoRoute, match="check that a nameserver runs"):
+            await producer.send("T", b"x")
+        assert len(cluster.nameserver.requests) == 0
+
+
+async def test_messages_of_one_batch_have_each_their_own_time() -> None:
+    """A batch had the time of its most hurried message, and took the others down with it."""
+    async with producing() as (cluster, producer):
+        await producer.send("T", b"0")
+        cluster.broker.always(BATCH, BUSY)
+        hurried = producer.send_nowait("T", b"1", timeout_s=0.1)
+        patient = producer.send_nowait("T", b"2")
+        with pytest.raises(SendFailed):
+            await hurried
+        assert not patient.done()
+        cluster.broker.always(BATCH, None)
+        await patient
+        assert sorted(cluster.broker.bodies("T")) == [b"0", b"2"]
+
+
+async def test_waiting_for_room_counts_as_time_of_the_message() -> None:
+    async with producing(pending_count_max=1, send_timeout_s=0.2) as (cluster, producer):
+        hold = cluster.broker.hold(SINGLE)
+        first = producer.send_nowait("T", b"1", timeout_s=30)
+        await hold.wait_for(1)
+        with pytest.raises(SendFailed, match=r"buffer was full for 0\.2 s"):
+            await producer.send("T", b"2")
+        hold.let_go()
+        await first
+
+
+async def test_trouble_with_a_broker_is_told_once_and_its_end_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """851 lines of retries in 12 seconds told nobody anything."""
+    monkeypatch.setattr("aerobee.delivery.TELL_AFTER_S", 0.05)
+    async with producing() as (cluster, producer):
+        cluster.broker.script(SINGLE, *[BUSY] * 6)
+        with capture_logs() as events:
+            await producer.send("T", b"x")
+        told = [event["event"] for event in events if event["log_level"] != "debug"]
+        assert told == ["client.sends_held_up", "client.sends_work_again"]
+
+
+async def test_a_one_way_message_is_tried_until_a_connection_takes_it() -> None:
+    async with producing() as (cluster, producer):
+        await producer.send("T", b"1")
+        moved = FakeBroker("b-a")
+        await moved.start()
+        try:
+            await cluster.broker.close()
+            leaving = asyncio.create_task(producer.send_oneway("T", b"2"))
+            await cluster.nameserver.wait_asked(RequestCode.GET_ROUTEINFO_BY_TOPIC, 2)
+            cluster.nameserver.add_topic("T", moved)
+            await leaving
+            await moved.wait_asked(SINGLE)
+            assert moved.bodies("T") == [b"2"]
+        finally:
+            await moved.close()
 
 
 async def test_no_answer_in_time_is_told() -> None:
     async with producing(send_timeout_s=0.2) as (cluster, producer):
         cluster.broker.always(SINGLE, silence)
-        with pytest.raises(SendFailed, match="no answer from") as caught:
+        with pytest.raises(SendFailed, match="no answer within") as caught:
             await producer.send("T", b"x")
         assert len(caught.value.attempts) == 1
         assert producer.pending_count == 0
@@ -358,7 +507,7 @@ async def test_what_waits_beyond_its_time_is_told_so() -> None:
 async def test_a_topic_that_cannot_be_written_is_told() -> None:
     async with producing() as (cluster, producer):
         cluster.nameserver.add_topic("R", cluster.broker, perm=4)
-        with pytest.raises(NoBroker, match=r"may be written.*b-a"):
+        with pytest.raises(NotPermitted, match=r"may be written.*b-a.*aerobee topic alter R --perm rw"):
             await producer.send("R", b"x")
 
 

@@ -47,6 +47,21 @@ async def test_a_broker_hears_of_a_producer_once_its_route_is_known() -> None:
         assert (goodbye["producerGroup"], goodbye["clientID"]) == ("shop", mq.client_id)
 
 
+async def test_a_broker_that_lost_its_connection_is_greeted_again_at_once() -> None:
+    """A request whose broker restarted waited for its reply until the next heartbeat: nothing else led back there."""
+    async with (
+        fake_cluster() as cluster,
+        Client(cluster.nameserver.addr) as mq,
+        mq.producer("shop") as producer,
+    ):
+        await producer.send("T", b"x")
+        await cluster.broker.wait_asked(BEAT)
+        for connection in list(cluster.broker.server.connections):
+            connection.abort("the test wants it")
+        await cluster.broker.wait_asked(BEAT, 2)
+        assert session(mq).reconnect_count == 1
+
+
 async def test_heartbeats_are_repeated_and_routes_asked_again() -> None:
     config = ClientConfig(heartbeat_s=0.01, route_poll_s=0.01)
     async with (

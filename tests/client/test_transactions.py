@@ -17,7 +17,7 @@ from aerobee_proto.codes import RequestCode, ResponseCode, SysFlag
 from aerobee_proto.properties import decode_properties
 from aerobee_proto.records import decode_record
 from aerobee_remoting.handlers import Response
-from client.fakes import FakeBroker, fake_cluster
+from client.fakes import FakeBroker, fake_cluster, hang_up
 
 CODE = RequestCode
 END = CODE.END_TRANSACTION
@@ -84,6 +84,36 @@ async def test_a_commit_that_nobody_confirms_is_an_error_and_a_lost_rollback_is_
         assert [entry["event"] for entry in logs if entry["log_level"] == "warning"] == [
             "client.rollback_lost"
         ]
+
+
+async def test_a_commit_is_tried_while_its_broker_cannot_just_now() -> None:
+    """Three tries within 300 ms were all; a broker that restarted left the transaction to its check-back."""
+    async with (
+        fake_cluster() as cluster,
+        Client(cluster.nameserver.addr) as mq,
+        mq.producer("shop") as producer,
+    ):
+        busy = Response(ResponseCode.SERVICE_NOT_AVAILABLE, "ending")
+        cluster.broker.script(END, hang_up, busy, hang_up, busy)
+        async with producer.transaction("T", b"x"):
+            pass
+        assert [end["commitOrRollback"] for end in cluster.broker.asked(END)] == ["8"] * 5
+
+
+async def test_a_reply_is_tried_while_its_broker_is_away() -> None:
+    reply_code = CODE.SEND_REPLY_MESSAGE_V2
+    async with fake_cluster() as cluster, Client(cluster.nameserver.addr) as mq:
+        asked = "CORRELATION_ID\x01c\x02REPLY_TO_CLIENT\x01me\x02CLUSTER\x01c\x02TTL\x0130000\x02"
+        cluster.broker.append("T", 0, b"?", asked)
+        not_here = Response(ResponseCode.SYSTEM_ERROR, "the asker is not here")
+        cluster.broker.script(reply_code, hang_up, not_here)
+        async with mq.consumer("g", "T") as consumer:
+            message = await anext(aiter(consumer))
+            await message.reply(b"!")
+            assert len(cluster.broker.asked(reply_code)) == 3
+            cluster.broker.script(reply_code, not_here)
+            with pytest.raises(BrokerRefused, match="not here"):
+                await message.reply(b"!")
 
 
 async def test_a_half_message_without_its_full_guarantee_is_rolled_back() -> None:

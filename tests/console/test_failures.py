@@ -16,6 +16,7 @@ from aerobee import (
     NameserverAnswer,
     NoNameserver,
     NoRoute,
+    NotPermitted,
     RequestTimeout,
     SendFailed,
 )
@@ -38,6 +39,7 @@ from aerobee_remoting.settings import SettingsError, SettingsProblem
         (SendFailed("t", (), "x"), 3),
         (BrokerRefused("list", "a:1", 13, "no"), 4),
         (BrokerRefused("list", "a:1", 17, "no topic"), 5),
+        (NotPermitted("t", "queue that may be written", (), "w"), 4),
         (NoRoute("t", (NameserverAnswer("a:1", UNKNOWN_TOPIC),)), 5),
         (NoRoute("t", (NameserverAnswer("a:1", "no connection"),)), 3),
         (ZeroDivisionError("x"), 1),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import official
-from aerobee import Client, Credentials, SendFailed
+from aerobee import BrokerRefused, Client, Credentials
 from client_scenarios import fresh, take
 
 pytestmark = [pytest.mark.java, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -58,5 +58,5 @@ async def test_other_requests_are_refused(
         topic = await fresh(mq, "Guarded")
     async with Client(nameserver, credentials=credentials) as stranger, stranger.producer() as producer:
         async with asyncio.timeout(30):
-            with pytest.raises(SendFailed, match=remark):
+            with pytest.raises(BrokerRefused, match=remark):
                 await producer.send(topic, b"x")
