@@ -68,11 +68,13 @@ def _key(
     hot: bool = False,
     env: tuple[str, ...] = (),
     unserved: str | None = None,
+    allowed: str | None = None,
     **limits: Any,
 ) -> Any:
     """A field of the model with what an operator has to know about it.
 
-    `unserved` says why the key has no effect: it is taken, and whoever sets it is warned.
+    `unserved` says why the key has no effect: it is taken, and whoever sets it is warned. `allowed` says in words
+    what a value may be, where a pattern does.
     """
     extra: dict[str, Any] = {"hot": hot}
     if unserved:
@@ -80,9 +82,17 @@ def _key(
         description = f"{description} No effect: {unserved}."
     if unit:
         extra["unit"] = unit
+    if allowed:
+        extra["allowed"] = allowed
     if env:
         extra["env"] = list(env)
     return Field(default, description=description, json_schema_extra=extra, **limits)
+
+
+def _name(length_max: int) -> dict[str, Any]:
+    """The limits of a field that holds a name."""
+    allowed = f"a name of 1 to {length_max} letters, digits and signs of % | _ -"
+    return {"pattern": NAME_PATTERN, "max_length": length_max, "allowed": allowed}
 
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -98,10 +108,14 @@ class BrokerConfig(SettingsModel):
 
     # Who this broker is, and where it is reached.
     broker_cluster_name: str = _key(
-        "DefaultCluster", "Name of the cluster.", pattern=NAME_PATTERN, max_length=100
+        "DefaultCluster",
+        "Name of the cluster.",
+        **_name(100),
     )
     broker_name: str = _key(
-        "broker-a", "Name that a master and its slaves share.", pattern=NAME_PATTERN, max_length=100
+        "broker-a",
+        "Name that a master and its slaves share.",
+        **_name(100),
     )
     broker_id: int = _key(0, "Number within the broker name; 0 is the master.", ge=0, le=2**31 - 1)
     broker_role: str = _key("ASYNC_MASTER", "ASYNC_MASTER; replication roles are refused.")
@@ -127,7 +141,9 @@ class BrokerConfig(SettingsModel):
     trace_on: bool = _key(True, "Tell clients that tracing is on (TRACE_ON).", hot=True)
     trace_topic_enable: bool = _key(False, "Create the trace topic at start.")
     msg_trace_topic_name: str = _key(
-        "RMQ_SYS_TRACE_TOPIC", "Name of the trace topic.", pattern=NAME_PATTERN, max_length=127
+        "RMQ_SYS_TRACE_TOPIC",
+        "Name of the trace topic.",
+        **_name(127),
     )
 
     # Files and durability.
@@ -177,6 +193,7 @@ class BrokerConfig(SettingsModel):
         "Local hours of the day, separated by ;, at which expired files are deleted.",
         hot=True,
         pattern=r"^([01]?\d|2[0-3])(;([01]?\d|2[0-3]))*$",
+        allowed="hours from 00 to 23, separated by ;, like 04 or 02;14",
     )
     clean_file_forcibly_enable: bool = _key(
         True, "Above diskSpaceCleanForciblyRatio, delete the oldest files before their age.", hot=True

@@ -16,7 +16,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -31,7 +31,17 @@ from aerobee_remoting.settings import SettingsError, load_settings
 from aerobee_remoting.systemd import ServiceNotifier
 from aerobee_store import failpoints
 
-__all__ = ["ENVIRON_PREFIX", "EXIT_DISK_FAILED", "EXIT_FILE_GONE", "load_config", "main", "run", "serve"]
+__all__ = [
+    "ENVIRON_PREFIX",
+    "EXIT_DISK_FAILED",
+    "EXIT_FILE_GONE",
+    "load_config",
+    "main",
+    "run",
+    "serve",
+    "start",
+    "stray_store",
+]
 
 log = structlog.get_logger()
 
@@ -51,9 +61,16 @@ STOP_AFTER_FAILURE_S: Final = 0.7  # a broker that cannot write is gone within a
 SWITCH_INTERVAL_S: Final = 0.001  # the flusher thread gets its turn within this, instead of 5 ms
 
 
-def load_config(file: Path | None, overrides: Mapping[str, str]) -> BrokerConfig:
-    """Settings from the file, the environment and `--set`, in rising order. Raises SettingsError."""
-    return load_settings(BrokerConfig, file=file, environ_prefix=ENVIRON_PREFIX, overrides=overrides)
+def load_config(
+    file: Path | None, overrides: Mapping[str, str], *, ready: Callable[[BrokerConfig], None] | None = None
+) -> BrokerConfig:
+    """Settings from the file, the environment and `--set`, in rising order. Raises SettingsError.
+
+    `ready` is called with them before anything about them is logged.
+    """
+    return load_settings(
+        BrokerConfig, file=file, environ_prefix=ENVIRON_PREFIX, overrides=overrides, ready=ready
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -67,11 +84,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if wrong:
         parser.error(f"--set {wrong[0]}: KEY=VALUE is wanted, for example --set listenPort=10911")
     try:
-        config = load_config(parsed.config, {key: value for key, _, value in pairs})
+        return start(parsed.config, {key: value for key, _, value in pairs})
     except SettingsError as refused:
         print(f"aerobee broker: {refused}", file=sys.stderr)
         return EXIT_USAGE
-    return run(config, parsed.config)
+
+
+def start(file: Path | None, overrides: Mapping[str, str]) -> int:
+    """Read the settings, then run until a signal. Returns the exit code. Raises SettingsError.
+
+    Logs are set up before the first line: what there is to say about the settings comes in the form of all others.
+    """
+    config = load_config(file, overrides, ready=lambda _: configure_logging())
+    return run(config, file)
 
 
 def run(config: BrokerConfig, settings_file: Path | None = None) -> int:

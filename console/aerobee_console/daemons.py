@@ -4,6 +4,7 @@ that knows nameserver and broker.
 Touches  the process, through the `run` of the two rooms.
 """
 
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
@@ -54,18 +55,17 @@ def nameserver(
         if not colon or not host or not port.isdecimal():
             raise Failure(f"--listen {listen}: write HOST:PORT, for example 127.0.0.1:9876", USAGE)
         overrides |= {"bindAddress": host.strip("[]"), "listenPort": port}
-    from aerobee_nameserver.config import load_config
-    from aerobee_nameserver.main import run
+    from aerobee_nameserver.main import start
 
-    return run(load_config(config, overrides))
+    return start(config, overrides)
 
 
 def broker(*, config: SettingsFile = None, settings: Settings = ()) -> int:
     """Run a broker until SIGTERM or SIGINT. It is ready with the event `broker.ready`."""
     overrides = parse_settings(settings)
-    from aerobee_broker.main import load_config, run
+    from aerobee_broker.main import start
 
-    return run(load_config(config, overrides), config)
+    return start(config, overrides)
 
 
 def parse_settings(pairs: Iterable[str]) -> dict[str, str]:
@@ -80,10 +80,13 @@ def parse_settings(pairs: Iterable[str]) -> dict[str, str]:
 
 
 def broker_settings(file: Path | None, overrides: dict[str, str]) -> "BrokerConfig":
-    """A broker's settings from file, environment and overrides. Raises SettingsError with every problem."""
+    """A broker's settings from file, environment and overrides. Raises SettingsError with every problem.
+
+    What else there is to say about them goes to standard error: standard output is the command's.
+    """
     from aerobee_broker.main import load_config
 
-    return load_config(file, overrides)
+    return load_config(file, overrides, ready=lambda _: configure_logs(sys.stderr))
 
 
 def broker_defaults() -> "BrokerConfig":
@@ -101,7 +104,7 @@ def store_settings(file: Path | None, overrides: dict[str, str]) -> "StoreSettin
 
 
 def configure_logs(stream: TextIO) -> None:
-    """Events of both servers go to `stream`."""
+    """Events of the servers' rooms go to `stream`."""
     from aerobee_remoting.logs import configure_logging
 
     configure_logging(stream=stream)

@@ -7,7 +7,7 @@ are accepted with a warning, so that an existing `namesrv.conf` starts.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar, Final, Literal
 
@@ -143,14 +143,19 @@ def load_config(
     file: Path | None = None,
     overrides: Mapping[str, str] | None = None,
     environ: Mapping[str, str] | None = None,
+    ready: Callable[[NameserverConfig], None] | None = None,
 ) -> NameserverConfig:
-    """Read defaults, file, environment and overrides. Raises SettingsError with every problem found."""
+    """Read defaults, file, environment and overrides. Raises SettingsError with every problem found.
+
+    `ready` is called with them before anything about them is logged.
+    """
     config = load_settings(
         NameserverConfig,
         file=file,
         environ_prefix=ENVIRON_PREFIX,
         overrides=overrides or {},
         environ=environ,
+        ready=ready,
     )
     if file is not None and config.config_store_path is None:
         return config.model_copy(update={"config_store_path": file})

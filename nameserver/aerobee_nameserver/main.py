@@ -11,7 +11,7 @@ import argparse
 import asyncio
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import structlog
@@ -24,7 +24,7 @@ from aerobee_remoting.logs import configure_logging
 from aerobee_remoting.settings import SettingsError
 from aerobee_remoting.systemd import ServiceNotifier
 
-__all__ = ["main", "run"]
+__all__ = ["main", "run", "start"]
 
 log = structlog.get_logger()
 
@@ -33,17 +33,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Read the command line, then run until a signal. Returns the exit code."""
     parsed = _parser().parse_args(arguments)
     try:
-        config = load_config(parsed.config, _overrides(parsed.set, parsed.listen))
+        return start(parsed.config, _overrides(parsed.set, parsed.listen))
     except (SettingsError, ValueError) as wrong:
         print(f"aerobee nameserver: {wrong}", file=sys.stderr)
         return 2
-    return run(config)
+
+
+def start(file: Path | None, overrides: Mapping[str, str]) -> int:
+    """Read the settings, then run until a signal. Returns the exit code. Raises SettingsError.
+
+    Logs are set up before the first line: what there is to say about the settings comes in the form of all others.
+    """
+    return run(load_config(file, overrides, ready=_configure_logs))
+
+
+def _configure_logs(config: NameserverConfig) -> None:
+    json = {"auto": "auto", "console": False, "json": True}[config.log_format]
+    configure_logging(config.log_level, "auto" if json == "auto" else bool(json))
 
 
 def run(config: NameserverConfig) -> int:
-    """Serve until SIGTERM or SIGINT. Returns the exit code."""
-    json = {"auto": "auto", "console": False, "json": True}[config.log_format]
-    configure_logging(config.log_level, "auto" if json == "auto" else bool(json))
+    """Serve until a signal. Returns the exit code."""
+    _configure_logs(config)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve(config, ServiceNotifier.of_process()))
 

@@ -20,11 +20,12 @@ Invariants
   program may be started in, unless it was written as a relative one.
 """
 
+import dataclasses
 import difflib
 import json
 import os
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -32,7 +33,7 @@ from typing import Annotated, Any, ClassVar, Final, TypeVar
 
 import javaproperties
 import structlog
-from pydantic import AfterValidator, BaseModel, ConfigDict, SecretStr, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, SecretStr, ValidationError
 from pydantic.alias_generators import to_camel
 
 from aerobee_proto.errors import AerobeeError
@@ -53,6 +54,7 @@ __all__ = [
 
 SHOWN_VALUE_CHARS_MAX: Final = 80
 SETTINGS_FILE_BYTES_MAX: Final = 1 << 20
+ALMOST: Final = 0.85  # how like a name of ours a variable has to be to be taken for a slip of the pen
 SECRET_WORDS: Final = ("password", "secret", "token")
 
 log = structlog.get_logger()
@@ -78,12 +80,21 @@ def _whole_path(path: Path) -> Path:
         ) from None
 
 
+def _not_empty(path: object) -> object:
+    """The path of no letters is the current folder, which nobody means by it."""
+    if path == "":
+        raise ValueError(
+            "must be the path of a file or folder, and is empty; leave the key out for its default"
+        )
+    return path
+
+
 def _whole_path_text(text: str) -> str:
     return str(_whole_path(Path(text))) if text else ""
 
 
 # What fields of paths are made of; the text may be empty.
-SettingsPath = Annotated[Path, AfterValidator(_whole_path)]
+SettingsPath = Annotated[Path, BeforeValidator(_not_empty), AfterValidator(_whole_path)]
 SettingsPathText = Annotated[str, AfterValidator(_whole_path_text)]
 
 
@@ -91,7 +102,8 @@ class SettingsModel(BaseModel):
     """Base of the settings models: camelCase names outside, snake_case inside, never changed in place.
 
     `UNSUPPORTED` maps keys that RocketMQ has and we do not to one line that says why; they are warned about.
-    A field whose `json_schema_extra` holds `{"env": ["NAMESRV_ADDR"]}` is also read from those variables.
+    A field whose `json_schema_extra` holds `{"env": ["NAMESRV_ADDR"]}` is also read from those variables; `allowed`
+    there says in words what a value may be, where its type does not say it (a pattern).
     """
 
     model_config = ConfigDict(
@@ -138,6 +150,19 @@ class _Given:
     origin: str
 
 
+@dataclass(slots=True)
+class _Found:
+    """What there is to say about what was written."""
+
+    problems: list[SettingsProblem] = dataclasses.field(default_factory=list)
+    # Events and their facts, to log when logs are set up.
+    notices: list[tuple[str, dict[str, str]]] = dataclasses.field(default_factory=list)
+
+    def tell(self) -> None:
+        for event, facts in self.notices:
+            log.warning(event, **facts)
+
+
 class _Keys:
     """The names of a model: which field a written key means, and which key somebody probably meant."""
 
@@ -163,6 +188,9 @@ class _Keys:
 
     def allowed(self, field: str) -> str:
         """What values a field takes, in words; empty when the validator's own message says it better."""
+        extra = self.model.model_fields[field].json_schema_extra
+        if isinstance(extra, dict) and "allowed" in extra:
+            return str(extra["allowed"])
         schema = self.model.model_json_schema(by_alias=True)
         return _describe(schema["properties"][self.alias_of[field]], schema.get("$defs", {}))
 
@@ -198,22 +226,31 @@ def load_settings(
     environ_prefix: str,
     overrides: Mapping[str, str],
     environ: Mapping[str, str] | None = None,
+    ready: Callable[[M], None] | None = None,
 ) -> M:
     """Read all layers and return a checked instance of `model`.
 
-    `environ` is `os.environ` unless given; an empty variable counts as absent. Variables that start with the
-    prefix and mean nothing are warned about, not refused: orchestrators inject names of their own.
+    `environ` is `os.environ` unless given; an empty variable counts as absent. A variable with the prefix that is
+    nearly one of ours is refused. The others that mean nothing are warned about: orchestrators inject names of
+    their own.
+
+    `ready` is called with the instance before anything is logged, so that a program can set up its logs by it.
 
     Raises SettingsError with every problem found.
     """
+    found = _Found()
     keys = _Keys(model)
     layers = [
         *(_from_file(file) if file is not None else ()),
-        *_from_environ(keys, os.environ if environ is None else environ, environ_prefix),
+        *_from_environ(keys, os.environ if environ is None else environ, environ_prefix, found),
         *(_Given(key.strip(), value.strip(), "--set") for key, value in overrides.items()),
     ]
-    chosen, problems = _choose(keys, layers)
-    return _validate(keys, model, chosen, problems)
+    chosen = _choose(keys, layers, found)
+    instance = _validate(keys, model, chosen, found.problems)
+    if ready is not None:
+        ready(instance)
+    found.tell()
+    return instance
 
 
 def apply_changes(current: M, changes: Mapping[str, str], *, origin: str) -> M:
@@ -224,8 +261,12 @@ def apply_changes(current: M, changes: Mapping[str, str], *, origin: str) -> M:
         name: _Given(keys.alias_of[name], getattr(current, name), "in use")
         for name in current.model_fields_set
     }
-    changed, problems = _choose(keys, [_Given(key.strip(), changes[key].strip(), origin) for key in changes])
-    return _validate(keys, model, chosen | changed, problems)
+    found = _Found()
+    given = [_Given(key.strip(), changes[key].strip(), origin) for key in changes]
+    changed = _choose(keys, given, found)
+    instance = _validate(keys, model, chosen | changed, found.problems)
+    found.tell()
+    return instance
 
 
 def dump_settings(instance: BaseModel) -> dict[str, str]:
@@ -262,20 +303,20 @@ def read_properties(text: str) -> dict[str, str]:
     return {key: value.strip() for key, value in javaproperties.loads(text).items()}
 
 
-def _choose(keys: _Keys, layers: list[_Given]) -> tuple[dict[str, _Given], list[SettingsProblem]]:
-    """Field name to the value that wins (later is stronger), and the keys that mean nothing."""
+def _choose(keys: _Keys, layers: list[_Given], found: _Found) -> dict[str, _Given]:
+    """Field name to the value that wins (later is stronger); keys that mean nothing are noted in `found`."""
     chosen: dict[str, _Given] = {}
-    problems: list[SettingsProblem] = []
     for given in layers:
         field = keys.field_of.get(given.key)
         if field is not None:
             chosen[field] = given
         elif given.key in keys.unsupported:
-            reason = keys.unsupported[given.key]
-            log.warning("settings.key_ignored", key=given.key, origin=given.origin, reason=reason)
+            event = "settings.key_ignored"
+            facts = {"key": given.key, "origin": given.origin, "reason": keys.unsupported[given.key]}
+            found.notices.append((event, facts))
         else:
-            problems.append(keys.problem(given, keys.unknown(given.key)))
-    return chosen, problems
+            found.problems.append(keys.problem(given, keys.unknown(given.key)))
+    return chosen
 
 
 def _validate(
@@ -287,14 +328,17 @@ def _validate(
     try:
         instance = model.model_validate({keys.alias_of[name]: given.value for name, given in chosen.items()})
     except ValidationError as error:
-        found += [_problem_of(keys, chosen, detail["loc"], detail["msg"]) for detail in error.errors()]
+        found += [
+            _problem_of(keys, chosen, detail["loc"], detail["type"], detail["msg"])
+            for detail in error.errors()
+        ]
     if instance is None or found:
         raise SettingsError(found)
     return instance
 
 
 def _problem_of(
-    keys: _Keys, chosen: Mapping[str, _Given], location: tuple[int | str, ...], message: str
+    keys: _Keys, chosen: Mapping[str, _Given], location: tuple[int | str, ...], kind: str, message: str
 ) -> SettingsProblem:
     """Turn one finding of the validator into words an operator can act on."""
     message = message.removeprefix("Value error, ")
@@ -304,8 +348,10 @@ def _problem_of(
     given = chosen.get(field) or keys.default(field)
     if given is None:
         return SettingsProblem(keys.alias_of[field], "", "not set", "required")
+    if kind == "value_error":  # a rule of ours, in its own words
+        return keys.problem(given, message)
     allowed = keys.allowed(field)
-    return keys.problem(given, f"{message}; allowed: {allowed}" if allowed else message)
+    return keys.problem(given, f"must be {allowed}" if allowed else message)
 
 
 def _describe(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
@@ -322,8 +368,11 @@ def _describe(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
         return "true or false"
     if kind in ("integer", "number"):
         return _describe_number(schema, "an integer" if kind == "integer" else "a number")
-    if kind == "string" and "pattern" in schema:
-        return f"text that matches {schema['pattern']}"
+    if kind == "string" and schema.get("format") == "path":
+        return "the path of a file or folder"
+    if kind == "string":
+        longest = schema.get("maxLength")
+        return f"text of at most {longest} characters" if longest else "text"
     return ""
 
 
@@ -380,16 +429,28 @@ def _from_toml(path: Path, text: str) -> Iterator[_Given]:
         yield _Given(key, value, place)
 
 
-def _from_environ(keys: _Keys, environ: Mapping[str, str], prefix: str) -> Iterator[_Given]:
+def _from_environ(keys: _Keys, environ: Mapping[str, str], prefix: str, found: _Found) -> Iterator[_Given]:
     fields = _environ_names(keys, prefix)
+    plain = {field.replace("_", ""): field for field in keys.alias_of}
     for name, value in environ.items():
         if not value:
             continue
-        if name in fields:
-            yield _Given(keys.alias_of[fields[name]], value.strip(), f"environment variable {name}")
-        elif prefix and name.startswith(prefix):
-            near = difflib.get_close_matches(name, fields, n=1, cutoff=0.6)
-            log.warning("settings.variable_ignored", variable=name, nearest=near[0] if near else None)
+        field = fields.get(name)
+        if field is None and prefix and name.startswith(prefix):
+            # However it is cut into words and capitals: LISTENPORT, listen_port.
+            written = name.removeprefix(prefix).replace("_", "").lower()
+            field = plain.get(written)
+            if field is None:
+                near = difflib.get_close_matches(written, plain, n=1, cutoff=ALMOST)
+                if near:
+                    reason = f"unknown variable; did you mean {prefix}{plain[near[0]].upper()}?"
+                    found.problems.append(
+                        keys.problem(_Given(name, value.strip(), "environment variable"), reason)
+                    )
+                else:
+                    found.notices.append(("settings.variable_ignored", {"variable": name}))
+        if field is not None:
+            yield _Given(keys.alias_of[field], value.strip(), f"environment variable {name}")
 
 
 def _environ_names(keys: _Keys, prefix: str) -> dict[str, str]:

@@ -1,5 +1,7 @@
 """Starting the servers from the command line."""
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -7,7 +9,7 @@ import pytest
 import ours
 from aerobee_console.daemons import parse_settings
 from aerobee_console.failures import Failure
-from console.support import Runner
+from console.support import Runner, environment
 from programs import Server, free_port
 
 
@@ -57,3 +59,41 @@ def test_both_servers_start_with_a_file_and_settings_and_stop_on_sigterm(tmp_pat
         assert started.stop() == 0
         assert nameserver.stop() == 0
         assert "broker.stopped" in started.output
+
+
+@pytest.mark.parametrize(
+    ("server", "settings", "ready"),
+    [
+        (
+            "broker",
+            ["sendMessageThreadPoolNums=4", "listenPort=0", "metricsPromExporterPort=0"],
+            "broker.ready",
+        ),
+        ("nameserver", ["serverWorkerThreads=4", "listenPort=0"], "nameserver.ready"),
+    ],
+)
+def test_into_a_pipe_every_line_of_a_server_is_json_from_the_first_on(
+    server: str, settings: list[str], ready: str, tmp_path: Path
+) -> None:
+    """Warnings about settings came before the logs were set up, as text for people: log shippers broke on them."""
+    settings += ["bindAddress=127.0.0.1"]
+    settings += (
+        [f"storePathRootDir={tmp_path}/store", "mappedFileSizeCommitLog=65536"] if server == "broker" else []
+    )
+    words = [word for setting in settings for word in ("--set", setting)]
+    env = environment(HOME=str(tmp_path), AEROBEE_BROKER_FOO="1", AEROBEE_NAMESERVER_FOO="1")
+    with Server(server, [*ours.command(), server, *words], "", re.escape(ready), env=env) as running:
+        assert running.stop() == 0
+    told = [json.loads(line)["event"] for line in running.output.splitlines()]
+    assert told[:2] == ["settings.variable_ignored", "settings.key_ignored"]
+    assert ready in told
+
+
+def test_what_is_said_of_settings_stays_out_of_the_output_of_a_command(
+    aerobee: Runner, tmp_path: Path
+) -> None:
+    file = tmp_path / "broker.conf"
+    file.write_text(f"sendMessageThreadPoolNums=4\nstorePathRootDir={tmp_path}/store\nlistenPort=0\n")
+    checked = aerobee("doctor", "-c", str(file), "-o", "json", "-n", f"127.0.0.1:{free_port()}")
+    assert {one["check"] for one in checked.json["checks"]} >= {"settings", "store folder"}
+    assert "sendMessageThreadPoolNums" in checked.err

@@ -84,6 +84,14 @@ def test_a_path_with_a_variable_is_refused_and_not_taken_by_its_letters(
             LOAD[model](None, {key: text})
 
 
+@pytest.mark.parametrize(
+    ("model", "key"), [(BrokerConfig, "storePathRootDir"), (NameserverConfig, "kvConfigPath")]
+)
+def test_an_empty_path_is_not_the_current_folder(model: type[SettingsModel], key: str) -> None:
+    with pytest.raises(SettingsError, match="is empty"):
+        LOAD[model](None, {key: ""})
+
+
 @pytest.mark.usefixtures("nobody")
 @pytest.mark.parametrize(
     ("model", "key"), [(BrokerConfig, "storePathRootDir"), (NameserverConfig, "kvConfigPath")]
@@ -109,3 +117,32 @@ def test_without_a_home_a_path_of_its_own_is_enough(tmp_path: Path) -> None:
 def test_the_home_of_a_user_who_is_not_there_is_named() -> None:
     with pytest.raises(SettingsError, match="there is no user 'nobody-here'"):
         load_broker(None, {"storePathRootDir": "~nobody-here/store"})
+
+
+# --- wrong values
+
+WRONG = ["", "-1", "999999999999999999999", "maybe", "a b", "1.5", "x" * 500]
+
+
+@pytest.mark.parametrize(("model", "name"), FIELDS)
+def test_a_wrong_value_is_told_in_one_sentence(model: type[SettingsModel], name: str) -> None:
+    """It was told twice, in the words of a library and in ours; patterns were shown as they stand in the code."""
+    key = str(model.model_fields[name].alias)
+    for text in WRONG:
+        try:
+            LOAD[model](None, {key: text})
+        except SettingsError as refused:
+            (problem,) = refused.problems
+            assert len(problem.reason) > 10
+            for noise in ("Input should", "String should", "; allowed:", "^", "validation", "Value error"):
+                assert noise not in problem.reason, f"{key} = {text[:20]!r}: {problem.reason}"
+
+
+@pytest.mark.parametrize(("model", "name"), FIELDS)
+def test_numbers_and_choices_say_what_is_allowed(model: type[SettingsModel], name: str) -> None:
+    info = model.model_fields[name]
+    if info.annotation in (int, float, bool):
+        with pytest.raises(SettingsError) as refused:
+            LOAD[model](None, {str(info.alias): "x" * 500})
+        (problem,) = refused.value.problems
+        assert problem.reason.startswith("must be ")
