@@ -49,7 +49,7 @@ from aerobee_proto.message_ids import UniqueKeyFactory
 from aerobee_remoting.connection import Connection, ConnectionLimits
 from aerobee_remoting.handlers import HandlerTable
 from aerobee_remoting.server import RemotingServer, ServerConfig, TlsMode
-from aerobee_store.errors import FileGone, StoreError, StoreFull
+from aerobee_store.errors import FileGone, OutOfResources, StoreError, StoreFull
 from aerobee_store.io import DiskIo, StoreIo
 from aerobee_store.reserve import Reserve, ReservedIo
 from aerobee_store.store import MessageStore
@@ -60,6 +60,7 @@ __all__ = ["Broker"]
 log = structlog.get_logger()
 
 HELD_PULL_SWEEP_S: Final = 0.1
+RESOURCES_RETRY_S: Final = 1.0  # until work that found no descriptor or memory is done again
 DISPATCH_RETRY_S: Final = 1.0  # while the disk is full
 SYNC_PAUSE_TIMES: Final = 10  # what a round of syncs took, before the next one
 # A store into a page that was just synced costs about 10 us; half a percent of the time may go there.
@@ -333,9 +334,15 @@ class Broker:
         self._timers[name] = asyncio.get_running_loop().call_later(delay_s, self._call, name, call)
 
     def _call(self, name: str, call: Callable[[], None]) -> None:
-        """Work of a timer, watched like a task: asyncio would log what breaks it, and nobody would do it again."""
+        """Work of a timer, watched like a task: asyncio would log what breaks it, and nobody would do it again.
+
+        Where descriptors or memory are missing it is done a little later.
+        """
         try:
             call()
+        except OutOfResources as scarce:
+            log.warning("broker.task_delayed", task=name, reason=str(scarce))
+            self._later(name, RESOURCES_RETRY_S, call)
         except Exception as failed:
             self._task_failed(name, failed)
 

@@ -14,15 +14,14 @@ Invariants
 """
 
 import asyncio
-import errno
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import msgspec
 import structlog
 
+from aerobee_broker.threads import started_executor
 from aerobee_proto import javajson
 from aerobee_proto.errors import FormatError
 from aerobee_proto.written_json import standard_form
@@ -148,7 +147,7 @@ class ConfigFiles:
         self._entries += [_Entry(table, folder, io, prompt=None) for table in owned]
         self._pause = pause
         self._changed = asyncio.Event()
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="config-files")
+        self._thread = started_executor(1, "config-files")
         for entry in self._entries:
             if entry.prompt:
                 entry.table.on_dirty = self._changed.set
@@ -192,7 +191,7 @@ class ConfigFiles:
             try:
                 await asyncio.get_running_loop().run_in_executor(self._thread, entry.writer.save, content)
             except StoreFull as full:
-                raise OSError(errno.ENOSPC, str(full)) from full
+                raise OSError(full.number, str(full)) from full
             entry.saved_revision = revision
 
     async def run(self) -> None:

@@ -25,8 +25,9 @@ import uvloop
 
 from aerobee_broker.broker import Broker
 from aerobee_broker.config import BrokerConfig
+from aerobee_broker.threads import started_executor
 from aerobee_proto.errors import AerobeeError
-from aerobee_remoting.logs import configure_logging
+from aerobee_remoting.logs import configure_logging, stray_errors_told
 from aerobee_remoting.settings import SettingsError, load_settings
 from aerobee_remoting.systemd import ServiceNotifier
 from aerobee_store import failpoints
@@ -58,6 +59,7 @@ EXIT_DISK_FAILED: Final = os.EX_IOERR  # 74: started again by itself it might tr
 # A start that meets one of these has the same disk to blame as a failed sync.
 DISK_ERRORS: Final = frozenset({errno.EIO, errno.EROFS, errno.ENXIO, errno.ENODEV, errno.ESTALE})
 STOP_AFTER_FAILURE_S: Final = 0.7  # a broker that cannot write is gone within a second
+WORKERS: Final = 4  # threads for work that must not hold up the event loop, besides those of the store
 SWITCH_INTERVAL_S: Final = 0.001  # the flusher thread gets its turn within this, instead of 5 ms
 
 
@@ -118,7 +120,8 @@ def run(config: BrokerConfig, settings_file: Path | None = None) -> int:
     # Messages are not in cycles: collecting them early costs 4 % of the send rate and finds nothing.
     gc.set_threshold(50_000, 50, 50)
     gc.freeze()  # what the modules brought stays
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with stray_errors_told(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.get_loop().set_default_executor(started_executor(WORKERS, "worker"))
         return runner.run(serve(config, ServiceNotifier.of_process(), settings_file))
 
 

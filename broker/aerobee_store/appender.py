@@ -150,12 +150,14 @@ class Appender:
                 answers.append(_refused(PutStatus.MESSAGE_ILLEGAL))
                 continue
             if offset + size > limit:
-                if parts:
-                    log.write(b"".join(parts))
-                    parts = []
                 try:
+                    if parts:
+                        log.write(b"".join(parts))
+                        parts = []
                     log.roll()
                 except StoreFull:
+                    parts = []
+                    self._take_back(touched, index_items, answers)
                     if not any(a.status is ok for a in answers):
                         raise
                     left = len(messages) - len(answers)
@@ -216,10 +218,31 @@ class Appender:
             answers.append(Appended(ok, offset, queue_offset, size, store_timestamp))
             offset += size
         if parts:
-            log.write(b"".join(parts))
+            try:
+                log.write(b"".join(parts))
+            except StoreFull:
+                self._take_back(touched, index_items, answers)
+                if not any(a.status is ok for a in answers):
+                    raise
         if touched or index_items or parts:
             self._remember(store_timestamp, touched, index_items)
         return answers
+
+    def _take_back(
+        self, touched: list[ConsumeQueue], index_items: list[KeyedRecord], answers: list[Appended]
+    ) -> None:
+        """A write was refused before anything of it was stored (no memory): what lies behind the log's end never
+        came. Its offsets are given out again."""
+        end = self._log.end_offset
+        for queue in touched:
+            kept = b"".join(ENTRY.pack(*entry) for entry in ENTRY.iter_unpack(queue.fresh) if entry[0] < end)
+            queue.next_offset -= (len(queue.fresh) - len(kept)) // ENTRY_SIZE
+            queue.fresh = kept
+        touched[:] = [queue for queue in touched if queue.fresh]
+        index_items[:] = [item for item in index_items if item[3] < end]
+        for at, answer in enumerate(answers):
+            if answer.physical_offset >= end:
+                answers[at] = _refused(PutStatus.CREATE_MAPPED_FILE_FAILED)
 
     def _remember(
         self, store_timestamp: int, touched: list[ConsumeQueue], index_items: list[KeyedRecord]

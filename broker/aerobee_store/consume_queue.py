@@ -461,13 +461,14 @@ class ConsumeQueue:
         if flushed >= target * ENTRY_SIZE:
             return None
         failpoints.hit("consume_queue.before_sync")
-        folders = self._files.take_new()
+        folders, new = self._files.new_names()
         files = [file.data for file in self._files.files if file.end > flushed]
-        return Unflushed(self, target, files, folders)
+        return Unflushed(self, target, files, folders, new)
 
     def flushed(self, unflushed: "Unflushed") -> None:
         """It has been synced."""
         failpoints.hit("consume_queue.after_sync")
+        self._files.names_durable(unflushed.new)
         self._flushed_offset = min(unflushed.max_offset, self.max_offset)
 
     # --- reading ---------------------------------------------------------------------------------------
@@ -584,12 +585,16 @@ class ConsumeQueue:
 
 
 class Unflushed(NamedTuple):
-    """Files, and folders if a file is new, to be synced before the queue is on disk up to `max_offset`."""
+    """Files, and folders if a file is new, to be synced before the queue is on disk up to `max_offset`.
+
+    Until flushed() is told, the next unflushed() names them again.
+    """
 
     queue: ConsumeQueue
     max_offset: int
     files: list[DataFile]
     folders: list[Path]
+    new: int
 
 
 @dataclass(slots=True, frozen=True)

@@ -41,6 +41,8 @@ class Dispatcher:
         self.confirmed_timestamp = 0
         # Entries that found no room on the disk; tried again before anything else.
         self._stuck: dict[ConsumeQueue, _Work] = {}
+        # Why: what the first of them met.
+        self.stuck_by: StoreFull | None = None
         self._index_backlog: deque[KeyedRecord] = deque()
 
     @property
@@ -82,13 +84,15 @@ class Dispatcher:
     def _write(self, work: list[Touched], tell: bool) -> list[Arrival]:
         arrivals: list[Arrival] = []
         stuck: dict[ConsumeQueue, _Work] = {}
+        self.stuck_by = None
         for queue, first, entries in work:
             if queue.deleted:
                 continue
             try:
                 queue.put_entries(first, entries, rising=True)
-            except StoreFull:
+            except StoreFull as error:
                 stuck[queue] = (first, entries)
+                self.stuck_by = self.stuck_by or error
                 continue
             if queue.max_offset == queue.next_offset:
                 # One number, not two that both have to come from memory next time.

@@ -4,6 +4,7 @@
       CorruptStore        bytes on disk break an invariant: names path, offset, reason and the way out
       StoreLocked         another process has the store open
       StoreFull           the disk (or its reserve) has no room; nothing was changed
+        OutOfResources    no descriptor, map or memory is left; waited out in the same way, but told as what it is
       StoreNotWriteable   closed, failed or read-only; reads may go on
         StorePoisoned     a sync failed: final until the process starts again
     FileGone (an OSError) a file was taken from under the running store: final, and no fault of the disk
@@ -12,19 +13,30 @@ Facts travel as attributes (`path`, `physical_offset`, `reason`), the text is fo
 """
 
 import errno
+import os
+import resource
+from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 from aerobee_proto.errors import AerobeeError
 
 __all__ = [
+    "RESOURCE_ERRORS",
     "CorruptStore",
     "FileGone",
+    "OutOfResources",
     "StoreError",
     "StoreFull",
     "StoreLocked",
     "StoreNotWriteable",
     "StorePoisoned",
 ]
+
+
+# What a process or a system may have too few of, without anything being wrong with a disk.
+RESOURCE_ERRORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+_MAPS_MAX: Final = Path("/proc/sys/vm/max_map_count")
 
 
 class StoreError(AerobeeError):
@@ -65,8 +77,11 @@ class StoreLocked(StoreError):
 class StoreFull(StoreError):
     """There is no room for `wanted` bytes under `path`; nothing was changed and reads go on.
 
-    `reason` is the system's, when it is known: a limit of the process (open files) is no room either.
+    `reason` is the system's, when it is known.
     """
+
+    # For callers that have to pass it on as an OSError.
+    number: int = errno.ENOSPC
 
     def __init__(self, path: Path, wanted: int, reason: str = "") -> None:
         super().__init__(path, wanted, reason)
@@ -77,6 +92,41 @@ class StoreFull(StoreError):
     def __str__(self) -> str:
         why = f" ({self.reason})" if self.reason else ""
         return f"no room for {self.wanted} bytes at {self.path}{why}; free space or raise the limit"
+
+
+class OutOfResources(StoreFull):
+    """A call for `path` failed with `number`, one of RESOURCE_ERRORS; nothing was changed, and it may be tried again.
+
+    `limit` names what is used up, `way_out` says what to raise.
+    """
+
+    def __init__(self, path: Path, number: int) -> None:
+        super().__init__(path, 0, os.strerror(number))
+        self.args = (path, number)
+        self.number = number
+        self.limit, self.way_out = _limit_of(number)
+
+    def __str__(self) -> str:
+        return f"{self.limit} at {self.path} ({self.reason}); {self.way_out}"
+
+
+def _limit_of(number: int) -> tuple[str, str]:
+    """What is used up when a call fails so, and what helps."""
+    if number == errno.EMFILE:
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return (
+            f"all {files} files that this process may open are open",
+            "raise its limit (LimitNOFILE of systemd, ulimit -n) or lower maxConnections",
+        )
+    if number == errno.ENFILE:
+        return "all files that this machine may open are open", "raise fs.file-max, or find who opens them"
+    maps = "?"
+    with suppress(OSError):  # not there on other systems, and it takes a descriptor to look
+        maps = _MAPS_MAX.read_text().strip()
+    return (
+        "no memory or no map is left",
+        f"give the process more memory; if it has {maps} maps (/proc/PID/maps), raise vm.max_map_count",
+    )
 
 
 class StoreNotWriteable(StoreError):

@@ -90,7 +90,7 @@ def _linux_version(release: str) -> tuple[int, ...]:
 def _mounts() -> str:
     try:
         return Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
+    except (FileNotFoundError, PermissionError):
         return ""
 
 

@@ -9,6 +9,8 @@ Invariants
   into the map.
 - A mapped file is never truncated or grown.
 - A failed sync is reported once by the kernel; whoever gets the OSError must treat it as final.
+- What fails for want of descriptors, maps or memory is OutOfResources, never an OSError, whichever call it was; only
+  the sync of a file is not asked for its reason.
 - `replace_bytes` leaves the old or the new content, never a mixture, and the old one as `<name>.bak`.
 """
 
@@ -20,15 +22,23 @@ import os
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Concatenate, Final, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
 from aerobee_store import failpoints
 from aerobee_store.disk_space import disk_use
-from aerobee_store.errors import CorruptStore, FileGone, StoreFull, StoreLocked
+from aerobee_store.errors import (
+    RESOURCE_ERRORS,
+    CorruptStore,
+    FileGone,
+    OutOfResources,
+    StoreFull,
+    StoreLocked,
+)
 from aerobee_store.file_system import FileSystem, file_system_of
 
 __all__ = [
@@ -51,8 +61,8 @@ _SYNC_WHOLE_MIN = 256  # files of a file system from which it is synced as a who
 _PAGE = mmap.PAGESIZE
 WRITE_CALL_MIN = 400  # bytes from which writes are calls; two records are longer (see _DiskFile.write)
 # What is not there now and may be later, without anything being wrong with the disk: space, quota, inodes (the first
-# again), descriptors, address space.
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+# again). Of descriptors, maps and memory: RESOURCE_ERRORS.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 # What somebody else did to a file of the running store.
 _DELETED = "somebody deleted it, or put another file in its place, under the running broker"
 _NOT_THERE = "somebody deleted it or moved it away under the running broker"
@@ -143,7 +153,10 @@ class LockHandle(Protocol):
 
 
 class StoreIo(Protocol):
-    """Everything that the store may ask of a file system."""
+    """Everything that the store may ask of a file system.
+
+    Every method raises OutOfResources when there is no descriptor, map or memory for it; it may be called again.
+    """
 
     def open_file(
         self, path: Path, size: int, *, create: bool = False, writable: bool = True, room: int | None = None
@@ -267,7 +280,7 @@ class _DiskFile:
             try:
                 written = os.pwrite(self._fd, left, position)
             except OSError as error:
-                raise _at(self.path, error) from error
+                raise _named(self.path, error) from error
             left = left[written:]
             position += written
 
@@ -287,8 +300,10 @@ class _DiskFile:
         if begin >= known_end:
             if hasattr(mmap, "MADV_RANDOM"):
                 # No reading ahead: where a disk is set to 8 MiB of it, Linux may fill the whole file with nothing at
-                # the first store into a page that is there already, 2 ms for each of thousands of queues.
-                self._map.madvise(mmap.MADV_RANDOM)
+                # the first store into a page that is there already, 2 ms for each of thousands of queues. Advice: when
+                # it is not taken (memory is short), everything is as right, and slower.
+                with contextlib.suppress(OSError):
+                    self._map.madvise(mmap.MADV_RANDOM)
             self._room = (position, page_end)
         elif begin <= position <= known_end:
             self._room = (begin, page_end)
@@ -313,14 +328,17 @@ class _DiskFile:
         except OSError as error:
             if error.errno in _NO_ROOM:
                 raise StoreFull(self.path, end - begin, error.strerror or "") from error
-            raise _at(self.path, error) from error
+            raise _named(self.path, error) from error
 
     def read(self, position: int, length: int) -> bytes:
         pieces = []
-        while length and (piece := os.pread(self._fd, length, position)):
-            pieces.append(piece)
-            position += len(piece)
-            length -= len(piece)
+        try:
+            while length and (piece := os.pread(self._fd, length, position)):
+                pieces.append(piece)
+                position += len(piece)
+                length -= len(piece)
+        except OSError as error:
+            raise _named(self.path, error) from error
         return b"".join(pieces)
 
     def zero(self, position: int, length: int) -> None:
@@ -462,9 +480,29 @@ def _lock_folder(folder: Path) -> int:
     return fd
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _told(
+    call: Callable[Concatenate["DiskIo", Path, P], T],
+) -> Callable[Concatenate["DiskIo", Path, P], T]:
+    """A method of DiskIo whose errors are the declared ones, and name the path that it was called with."""
+
+    @wraps(call)
+    def called(self: "DiskIo", path: Path, /, *arguments: P.args, **named: P.kwargs) -> T:
+        try:
+            return call(self, path, *arguments, **named)
+        except OSError as error:
+            raise _named(path, error) from error
+
+    return called
+
+
 class DiskIo:
     """The real disk. Stateless."""
 
+    @_told
     def open_file(
         self, path: Path, size: int, *, create: bool = False, writable: bool = True, room: int | None = None
     ) -> DataFile:
@@ -473,7 +511,7 @@ class DiskIo:
         except OSError as error:
             if error.errno in _NO_ROOM:
                 raise StoreFull(path, size, error.strerror or "") from error
-            raise _at(path, error) from error
+            raise
 
     def _open_file(
         self, path: Path, size: int, *, create: bool, writable: bool, room: int | None
@@ -531,12 +569,14 @@ class DiskIo:
             raise
         return fd
 
+    @_told
     def read_bytes(self, path: Path) -> bytes | None:
         try:
             return path.read_bytes()
         except FileNotFoundError:
             return None
 
+    @_told
     def replace_bytes(self, path: Path, data: bytes, *, keep_previous: bool = True) -> None:
         self.make_folder(path.parent)
         if keep_previous and path.exists():
@@ -564,6 +604,7 @@ class DiskIo:
                 raise StoreFull(path, len(data)) from error
             raise
 
+    @_told
     def list_names(self, folder: Path) -> list[FolderEntry]:
         try:
             with os.scandir(folder) as entries:
@@ -574,6 +615,7 @@ class DiskIo:
             return []
         return sorted(found)
 
+    @_told
     def unlink(self, path: Path) -> None:
         path.unlink(missing_ok=True)
 
@@ -581,6 +623,7 @@ class DiskIo:
         with contextlib.suppress(FileNotFoundError, OSError):
             path.rmdir()
 
+    @_told
     def make_folder(self, path: Path) -> None:
         self._make_folder(path, lasting=True)
 
@@ -590,12 +633,18 @@ class DiskIo:
         self._make_folder(path.parent, lasting=lasting)
         path.mkdir(exist_ok=True)
         if lasting:
-            self.sync_folder(path.parent)
+            try:
+                self.sync_folder(path.parent)
+            except OutOfResources:
+                self.remove_folder(path)  # else the next try finds it there, and takes its name for durable
+                raise
 
+    @_told
     def rename(self, source: Path, target: Path) -> None:
         source.rename(target)
         self.sync_folder(target.parent)
 
+    @_told
     def sync_folder(self, path: Path) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -615,17 +664,25 @@ class DiskIo:
                 file.sync()
         for folder in folders:
             with contextlib.suppress(FileNotFoundError):
-                if folder.stat().st_dev not in devices:
-                    self.sync_folder(folder)
+                self._sync_folder_elsewhere(folder, devices)
 
+    @_told
+    def _sync_folder_elsewhere(self, folder: Path, devices: set[int]) -> None:
+        """Unless it lies on one of the devices, which are durable."""
+        if folder.stat().st_dev not in devices:
+            self.sync_folder(folder)
+
+    @_told
     def lock(self, path: Path) -> LockHandle:
         self.make_folder(path.parent)
         return _DiskLock(path)
 
+    @_told
     def disk_usage(self, path: Path) -> tuple[int, int]:
         disk = disk_use(path)
         return disk.total, disk.free
 
+    @_told
     def modified_ms(self, path: Path) -> int:
         return path.stat().st_mtime_ns // 1_000_000
 
@@ -642,6 +699,11 @@ def _cut(found: int, size: int) -> str:
 def _at(path: Path, error: OSError) -> OSError:
     """The same error, with the path of the file for which the system gave none."""
     return error if error.filename else OSError(error.errno, error.strerror, str(path))
+
+
+def _named(path: Path, error: OSError) -> OSError | OutOfResources:
+    """What is raised to whoever uses this module: with the path, and want of resources by its own name."""
+    return OutOfResources(path, error.errno) if error.errno in RESOURCE_ERRORS else _at(path, error)
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

@@ -58,7 +58,7 @@ class MappedFileQueue:
         little_by_little: bool = False,
     ) -> None:
         """With `little_by_little` files take their space as they grow, and a new one is durable only
-        when its owner has synced it and what `take_new` returns."""
+        when its owner has synced it and what `new_names` returns."""
         # Fixed for life.
         self.folder = folder
         self.file_size = file_size
@@ -67,8 +67,9 @@ class MappedFileQueue:
         self._room = 0 if little_by_little else None
         # Replaced, never changed in place.
         self.files: tuple[MappedFile, ...] = ()
-        # Files whose names are not durable; appended by create(), taken by take_new().
-        self._new: list[MappedFile] = []
+        # How many files were made whose names are not durable; counted up by create(), down by names_durable().
+        self._new_made = 0
+        self._new_durable = 0
 
     # --- loading ---------------------------------------------------------------------------------------
 
@@ -150,7 +151,7 @@ class MappedFileQueue:
             self.files[-1].data.sync()  # a crash must not leave it without its length before another file
         file = self.adopt(self.prepare(offset, room), offset)
         if self._room is not None:
-            self._new.append(file)
+            self._new_made += 1
         return file
 
     def prepare(self, offset: int, room: int = 0) -> DataFile:
@@ -163,14 +164,17 @@ class MappedFileQueue:
             room=None if self._room is None else room,
         )
 
-    def take_new(self) -> list[Path]:
-        """The folders whose sync makes the names of new files durable; none when they are. To be synced after the
-        files, by who takes them."""
-        folders: list[Path] = []
-        while self._new:
-            self._new.pop()
-            folders = [self.folder, *list(self.folder.parents)[:_FOLDERS_ABOVE]]
-        return folders
+    def new_names(self) -> tuple[list[Path], int]:
+        """The folders whose sync makes the names of new files durable, none when they are, and what to tell
+        names_durable() then. To be synced after the files."""
+        made = self._new_made
+        if made == self._new_durable:
+            return [], made
+        return [self.folder, *list(self.folder.parents)[:_FOLDERS_ABOVE]], made
+
+    def names_durable(self, made: int) -> None:
+        """The folders that new_names() gave have been synced; `made` is what it gave with them."""
+        self._new_durable = made
 
     def adopt(self, data: DataFile, offset: int) -> MappedFile:
         """Add a file made by `prepare(offset)`."""
@@ -217,7 +221,7 @@ class MappedFileQueue:
     def destroy(self) -> None:
         """Delete every file, and the folder if nothing else is in it."""
         files, self.files = self.files, ()
-        self._new.clear()
+        self._new_durable = self._new_made
         for file in reversed(files):
             self._remove(file)
         self._io.remove_folder(self.folder)

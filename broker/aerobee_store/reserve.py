@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
-from aerobee_store.errors import StoreFull
+from aerobee_store.errors import OutOfResources, StoreFull
 from aerobee_store.io import DataFile, FolderEntry, LockHandle, StoreIo
 
 __all__ = ["RESERVE_SIZE", "Reserve", "ReservedIo"]
@@ -68,6 +68,8 @@ class Reserve:
                     return False
                 self._io.unlink(self._path)
                 self._io.open_file(self._path, self._size, create=True).close()
+            except OutOfResources:
+                raise
             except StoreFull:
                 return False
             return True
@@ -84,6 +86,8 @@ class ReservedIo:
         try:
             return write()
         except (StoreFull, OSError) as error:
+            if isinstance(error, OutOfResources):
+                raise  # room on the disk is not what is missing
             if isinstance(error, OSError) and error.errno not in _NO_ROOM:
                 raise
             if not self.reserve.give_up():

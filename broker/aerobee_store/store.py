@@ -40,7 +40,14 @@ from aerobee_store.commit_log import CommitLog
 from aerobee_store.config import StoreConfig
 from aerobee_store.consume_queue import ConsumeQueueEntry
 from aerobee_store.dispatcher import Dispatcher
-from aerobee_store.errors import FileGone, StoreError, StoreFull, StoreNotWriteable, StorePoisoned
+from aerobee_store.errors import (
+    FileGone,
+    OutOfResources,
+    StoreError,
+    StoreFull,
+    StoreNotWriteable,
+    StorePoisoned,
+)
 from aerobee_store.file_watch import FileWatch, OpenFiles
 from aerobee_store.get_message import GetResult, MessageReader, Selector
 from aerobee_store.index import IndexService
@@ -115,6 +122,8 @@ class MessageStore:
         self.on_progress: Callable[[str, int], None] = lambda step, size: None
         # When room may be looked for again after the disk was full, ms since the epoch; 0: it is not full.
         self._full_until = 0
+        # What was met then: a full disk, or a process that may not open more.
+        self._full_by: StoreFull | None = None
         # Why sends are refused although there may be room; set by refuse_sends().
         self._refusal: str | None = None
         # (end_offset, newest store time) as one value, for the flusher.
@@ -284,14 +293,13 @@ class MessageStore:
             self.flush_queues()
             self.write_checkpoint()
             self._tombstones.save()
+            failpoints.hit("store.settled")
+            if not self._dispatcher.is_stuck and not self._appender.pending:
+                self._guard.all_changes_durable()
+                failpoints.hit("store.abort_removed")
         except StoreFull as error:
             # The log has every message; the next start builds what found no room here.
             log.warning("store.closed_with_backlog", reason=str(error))
-            return
-        failpoints.hit("store.settled")
-        if not self._dispatcher.is_stuck and not self._appender.pending:
-            self._guard.all_changes_durable()
-            failpoints.hit("store.abort_removed")
 
     def _release(self) -> None:
         self._checkpoint.close()
@@ -314,6 +322,8 @@ class MessageStore:
             return "it is not open"
         if self._poison is not None:
             return self._poison
+        if self._refusal is None and self._full_until and isinstance(self._full_by, OutOfResources):
+            return str(self._full_by)
         return self._refusal or ("the disk is full" if self._full_until else None)
 
     def refuse_sends(self, reason: str | None) -> None:
@@ -343,14 +353,24 @@ class MessageStore:
         try:
             answers = write(messages, now_ms)
         except StoreFull as error:
-            self._full_until = now_ms + _FULL_RETRY_MS
-            log.warning("store.disk_full_met", path=str(error.path), wanted_bytes=error.wanted)
+            self._wait_for_room(error, now_ms)
             raise
         except OSError as error:
             raise self._fail("commit log", error) from error
         finally:
             self._tail = (self._log.end_offset, now_ms)
         return answers
+
+    def _wait_for_room(self, error: StoreFull, now_ms: int) -> None:
+        """Take no messages for a while; tell why."""
+        self._full_until = now_ms + _FULL_RETRY_MS
+        self._full_by = error.with_traceback(None)
+        if isinstance(error, OutOfResources):
+            log.warning(
+                "store.resources_used_up", path=str(error.path), limit=error.limit, way_out=error.way_out
+            )
+        else:
+            log.warning("store.disk_full_met", path=str(error.path), wanted_bytes=error.wanted)
 
     def _settle_deletions(self) -> None:
         """No message may follow a deletion that a crash takes back: it could be of the same topic."""
@@ -367,8 +387,12 @@ class MessageStore:
         if self._refusal is not None:
             raise StoreNotWriteable(self._refusal)
         if self._dispatcher.is_stuck or self._clock() < self._full_until:
+            cause = self._dispatcher.stuck_by or self._full_by
+            if isinstance(cause, OutOfResources):
+                raise cause.with_traceback(None)
             raise StoreFull(self._config.root, self._config.commit_log_file_size)
         self._full_until = 0
+        self._full_by = None
 
     @property
     def end_offset(self) -> int:
@@ -419,8 +443,8 @@ class MessageStore:
             return []
         failpoints.hit("store.after_confirm")
         if self._dispatcher.is_stuck and not self._full_until:
-            self._full_until = self._clock() + _FULL_RETRY_MS
-            log.warning("store.disk_full_met", path=str(self._config.consume_queue_path))
+            cause = self._dispatcher.stuck_by
+            self._wait_for_room(cause or StoreFull(self._config.consume_queue_path, 0), self._clock())
         return arrivals
 
     # --- durability ------------------------------------------------------------------------------------

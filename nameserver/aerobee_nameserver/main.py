@@ -20,7 +20,7 @@ import uvloop
 from aerobee_nameserver.config import NameserverConfig, load_config
 from aerobee_nameserver.server import NameServer
 from aerobee_proto.errors import AerobeeError
-from aerobee_remoting.logs import configure_logging
+from aerobee_remoting.logs import configure_logging, stray_errors_told
 from aerobee_remoting.settings import SettingsError
 from aerobee_remoting.systemd import ServiceNotifier
 
@@ -55,7 +55,7 @@ def _configure_logs(config: NameserverConfig) -> None:
 def run(config: NameserverConfig) -> int:
     """Serve until a signal. Returns the exit code."""
     _configure_logs(config)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with stray_errors_told(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve(config, ServiceNotifier.of_process()))
 
 

@@ -10,13 +10,18 @@ main and nowhere else.
 
 import logging
 import sys
-from typing import Final, Literal, TextIO
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final, Literal, TextIO
 
 import msgspec
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-__all__ = ["LEVELS", "configure_logging"]
+__all__ = ["LEVELS", "configure_logging", "stray_errors_told"]
+
+log = structlog.get_logger()
 
 LEVELS: Final = ("debug", "info", "warning", "error")
 
@@ -55,6 +60,31 @@ def _head_first(_logger: WrappedLogger, _method: str, event: EventDict) -> Event
     """Timestamp, level and event lead each line, so that a narrow terminal still shows what matters."""
     head = {key: event.pop(key) for key in ("timestamp", "level", "event") if key in event}
     return head | dict(event)
+
+
+@contextmanager
+def stray_errors_told() -> Iterator[None]:
+    """Errors that nobody can catch (of a thread, of a destructor) are one event each, not lines of text.
+
+    For a program's main; what was there before is put back at the end.
+    """
+
+    def tell_ignored(stray: "sys.UnraisableHookArgs") -> None:
+        _tell("process.error_ignored", stray.exc_value, stray.err_msg or repr(stray.object))
+
+    def tell_thread(stray: threading.ExceptHookArgs) -> None:
+        _tell("process.thread_failed", stray.exc_value, stray.thread.name if stray.thread is not None else "")
+
+    before: tuple[Any, Any] = (sys.unraisablehook, threading.excepthook)
+    sys.unraisablehook, threading.excepthook = tell_ignored, tell_thread
+    try:
+        yield
+    finally:
+        sys.unraisablehook, threading.excepthook = before
+
+
+def _tell(event: str, error: BaseException | None, where: str) -> None:
+    log.error(event, where=where, reason=f"{type(error).__name__}: {error}")
 
 
 def _to_json(_logger: WrappedLogger, _method: str, event: EventDict) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from aerobee_broker.broker import Broker
 from aerobee_broker.pop import ledger as ledger_module
@@ -357,6 +358,25 @@ async def test_what_cannot_be_written_goes_back_later(tmp_path: Path, clock: Clo
         clock.now_ms += 1000
         await sweep(broker)
         assert bodies(await client.pop(TOPIC)) == [b"0"]
+
+
+async def test_what_cannot_be_written_is_told_once_a_minute(tmp_path: Path, clock: Clock) -> None:
+    """There was a line for each check-point and second, while a full disk is a matter of hours."""
+    async with serving(tmp_path, clock) as (broker, client):
+        for _ in range(3):
+            await fill(client, 1)
+            assert bodies(await client.pop(TOPIC)) == [b"0"]
+        broker.services.store.refuse_sends("no room")
+        clock.now_ms += MINUTE
+        reviver = pop_of(broker).reviver
+        with capture_logs() as logs:
+            for _ in range(61):
+                reviver.step()
+                clock.now_ms += 1000
+        told = [entry for entry in logs if entry["event"] == "broker.pop_revive_delayed"]
+        assert [entry["times"] for entry in told] == [1, 180]
+        assert "no room" in told[0]["reason"]
+        broker.services.store.refuse_sends(None)
 
 
 async def test_a_pop_that_cannot_be_written_hands_out_nothing(tmp_path: Path, clock: Clock) -> None:

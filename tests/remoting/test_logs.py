@@ -2,14 +2,17 @@
 
 import json
 import logging
+import sys
+import threading
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 
 import pytest
 import structlog
+from structlog.testing import capture_logs
 
-from aerobee_remoting.logs import configure_logging
+from aerobee_remoting.logs import configure_logging, stray_errors_told
 
 
 class Terminal(StringIO):
@@ -83,3 +86,31 @@ def test_an_exception_is_one_json_line() -> None:
 def test_an_unknown_level_is_refused() -> None:
     with pytest.raises(ValueError, match="none of debug, info, warning, error"):
         configure_logging("loud")
+
+
+def test_errors_that_nobody_can_catch_are_events() -> None:
+    """A thread that could not begin for want of memory was a raw line "Exception ignored in thread started by"."""
+
+    class Broken:
+        def __del__(self) -> None:
+            raise MemoryError("no map")
+
+    def fail() -> None:
+        raise MemoryError("no stack")
+
+    before = (sys.unraisablehook, threading.excepthook)
+    with capture_logs() as logs, stray_errors_told():
+        Broken()
+        thread = threading.Thread(target=fail, name="flusher")
+        thread.start()
+        thread.join()
+    ignored, failed = logs
+    assert (ignored["event"], ignored["reason"]) == ("process.error_ignored", "MemoryError: no map")
+    assert "__del__" in ignored["where"]
+    assert failed == {
+        "event": "process.thread_failed",
+        "where": "flusher",
+        "reason": "MemoryError: no stack",
+        "log_level": "error",
+    }
+    assert (sys.unraisablehook, threading.excepthook) == before

@@ -1,14 +1,19 @@
 """The one door to the disk, on the real disk."""
 
 import errno
+import io
 import mmap
 import os
+import pickle
+import resource
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from aerobee_store.errors import CorruptStore, StoreFull, StoreLocked
-from aerobee_store.io import DiskIo
+from aerobee_store.errors import CorruptStore, OutOfResources, StoreFull, StoreLocked
+from aerobee_store.io import DiskIo, StoreIo
 
 IO = DiskIo()
 
@@ -62,8 +67,8 @@ def test_no_room_is_said_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("call", ["open", "fsync"])
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.EDQUOT])
-def test_no_inode_and_no_descriptor_are_no_room_either(
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_no_inode_is_no_room_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
 ) -> None:
     """They would have ended the broker as if its disk had failed."""
@@ -86,9 +91,163 @@ def test_no_room_for_a_map_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Mo
 
     with monkeypatch.context() as patched:
         patched.setattr(mmap, "mmap", no_map)
-        with pytest.raises(StoreFull, match="Cannot allocate memory"):
+        with pytest.raises(
+            OutOfResources, match=r"no memory or no map .*Cannot allocate memory.*max_map_count"
+        ):
             IO.open_file(tmp_path / "file", 4096, create=True)
     assert list(tmp_path.iterdir()) == []
+
+
+# What every method that asks the system for something does with a folder of one file; `unlink` and `remove_folder` of
+# what is not there ask for nothing.
+_EVERY_CALL: dict[str, Callable[[Path], object]] = {
+    "open_file": lambda at: IO.open_file(at / "file", 4096),
+    "open_file, new": lambda at: IO.open_file(at / "new" / "file", 4096, create=True),
+    "open_file, new, little by little": lambda at: IO.open_file(
+        at / "new" / "a", 1 << 20, create=True, room=1
+    ),
+    "read_bytes": lambda at: IO.read_bytes(at / "file"),
+    "replace_bytes": lambda at: IO.replace_bytes(at / "file", b"new"),
+    "replace_bytes, new": lambda at: IO.replace_bytes(at / "fresh" / "file", b"new"),
+    "list_names": IO.list_names,
+    "unlink": lambda at: IO.unlink(at / "file"),
+    "make_folder": lambda at: IO.make_folder(at / "folder"),
+    "rename": lambda at: IO.rename(at / "file", at / "other"),
+    "sync_folder": IO.sync_folder,
+    "sync_all": lambda at: IO.sync_all([], [at]),
+    "lock": lambda at: IO.lock(at / "lock"),
+    "disk_usage": IO.disk_usage,
+    "modified_ms": lambda at: IO.modified_ms(at / "file"),
+}
+_SYSTEM_CALLS: list[tuple[Any, str]] = [(io, "open")]
+_SYSTEM_CALLS += [
+    (os, name) for name in ("open", "fsync", "mkdir", "rename", "unlink", "scandir", "stat", "statvfs")
+]
+_SYSTEM_CALLS += [(os, name) for name in ("fstat", "fstatvfs", "ftruncate", "posix_fallocate", "pwrite")]
+
+
+def test_the_list_of_calls_is_whole() -> None:
+    asked = {name.split(",")[0] for name in _EVERY_CALL} | {"remove_folder"}
+    assert asked == {name for name in vars(StoreIo) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+@pytest.mark.parametrize("call", _EVERY_CALL)
+def test_want_of_resources_is_an_error_of_its_own_at_every_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    """The sync of a folder for which no descriptor was left ended the broker as if its disk had failed."""
+    failed = []
+    for module, system_call in _SYSTEM_CALLS:
+        for nth in range(1, 20):
+            folder = tmp_path / f"{module.__name__}-{system_call}-{nth}"
+            folder.mkdir()
+            (folder / "file").write_bytes(bytes(4096))
+            left = [nth]
+            real = getattr(module, system_call)
+
+            def fail(*args: Any, left: list[int] = left, real: Any = real, **named: Any) -> Any:
+                left[0] -= 1
+                if left[0] == 0:
+                    raise OSError(number, os.strerror(number))
+                return real(*args, **named)
+
+            with monkeypatch.context() as patched:
+                patched.setattr(module, system_call, fail)
+                error = _outcome(_EVERY_CALL[call], folder)
+            if error is not None:
+                failed.append((system_call, nth))
+                assert error.number == number
+                assert "no room" not in str(error)
+            if left[0] > 0:
+                break  # it does not call this so often
+    assert failed
+
+
+def _outcome(call: Callable[[Path], object], folder: Path) -> OutOfResources | None:
+    try:
+        done = call(folder)
+    except OutOfResources as error:
+        return error
+    close = getattr(done, "close", None) or getattr(done, "release", None)
+    if close is not None:
+        close()
+    return None
+
+
+def test_a_folder_whose_name_could_not_be_made_durable_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next try would have found the folder there, and would not have synced the one above it."""
+    synced: list[Path] = []
+
+    class Watched(DiskIo):
+        def sync_folder(self, path: Path) -> None:
+            synced.append(path)
+            if len(synced) == 1:
+                raise OutOfResources(path, errno.EMFILE)
+
+    disk = Watched()
+    with pytest.raises(OutOfResources):
+        disk.make_folder(tmp_path / "folder")
+    disk.make_folder(tmp_path / "folder")
+    assert synced == [tmp_path, tmp_path]
+
+
+def test_the_remark_says_which_limit_and_what_to_raise() -> None:
+    files = OutOfResources(Path("/store/q"), errno.EMFILE)
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert str(files) == (
+        f"all {soft} files that this process may open are open at /store/q (Too many open files); "
+        "raise its limit (LimitNOFILE of systemd, ulimit -n) or lower maxConnections"
+    )
+    assert "fs.file-max" in str(OutOfResources(Path("q"), errno.ENFILE))
+    assert "vm.max_map_count" in str(OutOfResources(Path("q"), errno.ENOMEM))
+    assert str(pickle.loads(pickle.dumps(files))) == str(files)
+
+
+def test_advice_that_is_not_taken_is_no_fault(tmp_path: Path) -> None:
+    """Where memory was short for madvise, which is advice, the broker ended as if its disk had failed."""
+    asked = []
+
+    class Busy:
+        def __init__(self, real: mmap.mmap) -> None:
+            self._real = real
+
+        def madvise(self, *_: object) -> None:
+            asked.append(1)
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._real, name)
+
+    file: Any = IO.open_file(tmp_path / "file", 1 << 20, create=True, room=0)
+    file._map = Busy(file._map)
+    file.write(0, b"entry")
+    assert asked == [1]
+    assert file.read(0, 5) == b"entry"
+    file.close()
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_a_write_and_a_read_without_memory_are_not_a_failed_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    file = IO.open_file(tmp_path / "file", 1 << 20, create=True, room=0)
+    calls: dict[str, Callable[[], object]] = {
+        "pwrite": lambda: file.write(0, bytes(400)),
+        "posix_fallocate": lambda: file.write(1 << 19, b"entry"),
+        "pread": lambda: file.read(0, 5),
+    }
+    for name, call in calls.items():
+        with monkeypatch.context() as patched:
+            patched.setattr(os, name, fail)
+            with pytest.raises(OutOfResources, match="file"):
+                call()
+    file.close()
 
 
 def test_a_failed_sync_or_write_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """The facade: what goes in comes out, against a plain model; states, limits, full disks, two owners."""
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -9,12 +10,19 @@ from structlog.testing import capture_logs
 
 from aerobee_proto.records import StoredRecord, decode_record, decode_records
 from aerobee_store.consume_queue import tags_of
-from aerobee_store.errors import CorruptStore, StoreError, StoreFull, StoreLocked, StoreNotWriteable
+from aerobee_store.errors import (
+    CorruptStore,
+    OutOfResources,
+    StoreError,
+    StoreFull,
+    StoreLocked,
+    StoreNotWriteable,
+)
 from aerobee_store.get_message import GetStatus
 from aerobee_store.io import DiskIo
 from aerobee_store.messages import PutStatus
 from aerobee_store.store import MessageStore
-from store.memory_io import MemoryIo
+from store.memory_io import MemoryFile, MemoryIo
 from store.workload import HOST_V6, ROOT, START_MS, TOPICS, Clock, Workload, config, message, open_store
 
 PREPARED, COMMIT, ROLLBACK = 0x4, 0x8, 0xC
@@ -508,6 +516,137 @@ def test_entries_that_find_no_room_are_written_when_there_is_some() -> None:
     opened.append([message()])
     settle(opened)
     opened.check()
+
+
+class ScarceIo(MemoryIo):
+    """While `number` is set, what needs a descriptor is refused with it."""
+
+    number: int | None = None
+    folders: list[Path]
+
+    def open_file(
+        self, path: Path, size: int, *, create: bool = False, writable: bool = True, room: int | None = None
+    ) -> MemoryFile:
+        self._refuse(path)
+        return super().open_file(path, size, create=create, writable=writable, room=room)
+
+    def sync_folder(self, path: Path) -> None:
+        self._refuse(path)
+        self.folders = [*getattr(self, "folders", []), path]
+
+    def replace_bytes(self, path: Path, data: bytes, *, keep_previous: bool = True) -> None:
+        self._refuse(path)
+        super().replace_bytes(path, data, keep_previous=keep_previous)
+
+    def _refuse(self, path: Path) -> None:
+        if self.number is not None:
+            raise OutOfResources(path, self.number)
+
+
+@pytest.mark.parametrize(
+    ("number", "limit"),
+    [(errno.EMFILE, "LimitNOFILE"), (errno.ENFILE, "fs.file-max"), (errno.ENOMEM, "vm.max_map_count")],
+)
+def test_used_up_descriptors_are_waited_out_and_named(number: int, limit: str) -> None:
+    """They ended the broker as "disk failed"; or every send was told of "no room for 67108864 bytes"."""
+    io, clock = ScarceIo(), Clock()
+    opened = open_store(io, clock)
+    opened.append([message()])
+    settle(opened)
+    io.number = number
+    with capture_logs() as logs:
+        opened.append([message(queue_id=1)])
+        assert opened.confirm(opened.end_offset) == []
+        for _ in range(2):
+            with pytest.raises(OutOfResources, match=limit) as refused:
+                opened.append([message()])
+            assert "no room" not in str(refused.value)
+        assert limit in (opened.not_writeable_reason or "")
+    assert [(entry["event"], limit in entry.get("way_out", "")) for entry in logs] == [
+        ("store.resources_used_up", True)
+    ]
+    assert not opened.has_failed
+    io.number = None
+    clock.now_ms += 1000
+    assert [a[:3] for a in opened.confirm(opened.end_offset)] == [("Orders", 1, 1)]
+    assert opened.append([message()])[0].status is PutStatus.PUT_OK
+    settle(opened)
+    opened.check()
+    opened.close()
+
+
+def test_names_that_could_not_be_made_durable_are_made_so_by_the_next_round() -> None:
+    """The folders were forgotten by the round that failed: it was the last thing that the store did."""
+    io = ScarceIo()
+    opened = open_store(io)
+    opened.append([message()])
+    settle(opened)
+    io.number = errno.EMFILE
+    with pytest.raises(OutOfResources):
+        opened.flush_queues()
+    assert not opened.has_failed
+    io.number, io.folders = None, []
+    opened.flush_queues()
+    assert ROOT / "consumequeue" / "Orders" / "0" in io.folders
+    io.folders = []
+    opened.flush_queues()
+    assert io.folders == []
+    opened.close()
+
+
+def test_a_stop_without_descriptors_leaves_the_rest_to_the_next_start() -> None:
+    """Taking the mark of an unfinished run away was not expected to fail for want of a descriptor."""
+    io = ScarceIo()
+    opened = open_store(io)
+    opened.append([message()])
+    settle(opened)
+    opened.flush_queues()
+    io.number = errno.EMFILE
+    with capture_logs() as logs:
+        opened.close()
+    assert [entry["event"] for entry in logs] == ["store.closed_with_backlog", "store.closed"]
+    io.number = None
+    again = open_store(io)
+    assert [record.body for record in read(again)] == [message().body]
+    again.close()
+
+
+@pytest.mark.parametrize("room_for", [0, 1, 2])
+def test_what_a_refused_write_would_have_stored_takes_no_offsets(
+    room_for: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write that fails for want of memory is refused; the numbers that its messages had are given out again."""
+    opened = open_store(MemoryIo())
+    written = opened._log.write
+    writes = []
+
+    def scarce(data: bytes) -> None:
+        writes.append(1)
+        if len(writes) > room_for:
+            raise OutOfResources(ROOT, errno.ENOMEM)
+        written(data)
+
+    batch = [message(queue_id=n % 2, body=bytes([n]) * 3500, unique_key=f"U{n}") for n in range(12)]
+    with monkeypatch.context() as patched:
+        patched.setattr(opened._log, "write", scarce)
+        if room_for == 0:
+            with pytest.raises(OutOfResources):
+                opened.append(batch)
+            taken = 0
+        else:
+            names = [answer.status.name for answer in opened.append(batch)]
+            taken = names.count("PUT_OK")
+            assert 0 < taken < 12
+            assert names == ["PUT_OK"] * taken + ["CREATE_MAPPED_FILE_FAILED"] * (12 - taken)
+    opened._full_until = 0
+    assert {answer.status for answer in opened.append(batch[taken:])} == {PutStatus.PUT_OK}
+    settle(opened)
+    opened.build_index(100)
+    for queue_id in range(2):
+        bodies = [record.body[0] for record in read(opened, queue_id=queue_id)]
+        assert bodies == list(range(queue_id, 12, 2))
+    opened.check()
+    opened.close()
 
 
 def test_a_stop_on_a_full_disk_leaves_the_rest_to_the_next_start() -> None:

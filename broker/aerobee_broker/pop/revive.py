@@ -31,6 +31,7 @@ log = structlog.get_logger()
 
 STEP_COUNT: Final = 16  # check-points of one step: up to 512 messages, about 5 ms
 RETRY_MS: Final = 1000  # pause before messages that could not be written are tried again
+TELL_MS: Final = 60_000  # between two lines about that, however many messages wait
 READ_SIZE: Final = 64 << 20
 PROPERTIES_SIZE: Final = properties.PROPERTIES_SIZE_MAX - 256  # less what the store adds
 
@@ -41,6 +42,9 @@ class Reviver:
     def __init__(self, services: Services, ledger: Ledger) -> None:
         self._services = services
         self._ledger = ledger
+        # When a refusal is told again, and how many there were since the last line.
+        self._tell_at_ms = 0
+        self._untold = 0
         self.revived = 0
         self.dead = 0
 
@@ -52,9 +56,21 @@ class Reviver:
             try:
                 self._revive(point, now_ms)
             except RequestError as refused:
-                log.warning("broker.pop_revive_delayed", group=point.key.group, reason=refused.remark)
+                self._tell(point, refused, now_ms)
                 self._ledger.table.postpone(point, now_ms + RETRY_MS)
         return len(points) == STEP_COUNT
+
+    def _tell(self, point: CheckPoint, refused: RequestError, now_ms: int) -> None:
+        self._untold += 1
+        if now_ms >= self._tell_at_ms:
+            log.warning(
+                "broker.pop_revive_delayed",
+                group=point.key.group,
+                reason=refused.remark,
+                times=self._untold,
+            )
+            self._tell_at_ms = now_ms + TELL_MS
+            self._untold = 0
 
     def _revive(self, point: CheckPoint, now_ms: int) -> None:
         """All missing messages of a check-point at once. RequestError: the store takes nothing now."""
