@@ -137,7 +137,7 @@ class SendProcessor:
         counters: list[TopicCounters] = []
         queue_ids: list[int] = []  # as answered: a parked message lies in another
         accepted: list[BatchItem] = []
-        waits = True
+        hasty: set[int] = set()  # ids of requests that do not wait for the disk
         recalls: dict[int, str] = {}  # by the id of a timer message's request
         sender = born_host(connection)
         routes = self._routes
@@ -181,7 +181,7 @@ class SendProcessor:
                     if message.topic == names.TIMER_TOPIC and not topic.startswith(names.RETRY_PREFIX):
                         recalls[id(envelope)] = recall_handle(self._config.broker_name, topic, message)
                 if mapping.get("WAIT") == "false":
-                    waits = False
+                    hasty.add(id(envelope))
             except RequestError as refused:
                 self._refuse(connection, item, refused)
                 continue
@@ -190,7 +190,7 @@ class SendProcessor:
             queue_ids.append(queue_id)
             accepted.append(item)
         if messages:
-            self._append(connection, accepted, messages, counters, queue_ids, waits, recalls)
+            self._append(connection, accepted, messages, counters, queue_ids, hasty, recalls)
 
     def _append(
         self,
@@ -199,7 +199,7 @@ class SendProcessor:
         messages: list[NewMessage],
         counters: list[TopicCounters],
         queue_ids: list[int],
-        waits: bool,
+        hasty: set[int],
         recalls: dict[int, str],
     ) -> None:
         try:
@@ -237,21 +237,21 @@ class SendProcessor:
                 (*reply[:5], {"recallHandle": recalls[id(reply[0])]}) if id(reply[0]) in recalls else reply
                 for reply in replies
             ]
-        self._answer(connection, replies, waits)
+        self._answer(connection, replies, hasty)
 
-    def _answer(self, connection: Connection, replies: list[Reply], waits: bool) -> None:
+    def _answer(self, connection: Connection, replies: list[Reply], hasty: set[int]) -> None:
+        """Answer those that do not wait for the disk now, the others when their promise is kept."""
         self._services.appended()
+        if hasty:
+            at_once = [reply for reply in replies if id(reply[0]) in hasty]
+            if at_once:
+                connection.write(self._encode(at_once, ResponseCode.SUCCESS))
+            replies = [reply for reply in replies if id(reply[0]) not in hasty]
         if not replies:
             self._durability.request_flush()
             return
         payload = self._encode(replies, ResponseCode.SUCCESS)
-        if waits:
-            self._durability.answer(
-                connection, payload, lambda code: self._encode(replies, code), len(replies)
-            )
-        else:
-            connection.write(payload)
-            self._durability.request_flush()
+        self._durability.answer(connection, payload, lambda code: self._encode(replies, code), len(replies))
 
     # --- batches ----------------------------------------------------------------------------------------------
 
@@ -272,7 +272,7 @@ class SendProcessor:
             if reply is not None:
                 replies.append(reply)
         if accepted:
-            self._answer(connection, replies, waits=True)
+            self._answer(connection, replies, {id(item[0]) for item in accepted if _is_hasty(item[0].ext)})
 
     def _unpack(self, connection: Connection, item: BatchItem) -> list[NewMessage]:
         """The messages of one batch request. RequestError when any of them is refused: it is all or nothing."""
@@ -449,6 +449,12 @@ class SendProcessor:
                 )
             )
         return b"".join(parts)
+
+
+def _is_hasty(header: Any) -> bool:
+    """Whether a batch does not wait for the disk: its own properties say so, not those of its messages."""
+    text: str = header.properties
+    return "WAIT\x01false" in text and properties.decode_properties(text).get(properties.WAIT) == "false"
 
 
 def _joined(own: str, common: str) -> str:

@@ -14,6 +14,7 @@ from aerobee_proto.frames import Command
 from aerobee_proto.message_ids import decode_offset_message_id
 from aerobee_proto.properties import decode_properties
 from aerobee_proto.records import StoredRecord, decode_record
+from system.faulty_disk import FaultyDisk
 from system.running import Talker, running_broker, send_request, talking, text_of
 
 BODY_MAX = 4 * 1024 * 1024
@@ -55,12 +56,12 @@ def make_topic(broker: Broker, topic: str, **settings: Any) -> None:
 @CODECS
 @pytest.mark.parametrize("long_names", [False, True], ids=["v2", "v1"])
 async def test_what_was_sent_is_read_back(client: Talker, codec: int, long_names: bool) -> None:
-    sent = {"TAGS": "TagA", "KEYS": "k1 k2", "UNIQ_KEY": "0A" * 16, "Grüße": "消息 😀"}
+    sent = {"TAGS": "TagA", "KEYS": "k1 k2", "UNIQ_KEY": "0A" * 16, "Grüße": "消息 😀", "WAIT": "true"}
     answer = await client.put(
         "Topic-A",
         b"\x00body\xff",
         queue_id=2,
-        properties=text_of({**sent, "WAIT": "true"}),
+        properties=text_of(sent),
         codec=codec,
         long_names=long_names,
         sysFlag="1",
@@ -479,7 +480,45 @@ async def test_a_message_that_does_not_wait_is_stored_like_the_others(client: Ta
     assert waiting.ext["queueOffset"] == "1"
     records = await client.records("T")
     assert [one.body for one in records] == [b"hasty", b"patient"]
-    assert "WAIT" not in records[0].property_map
+    assert records[0].property_map["WAIT"] == "false"
+
+
+async def test_who_does_not_wait_does_not_take_the_promise_from_the_others_of_the_same_read(
+    tmp_path: Path,
+) -> None:
+    """One message with WAIT=false let all sends of its read be answered before they were on the disk."""
+    io = FaultyDisk()
+    async with running_broker(tmp_path, io=io) as broker, talking(broker) as client:
+        await client.put("T")
+        io.may_sync.clear()
+        hasty = text_of({"UNIQ_KEY": "K", "WAIT": "false"})
+        client.send(
+            send_request("T", b"waits", opaque=1),
+            send_request("T", b"hasty", opaque=2, properties=hasty),
+            send_request("T", b"waits", opaque=3),
+        )
+        assert (await client.receive()).opaque == 2
+        assert broker.services.store.flushed_offset < broker.services.store.end_offset
+        io.may_sync.set()
+        assert (await client.answers(2)).keys() == {1, 3}
+
+
+async def test_a_batch_waits_unless_it_says_otherwise_itself(tmp_path: Path) -> None:
+    io = FaultyDisk()
+    async with running_broker(tmp_path, io=io) as broker, talking(broker) as client:
+        await client.put("T")
+        io.may_sync.clear()
+        hasty = text_of({"WAIT": "false"})
+        of_messages = send_request("T", encode_batch(entries(b"a", WAIT="false")), opaque=1, batch="true")
+        of_all = send_request("T", encode_batch(entries(b"b")), opaque=2, batch="true", properties=hasty)
+        for command in (of_messages, of_all):
+            command.code = RequestCode.SEND_BATCH_MESSAGE
+        client.send(of_messages, of_all)
+        assert (await client.receive()).opaque == 2
+        io.may_sync.set()
+        assert (await client.receive()).opaque == 1
+        waits = [record.property_map["WAIT"] for record in await client.records("T", 1)]
+        assert waits == ["false", "false"]
 
 
 # --- batches ------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """A real disk with faults to order: syncs that fail, and no room for new files."""
 
+import threading
 from pathlib import Path
 
 from aerobee_store.errors import StoreFull
@@ -20,17 +21,23 @@ class _FaultyFile:
 
     def sync(self) -> None:
         self._disk.syncs += 1
+        assert self._disk.may_sync.wait(timeout=60), "the test forgot to let the disk go on"
         if self._disk.sync_error is not None:
             raise self._disk.sync_error
         self._file.sync()
 
 
 class FaultyDisk(DiskIo):
-    """`sync_error` is raised by every sync while it is set; while `is_full` nothing new can be created."""
+    """`sync_error` is raised by every sync while it is set; while `is_full` nothing new can be created.
+
+    Syncs wait for `may_sync`.
+    """
 
     def __init__(self) -> None:
         self.sync_error: OSError | None = None
         self.is_full = False
+        self.may_sync = threading.Event()
+        self.may_sync.set()
         self.syncs = 0
 
     def open_file(
