@@ -31,6 +31,7 @@ __all__ = ["BrokerHandlers"]
 log = structlog.get_logger()
 
 SETTINGS_BODY_SIZE_MAX: Final = 256 * 1024
+IGNORED_TOLD_MAX: Final = 10
 LIGHT_PREFIX: Final = "%LMQ%"  # queues that a record's properties name; they have no settings
 
 
@@ -62,7 +63,10 @@ class BrokerHandlers:
     # --- settings ---------------------------------------------------------------------------------------------
 
     async def update_config(self, request: Request) -> Response:
-        """Change hot keys, all or none, in the running broker and in its settings file."""
+        """Change hot keys, all or none, in the running broker and in its settings file.
+
+        Keys that mean nothing here are ignored as they are in a settings file: with a warning, and named in the answer.
+        """
         changes = _parse_properties(request.body)
         if not changes:
             return Response()
@@ -79,7 +83,7 @@ class BrokerHandlers:
             warn_of_unserved(self._services.config, sorted(changed))
             self._apply(changed)
             await self._write_settings(changed)
-        return Response()
+        return Response(remark=_ignored(changes))
 
     def _apply(self, changed: set[str]) -> None:
         """Let the parts that keep something of the settings follow."""
@@ -184,14 +188,20 @@ def _parse_properties(body: bytes) -> dict[str, str]:
 
 
 def _refuse_cold(changes: Mapping[str, str]) -> None:
-    """RequestError NO_PERMISSION names every key that a running broker cannot change, and why."""
-    hot = hot_keys()
-    cold = [key for key in changes if key not in hot]
+    """RequestError NO_PERMISSION names every key that a running broker cannot change."""
+    allowed = hot_keys() | UNSUPPORTED_KEYS.keys()
+    cold = [key for key in changes if key not in allowed]
     if cold:
-        reasons = [f"{key[:80]}: {UNSUPPORTED_KEYS.get(key, 'only at start, or unknown')}" for key in cold]
+        reasons = [f"{key[:80]}: only at start, or unknown" for key in cold]
         raise RequestError(
             ResponseCode.NO_PERMISSION, "cannot be changed while the broker runs: " + "; ".join(reasons)
         )
+
+
+def _ignored(changes: Mapping[str, str]) -> str | None:
+    """The keys that had no effect, and why, for the remark of an answer."""
+    reasons = [f"{key}: {UNSUPPORTED_KEYS[key]}" for key in changes if key in UNSUPPORTED_KEYS]
+    return "ignored: " + "; ".join(reasons[:IGNORED_TOLD_MAX]) if reasons else None
 
 
 def _item(rate: Rate) -> BrokerStatsItem:

@@ -8,7 +8,8 @@ Touches  nothing; `aerobee_remoting.settings` reads files and the environment.
 
 Invariants
 - A checked instance never changes. A hot change makes a new one (`LiveConfig.replace`), whole or not at all.
-- Keys that RocketMQ knows and that mean nothing here are in `UNSUPPORTED` with the reason.
+- Keys that RocketMQ knows and that mean nothing here are in `UNSUPPORTED` with the reason; they are ignored alike in
+  a settings file and in an update of a running broker.
 """
 
 import socket
@@ -19,7 +20,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 import structlog
 from pydantic import Field, field_validator, model_validator
 
-from aerobee_broker.official_keys import UNSUPPORTED_KEYS
+from aerobee_broker.official_keys import PROMISING_KEYS, UNSUPPORTED_KEYS
 from aerobee_proto.bodies import DataVersion
 from aerobee_remoting.settings import (
     SettingsError,
@@ -105,6 +106,7 @@ class BrokerConfig(SettingsModel):
     """All settings of a broker under RocketMQ's names; the defaults are RocketMQ's unless the text says so."""
 
     UNSUPPORTED: ClassVar[Mapping[str, str]] = UNSUPPORTED_KEYS
+    PROMISES: ClassVar[Mapping[str, tuple[str, str]]] = PROMISING_KEYS
 
     # Who this broker is, and where it is reached.
     broker_cluster_name: str = _key(

@@ -1,12 +1,13 @@
 """RocketMQ's settings that have no meaning in this broker, each with the reason that the operator is told.
 
 They are the keys of a 5.3.3 broker's own list (and a few of 4.9) that `BrokerConfig` does not have. A
-`broker.conf` that was written for RocketMQ is taken with one warning for each of them.
+`broker.conf` that was written for RocketMQ, and an update of a running broker, are taken with one warning for each of
+them; but not what would promise safety that there is not (`PROMISING_KEYS`).
 """
 
 from typing import Final
 
-__all__ = ["UNSUPPORTED_KEYS"]
+__all__ = ["PROMISING_KEYS", "UNSUPPORTED_KEYS"]
 
 _BY_REASON: Final = {
     "there are no thread pools and no queues before them: one event loop serves all requests": """
@@ -137,7 +138,7 @@ _BY_REASON: Final = {
         disableConsumeIfConsumerReadSlowly disappearTimeAfterStart enableBatchPush
         enableBroadcastOffsetStore enableCleanExpiredOffset enableCreateSysGroup
         enableMixedMessageType enableNetWorkFlowControl enableRegisterProducer
-        enableShutdownGracefully enableSingleTopicRegister enableSkipLongAwaitingAck
+        enableShutdownGracefully enableSingleTopicRegister enableSingleTopicRegistration enableSkipLongAwaitingAck
         flushConsumerOffsetHistoryInterval highSpeedMode maxConsumeQueueScan maxTopicLength
         messageStorePlugIn offsetCheckInSlave pullBatchMaxMessageCount readUnCommitted
         realTimeNotifyConsumerChange rejectPullConsumerEnable replicasPerDiskPartition rocketmqHome
@@ -149,4 +150,14 @@ _BY_REASON: Final = {
 
 UNSUPPORTED_KEYS: Final[dict[str, str]] = {
     key: reason for reason, keys in _BY_REASON.items() for key in keys.split()
+}
+
+# Those of them that ask for a promise which this broker does not keep: the value that asks for nothing, and why.
+PROMISING_KEYS: Final[dict[str, tuple[str, str]]] = {
+    "allAckInSyncStateSet": ("false", "replication is not served; a send cannot wait for other copies"),
+    "enableControllerMode": ("false", "replication is not served; there is nobody to take over"),
+    "enableDLedgerCommitLog": ("false", "replication is not served; the log has this one copy"),
+    "enableDLegerCommitLog": ("false", "replication is not served; the log has this one copy"),
+    "storeType": ("default", "the only form of store is the default one; a RocksDB store cannot be read"),
+    "useTLS": ("false", "what this broker asks nameservers and other brokers is not encrypted"),
 }

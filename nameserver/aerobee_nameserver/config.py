@@ -71,6 +71,10 @@ class NameserverConfig(SettingsModel):
         "writeBufferLowWaterMark": _BUFFERS,
     }
 
+    PROMISES: ClassVar[Mapping[str, tuple[str, str]]] = {
+        "enableControllerInNamesrv": ("false", "there is no controller here; nobody would be elected"),
+    }
+
     # Where it listens; port 0 picks a free one.
     listen_port: int = Field(default=NAMESERVER_DEFAULT_PORT, ge=0, le=65535)
     bind_address: str = "0.0.0.0"  # noqa: S104  # as the official nameserver: brokers and clients come from afar

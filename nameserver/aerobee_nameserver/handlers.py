@@ -5,7 +5,7 @@ typed request and returns a response; whatever takes the disk runs in a worker t
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -365,7 +365,7 @@ class Handlers:
             try:
                 config = apply_changes(self.config, changes, origin="admin request")
                 if config.config_store_path is not None:
-                    used = used_values(config, changes)
+                    used = used_values(config, changes.keys() - NameserverConfig.UNSUPPORTED.keys())
                     await asyncio.to_thread(store_changes, config.config_store_path, used)
             except SettingsError as wrong:
                 raise RequestError(ResponseCode.INVALID_PARAMETER, str(wrong)) from wrong
@@ -374,15 +374,18 @@ class Handlers:
                     ResponseCode.SYSTEM_ERROR, f"settings cannot be stored: {failed}"
                 ) from failed
             self._follow(config)
-        waiting = _keys_for_next_start(changes)
+        ignored = {key: reason for key, reason in NameserverConfig.UNSUPPORTED.items() if key in changes}
+        waiting = _keys_for_next_start(changes.keys() - ignored.keys())
         log.info(
             "nameserver.config_changed",
-            keys=sorted(changes),
+            keys=sorted(changes.keys() - ignored.keys()),
             at_next_start=waiting,
             stored_in=str(config.config_store_path) if config.config_store_path else None,
             peer=request.connection.peer,
         )
-        return Response(remark=f"used from the next start on: {', '.join(waiting)}" if waiting else None)
+        told = [f"used from the next start on: {', '.join(waiting)}"] if waiting else []
+        told += [f"ignored: {key}: {reason}" for key, reason in ignored.items()]
+        return Response(remark="; ".join(told) or None)
 
     def _follow(self, config: NameserverConfig) -> None:
         self.config = config
@@ -438,10 +441,10 @@ def _read_changes(body: bytes) -> Mapping[str, str]:
     return changes
 
 
-def _keys_for_next_start(changes: Mapping[str, str]) -> list[str]:
+def _keys_for_next_start(changes: Set[str]) -> list[str]:
     """Those of the changed keys that a running nameserver does not follow."""
     live = {info.alias for name, info in NameserverConfig.model_fields.items() if name in LIVE_FIELDS}
-    return sorted(changes.keys() - live)
+    return sorted(changes - live)
 
 
 def _refuse_unless(enabled: bool) -> None:

@@ -101,7 +101,9 @@ SettingsPathText = Annotated[str, AfterValidator(_whole_path_text)]
 class SettingsModel(BaseModel):
     """Base of the settings models: camelCase names outside, snake_case inside, never changed in place.
 
-    `UNSUPPORTED` maps keys that RocketMQ has and we do not to one line that says why; they are warned about.
+    `UNSUPPORTED` maps keys that RocketMQ has and we do not to one line that says why; they are warned about. Those of
+    them that are in `PROMISES` too ask for something that must not be ignored: they are refused with the reason there,
+    unless their value is the one that asks for nothing.
     A field whose `json_schema_extra` holds `{"env": ["NAMESRV_ADDR"]}` is also read from those variables; `allowed`
     there says in words what a value may be, where its type does not say it (a pattern).
     """
@@ -115,6 +117,7 @@ class SettingsModel(BaseModel):
     )
 
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {}
+    PROMISES: ClassVar[Mapping[str, tuple[str, str]]] = {}
 
 
 @dataclass(slots=True, frozen=True)
@@ -172,6 +175,12 @@ class _Keys:
         self.field_of = {name: name for name in self.alias_of}
         self.field_of |= {alias: name for name, alias in self.alias_of.items()}
         self.unsupported: Mapping[str, str] = getattr(model, "UNSUPPORTED", {})
+        self.promises: Mapping[str, tuple[str, str]] = getattr(model, "PROMISES", {})
+
+    def broken_promise(self, given: "_Given") -> str:
+        """Why a key that means nothing here is refused with this value; empty when it may be ignored."""
+        harmless, reason = self.promises.get(given.key, ("", ""))
+        return "" if str(given.value).strip().lower() in ("", harmless.lower()) else reason
 
     def nearest(self, key: str) -> str | None:
         """The known key that looks most like this one, letter case aside."""
@@ -310,6 +319,8 @@ def _choose(keys: _Keys, layers: list[_Given], found: _Found) -> dict[str, _Give
         field = keys.field_of.get(given.key)
         if field is not None:
             chosen[field] = given
+        elif promise := keys.broken_promise(given):
+            found.problems.append(keys.problem(given, promise))
         elif given.key in keys.unsupported:
             event = "settings.key_ignored"
             facts = {"key": given.key, "origin": given.origin, "reason": keys.unsupported[given.key]}

@@ -1,15 +1,20 @@
 """Settings, state and statistics of the broker, asked as administrators ask."""
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
+from aerobee_broker.config import BrokerConfig
 from aerobee_broker.config_files import decode_config
+from aerobee_broker.official_keys import PROMISING_KEYS, UNSUPPORTED_KEYS
 from aerobee_broker.services import Services
 from aerobee_proto.bodies import BrokerStatsData, DataVersion, KVTable
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.names import SCHEDULE_TOPIC
+from aerobee_remoting.settings import SettingsError, load_settings
 from broker.support import GOLDEN, Clock, Peer, put
 
 
@@ -49,7 +54,15 @@ class TestSettings:
             ("listenPort=1\n", 16, "listenPort"),
             ("storePathRootDir=/tmp\n", 16, "storePathRootDir"),
             ("noSuchKey=1\n", 16, "noSuchKey"),
-            ("sendMessageThreadPoolNums=4\n", 16, "thread pools"),
+            (
+                "sendMessageThreadPoolNums=4\n",
+                0,
+                "ignored: sendMessageThreadPoolNums: there are no thread pools",
+            ),
+            ("enableControllerMode=false\nuseTLS=\n", 0, "ignored: "),
+            ("enableControllerMode=true\n", 29, "replication is not served"),
+            ("useTLS=true\nfileReservedTime=48\n", 29, "not encrypted"),
+            ("sendMessageThreadPoolNums=4\nlistenPort=1\n", 16, "listenPort"),
             ("fileReservedTime=48\nlistenPort=1\n", 16, "listenPort"),
             ("fileReservedTime=many\n", 29, "fileReservedTime"),
             ("fileReservedTime=-1\n", 29, "fileReservedTime"),
@@ -65,6 +78,50 @@ class TestSettings:
         assert answered == code
         assert names in remark
         assert services.config is before
+
+    async def test_what_means_nothing_is_ignored_alike_in_a_file_and_in_an_update(
+        self, peer: Peer, tmp_path: Path
+    ) -> None:
+        """The same line was taken with a warning in broker.conf and refused with 16 in an update."""
+        text = "".join(f"{key}=true\n" for key in sorted(UNSUPPORTED_KEYS.keys() - PROMISING_KEYS.keys()))
+        (tmp_path / "broker.conf").write_text(text)
+        with capture_logs() as of_file:
+            load_settings(
+                BrokerConfig, file=tmp_path / "broker.conf", environ_prefix="X_", overrides={}, environ={}
+            )
+        with capture_logs() as of_update:
+            code, remark = await change(peer, text)
+        assert code == 0
+        assert remark.startswith("ignored: ")
+        told = [
+            [(line["key"], line["reason"]) for line in logs if line["event"] == "settings.key_ignored"]
+            for logs in (of_file, of_update)
+        ]
+        assert told[0] == told[1]
+        assert {key for key, _ in told[0]} == UNSUPPORTED_KEYS.keys() - PROMISING_KEYS.keys()
+
+    @pytest.mark.parametrize("key", sorted(PROMISING_KEYS))
+    async def test_what_would_promise_too_much_is_refused_alike(
+        self, peer: Peer, tmp_path: Path, key: str
+    ) -> None:
+        harmless, reason = PROMISING_KEYS[key]
+        for value, refused in (("asked-for", True), (harmless, False), ("", False)):
+            (tmp_path / "broker.conf").write_text(f"{key}={value}\n")
+            code, remark = await change(peer, f"{key}={value}\n")
+            assert (code != 0, reason in remark) == (refused, refused)
+            with ExitStack() as expected:
+                if refused:
+                    expected.enter_context(pytest.raises(SettingsError, match=key))
+                load_settings(
+                    BrokerConfig, file=tmp_path / "broker.conf", environ_prefix="X_", overrides={}, environ={}
+                )
+
+    async def test_an_ignored_key_does_not_stop_the_others(self, peer: Peer) -> None:
+        code, remark = await change(peer, "enablePopBufferMerge=true\nfileReservedTime=48\n")
+        assert (code, "enablePopBufferMerge" in remark) == (0, True)
+        settings = await settings_of(peer)
+        assert settings["fileReservedTime"] == "48"
+        assert "enablePopBufferMerge" not in settings
 
     async def test_bytes_that_are_no_text(self, peer: Peer) -> None:
         answer = await peer.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"a=\xff\n")

@@ -675,3 +675,19 @@ async def test_no_registration_holds_the_event_loop(body: bytes, compressed: boo
                 await peer.ask(RequestCode.GET_NAMESRV_CONFIG)
         assert turns.longest < TURN_MAX
         await peer.close()
+
+
+async def test_a_key_that_means_nothing_here_is_ignored_in_an_update_too(tmp_path: Path) -> None:
+    """With a settings file it was answered with an error of ours, KeyError, after the others had been taken."""
+    path = tmp_path / "namesrv.conf"
+    async with running(configStorePath=str(path)) as server:
+        peer = Peer(server)
+        text = b"serverWorkerThreads=8\nenableControllerInNamesrv=false\norderMessageEnable=true\n"
+        answer = await peer.ask(RequestCode.UPDATE_NAMESRV_CONFIG, text)
+        assert answer.code == ResponseCode.SUCCESS
+        assert "ignored: serverWorkerThreads" in (answer.remark or "")
+        assert "next start" not in (answer.remark or "")
+        assert path.read_text() == "orderMessageEnable=true\n"
+        refused = await peer.ask(RequestCode.UPDATE_NAMESRV_CONFIG, b"enableControllerInNamesrv=true\n")
+        assert refused.code == ResponseCode.INVALID_PARAMETER
+        await peer.close()
