@@ -44,7 +44,9 @@ ROOMS = {
     "aerobee_store": Room("broker", closed_to=EVENT_LOOP | SOCKETS | CHANCE | TERMINAL | SETTINGS),
     "aerobee_broker": Room("broker", imports=frozenset({"aerobee_store", "aerobee_remoting"})),
     "aerobee_nameserver": Room("nameserver", imports=frozenset({"aerobee_remoting"})),
-    "aerobee": Room("client", imports=frozenset({"aerobee_remoting"}), closed_to=TERMINAL | SETTINGS),
+    "aerobee": Room(
+        "client", imports=frozenset({"aerobee_remoting"}), closed_to=TERMINAL | SETTINGS | {"structlog"}
+    ),
     "aerobee_console": Room("console", imports=frozenset({"aerobee"})),
     "aerobee_pytest": Room(
         "console", imports=frozenset({"aerobee", "aerobee_console"}), closed_to=TERMINAL | SETTINGS

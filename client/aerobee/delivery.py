@@ -42,11 +42,11 @@ from aerobee_proto.batch import encode_batch_entry
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.frames import Command
 from aerobee_proto.javahash import java_hash
-from aerobee_remoting.lazy_log import lazy_logger
+from aerobee_remoting.event_log import event_logger
 
 __all__ = ["ELSEWHERE_CODES", "LATER_CODES", "Delivery", "QueueChoice", "pick_queue"]
 
-log = lazy_logger()
+log = event_logger("aerobee.producer")
 
 QueueChoice = MessageQueue | int | None
 

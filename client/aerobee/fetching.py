@@ -41,11 +41,11 @@ from aerobee_proto.codes import PullFlag, RequestCode, ResponseCode
 from aerobee_proto.errors import RecordError
 from aerobee_proto.frames import Command
 from aerobee_proto.records import StoredRecord, decode_record, decode_records, scan_header
-from aerobee_remoting.lazy_log import lazy_logger
+from aerobee_remoting.event_log import event_logger
 
 __all__ = ["Fetcher"]
 
-log = lazy_logger()
+log = event_logger("aerobee.reader")
 
 # Waiting may cure these; every other refusal is raised.
 PASSING_CODES: Final = frozenset(

@@ -37,11 +37,11 @@ from aerobee.routes import MessageQueue
 from aerobee.send_back import SendBack
 from aerobee.start_at import Where, parse_where
 from aerobee.watching import Watch
-from aerobee_remoting.lazy_log import lazy_logger
+from aerobee_remoting.event_log import event_logger
 
 __all__ = ["GroupConsumer", "Handler", "by_sharding_key"]
 
-log = lazy_logger()
+log = event_logger("aerobee.consumer")
 
 T = TypeVar("T")
 Handler = Callable[[GroupMessage[T]], Awaitable[object] | object]

@@ -36,11 +36,11 @@ from aerobee_proto.bodies import CheckClientConfigBody, ConsumerData, ConsumerId
 from aerobee_proto.codes import RequestCode
 from aerobee_proto.errors import FormatError
 from aerobee_proto.names import is_retry_topic
-from aerobee_remoting.lazy_log import lazy_logger
+from aerobee_remoting.event_log import event_logger
 
 __all__ = ["GroupMember", "GroupSettings"]
 
-log = lazy_logger()
+log = event_logger("aerobee.consumer")
 
 # Pause before queues are shared out again when something kept this member from taking its share.
 UNBALANCED_S: Final = 1.0

@@ -29,11 +29,11 @@ from aerobee_proto.codes import PullFlag, RequestCode, ResponseCode
 from aerobee_proto.errors import RecordError
 from aerobee_proto.frames import Command
 from aerobee_proto.records import StoredRecord, decode_record, decode_records
-from aerobee_remoting.lazy_log import lazy_logger
+from aerobee_remoting.event_log import event_logger
 
 __all__ = ["GroupPulls"]
 
-log = lazy_logger()
+log = event_logger("aerobee.consumer")
 
 PULL_FLAGS = str(PullFlag.SUSPEND | PullFlag.SUBSCRIPTION)
 NOTHING_NEW = frozenset({ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY})

@@ -14,11 +14,11 @@ from aerobee.routes import MessageQueue
 from aerobee_proto.bodies import ResetOffsetBody
 from aerobee_proto.errors import FormatError
 from aerobee_proto.javajson import MessageQueue as QueueKey
-from aerobee_remoting.lazy_log import lazy_logger
+from aerobee_remoting.event_log import event_logger
 
 __all__ = ["LocalOffsets", "offsets_folder"]
 
-log = lazy_logger()
+log = event_logger("aerobee.consumer")
 
 
 def offsets_folder(chosen: Path | None) -> Path:

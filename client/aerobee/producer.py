@@ -38,14 +38,14 @@ from aerobee.transactions import Checker, Transaction, Transactions
 from aerobee.watching import MessageKind, Watch
 from aerobee_proto.codes import RequestCode, SysFlag
 from aerobee_proto.errors import AerobeeError
-from aerobee_remoting.lazy_log import lazy_logger
+from aerobee_remoting.event_log import event_logger
 
 if TYPE_CHECKING:
     from aerobee.codecs import Codec
 
 __all__ = ["Producer", "ProducerParts"]
 
-log = lazy_logger()
+log = event_logger("aerobee.producer")
 
 # Messages that cannot share a request (compressed, delayed) are small loads: so many may be out for one batch.
 ALONE_SHARE: Final = 16

@@ -20,11 +20,11 @@ from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.errors import FormatError, RecordError
 from aerobee_proto.message_ids import OffsetMessageId, decode_offset_message_id
 from aerobee_proto.records import decode_records
-from aerobee_remoting.lazy_log import lazy_logger
+from aerobee_remoting.event_log import event_logger
 
 __all__ = ["Queries"]
 
-log = lazy_logger()
+log = event_logger("aerobee.reader")
 
 TIME_MAX_MS: Final = 2**63 - 1
 UNIQUE_KEY_MAX_NUM: Final = 32

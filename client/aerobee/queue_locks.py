@@ -11,11 +11,11 @@ from aerobee_proto.bodies import LockBatchBody, LockedQueues, UnlockBatchBody
 from aerobee_proto.codes import RequestCode
 from aerobee_proto.errors import FormatError
 from aerobee_proto.javajson import MessageQueue as QueueKey
-from aerobee_remoting.lazy_log import lazy_logger
+from aerobee_remoting.event_log import event_logger
 
 __all__ = ["QueueLocks"]
 
-log = lazy_logger()
+log = event_logger("aerobee.consumer")
 
 
 class QueueLocks:

@@ -46,10 +46,10 @@ from aerobee_proto.bodies import CheckClientConfigBody, QueryConsumeQueueBody
 from aerobee_proto.codes import PullFlag, RequestCode, ResponseCode
 from aerobee_proto.frames import Command
 from aerobee_proto.records import RECORD_SIZE_MIN
-from aerobee_remoting.lazy_log import lazy_logger
+from aerobee_remoting.event_log import event_logger
 
 T = TypeVar("T")
-log = lazy_logger()
+log = event_logger("aerobee.reader")
 
 __all__ = ["Piece", "QueueRange", "RangeConfig", "RangeReader", "Ranges"]
 

@@ -23,12 +23,12 @@ from aerobee.routes import (
 )
 from aerobee_proto.bodies import TopicList, TopicRouteData
 from aerobee_proto.codes import RequestCode
-from aerobee_remoting.lazy_log import lazy_logger
+from aerobee_remoting.event_log import event_logger
 from aerobee_remoting.tasks import look_at
 
 __all__ = ["RouteTable"]
 
-log = lazy_logger()
+log = event_logger("aerobee.client")
 
 
 class RouteTable:

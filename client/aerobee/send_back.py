@@ -19,11 +19,11 @@ from aerobee.routes import TEMPLATE_TOPIC
 from aerobee_proto.codes import RequestCode, SysFlag
 from aerobee_proto.names import dlq_topic, retry_topic
 from aerobee_proto.properties import DELAY, ORIGIN_MESSAGE_ID, RETRY_TOPIC, encode_properties
-from aerobee_remoting.lazy_log import lazy_logger
+from aerobee_remoting.event_log import event_logger
 
 __all__ = ["MAX_RECONSUME_TIMES", "SendBack"]
 
-log = lazy_logger()
+log = event_logger("aerobee.consumer")
 
 MAX_RECONSUME_TIMES = 16  # RocketMQ's usual number, and that of new groups
 STORED_CODES = frozenset(status.value for status in SendStatus)

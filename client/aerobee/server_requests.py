@@ -22,15 +22,15 @@ from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.errors import RequestError
 from aerobee_proto.javajson import MessageQueue as QueueKey
 from aerobee_proto.records import decode_record
+from aerobee_remoting.event_log import event_logger
 from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
-from aerobee_remoting.lazy_log import lazy_logger
 
 if TYPE_CHECKING:
     from aerobee.group_consumer import GroupConsumer
 
 __all__ = ["ServerRequests"]
 
-log = lazy_logger()
+log = event_logger("aerobee.client")
 
 
 class ServerRequests:

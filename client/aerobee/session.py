@@ -39,7 +39,7 @@ from aerobee_proto.codes import RequestCode
 from aerobee_proto.message_ids import UniqueKeyFactory
 from aerobee_remoting.client import RemotingClient, RemotingClientConfig
 from aerobee_remoting.connection import Connection
-from aerobee_remoting.lazy_log import lazy_logger
+from aerobee_remoting.event_log import event_logger
 
 if TYPE_CHECKING:
     from aerobee.admin import Admin
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 __all__ = ["QueueSelection", "Session", "clock_ms"]
 
-log = lazy_logger()
+log = event_logger("aerobee.client")
 
 LOST_MAX = 4096  # addresses
 

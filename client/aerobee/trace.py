@@ -29,7 +29,7 @@ from aerobee.watching import MessageKind
 from aerobee_proto.errors import FormatError
 from aerobee_proto.message_ids import decode_offset_message_id
 from aerobee_proto.properties import MSG_REGION, TRACE_ON
-from aerobee_remoting.lazy_log import lazy_logger
+from aerobee_remoting.event_log import event_logger
 
 if TYPE_CHECKING:
     from aerobee.group_message import GroupMessage
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TraceRecord", "TraceWatch", "TraceWriter", "parse_trace"]
 
-log = lazy_logger()
+log = event_logger("aerobee.trace")
 
 FIELD: Final = "\x01"
 RECORD: Final = "\x02"

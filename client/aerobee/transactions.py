@@ -22,11 +22,11 @@ from aerobee.route_table import RouteTable
 from aerobee_proto.codes import RequestCode, ResponseCode, SysFlag
 from aerobee_proto.message_ids import decode_offset_message_id
 from aerobee_proto.records import StoredRecord
-from aerobee_remoting.lazy_log import lazy_logger
+from aerobee_remoting.event_log import event_logger
 
 __all__ = ["Checker", "Transaction", "TransactionUnresolved", "Transactions", "TransactionsCheck"]
 
-log = lazy_logger()
+log = event_logger("aerobee.producer")
 
 # SYSTEM_ERROR is how a broker says that it has no such half message.
 CANNOT_NOW_CODES: Final = LATER_CODES - {ResponseCode.SYSTEM_ERROR}

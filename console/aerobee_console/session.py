@@ -96,11 +96,24 @@ def _configure_logs() -> None:
     import structlog
 
     level = logging.DEBUG if os.environ.get("AEROBEE_DEBUG") else logging.WARNING
+    leveled = structlog.processors.add_log_level
+    shown = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty() and "NO_COLOR" not in os.environ)
     structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty() and "NO_COLOR" not in os.environ),
-        ],
+        processors=[leveled, shown],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
     )
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=[structlog.stdlib.ExtraAdder(), leveled],
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, shown],
+    )
+
+    class StandardError(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            sys.stderr.write(self.format(record) + "\n")
+
+    handler = StandardError()
+    handler.setFormatter(formatter)
+    client = logging.getLogger("aerobee")
+    client.handlers[:] = [handler]
+    client.setLevel(level)

@@ -51,7 +51,8 @@ def _redirect() -> None:
         cache_logger_on_first_use=False,
     )
     for name, module in list(sys.modules.items()):
-        if name.startswith(SERVER_PACKAGES) and "log" in vars(module):
+        # Only structlog's loggers have `bind`; the others are of the logging module already.
+        if name.startswith(SERVER_PACKAGES) and hasattr(vars(module).get("log"), "bind"):
             _before[name] = vars(module)["log"]
             vars(module)["log"] = logger
 

@@ -12,13 +12,13 @@ from aerobee_proto.frames import CODEC_JSON, CODEC_MSGPACK, CODEC_ROCKETMQ, Comm
 from aerobee_proto.headers import RequestHeader
 from aerobee_remoting.connection import Connection, ConnectionLimits
 from aerobee_remoting.errors import ConnectFailed, RemotingError
+from aerobee_remoting.event_log import event_logger
 from aerobee_remoting.handlers import HandlerTable
-from aerobee_remoting.lazy_log import lazy_logger
 from aerobee_remoting.tasks import look_at
 
 __all__ = ["RemotingClient", "RemotingClientConfig", "split_addr"]
 
-log = lazy_logger()
+log = event_logger("aerobee.remoting")
 
 SWEEP_S: Final = 1.0
 CODECS: Final = {"json": CODEC_JSON, "rocketmq": CODEC_ROCKETMQ}

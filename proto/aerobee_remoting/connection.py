@@ -35,12 +35,12 @@ from aerobee_proto.frames import (
 from aerobee_proto.headers import RequestHeader, ext_of
 from aerobee_proto.requests import UNREADABLE, Envelope, request_code_key
 from aerobee_remoting.errors import ConnectionLost, RequestTimeout, TooManyRequests
+from aerobee_remoting.event_log import EventLog, event_logger
 from aerobee_remoting.handlers import BatchItem, Entry, HandlerTable, Request, Response
-from aerobee_remoting.lazy_log import lazy_logger
 
 __all__ = ["Connection", "ConnectionLimits", "format_addr"]
 
-log = lazy_logger()
+log = event_logger("aerobee.remoting")
 
 TIMEOUT_SCAN_S: Final = 0.05  # how late a request's time-out may be noticed
 NO_HANDLERS: Final = HandlerTable()
@@ -80,12 +80,14 @@ class Connection(asyncio.Protocol):
         limits: ConnectionLimits | None = None,
         on_open: "Callable[[Connection], None] | None" = None,
         on_close: "Callable[[Connection], None] | None" = None,
+        log: EventLog = log,
     ) -> None:
         # Fixed for life.
         self._handlers = handlers or NO_HANDLERS
         self._limits = limits or ConnectionLimits()
         self._on_open = on_open
         self._on_close = on_close
+        self._log = log  # a server's own, or the one of libraries
         self._loop = asyncio.get_running_loop()
         self._decoder = FrameDecoder(self._limits.frame_size_max, self._limits.header_size_max)
         self.transport: asyncio.Transport = None  # type: ignore[assignment]  # set by connection_made
@@ -322,7 +324,7 @@ class Connection(asyncio.Protocol):
         try:
             entry.batch(self, run)
         except Exception as failed:
-            log.exception("remoting.handler_failed", peer=self.peer, code=entry.code)
+            self._log.exception("remoting.handler_failed", peer=self.peer, code=entry.code)
             for item, _, codec in run:
                 if not item.flag & FLAG_ONEWAY:
                     self.respond(codec, item.opaque, _failure(failed))
@@ -336,7 +338,7 @@ class Connection(asyncio.Protocol):
         except RequestError as refused:
             response = self._refusal(entry, refused)
         except Exception as failed:
-            log.exception("remoting.handler_failed", peer=self.peer, code=entry.code)
+            self._log.exception("remoting.handler_failed", peer=self.peer, code=entry.code)
             response = _failure(failed)
         if response is not None and not request.oneway:
             self.respond(request.codec, request.opaque, response)
@@ -352,7 +354,7 @@ class Connection(asyncio.Protocol):
         told = self.attrs.setdefault("limits_told", set())
         if limit not in told:
             told.add(limit)
-            log.warning("remoting.limit_reached", peer=self.peer, limit=limit, reason=reason)
+            self._log.warning("remoting.limit_reached", peer=self.peer, limit=limit, reason=reason)
 
     async def _run_async(self, entry: Entry, request: Request) -> None:
         self.hold(1)
@@ -363,7 +365,7 @@ class Connection(asyncio.Protocol):
         except asyncio.CancelledError:
             raise
         except Exception as failed:
-            log.exception("remoting.handler_failed", peer=self.peer, code=entry.code)
+            self._log.exception("remoting.handler_failed", peer=self.peer, code=entry.code)
             response = _failure(failed)
         finally:
             self.hold(-1)
@@ -384,7 +386,9 @@ class Connection(asyncio.Protocol):
     def _on_response(self, command: Command) -> None:
         waiting = self._waiting.pop(command.opaque, None)
         if waiting is None:
-            log.debug("remoting.answer_unexpected", peer=self.peer, opaque=command.opaque, code=command.code)
+            self._log.debug(
+                "remoting.answer_unexpected", peer=self.peer, opaque=command.opaque, code=command.code
+            )
             return
         if not waiting[0].done():
             self.version = command.version
@@ -408,7 +412,7 @@ class Connection(asyncio.Protocol):
             self.respond(command.codec, command.opaque, Response(refused.code, refused.remark))
 
     def _break(self, broken: FrameError) -> None:
-        log.warning("remoting.frame_refused", peer=self.peer, reason=str(broken))
+        self._log.warning("remoting.frame_refused", peer=self.peer, reason=str(broken))
         self._decoder.error = self._decoder.error or broken
         self.close(f"frame refused: {broken}")
 

@@ -19,10 +19,14 @@ import msgspec
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from aerobee_remoting.event_log import LOGGER_NAME
+
 __all__ = ["LEVELS", "configure_logging", "stray_errors_told"]
 
 log = structlog.get_logger()
 
+
+_add_extra: Final = structlog.stdlib.ExtraAdder()
 LEVELS: Final = ("debug", "info", "warning", "error")
 
 
@@ -91,12 +95,19 @@ def _to_json(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
     return msgspec.json.encode(event, enc_hook=str).decode()
 
 
+def _adopted(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    """A record of the logging module as an event: one of ours (`aerobee_remoting.event_log`) has its name and facts."""
+    if event["_record"].name.partition(".")[0] == LOGGER_NAME and hasattr(event["_record"], "event"):
+        return _add_extra(logger, method, event)
+    return structlog.stdlib.add_logger_name(logger, method, event)
+
+
 def _adopt_standard_logging(
     number: int, out: TextIO, shared: list[Processor], rendering: list[Processor]
 ) -> None:
     """Give records of the logging module the same form; whatever handlers were there are replaced."""
     formatter = structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
+        foreign_pre_chain=[_adopted, *shared],
         processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
     )
     handler = logging.StreamHandler(out)

@@ -148,7 +148,7 @@ class RemotingServer:
 
     def _new_connection(self) -> Connection:
         return Connection(
-            self.handlers, limits=self._config.limits, on_open=self._opened, on_close=self._closed
+            self.handlers, limits=self._config.limits, on_open=self._opened, on_close=self._closed, log=log
         )
 
     def _opened(self, connection: Connection) -> None:
@@ -274,7 +274,7 @@ class RemotingServer:
                 return
             await loop.connect_accepted_socket(
                 lambda: Connection(
-                    self.handlers, limits=self._config.limits, on_open=opened, on_close=self._closed
+                    self.handlers, limits=self._config.limits, on_open=opened, on_close=self._closed, log=log
                 ),
                 accepted,
                 ssl=self._config.tls if is_tls else None,

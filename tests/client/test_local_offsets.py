@@ -2,11 +2,11 @@ import pwd
 from pathlib import Path
 
 import pytest
-from structlog.testing import capture_logs
 
 from aerobee.errors import ClientError, InvalidMessage
 from aerobee.local_offsets import LocalOffsets, offsets_folder
 from aerobee.routes import MessageQueue
+from client.events import captured_events
 
 Q0, Q1 = MessageQueue("T", "b-a", 0), MessageQueue("T", "b-a", 1)
 
@@ -44,7 +44,7 @@ def test_a_broken_file_is_replaced_by_its_backup_or_named(tmp_path: Path) -> Non
         offsets.set(Q0, at)
         offsets.save()
     offsets.path.write_text("{")
-    with capture_logs() as logs:
+    with captured_events() as logs:
         offsets.load()
     assert offsets.get(Q0) == 3
     assert [entry["event"] for entry in logs] == ["client.offsets_file_broken"]

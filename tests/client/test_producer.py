@@ -4,7 +4,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 
 from aerobee import (
     BrokerRefused,
@@ -25,6 +24,7 @@ from aerobee_proto.compression import decompress_body
 from aerobee_proto.properties import decode_properties
 from aerobee_proto.records import decode_record
 from aerobee_remoting.handlers import Request, Response
+from client.events import captured_events
 from client.fakes import FakeBroker, FakeCluster, fake_cluster, hang_up, silence, unique_keys
 
 SINGLE, BATCH = RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE
@@ -396,7 +396,7 @@ async def test_trouble_with_a_broker_is_told_once_and_its_end_too(monkeypatch: p
     monkeypatch.setattr("aerobee.delivery.TELL_AFTER_S", 0.05)
     async with producing() as (cluster, producer):
         cluster.broker.script(SINGLE, *[BUSY] * 6)
-        with capture_logs() as events:
+        with captured_events() as events:
             await producer.send("T", b"x")
         told = [event["event"] for event in events if event["log_level"] != "debug"]
         assert told == ["client.sends_held_up", "client.sends_work_again"]

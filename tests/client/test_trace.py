@@ -1,12 +1,11 @@
 import asyncio
 
-from structlog.testing import capture_logs
-
 from aerobee import Client, ClientConfig
 from aerobee.trace import TraceRecord, TraceWriter, parse_trace
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.records import decode_record
 from aerobee_remoting.handlers import Response
+from client.events import captured_events
 from client.fakes import fake_cluster
 
 # As clients of 5.3.3 and 4.9.8 write them.
@@ -73,7 +72,7 @@ async def test_traces_that_cannot_be_written_disturb_nobody() -> None:
     config = ClientConfig(trace=True)
     async with fake_cluster() as cluster:
         cluster.nameserver.add_topic("RMQ_SYS_TRACE_TOPIC", cluster.broker)
-        with capture_logs() as logs:
+        with captured_events() as logs:
             async with Client(cluster.nameserver.addr, config=config) as mq, mq.producer("p") as producer:
                 await producer.send("T", b"x")
                 refusal = Response(ResponseCode.MESSAGE_ILLEGAL, "no traces here")

@@ -1,7 +1,6 @@
 import asyncio
 
 import pytest
-from structlog.testing import capture_logs
 
 from aerobee import (
     BrokerRefused,
@@ -17,6 +16,7 @@ from aerobee_proto.codes import RequestCode, ResponseCode, SysFlag
 from aerobee_proto.properties import decode_properties
 from aerobee_proto.records import decode_record
 from aerobee_remoting.handlers import Response
+from client.events import captured_events
 from client.fakes import FakeBroker, fake_cluster, hang_up
 
 CODE = RequestCode
@@ -78,7 +78,7 @@ async def test_a_commit_that_nobody_confirms_is_an_error_and_a_lost_rollback_is_
             async with producer.transaction("T", b"x"):
                 pass
         assert "no such half message" in str(caught.value)
-        with capture_logs() as logs:
+        with captured_events() as logs:
             async with producer.transaction("T", b"y") as tx:
                 tx.rollback()
         assert [entry["event"] for entry in logs if entry["log_level"] == "warning"] == [

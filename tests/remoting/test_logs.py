@@ -12,6 +12,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
+from aerobee_remoting.event_log import event_logger
 from aerobee_remoting.logs import configure_logging, stray_errors_told
 
 
@@ -114,3 +115,13 @@ def test_errors_that_nobody_can_catch_are_events() -> None:
         "log_level": "error",
     }
     assert (sys.unraisablehook, threading.excepthook) == before
+
+
+def test_events_of_our_libraries_have_the_shape_of_the_servers_own() -> None:
+    """A server's connections to others log with the standard module, as they do in a user's program."""
+    out = StringIO()
+    configure_logging(stream=out)
+    event_logger("aerobee.remoting").warning("remoting.frame_refused", peer="10.0.0.1:5", reason="no frame")
+    line = json.loads(out.getvalue())
+    assert list(line) == ["timestamp", "level", "event", "peer", "reason"]
+    assert (line["event"], line["peer"]) == ("remoting.frame_refused", "10.0.0.1:5")

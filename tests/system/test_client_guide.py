@@ -2,9 +2,10 @@
 
 import contextlib
 import io
+import logging
 import re
 import textwrap
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,17 @@ EXAMPLES = re.findall(r"^```python\n(.*?)^```$", GUIDE, re.DOTALL | re.MULTILINE
 TOPICS = ("orders", "returns", "reminders", "questions", "jobs", "typed", "greetings")
 
 
+@pytest.fixture(autouse=True)
+def own_logging() -> Iterator[None]:
+    """What an example sets up for its program is not left to other tests."""
+    loggers = [logging.getLogger(name) for name in (None, "aerobee", "aerobee.producer")]
+    before = [(logger, list(logger.handlers), logger.level) for logger in loggers]
+    yield
+    for logger, handlers, level in before:
+        logger.handlers[:] = handlers
+        logger.setLevel(level)
+
+
 @pytest.fixture
 async def mq(tmp_path: Path) -> AsyncIterator[Client]:
     async with cluster(tmp_path, recall_message_enable=True) as running:
@@ -27,7 +39,7 @@ async def mq(tmp_path: Path) -> AsyncIterator[Client]:
 
 
 async def test_every_example_prints_what_it_says(mq: Client) -> None:
-    assert len(EXAMPLES) == 11
+    assert len(EXAMPLES) == 13
     for example in EXAMPLES:
         expected = re.findall(r"# -> (.*)", example)
         assert await printed_by(example, mq) == expected, example
