@@ -273,7 +273,13 @@ class Broker:
             self._task_failed(name, failed)
 
     def _task_failed(self, name: str, failed: Exception) -> None:
-        """Called where the exception is handled."""
+        """Called where the exception is handled. An OSError that ends a task is of a file: as a failed sync."""
+        if (
+            isinstance(failed, OSError)
+            and not isinstance(failed, ConnectionError | TimeoutError)
+            and self._store is not None
+        ):
+            self._store.fail(name, failed)
         if not self.store_has_failed:
             log.exception("broker.task_failed", task=name)
         self._fail(failed)
@@ -446,6 +452,13 @@ class Broker:
         await self._close_files()
         log.info("broker.stopped", failed=self.failed.done())
 
+    async def _close_timers(self, timers: TimerDelivery) -> None:
+        try:
+            await timers.close()
+        except OSError as failed:
+            assert self._store is not None
+            self._store.fail("timer files", failed)
+
     async def _close_files(self) -> None:
         """Tables first, the store and its lock last."""
         if self._services is not None:
@@ -454,7 +467,7 @@ class Broker:
             if self._delays is not None:
                 self._delays.settle()
             if self._services is not None and self._services.timers is not None and not self.store_has_failed:
-                await self._services.timers.close()
+                await self._close_timers(self._services.timers)
             if self._services is not None:
                 await self._services.files.close()
         except OSError as failed:

@@ -40,6 +40,7 @@ from aerobee_store.timer_files import (
     MAGIC_DEFAULT,
     MAGIC_DELETE,
     MAGIC_ROLL,
+    CheckpointKept,
     Snapshot,
     TimerFiles,
     TimerUnit,
@@ -410,7 +411,8 @@ class TimerDelivery:
                     log.warning("broker.config_not_saved", path=self._counts.file_name, reason=str(failed))
 
     async def save(self) -> None:
-        """Write a checkpoint of the last state that is on disk. OSError is final."""
+        """Write a checkpoint of the last state that is on disk; one that cannot be written is tried again. OSError is
+        final: it is of the timer files."""
         if self._snapshot is None and self._dirty:
             self._dirty = False
             self._snapshot = self._files.snapshot(self._services.store.end_offset)
@@ -423,10 +425,13 @@ class TimerDelivery:
         self._writing.add_done_callback(look_at)  # it may fail after a stop has ended the wait for it
         try:
             await asyncio.shield(self._writing)
-        except StoreFull as full:
+        except (CheckpointKept, StoreFull) as kept:
             self._dirty = True
-            log.warning("broker.timer_checkpoint_waits", reason=str(full))
-        self._files.clean(self._services.store.min_physical_offset)
+            log.warning("broker.timer_checkpoint_waits", reason=str(kept))
+        try:
+            self._files.clean(self._services.store.min_physical_offset)
+        except OSError as failed:
+            log.warning("store.cleaning_failed", reason=str(failed))
 
     async def close(self) -> None:
         """The orderly end, when everything is on disk: what of open slots is delivered is told to the next run."""
@@ -437,8 +442,8 @@ class TimerDelivery:
                 self._files.start_anew(slot, self._left_of(slot, opened))
             if self._dirty or self._open or self._snapshot is not None:
                 self._files.sync(self._files.snapshot(0), self._services.clock())
-        except StoreFull as full:
-            log.warning("broker.timer_checkpoint_waits", reason=str(full))
+        except (CheckpointKept, StoreFull) as kept:
+            log.warning("broker.timer_checkpoint_waits", reason=str(kept))
         finally:
             self._files.close()
 

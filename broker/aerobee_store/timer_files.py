@@ -39,10 +39,20 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from aerobee_store.errors import StoreError, StoreFull
 from aerobee_store.io import DataFile, StoreIo
 from aerobee_store.mapped_files import MappedFile, MappedFileQueue
 
-__all__ = ["MAGIC_DEFAULT", "MAGIC_DELETE", "MAGIC_ROLL", "Snapshot", "TimerFiles", "TimerUnit", "Verified"]
+__all__ = [
+    "MAGIC_DEFAULT",
+    "MAGIC_DELETE",
+    "MAGIC_ROLL",
+    "CheckpointKept",
+    "Snapshot",
+    "TimerFiles",
+    "TimerUnit",
+    "Verified",
+]
 
 log = structlog.get_logger()
 
@@ -99,6 +109,10 @@ class TimerUnit(NamedTuple):
     def deletes(self) -> bool:
         """Whether this takes another message of the same slot out."""
         return self.magic & MAGIC_DELETE != 0
+
+
+class CheckpointKept(StoreError):
+    """The checkpoint of the timer files could not be written; the one before stands."""
 
 
 class Verified(NamedTuple):
@@ -358,7 +372,11 @@ class TimerFiles:
         return Snapshot(self.read_ms, self.queue_offset, self.log_end, message_end, files)
 
     def sync(self, snapshot: Snapshot, now_ms: int) -> None:
-        """Bring the files to the disk and write the checkpoint. OSError is final; StoreFull: try again later."""
+        """Bring the files to the disk and write the checkpoint.
+
+        OSError is final: the disk may have dropped what it did not take. CheckpointKept: the checkpoint could not be
+        written, the one before still holds; it may be written later, as it is made anew then.
+        """
         for file in snapshot.files:
             file.data.sync()
         wheel = self._wheel
@@ -367,7 +385,10 @@ class TimerFiles:
         count = self.version_count + 1
         offsets = (snapshot.read_ms, snapshot.log_end, snapshot.queue_offset, snapshot.queue_offset)
         raw = CHECKPOINT.pack(*offsets, 0, now_ms, count)
-        self._io.replace_bytes(self._check_path, raw.ljust(CHECKPOINT_SIZE, b"\0"), keep_previous=False)
+        try:
+            self._io.replace_bytes(self._check_path, raw.ljust(CHECKPOINT_SIZE, b"\0"), keep_previous=False)
+        except (OSError, StoreFull) as error:
+            raise CheckpointKept(str(error)) from error
         self.version_ms, self.version_count = now_ms, count
         self._synced_end = snapshot.log_end
 
