@@ -45,6 +45,8 @@ def check_store(
     for record in walker.walk(log.min_offset):
         if record.physical_offset >= confirmed_offset or not _is_queued(record):
             continue
+        if log.is_damaged(record.physical_offset):
+            continue  # it names another queue than its entry
         if tombstones is not None and tombstones.covers(record.topic, record.physical_offset):
             continue
         _check_entry(queues, record, config)

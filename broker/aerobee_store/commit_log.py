@@ -49,6 +49,8 @@ class CommitLog:
         self._last: MappedFile | None = None
         # Stretches [begin, end) that recovery or a scrub found to hold no proven record.
         self.damaged: tuple[tuple[int, int], ...] = ()
+        # Why, of those that a reader found, by their first byte.
+        self.damage_reasons: dict[int, str] = {}
         self._adding_damaged = threading.Lock()  # readers and the scrub find damage in threads of their own
         # Recovery has proven every record from here on, or it was written since; those below it never looked at.
         self.proven_from = 0
@@ -222,12 +224,14 @@ class CommitLog:
         """As scan(); a record of `size` bytes that does not hold is known to be damaged from now on."""
         found = self.scan(physical_offset)
         if found is None:
-            self.add_damaged(physical_offset, physical_offset + size)
+            reason = "a record read from the disk does not match its checksum"
+            self.add_damaged(physical_offset, physical_offset + size, reason)
         return found
 
-    def add_damaged(self, begin: int, end: int) -> None:
+    def add_damaged(self, begin: int, end: int, reason: str = "") -> None:
         """Keep readers away from a stretch from now on. From whichever thread found it."""
         with self._adding_damaged:
+            self.damage_reasons[begin] = reason
             self.damaged = (*self.damaged, (begin, end))
 
     def is_damaged(self, physical_offset: int) -> bool:

@@ -3,8 +3,8 @@
 Touches  queue files and the commit log, reading. No clock.
 
 What always holds
-- A record is served only if its entry agrees with it: magic, size and the stored physical offset; and not
-  if it is known to be damaged. One that this run has neither written nor proven at its start is proven first,
+- A record is served only if its entry agrees with it: magic, size, queue id, number and the stored physical offset;
+  and not if it is known to be damaged. One that this run has neither written nor proven at its start is proven first,
   with all its checksums (about 8 us), and must name the queue that it is served from.
 - Records that lie next to each other in the log leave as one slice; slices stay readable while held.
 - A call never crosses the end of a queue file and never scans more than `scan_size_max` bytes of entries, less
@@ -22,6 +22,7 @@ import numpy as np
 
 from aerobee_proto.errors import RecordError
 from aerobee_proto.records import MAGIC_V1, MAGIC_V2, scan_header
+from aerobee_store.agreement import Agreement, header_at
 from aerobee_store.commit_log import CommitLog
 from aerobee_store.config import StoreConfig
 from aerobee_store.consume_queue import ENTRY, ENTRY_DTYPE, ENTRY_SIZE, ConsumeQueue
@@ -29,13 +30,14 @@ from aerobee_store.queue_table import QueueTable
 
 __all__ = ["GetResult", "GetStatus", "MessageReader", "Selector"]
 
-# size, magic and physical offset of a record
-_IDENTITY = struct.Struct(">iI20xq")
+# size, magic, queue id, number and physical offset of a record
+_IDENTITY = struct.Struct(">iI4xi4xqq")
 _NOTHING_WRITTEN = 1 << 63
 _IDENTITY_SIZE = _IDENTITY.size
 _MAGICS = frozenset((MAGIC_V1, MAGIC_V2))
 _REQUEST_SIZE_MIN = 100
 _REQUEST_SIZE_MAX = 134_217_728
+_WRONG_TOLD_MAX = 1000
 # Entries for which a vectorised look for the first match pays off (about 8 us of set-up).
 _VECTOR_MIN = 64
 # Property bytes that one selecting read looks into: 800 usual messages, 20 of the largest. About 10 ms at worst.
@@ -120,6 +122,12 @@ class MessageReader:
         self._distance = config.in_memory_distance
         # Records from here on were written by this process: their entries need no look at them.
         self.written_from = _NOTHING_WRITTEN
+        self._agreement = Agreement(log, queues)
+        # Called once for each entry that leads to a record of another one: topic, queue id, number, reason.
+        self.on_wrong_entry: Callable[[str, int, int, str], None] = lambda topic, queue_id, offset, reason: (
+            None
+        )
+        self._wrong_entries: set[tuple[str, int, int]] = set()
 
     def get(
         self,
@@ -214,7 +222,7 @@ class MessageReader:
         end = log.end_offset
         log_min = log.min_offset
         damaged = log.damaged
-        proven_from = log.proven_from
+        proven_from, written_from = log.proven_from, self.written_from
         topic, queue_id = queue.topic, queue.queue_id
         memory_floor = end - self._distance
         in_memory = False
@@ -260,14 +268,21 @@ class MessageReader:
             if size < _IDENTITY_SIZE or physical_offset + size > file_end:
                 known = False
             else:
-                found_size, magic, stored_offset = identity(view, at)
+                found_size, magic, found_queue, number, stored_offset = identity(view, at)
                 known = stored_offset == physical_offset and found_size == size and magic in _MAGICS
                 if damaged and log.is_damaged(physical_offset):
                     known = False
-                elif known and physical_offset < proven_from:
-                    proven = log.prove(physical_offset, size)
-                    damaged = log.damaged
-                    known = proven is not None and proven.topic == topic and proven.queue_id == queue_id
+                elif known and physical_offset < written_from:
+                    if physical_offset < proven_from:
+                        proven = log.prove(physical_offset, size)
+                        known = proven is not None and (
+                            proven.topic == topic
+                            or self._agrees(queue, next_offset - 1, physical_offset, size)
+                        )
+                        damaged = log.damaged
+                    if number + 1 != next_offset or found_queue != queue_id:
+                        known = known and self._agrees(queue, next_offset - 1, physical_offset, size)
+                        damaged = log.damaged
             if not known:
                 if not count:
                     status = GetStatus.MESSAGE_WAS_REMOVING
@@ -317,7 +332,7 @@ class MessageReader:
             if looked_into > _SELECT_BYTES_MAX:
                 break
             next_offset += 1
-            found = self._record(queue, physical_offset, size)
+            found = self._record(queue, next_offset - 1, physical_offset, size)
             if found is None:
                 status = GetStatus.MESSAGE_WAS_REMOVING
                 continue
@@ -339,8 +354,22 @@ class MessageReader:
             physical_offset >= 0 and end - physical_offset > self._distance,
         )
 
+    def _agrees(self, queue: ConsumeQueue, offset: int, physical_offset: int, size: int) -> bool:
+        """Whether entry and record agree after all; what does not is told, and not served from now on."""
+        header = header_at(self._log, physical_offset)
+        found = self._agreement.of_entry(queue, offset, header) if header is not None else None
+        if found is None:
+            return header is not None
+        entry = (queue.topic, queue.queue_id, offset)
+        if found.of_record:
+            self._log.add_damaged(physical_offset, physical_offset + size, found.reason)
+        elif entry not in self._wrong_entries and len(self._wrong_entries) < _WRONG_TOLD_MAX:
+            self._wrong_entries.add(entry)
+            self.on_wrong_entry(*entry, found.reason)
+        return False
+
     def _record(
-        self, queue: ConsumeQueue, physical_offset: int, size: int
+        self, queue: ConsumeQueue, offset: int, physical_offset: int, size: int
     ) -> tuple[memoryview, bytes] | None:
         """The record of an entry and its raw properties; None when the log has no such sound record any more."""
         log = self._log
@@ -357,10 +386,13 @@ class MessageReader:
             return None
         if log.damaged and log.is_damaged(physical_offset):
             return None
-        if physical_offset < log.proven_from:
-            proven = log.prove(physical_offset, size)
-            if proven is None or (proven.topic, proven.queue_id) != (queue.topic, queue.queue_id):
-                return None
+        if physical_offset < log.proven_from and log.prove(physical_offset, size) is None:
+            return None
+        named = (header.queue_offset, header.queue_id, header.topic)
+        if named != (offset, queue.queue_id, queue.topic) and not self._agrees(
+            queue, offset, physical_offset, size
+        ):
+            return None
         return record, header.properties
 
 

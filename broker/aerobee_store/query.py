@@ -1,13 +1,15 @@
 """Finding messages by key: candidates from the index, each checked against its record.
 
-Touches  index and commit log, reading.
+Touches  index, queues and commit log, reading.
 """
 
 from aerobee_proto.errors import RecordError
 from aerobee_proto.properties import KEYS, UNIQ_KEY, find_property, split_keys
 from aerobee_proto.records import RecordHeader, scan_header
+from aerobee_store.agreement import Agreement
 from aerobee_store.commit_log import CommitLog
 from aerobee_store.index import QUERY_NUM_MAX, IndexService
+from aerobee_store.queue_table import QueueTable
 
 __all__ = ["QueryResult", "query_messages"]
 
@@ -35,17 +37,26 @@ class QueryResult:
 
 
 def query_messages(
-    index: IndexService, log: CommitLog, topic: str, key: str, max_num: int, begin: int, end: int
+    index: IndexService,
+    log: CommitLog,
+    queues: QueueTable,
+    topic: str,
+    key: str,
+    max_num: int,
+    begin: int,
+    end: int,
 ) -> QueryResult:
     """The newest `max_num` messages of `topic` with `key` among KEYS or as unique key, stored within
     [begin, end] (ms)."""
     found: list[RecordHeader] = []
+    agreement = Agreement(log, queues)
     last = end
     for _ in range(_ROUNDS_MAX):
         # Index times are whole seconds rounded down: ask for one more, and judge by the records.
         offsets = sorted(set(index.query(topic, key, QUERY_NUM_MAX, begin - _INDEX_TIME_STEP_MS, last)))
         headers = [header for offset in offsets if (header := _header_at(log, offset)) is not None]
         found = [h for h in headers if begin <= h.store_timestamp <= end and _carries(h, topic, key)]
+        found = [header for header in found if _is_itself(log, agreement, header)]
         if found or not headers:
             break
         last = headers[0].store_timestamp - 1
@@ -66,6 +77,14 @@ def _header_at(log: CommitLog, physical_offset: int) -> RecordHeader | None:
     if physical_offset < log.proven_from and log.prove(physical_offset, header.size) is None:
         return None
     return None if header.is_blank or header.physical_offset != physical_offset else header
+
+
+def _is_itself(log: CommitLog, agreement: Agreement, header: RecordHeader) -> bool:
+    """Whether its queue does not say that it is another message."""
+    reason = agreement.of_record(header)
+    if reason is not None:
+        log.add_damaged(header.physical_offset, header.physical_offset + header.size, reason)
+    return reason is None
 
 
 def _carries(header: RecordHeader, topic: str, key: str) -> bool:

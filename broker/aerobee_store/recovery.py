@@ -14,6 +14,8 @@ when it is small, else a file chosen by the checkpoint's times) and every record
 - Each queue is compared, entry by entry, with the records on the way. From the first entry that does not
   agree on, the queue is cut and dispatched again; a queue that misses records from before the walk makes the
   walk start one file earlier.
+- A record that names another queue or number than the entry that leads to it is damaged, if no entry there confirms
+  it: RocketMQ has no checksum over its name.
 - The index keeps what its own recovery proves, and is given all records behind that.
 """
 
@@ -24,12 +26,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from aerobee_proto.errors import RecordError
 from aerobee_proto.javahash import index_key_hash
 from aerobee_proto.properties import find_property
-from aerobee_proto.records import RECORD_SIZE_MIN, RecordHeader, scan_header
+from aerobee_proto.records import RECORD_SIZE_MIN
 from aerobee_store import failpoints
+from aerobee_store.agreement import Agreement, header_at
 from aerobee_store.checkpoint import Checkpoint, Watermark
+from aerobee_store.claims import Claims
 from aerobee_store.commit_log import CommitLog
 from aerobee_store.config import StoreConfig
 from aerobee_store.consume_queue import ENTRY, ENTRY_DTYPE, ENTRY_SIZE, ConsumeQueue, ConsumeQueueEntry
@@ -452,6 +455,8 @@ class _QueueRepair:
         self._may_start_earlier = may_start_earlier
         self._levels = parts.config.delay_levels_ms
         self._tombstones = parts.tombstones
+        self._agreement = Agreement(parts.log, parts.queues)
+        self._claims: Claims | None = None  # made by prepare()
         self._cursors: dict[tuple[str, int], _Cursor] = {}
 
     def prepare(self) -> None:
@@ -472,6 +477,9 @@ class _QueueRepair:
             elif (doubts or recovery.gaps) and self._may_start_earlier:
                 raise _StartEarlier(max(queue.last_physical_end, 0))
             self._cursors[queue.topic, queue.queue_id] = self._cursor(queue)
+        walked = [(cursor.queue, cursor.next_offset) for cursor in self._cursors.values()]
+        claims = Claims(self._log, self._queues, walked)
+        self._claims = claims if len(claims) else None
 
     def _is_dead(self, queue: ConsumeQueue) -> bool:
         """Whether all of it was deleted with its topic, and only the files came back."""
@@ -491,7 +499,7 @@ class _QueueRepair:
             place = entry.physical_offset
             if entry.size == HOLE_SIZE:
                 return True
-            if _agrees(self._log, queue, entry):
+            if _agrees(self._log, queue, entry) and self._number_agrees(queue, entry, offset):
                 return True
             if self._log.is_damaged(place) or self._log.mapped.find(place) is None:
                 return True
@@ -499,6 +507,10 @@ class _QueueRepair:
             return False
 
         return verify
+
+    def _number_agrees(self, queue: ConsumeQueue, entry: ConsumeQueueEntry, offset: int) -> bool:
+        header = header_at(self._log, entry.physical_offset)
+        return header is None or self._agreement.of_entry(queue, offset, header) is None
 
     def _first_walked(self, queue: ConsumeQueue) -> int:
         """Logical offset of the first entry whose record the walk will see."""
@@ -532,7 +544,7 @@ class _QueueRepair:
         entry = queue.entry(offset)
         if entry is None or not _agrees(self._log, queue, entry):
             return None
-        record = _header_at(self._log, entry.physical_offset)
+        record = header_at(self._log, entry.physical_offset)
         return offset - record.queue_offset if record is not None else None
 
     # --- during the walk -------------------------------------------------------------------------------
@@ -543,7 +555,30 @@ class _QueueRepair:
             return
         if self._tombstones is not None and self._tombstones.covers(record.topic, record.physical_offset):
             return
+        place = np.array([record.physical_offset]), np.array([record.size]), np.array([record.queue_offset])
+        if not self._named_rightly(record.topic, record.queue_id, *place).all():
+            return
         self._see(self._cursor_of(record.topic, record.queue_id), record)
+
+    def _named_rightly(
+        self, topic: str, queue_id: int, places: Ints, sizes: Ints, offsets: Ints
+    ) -> NDArray[np.bool_]:
+        """Which of these records, in their order, are what they say; the others are damaged from now on."""
+        rightly = np.ones(len(places), np.bool_)
+        cursor = self._cursors.get((topic, queue_id))
+        if self._claims is None:
+            return rightly
+        shift, following = (cursor.shift, cursor.next_offset) if cursor is not None else (0, 0)
+        doubtful = self._claims.doubtful(topic, queue_id, places, sizes, offsets + shift)
+        for at in np.flatnonzero(doubtful).tolist():
+            place, size, offset = int(places[at]), int(sizes[at]), int(offsets[at]) + shift
+            fits = offset == following + int(rightly[:at].sum())
+            reason = self._claims.misnamed(topic, queue_id, place, size, offset, fits=fits)
+            file = self._log.mapped.find(place)
+            if reason is not None and file is not None:
+                rightly[at] = False
+                self._report.damage.append(Damage(place, place + size, file.data.path, reason))
+        return rightly
 
     def _cursor_of(self, topic: str, queue_id: int) -> _Cursor:
         cursor = self._cursors.get((topic, queue_id))
@@ -555,11 +590,19 @@ class _QueueRepair:
     def see_many(self, stretch: Stretch) -> None:
         """As see() for each of the next records of the log, but queue after queue."""
         packed = stretch.entries(self._levels)
+        groups: list[tuple[str, int, Ints]] = []
         for topic, queue_id, members in stretch.queues():
             if self._tombstones is not None and (dead_end := self._tombstones.end_of(topic)):
                 members = members[stretch.physical_offsets[members] >= dead_end]
+            if self._claims is not None:
+                places, sizes = stretch.physical_offsets[members], stretch.sizes[members]
+                members = members[
+                    self._named_rightly(topic, queue_id, places, sizes, stretch.queue_offsets[members])
+                ]
             if len(members):
-                self._see_run(self._cursor_of(topic, queue_id), stretch, packed, members)
+                groups.append((topic, queue_id, members))
+        for topic, queue_id, members in groups:  # all damage of the stretch is known
+            self._see_run(self._cursor_of(topic, queue_id), stretch, packed, members)
 
     def _see_run(self, cursor: _Cursor, stretch: Stretch, packed: NDArray[np.void], members: Ints) -> None:
         """Records of one queue: many at a time while they follow each other, one by one where they do not."""
@@ -751,20 +794,9 @@ def quarantined(io: StoreIo, folder: Path) -> tuple[tuple[int, int], ...]:
 # --- records as queues and index see them --------------------------------------------------------------------
 
 
-def _header_at(log: CommitLog, physical_offset: int) -> RecordHeader | None:
-    file = log.mapped.find(physical_offset)
-    if file is None:
-        return None
-    try:
-        header = scan_header(file.view, physical_offset - file.offset)
-    except RecordError:
-        return None
-    return None if header.is_blank or header.physical_offset != physical_offset else header
-
-
 def _agrees(log: CommitLog, queue: ConsumeQueue, entry: ConsumeQueueEntry) -> bool:
     """Whether the record that the entry points at is there and belongs to the queue."""
-    header = _header_at(log, entry.physical_offset)
+    header = header_at(log, entry.physical_offset)
     return (
         header is not None
         and header.size == entry.size

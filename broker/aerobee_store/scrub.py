@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aerobee_proto.records import BLANK_MAGIC, SIZE_AND_MAGIC
+from aerobee_store.agreement import Agreement, header_at, place_in
 from aerobee_store.commit_log import CommitLog
 from aerobee_store.config import StoreConfig
 from aerobee_store.consume_queue import ENTRY_DTYPE, ENTRY_SIZE, ConsumeQueue
@@ -47,6 +48,11 @@ _RECORD_OVERHEAD_MAX: Final = 65_536 + 4096  # topic, properties and head of the
 _PLACE_FIELDS: Final = ("physical_offset", "size")
 _PLACE_SIZE: Final = 12  # bytes of them, at the beginning of an entry
 _FEW: Final = 16  # entries that are compared sooner one by one than by columns
+
+# Searches through all queues in one step, for the entry of a record that its own queue does not have; remembered are
+# at most so many that nobody has.
+_SEARCHES_MAX = 4
+_UNCLAIMED_MAX = 10_000
 
 
 @dataclass(slots=True, frozen=True)
@@ -93,6 +99,10 @@ class Scrubber:
         self._log = parts.log
         # Where the next step reads, and where the round ends; equal: the next step begins a round.
         self._at = self._end = 0
+        self._agreement = Agreement(parts.log, parts.queues)
+        # Places of records that no queue claims, so that each is looked for once; and how many more this step may.
+        self._unclaimed: set[int] = set()
+        self._searches_left = 0
 
     def step(self) -> ScrubStep:
         """Read the next few records, at most about SLICE_SIZE bytes of them, or one that is larger."""
@@ -100,6 +110,7 @@ class Scrubber:
         if self._at >= self._end:
             self._at, self._end = self._log.min_offset, self._parts.settled()
         begin = self._at = max(self._at, self._log.min_offset)
+        self._searches_left = _SEARCHES_MAX
         if begin < self._end:
             self._at = self._through(begin, step)
         step.size = self._at - begin
@@ -217,9 +228,14 @@ class Scrubber:
         places, offsets = stretch.physical_offsets.tolist(), stretch.queue_offsets.tolist()
         for topic, queue_id, members in stretch.queues():
             queue = self._parts.queues.get(topic, queue_id)
-            if queue is None or (topic, queue_id) in self._parts.shifted:
+            if (topic, queue_id) in self._parts.shifted:
                 continue
             alive_from = self._parts.tombstones.end_of(topic)
+            if queue is None:
+                for at in members.tolist():
+                    if places[at] >= alive_from:
+                        self._is_misnamed(places[at], step)
+                continue
             if len(members) <= _FEW:
                 for at in members.tolist():
                     if places[at] >= alive_from:
@@ -235,6 +251,8 @@ class Scrubber:
         present = queue.read(offset, 1)
         if len(present) and present[:size] != wanted[:size]:
             self._mend(queue, offset, wanted, step)
+        elif not len(present) and offset >= queue.max_offset:
+            self._is_misnamed(int.from_bytes(wanted[:8], "big"), step)
 
     def _compare_queue(
         self, queue: ConsumeQueue, offsets: Ints, wanted: NDArray[np.void], step: ScrubStep
@@ -245,7 +263,9 @@ class Scrubber:
             present = np.frombuffer(queue.read(first, len(offsets) - at), ENTRY_DTYPE)
             count = min(len(present), _leading_run(offsets[at:]))
             if not count:
-                at += 1  # cleaned away meanwhile, or never written
+                if first >= queue.max_offset:
+                    self._is_misnamed(int(wanted["physical_offset"][at]), step)
+                at += 1  # else cleaned away meanwhile
                 continue
             same = np.ones(count, np.bool_)
             names = _PLACE_FIELDS if queue.topic == SCHEDULE_TOPIC else (*_PLACE_FIELDS, "tag_hash")
@@ -255,8 +275,32 @@ class Scrubber:
                 self._mend(queue, first + index, wanted[at + index].tobytes(), step)
             at += count
 
+    def _is_misnamed(self, place: int, step: ScrubStep) -> bool:
+        """Whether a record that its queue has no entry for is another queue's, by an entry there: then it is the
+        record that is damaged."""
+        header = header_at(self._log, place) if place not in self._unclaimed else None
+        file = self._log.mapped.find(place)
+        if header is None or file is None or self._searches_left <= 0:
+            return False
+        self._searches_left -= 1
+        for queue in self._parts.queues:
+            offset = place_in(queue, place)
+            entry = queue.entry(offset) if offset is not None else None
+            if offset is None or entry is None or entry.size != header.size:
+                continue
+            found = self._agreement.of_entry(queue, offset, header)
+            if found is not None and found.of_record:
+                damage = Damage(place, place + header.size, file.data.path, found.reason)
+                self._put_aside(damage, step)
+                return True
+        if len(self._unclaimed) < _UNCLAIMED_MAX:
+            self._unclaimed.add(place)
+        return False
+
     def _mend(self, queue: ConsumeQueue, offset: int, packed: bytes, step: ScrubStep) -> None:
         place = int.from_bytes(packed[:8], "big")
+        if self._is_misnamed(place, step):
+            return
         size = int.from_bytes(packed[8:12], "big")
         before, behind = queue.entry(offset - 1), queue.entry(offset + 1)
         fits_before = before is None or before.physical_offset + before.size <= place

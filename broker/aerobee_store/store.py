@@ -93,6 +93,7 @@ class MessageStore:
         self._appender = Appender(self._log, self._queues, config)
         self._dispatcher = Dispatcher(self._appender.pending, self._index if config.index_enabled else None)
         self._reader = MessageReader(self._log, self._queues, config)
+        self._reader.on_wrong_entry = self._tell_wrong_entry
         self._tombstones = Tombstones(config.root, io)
         # Deletes old files; see there which thread may do what.
         self.cleaner = Cleaner(self._log, self._queues, self._index, io)
@@ -536,6 +537,11 @@ class MessageStore:
             self.on_failure(error)
         return StorePoisoned(reason)
 
+    def fail(self, what: str, error: OSError) -> None:
+        """Other files that the store's promises rest on could not be written: as final as a failed sync. From any
+        thread."""
+        self._fail(what, error)
+
     def look_after_files(self) -> None:
         """See whether every file is still in its place; one that is not is final, as a failed sync. Lock and abort
         are put back. For a thread of its own, which does this all the time.
@@ -598,7 +604,14 @@ class MessageStore:
             self.build_index(self.index_backlog)
         known = self._log.damaged
         found = query_messages(
-            self._index, self._log, topic, key, min(max_num, self._config.query_count_max), begin, end
+            self._index,
+            self._log,
+            self._queues,
+            topic,
+            key,
+            min(max_num, self._config.query_count_max),
+            begin,
+            end,
         )
         if self._log.damaged is not known:
             self._tell_damage(known)
@@ -632,7 +645,7 @@ class MessageStore:
         for topic, queue_id, offset in step.mended:
             log.warning("store.entry_mended", topic=topic, queue_id=queue_id, logical_offset=offset)
         for topic, queue_id, offset in step.unmended:
-            log.warning("store.entry_wrong", topic=topic, queue_id=queue_id, logical_offset=offset)
+            self._tell_wrong_entry(topic, queue_id, offset, "it does not lead to its record")
         self._scrubbed += step.size
         self._scrub_damage += len(step.damage)
         self._scrub_mended += len(step.mended)
@@ -673,8 +686,11 @@ class MessageStore:
                 path=str(self._config.commit_log_path),
                 physical_offset=begin,
                 end_offset=end,
-                reason="a record read from the disk does not match its checksum",
+                reason=self._log.damage_reasons.get(begin, ""),
             )
+
+    def _tell_wrong_entry(self, topic: str, queue_id: int, offset: int, reason: str) -> None:
+        log.warning("store.entry_wrong", topic=topic, queue_id=queue_id, logical_offset=offset, reason=reason)
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         """First readable logical offset; 0 for an unknown queue."""

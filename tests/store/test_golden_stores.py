@@ -276,6 +276,9 @@ REFUSED = {
 NOT_KEPT = {
     # The stored physical offset must be the place where the record stands.
     "flip-phyoff": {82841},
+    # What a record says of itself, and its entry and the rest of the queue do not.
+    "flip-qoff": {82841},
+    "flip-topic": {82841},
     # Left over from an earlier life of the file: not the record of this place.
     "stale-record-after-end": {101835},
     "stale-record-after-end-normal": {195990},
@@ -285,9 +288,7 @@ NOT_KEPT = {
 # Our own records carry a checksum over all bytes.
 UNDETECTABLE = {
     "flip-props": {82841},
-    "flip-qoff": {82841},
     "flip-storets": {82841},
-    "flip-topic": {82841},
     "torn-zero-last-byte": {101337},
 }
 

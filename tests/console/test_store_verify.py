@@ -1,0 +1,22 @@
+"""What `aerobee store verify` says of a store in which two things disagree."""
+
+from pathlib import Path
+
+import pytest
+
+from aerobee_console.store import StoreFolder
+from aerobee_console.store_verify import verify
+from store.test_agreement import FLIPS, flipped
+
+
+@pytest.mark.parametrize("kind", FLIPS)
+def test_a_record_that_names_another_queue_is_a_finding(tmp_path: Path, kind: str) -> None:
+    """No checksum covers topic, queue id and number of a record that RocketMQ wrote."""
+    place = flipped(tmp_path, FLIPS[kind], crashed=False)
+    found = verify(StoreFolder(tmp_path), lambda _: None)
+    assert any("consumequeue/Orders/0 at" in str(one) and f" {place}" in str(one) for one in found.findings)
+
+
+def test_a_store_in_which_nothing_is_wrong_has_no_finding(tmp_path: Path) -> None:
+    flipped(tmp_path, lambda header, record: None, crashed=False)
+    assert verify(StoreFolder(tmp_path), lambda _: None).findings == []
