@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Mapping
 from typing import Final
 
-import javaproperties
 import structlog
 
 from aerobee_broker.config import field_of, hot_keys, warn_of_unserved
@@ -23,14 +22,14 @@ from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.errors import RequestError
 from aerobee_proto.headers import ViewBrokerStatsHeader
 from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
-from aerobee_remoting.settings import SettingsError, dump_settings
+from aerobee_remoting.settings import SettingsError, dump_settings, read_properties
 from aerobee_remoting.settings_edit import store_changes
 
 __all__ = ["BrokerHandlers"]
 
 log = structlog.get_logger()
 
-SETTINGS_BODY_SIZE_MAX: Final = 256 * 1024
+SETTINGS_BODY_SIZE_MAX: Final = 64 * 1024
 IGNORED_TOLD_MAX: Final = 10
 LIGHT_PREFIX: Final = "%LMQ%"  # queues that a record's properties name; they have no settings
 
@@ -181,10 +180,10 @@ class BrokerHandlers:
 def _parse_properties(body: bytes) -> dict[str, str]:
     """Key to value of a text in properties form. RequestError SYSTEM_ERROR when it is none."""
     try:
-        pairs = javaproperties.loads(body.decode("utf-8"))
-    except (UnicodeDecodeError, javaproperties.InvalidUEscapeError) as error:
+        pairs = read_properties(body.decode("utf-8"))
+    except ValueError as error:
         raise RequestError(ResponseCode.SYSTEM_ERROR, f"the settings are not readable: {error}") from error
-    return {key.strip(): value.strip() for key, value in pairs.items()}
+    return {key.strip(): value for key, value in pairs.items()}
 
 
 def _refuse_cold(changes: Mapping[str, str]) -> None:

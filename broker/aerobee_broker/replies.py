@@ -27,7 +27,7 @@ from aerobee_proto.message_ids import encode_offset_message_id
 from aerobee_proto.records import decode_host
 from aerobee_remoting.connection import format_addr
 from aerobee_remoting.errors import RemotingError
-from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
+from aerobee_remoting.handlers import MESSAGE_BODY_SIZE_MAX, HandlerTable, Permission, Request, Response
 from aerobee_store.errors import StoreError
 from aerobee_store.messages import Appended, NewMessage, PutStatus
 
@@ -51,7 +51,13 @@ class Replies:
             (RequestCode.SEND_REPLY_MESSAGE, SendMessageHeader),
             (RequestCode.SEND_REPLY_MESSAGE_V2, SendMessageV2Header),
         ):
-            table.register(code, self.reply, permission=Permission.PUBLISH, header=header)
+            table.register(
+                code,
+                self.reply,
+                permission=Permission.PUBLISH,
+                header=header,
+                body_size_max=MESSAGE_BODY_SIZE_MAX,
+            )
 
     async def reply(self, request: Request) -> Response:
         """Store and push one reply. The answer says how the push went: 0 taken, 1 with the reason."""

@@ -38,7 +38,13 @@ from aerobee_proto.message_ids import UniqueKeyFactory
 from aerobee_proto.records import encode_host
 from aerobee_proto.requests import Envelope
 from aerobee_remoting.connection import Connection
-from aerobee_remoting.handlers import BatchItem, HandlerTable, Permission, Response
+from aerobee_remoting.handlers import (
+    MESSAGE_BODY_SIZE_MAX,
+    BatchItem,
+    HandlerTable,
+    Permission,
+    Response,
+)
 from aerobee_store.errors import StoreError
 from aerobee_store.messages import Appended, NewMessage, PutStatus
 
@@ -120,12 +126,19 @@ class SendProcessor:
             (RequestCode.SEND_MESSAGE, SendMessageHeader),
             (RequestCode.SEND_MESSAGE_V2, SendMessageV2Header),
         ):
-            table.register_batch(code, self.on_sends, permission=Permission.PUBLISH, header=header)
+            table.register_batch(
+                code,
+                self.on_sends,
+                permission=Permission.PUBLISH,
+                header=header,
+                body_size_max=MESSAGE_BODY_SIZE_MAX,
+            )
         table.register_batch(
             RequestCode.SEND_BATCH_MESSAGE,
             self.on_batches,
             permission=Permission.PUBLISH,
             header=SendMessageV2Header,
+            body_size_max=MESSAGE_BODY_SIZE_MAX,
         )
 
     # --- single messages --------------------------------------------------------------------------------------

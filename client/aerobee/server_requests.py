@@ -11,7 +11,7 @@
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from aerobee.message import Message
 from aerobee.replies import PendingReplies, correlation_id_of, reply_record
@@ -23,7 +23,7 @@ from aerobee_proto.errors import RequestError
 from aerobee_proto.javajson import MessageQueue as QueueKey
 from aerobee_proto.records import decode_record
 from aerobee_remoting.event_log import event_logger
-from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
+from aerobee_remoting.handlers import MESSAGE_BODY_SIZE_MAX, HandlerTable, Permission, Request, Response
 
 if TYPE_CHECKING:
     from aerobee.group_consumer import GroupConsumer
@@ -31,6 +31,16 @@ if TYPE_CHECKING:
 __all__ = ["ServerRequests"]
 
 log = event_logger("aerobee.client")
+
+# What brokers send with a body: a message, or a table of offsets.
+CODES_WITH_BODY: Final = frozenset(
+    {
+        RequestCode.CHECK_TRANSACTION_STATE,
+        RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
+        RequestCode.CONSUME_MESSAGE_DIRECTLY,
+        RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT,
+    }
+)
 
 
 class ServerRequests:
@@ -57,7 +67,9 @@ class ServerRequests:
             (RequestCode.CONSUME_MESSAGE_DIRECTLY, self._consume),
             (RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self._reply),
         ):
-            table.register(code, handler, permission=Permission.ANYONE)
+            with_body = code in CODES_WITH_BODY
+            size_max = MESSAGE_BODY_SIZE_MAX if with_body else 0
+            table.register(code, handler, permission=Permission.ANYONE, body_size_max=size_max)
         return table
 
     def _check(self, request: Request) -> None:

@@ -51,7 +51,11 @@ from aerobee_remoting.settings_signal import SettingsSignal
 
 __all__ = ["Handlers"]
 
-SMALL_BODY_SIZE_MAX: Final = 1 << 20  # bytes; only registrations are larger
+# Bytes of the bodies that are read; other requests have none.
+REGISTRATION_SIZE_MAX: Final = 16 << 20
+ROUTE_SIZE_MAX: Final = 64 << 10
+VERSION_SIZE_MAX: Final = 1 << 10
+SETTINGS_SIZE_MAX: Final = 64 << 10
 DISABLED: Final = "disable"
 
 log = structlog.get_logger()
@@ -102,16 +106,26 @@ class Handlers:
             header: type[RequestHeader] | None = None,
             **more: Any,
         ) -> None:
-            more.setdefault("body_size_max", SMALL_BODY_SIZE_MAX)
             table.register(number, handler, permission=permission, header=header, **more)
 
         cluster, admin, ask = Permission.CLUSTER, Permission.ADMIN, Permission.INSPECT
         identity = BrokerIdentityHeader
-        whole_frame = 16 << 20
-        serve(code.REGISTER_BROKER, self.register, cluster, RegisterBrokerHeader, body_size_max=whole_frame)
+        serve(
+            code.REGISTER_BROKER,
+            self.register,
+            cluster,
+            RegisterBrokerHeader,
+            body_size_max=REGISTRATION_SIZE_MAX,
+        )
         serve(code.UNREGISTER_BROKER, self.unregister, cluster, identity)
         serve(code.BROKER_HEARTBEAT, self.heartbeat, cluster, identity)
-        serve(code.QUERY_DATA_VERSION, self.query_data_version, cluster, identity)
+        serve(
+            code.QUERY_DATA_VERSION,
+            self.query_data_version,
+            cluster,
+            identity,
+            body_size_max=VERSION_SIZE_MAX,
+        )
         serve(code.GET_BROKER_MEMBER_GROUP, self.member_group, cluster, identity)
         serve(code.GET_ROUTEINFO_BY_TOPIC, self.route, Permission.ANYONE, RouteQueryHeader)
         serve(code.GET_BROKER_CLUSTER_INFO, self.cluster_info, Permission.ANYONE)
@@ -124,12 +138,18 @@ class Handlers:
         serve(code.WIPE_WRITE_PERM_OF_BROKER, self.wipe_write_perm, admin, BrokerNameHeader)
         serve(code.ADD_WRITE_PERM_OF_BROKER, self.add_write_perm, admin, BrokerNameHeader)
         serve(code.DELETE_TOPIC_IN_NAMESRV, self.delete_topic, admin, DeleteTopicInNameserverHeader)
-        serve(code.REGISTER_TOPIC_IN_NAMESRV, self.register_topic, cluster, TopicHeader)
+        serve(
+            code.REGISTER_TOPIC_IN_NAMESRV,
+            self.register_topic,
+            cluster,
+            TopicHeader,
+            body_size_max=ROUTE_SIZE_MAX,
+        )
         serve(code.PUT_KV_CONFIG, self.put_kv, admin, KvConfigHeader)
         serve(code.GET_KV_CONFIG, self.get_kv, ask, KvKeyHeader)
         serve(code.DELETE_KV_CONFIG, self.delete_kv, admin, KvKeyHeader)
         serve(code.GET_KVLIST_BY_NAMESPACE, self.list_kv, ask, KvNamespaceHeader)
-        serve(code.UPDATE_NAMESRV_CONFIG, self.update_config, admin)
+        serve(code.UPDATE_NAMESRV_CONFIG, self.update_config, admin, body_size_max=SETTINGS_SIZE_MAX)
         serve(code.GET_NAMESRV_CONFIG, self.get_config, admin)
         return table
 

@@ -596,5 +596,7 @@ def _failure(failed: Exception) -> Response:
 def _body_too_large(entry: Entry, size: int) -> RequestError:
     return RequestError(
         ResponseCode.MESSAGE_ILLEGAL,
-        f"body of request {entry.code} has {size} bytes, at most {entry.body_size_max} are allowed",
+        f"body of request {entry.code} has {size} bytes, at most {entry.body_size_max} are allowed"
+        if entry.body_size_max
+        else f"request {entry.code} takes no body, this one has {size} bytes",
     )

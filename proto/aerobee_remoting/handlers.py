@@ -1,7 +1,8 @@
 """The handler table: what a peer may ask, in one place.
 
 Each entry declares a request code, the handler, the header type, the permission that the caller needs and the
-largest body. A handler without a declared permission cannot be registered, so none can be forgotten.
+largest body. A handler without a declared permission cannot be registered, so none can be forgotten; one that does
+not say how large a body it reads gets none.
 
 Three kinds of handler, told apart when they are registered:
 - plain:  `def h(request) -> Response | None`, answered in the same turn; None means no answer, or a later one
@@ -26,9 +27,11 @@ from aerobee_proto.requests import Envelope, RequestDecoder, code_keys
 if TYPE_CHECKING:
     from aerobee_remoting.connection import Connection
 
-__all__ = ["BatchItem", "Entry", "HandlerTable", "Permission", "Request", "Response"]
+__all__ = ["MESSAGE_BODY_SIZE_MAX", "BatchItem", "Entry", "HandlerTable", "Permission", "Request", "Response"]
 
-BODY_SIZE_MAX: Final = 16 * 1024 * 1024
+MESSAGE_BODY_SIZE_MAX: Final = (
+    16 * 1024 * 1024
+)  # bytes; what a frame may carry: settings bound messages further
 
 BatchItem = tuple[Envelope[Any], bytes, int]
 """One request of a batch: typed header, body, codec to answer in."""
@@ -186,7 +189,7 @@ class HandlerTable:
         *,
         permission: Permission,
         header: type[msgspec.Struct] | None = None,
-        body_size_max: int = BODY_SIZE_MAX,
+        body_size_max: int = 0,
     ) -> None:
         """Serve `code` with a plain or async handler. ValueError when the code is served already."""
         self._add(Entry(int(code), handler, None, header, permission, body_size_max))
@@ -198,7 +201,7 @@ class HandlerTable:
         *,
         permission: Permission,
         header: type[msgspec.Struct],
-        body_size_max: int = BODY_SIZE_MAX,
+        body_size_max: int = 0,
     ) -> None:
         """Serve `code` with a batch handler. ValueError when the code is served already."""
         self._add(Entry(int(code), None, handler, header, permission, body_size_max))

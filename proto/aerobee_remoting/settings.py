@@ -27,6 +27,7 @@ import os
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, TypeVar
@@ -55,6 +56,9 @@ __all__ = [
 SHOWN_VALUE_CHARS_MAX: Final = 80
 SETTINGS_FILE_BYTES_MAX: Final = 1 << 20
 ALMOST: Final = 0.85  # how like a name of ours a variable has to be to be taken for a slip of the pen
+PROPERTIES_LINES_MAX: Final = 500  # of one request that changes settings
+SUGGESTIONS_MAX: Final = 10  # each takes half a millisecond
+SUGGESTED_CHARS_MAX: Final = 100  # no key of ours has as many
 SECRET_WORDS: Final = ("password", "secret", "token")
 
 log = structlog.get_logger()
@@ -176,6 +180,7 @@ class _Keys:
         self.field_of |= {alias: name for name, alias in self.alias_of.items()}
         self.unsupported: Mapping[str, str] = getattr(model, "UNSUPPORTED", {})
         self.promises: Mapping[str, tuple[str, str]] = getattr(model, "PROMISES", {})
+        self._suggestions_left = SUGGESTIONS_MAX
 
     def broken_promise(self, given: "_Given") -> str:
         """Why a key that means nothing here is refused with this value; empty when it may be ignored."""
@@ -189,7 +194,10 @@ class _Keys:
         return known[close[0]] if close else None
 
     def unknown(self, key: str) -> str:
-        """The text for a key that nobody knows."""
+        """The text for a key that nobody knows; the first of them are compared with those that are known."""
+        if not self._suggestions_left or len(key) > SUGGESTED_CHARS_MAX:
+            return "unknown key"
+        self._suggestions_left -= 1
         near = self.nearest(key)
         return (
             f"unknown key; did you mean {near}?" if near else "unknown key; nothing here has a name like it"
@@ -200,7 +208,7 @@ class _Keys:
         extra = self.model.model_fields[field].json_schema_extra
         if isinstance(extra, dict) and "allowed" in extra:
             return str(extra["allowed"])
-        schema = self.model.model_json_schema(by_alias=True)
+        schema = _schema_of(self.model)
         return _describe(schema["properties"][self.alias_of[field]], schema.get("$defs", {}))
 
     def default(self, field: str) -> _Given | None:
@@ -226,6 +234,12 @@ class _Keys:
 
     def problem(self, given: _Given, reason: str) -> SettingsProblem:
         return SettingsProblem(given.key, self.shown(given), given.origin, reason)
+
+
+@cache
+def _schema_of(model: type[BaseModel]) -> dict[str, Any]:
+    """Made once: 20 ms for a model of a hundred keys."""
+    return model.model_json_schema(by_alias=True)
 
 
 def load_settings(
@@ -308,7 +322,13 @@ def used_values(instance: BaseModel, names: Iterable[str]) -> dict[str, object]:
 
 
 def read_properties(text: str) -> dict[str, str]:
-    """Keys and values of properties text, the last of a repeated key; ValueError when an escape is broken."""
+    """Keys and values of properties text that a peer sent, the last of a repeated key.
+
+    ValueError when an escape is broken or there are more than PROPERTIES_LINES_MAX lines.
+    """
+    lines = len(text.splitlines())
+    if lines > PROPERTIES_LINES_MAX:
+        raise ValueError(f"{lines} lines; at most {PROPERTIES_LINES_MAX} are read at once")
     return {key: value.strip() for key, value in javaproperties.loads(text).items()}
 
 

@@ -34,10 +34,16 @@ class FakeNameserver:
         table = HandlerTable()
         cluster = Permission.CLUSTER
         table.register(
-            RequestCode.REGISTER_BROKER, self._register, permission=cluster, header=RegisterBrokerHeader
+            RequestCode.REGISTER_BROKER,
+            self._register,
+            permission=cluster,
+            header=RegisterBrokerHeader,
+            body_size_max=1 << 24,
         )
         for code in (RequestCode.UNREGISTER_BROKER, RequestCode.QUERY_DATA_VERSION):
-            table.register(code, self._other, permission=cluster, header=BrokerIdentityHeader)
+            table.register(
+                code, self._other, permission=cluster, header=BrokerIdentityHeader, body_size_max=1 << 10
+            )
         self.server = RemotingServer(table)
         self.port = 0
 

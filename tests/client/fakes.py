@@ -102,7 +102,9 @@ class FakeServer:
         self, code: int, usual: Callable[[Request], Response | None], header: type | None = None
     ) -> None:
         self._usual[code] = usual
-        self._table.register(code, self._handle, permission=Permission.ANYONE, header=header)
+        self._table.register(
+            code, self._handle, permission=Permission.ANYONE, header=header, body_size_max=1 << 24
+        )
 
     def script(self, code: int, *outcomes: Outcome) -> None:
         """What happens to the next requests of `code`, one outcome each."""

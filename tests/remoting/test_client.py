@@ -27,7 +27,7 @@ def table(codecs: list[int] | None = None) -> HandlerTable:
     def hang_up(request: Request) -> None:
         request.connection.abort()
 
-    handlers.register(1, echo, permission=Permission.ANYONE)
+    handlers.register(1, echo, permission=Permission.ANYONE, body_size_max=1 << 20)
     handlers.register(2, lambda _: None, permission=Permission.ANYONE)
     handlers.register(3, hang_up, permission=Permission.ANYONE)
     return handlers

@@ -54,7 +54,7 @@ def table() -> HandlerTable:
     handlers.register(FAIL, fail, permission=any_one)
     handlers.register(REFUSE, refuse, permission=any_one)
     handlers.register(SLOW, slow, permission=any_one)
-    handlers.register_batch(BATCH, batch, permission=any_one, header=RouteHeader)
+    handlers.register_batch(BATCH, batch, permission=any_one, header=RouteHeader, body_size_max=1000)
     handlers.register(SILENT, lambda _: None, permission=any_one)
     return handlers
 
@@ -87,6 +87,12 @@ async def test_refusals_and_failures_are_answers_and_the_connection_lives() -> N
             (Command(-5, opaque=4), ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "-5"),
             (Command(ECHO, opaque=5), ResponseCode.SYSTEM_ERROR, "topic"),
             (echo(6, body=bytes(1001)), ResponseCode.MESSAGE_ILLEGAL, "at most 1000"),
+            # A handler that does not say how large a body it reads gets none.
+            (
+                Command(FAIL, opaque=8, body=b"x"),
+                ResponseCode.MESSAGE_ILLEGAL,
+                "takes no body, this one has 1",
+            ),
         ]
         for command, code, text in cases:
             peer.send(command)

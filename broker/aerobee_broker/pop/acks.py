@@ -43,6 +43,7 @@ __all__ = ["INVISIBLE_MS_MAX", "AckHandlers"]
 
 INVISIBLE_MS_MAX: Final = 259_200_000  # three days, as far as RocketMQ's timer goes
 BATCH_ACKS_MAX: Final = 4096
+BATCH_BODY_SIZE_MAX: Final = 256 * 1024
 BITS_SIZE_MAX: Final = 1024  # bytes of one bit set
 
 
@@ -95,7 +96,12 @@ class AckHandlers:
         """Add the handlers to a table."""
         add, subscribe = table.register, Permission.SUBSCRIBE
         add(RequestCode.ACK_MESSAGE, self.ack, permission=subscribe, header=AckMessageHeader)
-        add(RequestCode.BATCH_ACK_MESSAGE, self.batch_ack, permission=subscribe)
+        add(
+            RequestCode.BATCH_ACK_MESSAGE,
+            self.batch_ack,
+            permission=subscribe,
+            body_size_max=BATCH_BODY_SIZE_MAX,
+        )
         add(
             RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
             self.change,

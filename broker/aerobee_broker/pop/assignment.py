@@ -31,6 +31,7 @@ __all__ = ["AssignmentHandlers", "Routes", "averagely", "by_circle", "for_pop"]
 
 log = structlog.get_logger()
 
+BODY_SIZE_MAX: Final = 64 * 1024  # bytes of a question, or a mode
 ROUTE_AGE_MS_MAX: Final = 30_000
 ROUTES_MAX: Final = 10_000
 ROUTE_TIMEOUT_S: Final = 2.0
@@ -174,8 +175,9 @@ class AssignmentHandlers:
     def register(self, table: HandlerTable) -> None:
         """Add the handlers to a table."""
         add, code = table.register, RequestCode
-        add(code.QUERY_ASSIGNMENT, self.query, permission=Permission.SUBSCRIBE)
-        add(code.SET_MESSAGE_REQUEST_MODE, self.set_mode, permission=Permission.ADMIN)
+        size = BODY_SIZE_MAX
+        add(code.QUERY_ASSIGNMENT, self.query, permission=Permission.SUBSCRIBE, body_size_max=size)
+        add(code.SET_MESSAGE_REQUEST_MODE, self.set_mode, permission=Permission.ADMIN, body_size_max=size)
         add(code.GET_ALL_MESSAGE_REQUEST_MODE, self.all_modes, permission=Permission.CLUSTER)
 
     async def query(self, request: Request) -> Response:
