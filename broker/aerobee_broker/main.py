@@ -14,7 +14,6 @@ import errno
 import gc
 import os
 import resource
-import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +28,8 @@ from aerobee_broker.threads import started_executor
 from aerobee_proto.errors import AerobeeError
 from aerobee_remoting.logs import configure_logging, stray_errors_told
 from aerobee_remoting.settings import SettingsError, load_settings
+from aerobee_remoting.start_failures import explain
+from aerobee_remoting.stop_signals import call_on_stop_signals
 from aerobee_remoting.systemd import ServiceNotifier
 from aerobee_store import failpoints
 
@@ -102,7 +103,7 @@ def start(file: Path | None, overrides: Mapping[str, str]) -> int:
 
 
 def run(config: BrokerConfig, settings_file: Path | None = None) -> int:
-    """Serve until SIGTERM or SIGINT. Returns the exit code."""
+    """Serve until SIGTERM, SIGINT or SIGHUP. Returns the exit code."""
     configure_logging()
     stray = stray_store(config)
     if stray is not None:
@@ -149,16 +150,15 @@ def _raise_open_files_limit() -> None:
 async def serve(config: BrokerConfig, notifier: ServiceNotifier, settings_file: Path | None = None) -> int:
     """Start, tell systemd, wait for a signal or a failure, stop. Returns the exit code."""
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    call_on_stop_signals(stop.set)
     broker = Broker(config, settings_file=settings_file)
     broker.failed.add_done_callback(lambda _: stop.set())
     try:
         await broker.start()
     except (AerobeeError, OSError, ValueError) as failed:
         if not broker.store_has_failed:  # the store has told that already
-            log.error("broker.start_failed", reason=str(failed))  # noqa: TRY400  # the text says it all
+            reason, way_out = explain(failed)
+            log.error("broker.start_failed", reason=reason, way_out=way_out)  # noqa: TRY400  # they say it all
         await broker.close()
         by_disk = not broker.store_has_failed and getattr(failed, "errno", None) in DISK_ERRORS
         return EXIT_DISK_FAILED if by_disk else _exit_code(broker)

@@ -8,7 +8,6 @@ Everything listens on 127.0.0.1. A port that is taken is replaced by a free one,
 
 import asyncio
 import contextlib
-import signal
 import socket
 import sys
 import tempfile
@@ -20,8 +19,9 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from aerobee_console.daemons import Settings, configure_logs, parse_settings
-from aerobee_console.failures import FAULT, OK
-from aerobee_console.ports import is_free, owner_of
+from aerobee_console.failures import FAULT, OK, USAGE, Failure
+from aerobee_console.ports import call_on_stop_signals, is_free, owner_of
+from aerobee_console.program_name import program_name
 from aerobee_console.tables import Column, print_table
 
 __all__ = ["dev"]
@@ -35,6 +35,12 @@ SMALL_FILES: Final = {
     "mappedFileSizeCommitLog": str(64 << 20),
     "maxHashSlotNum": "100000",
     "maxIndexNum": "400000",
+}
+# What a broker leaves off unless told, and what a first try is about.
+EVERYTHING_ON: Final = {
+    "enablePropertyFilter": "true",  # SQL92
+    "recallMessageEnable": "true",
+    "traceTopicEnable": "true",
 }
 SIZED_FOLDERS: Final = {
     "mappedFileSizeCommitLog": "commitlog/*",
@@ -58,9 +64,10 @@ def dev(
 ) -> int:
     """Run a nameserver and a broker in one process on 127.0.0.1 until Ctrl-C.
 
-    Prints the addresses and the next command to type. --set changes settings of the broker.
+    Prints the addresses and the next command to type. SQL92 filters, recall of delayed messages and the trace topic
+    are on. --set changes settings of the broker.
     """
-    overrides = parse_settings(settings)
+    overrides = EVERYTHING_ON | parse_settings(settings)
     configure_logs(sys.stderr)  # standard output is for the addresses
     import uvloop
 
@@ -71,9 +78,7 @@ def dev(
 
 async def _serve(folder: Path, overrides: dict[str, str], port: int | None, *, temporary: bool) -> int:
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    call_on_stop_signals(stop.set)
     if port is None:  # one that was asked for is taken or refused, not replaced
         port = _port("nameserver", NAMESERVER_PORT)
     wanted = {"listenPort": str(BROKER_PORT), "metricsPromExporterPort": str(METRICS_PORT), **overrides}
@@ -113,10 +118,25 @@ def _any_free_port() -> int:
 @contextlib.contextmanager
 def _folder(store: Path | None) -> Iterator[Path]:
     if store is not None:
-        yield store.expanduser().absolute()
+        kept = store.expanduser().absolute()
+        _check_folder(kept)
+        yield kept
         return
     with tempfile.TemporaryDirectory(prefix="aerobee-dev-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
+
+
+def _check_folder(folder: Path) -> None:
+    """Failure for a folder of somebody else's: a store would lie among its files."""
+    try:
+        names = {path.name for path in folder.iterdir()} - {"lost+found"}
+    except FileNotFoundError:
+        return
+    if names and not names & {"commitlog", "config"}:
+        shown = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
+        raise Failure(
+            f"{folder} is not empty and is no store ({shown}): name an empty folder, or a new one", USAGE
+        )
 
 
 def _sizes_of(folder: Path) -> dict[str, str]:
@@ -130,6 +150,7 @@ def _sizes_of(folder: Path) -> dict[str, str]:
 
 
 def _greet(nameserver: str, broker: str, metrics_port: str, folder: Path, where: str) -> None:
+    program = program_name()
     option = "" if nameserver == f"{HOST}:{NAMESERVER_PORT}" else f" -n {nameserver}"
     rows: list[dict[str, Any]] = [
         {"what": "nameserver", "address": nameserver},
@@ -143,8 +164,8 @@ def _greet(nameserver: str, broker: str, metrics_port: str, folder: Path, where:
     print_table("Aerobee is ready", [Column("what", ""), Column("address", "address")], rows)
     sys.stdout.write(
         "\nNext, in a second terminal:\n\n"
-        f"    aerobee send greetings 'hello'{option}\n"
-        f"    aerobee tail greetings --last 5{option}\n\n"
+        f"    {program} send greetings 'hello'{option}\n"
+        f"    {program} tail greetings --last 5{option}\n\n"
         "Ctrl-C stops both.\n"
     )
     sys.stdout.flush()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from aerobee_console.checkup import Checkup
 from aerobee_console.daemons import broker_defaults, broker_settings
 from aerobee_console.failures import Failure
-from aerobee_console.ports import is_free, owner_of
+from aerobee_console.ports import is_free, owner_of, permission_refused, user_name
 
 if TYPE_CHECKING:
     from aerobee_console.daemons import BrokerConfig
@@ -114,29 +114,15 @@ def check_store(checkup: Checkup, folder: Path, settings: "BrokerConfig | None" 
     `settings`: the broker's, if they are known; else the defaults count.
     """
     existing = folder
-    while not existing.exists() and existing != existing.parent:
+    while not os.path.exists(existing) and existing != existing.parent:  # noqa: PTH110  # Path.exists may raise
         existing = existing.parent
     if not os.access(existing, os.R_OK | os.W_OK | os.X_OK):
-        owner = existing.owner() if existing.exists() else "nobody"
-        checkup.fault(
-            "store folder",
-            f"{existing} belongs to {owner}; this user ({_user()}) may not read and write it",
-            f"chown -R {_user()} {existing}, or run the broker as {owner}",
-        )
+        checkup.fault("store folder", *permission_refused(existing))
     elif existing != folder:
         checkup.ok("store folder", f"{folder} is not there yet; it can be made in {existing}")
     else:
         _check_content(checkup, folder)
     _check_disk(checkup, existing, settings or broker_defaults())
-
-
-def _user() -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())
 
 
 def _check_content(checkup: Checkup, folder: Path) -> None:
@@ -151,7 +137,7 @@ def _check_content(checkup: Checkup, folder: Path) -> None:
         checkup.fault("store folder", str(none), "name the right folder in storePathRootDir, or an empty one")
         return
     except OSError as refused:
-        checkup.fault("store folder", str(refused), f"chown -R {_user()} {folder}")
+        checkup.fault("store folder", str(refused), f"chown -R {user_name()} {folder}")
         return
     for finding in store.findings:
         checkup.fault("store folder", str(finding), finding.advice)

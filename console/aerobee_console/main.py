@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from aerobee_console.failures import INTERRUPTED, OK, USAGE, describe, exit_code_of
+from aerobee_console.program_name import program_name
 
 if TYPE_CHECKING:
     from cyclopts import App
@@ -95,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _reader_is_gone()
     except Exception as failed:
         if _is_misused(failed):
-            _complain(f"{failed}\nsee: aerobee {_command_of(words)}--help")
+            _complain(f"{failed}\nsee: {program_name()} {_command_of(words)}--help")
             return USAGE
         if debug:
             raise

@@ -10,7 +10,7 @@ import stat
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -29,7 +29,8 @@ __all__ = ["send"]
 READ_BYTES: Final = 1 << 18
 LINE_BYTES_MAX: Final = 16 << 20
 LEVELS: Final = 18
-SPAN: Final = re.compile(r"(\d{1,9})(ms|s|m|h|d)", re.ASCII)
+DIGITS_MAX: Final = 9  # of a span
+SPAN: Final = re.compile(r"(\d+)(ms|s|m|h|d)", re.ASCII)
 UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 COLUMNS: Final = (
     Column("message_id", "message id"),
@@ -68,7 +69,9 @@ def send(
     ] = (),
     delay: Annotated[
         str | None,
-        Parameter(help="Deliver later: a level (1 to 18), a span like 90s, or a time like 2030-01-01T09:00."),
+        Parameter(
+            help="Deliver later: a level (1 to 18), a span like 90s, or a time: $(date -d '+1 hour' -Is)."
+        ),
     ] = None,
     queue: Annotated[int | None, Parameter(help="Position of the queue to send to.")] = None,
     sharding_key: Annotated[str | None, Parameter(help="Equal keys go to one queue, in order.")] = None,
@@ -121,13 +124,17 @@ def _delay(text: str | None) -> dict[str, Any]:
         return {"delay_level": int(text)}
     span = SPAN.fullmatch(text)
     if span is not None:
+        if len(span[1]) > DIGITS_MAX:
+            raise Failure(
+                f"--delay {text}: no broker waits that long; theirs is 3 days at most by default", USAGE
+            )
         return {"deliver_after": int(span[1]) * UNITS_MS[span[2]] / 1000}
     try:
         when = datetime.fromisoformat(text)
     except ValueError:
         raise Failure(
             f"--delay {text}: a level from 1 to {LEVELS}, a span like 500ms, 90s, 10m, 2h or 1d, "
-            "or a time like 2030-01-01T09:00:00+01:00",
+            f"or a time like {(datetime.now().astimezone() + timedelta(hours=1)).isoformat(timespec='seconds')}",
             USAGE,
         ) from None
     return {"deliver_at": when.astimezone() if when.tzinfo is None else when}

@@ -137,6 +137,8 @@ def repair(
     from aerobee_console.store_verify import verify as look_at
 
     store = StoreFolder(folder, commit_log)
+    if store.owner_pid is not None:  # before anything that depends on settings, which only its broker knows
+        raise Failure(f"{folder} is in use by process {store.owner_pid}: stop that first", USAGE)
     chosen = settings_of(store, config, parse_settings(settings))
     total = sum(file.size for file in store.log_files)
     if dry_run:

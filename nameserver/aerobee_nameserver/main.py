@@ -9,7 +9,6 @@ Exit codes  0 orderly stop, 1 could not start or failed, 2 wrong settings or arg
 
 import argparse
 import asyncio
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +21,8 @@ from aerobee_nameserver.server import NameServer
 from aerobee_proto.errors import AerobeeError
 from aerobee_remoting.logs import configure_logging, stray_errors_told
 from aerobee_remoting.settings import SettingsError
+from aerobee_remoting.start_failures import explain
+from aerobee_remoting.stop_signals import call_on_stop_signals
 from aerobee_remoting.systemd import ServiceNotifier
 
 __all__ = ["main", "run", "start"]
@@ -62,9 +63,7 @@ def run(config: NameserverConfig) -> int:
 async def serve(config: NameserverConfig, notifier: ServiceNotifier) -> int:
     """Start, tell systemd, wait for a signal, stop. Returns the exit code."""
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    call_on_stop_signals(stop.set)
     server = await _started(config)
     if server is None:
         return 1
@@ -87,7 +86,8 @@ async def _started(config: NameserverConfig) -> NameServer | None:
         server = NameServer(config)
         await server.start()
     except (AerobeeError, OSError) as failed:
-        log.error("nameserver.start_failed", reason=str(failed))  # noqa: TRY400  # the text says it all
+        reason, way_out = explain(failed)
+        log.error("nameserver.start_failed", reason=reason, way_out=way_out)  # noqa: TRY400  # they say it all
         if server is not None:
             await server.close()
         return None

@@ -19,6 +19,7 @@ import structlog
 from aerobee_proto.codes import RequestCode
 from aerobee_remoting.connection import Connection, ConnectionLimits, format_addr
 from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
+from aerobee_remoting.start_failures import CannotListen
 
 __all__ = ["RemotingServer", "ServerConfig", "TlsMode"]
 
@@ -320,5 +321,5 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as failed:
         listener.close()
-        raise OSError(failed.errno, f"cannot listen on {host}:{port}: {failed.strerror}") from failed
+        raise CannotListen(failed, host, port) from failed
     return listener

@@ -7,7 +7,10 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import ours
+from aerobee_console import dev as module
 from aerobee_console.dev import _sizes_of
 from console.support import program
 from programs import Program, Server, free_port
@@ -102,3 +105,43 @@ def test_a_port_that_is_asked_for_is_taken_or_refused_never_replaced() -> None:
         with Program("second", [*ours.command(), "dev", *words]) as second:
             second.wait_line(f"cannot listen on 127.0.0.1:{port}", 30)
             assert second.process.wait(30) == 2
+
+
+def test_a_hang_up_leaves_nothing() -> None:
+    """The temporary store stayed when the terminal was closed."""
+    with dev("--set", "metricsPromExporterPort=0") as started:
+        folder = Path(address(started.output, "store"))
+        started.process.send_signal(signal.SIGHUP)
+        assert started.process.wait(30) == 0
+    assert not folder.exists()
+
+
+def test_what_the_docs_show_is_switched_on_and_can_be_switched_off(tmp_path: Path) -> None:
+    words = ["--store", str(tmp_path / "new"), "--set", "metricsPromExporterPort=0"]
+    small = ["--set", "mappedFileSizeCommitLog=65536", "--set", "recallMessageEnable=false"]
+    with dev(*words, *small) as started:
+        nameserver = address(started.output, "nameserver")
+        settings = program("cluster", "config", "broker-a", "-o", "json", "-n", nameserver).out
+        assert re.search(r'"enablePropertyFilter"[^}]*"true"', settings)
+        assert re.search(r'"recallMessageEnable"[^}]*"false"', settings)
+        assert program("topic", "describe", "RMQ_SYS_TRACE_TOPIC", "-n", nameserver).code == 0
+
+
+@pytest.mark.parametrize("names", [["letter.txt"], ["a", "b", "c", "d"], ["lock"]])
+def test_a_folder_of_somebody_else_is_left_alone(names: list[str], tmp_path: Path) -> None:
+    """A store was made among whatever files the folder held, and the doctor called the folder a fault."""
+    for name in names:
+        (tmp_path / name).touch()
+    refused = program("dev", "--store", str(tmp_path))
+    assert refused.code == 2
+    assert f"{tmp_path} is not empty and is no store ({', '.join(names[:3])}" in refused.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+
+
+def test_a_new_file_system_is_an_empty_folder(tmp_path: Path) -> None:
+    (tmp_path / "lost+found").mkdir()
+    module._check_folder(tmp_path)
+    module._check_folder(tmp_path / "absent")
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        module._check_folder(tmp_path / "file")

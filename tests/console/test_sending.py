@@ -123,6 +123,7 @@ def test_an_interrupt_ends_the_wait_for_a_pipe(nameserver: str) -> None:
         (["send", "t", "b", "--property", "a"], 2, "--property a: write name=value"),
         (["send", "t", "b", "--delay", "soon"], 2, "--delay soon: a level from 1 to 18, a span like 500ms"),
         (["send", "t", "b", "--delay", "19"], 2, "a level from 1 to 18"),
+        (["send", "t", "b", "--delay", "1000000000s"], 2, "no broker waits that long"),
         (["send", "t", "b", "--file", "f"], 2, "not both"),
         (["send", "bad topic", "b"], 2, "the topic name 'bad topic' has ' '"),
         (["send", "t", ""], 2, "empty body"),

@@ -105,7 +105,10 @@ def test_a_store_that_a_broker_has_is_left_alone(tmp_path: Path, aerobee: Run) -
     store.open()
     refused = aerobee("store", "repair", str(root), *SIZES)
     assert refused.code == 2
-    assert "locked" in refused.err
+    assert f"{root} is in use by process" in refused.err
+    told = aerobee("store", "repair", str(root), "--dry-run", "--set", "maxIndexNum=77")
+    assert told.code == 2
+    assert f"{root} is in use by process" in told.err, "the lock comes before what depends on settings"
     store.close()
 
 

@@ -41,7 +41,8 @@ def test_a_taken_port_ends_the_program_with_one_line_that_names_it(tmp_path: Pat
         )
     assert second.returncode == 1
     (line,) = [json.loads(line) for line in second.stdout.splitlines() if "start_failed" in line]
-    assert address in line["reason"]
+    assert line["reason"].startswith(f"{address} is taken by ")
+    assert line["way_out"] == "stop what listens there, or set listenPort to another port"
 
 
 def test_a_missing_certificate_ends_the_program_with_one_line(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import os
 import socket
 from pathlib import Path
 
-from aerobee_console.ports import is_free, owner_of
+from aerobee_remoting.ports import is_free, owner_of
 
 
 def test_a_port_that_is_listened_on_is_not_free_and_has_an_owner() -> None:
