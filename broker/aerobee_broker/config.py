@@ -373,6 +373,11 @@ class BrokerConfig(SettingsModel):
     )
     compressed_register: bool = _key(False, "Compress registrations.", hot=True)
     force_register: bool = _key(True, "Register even when nothing has changed.", hot=True)
+    enable_single_topic_register: bool = _key(
+        False,
+        "Register a new or changed topic by itself, for nameservers with deleteTopicWithBrokerRegistration.",
+        hot=True,
+    )
 
     # Connections.
     server_channel_max_idle_time_seconds: int = _key(

@@ -138,7 +138,7 @@ _BY_REASON: Final = {
         disableConsumeIfConsumerReadSlowly disappearTimeAfterStart enableBatchPush
         enableBroadcastOffsetStore enableCleanExpiredOffset enableCreateSysGroup
         enableMixedMessageType enableNetWorkFlowControl enableRegisterProducer
-        enableShutdownGracefully enableSingleTopicRegister enableSingleTopicRegistration enableSkipLongAwaitingAck
+        enableShutdownGracefully enableSingleTopicRegistration enableSkipLongAwaitingAck
         flushConsumerOffsetHistoryInterval highSpeedMode maxConsumeQueueScan maxTopicLength
         messageStorePlugIn offsetCheckInSlave pullBatchMaxMessageCount readUnCommitted
         realTimeNotifyConsumerChange rejectPullConsumerEnable replicasPerDiskPartition rocketmqHome

@@ -27,11 +27,19 @@ import structlog
 from aerobee_broker.config import LiveConfig, nameserver_addresses
 from aerobee_broker.identity import BrokerIdentity
 from aerobee_broker.topics import TopicTable
-from aerobee_proto.bodies import DataVersion, KVTable, RegisterBrokerBody, TopicConfig, TopicConfigWrapper
+from aerobee_proto.bodies import (
+    DataVersion,
+    KVTable,
+    QueueData,
+    RegisterBrokerBody,
+    TopicConfig,
+    TopicConfigWrapper,
+    TopicRouteData,
+)
 from aerobee_proto.codes import Perm, RequestCode, ResponseCode
 from aerobee_proto.errors import FormatError
 from aerobee_proto.frames import Command
-from aerobee_proto.headers import BrokerIdentityHeader, RegisterBrokerHeader
+from aerobee_proto.headers import BrokerIdentityHeader, RegisterBrokerHeader, TopicHeader
 from aerobee_remoting.client import RemotingClient
 from aerobee_remoting.connection import Connection
 from aerobee_remoting.errors import RemotingError
@@ -231,6 +239,9 @@ class NameserverRegistrar:
         if may_skip and not await self._needs_registration(state):
             state.registered_ms = state.whole_ms = self._clock()
             return
+        if not whole and config.enable_single_topic_register:
+            await self._register_each(state, self._as_permitted(list(pending.values())))
+            return
         chosen = list(self._topics.all().values()) if whole else list(pending.values())
         body = self._body(chosen)
         answer = await self._client.request(
@@ -245,6 +256,28 @@ class NameserverRegistrar:
             return
         self._succeeded(state, len(chosen), whole=whole)
         self._take_order_topics(answer)
+
+    async def _register_each(self, state: NameserverState, topics: Sequence[TopicConfig]) -> None:
+        """Tell of topics one by one: a nameserver that drops what a registration does not list keeps the others."""
+        for topic in topics:
+            queues = QueueData(
+                broker_name=self._identity.broker_name,
+                perm=topic.perm,
+                read_queue_nums=topic.read_queue_nums,
+                topic_sys_flag=topic.topic_sys_flag,
+                write_queue_nums=topic.write_queue_nums,
+            )
+            answer = await self._client.request(
+                state.addr,
+                RequestCode.REGISTER_TOPIC_IN_NAMESRV,
+                TopicHeader(topic=topic.topic_name),
+                TopicRouteData(queue_datas=[queues]).to_bytes(),
+                timeout=self._live.value.register_broker_timeout_mills / 1000,
+            )
+            if answer.code != ResponseCode.SUCCESS:
+                self._failed(state, f"topic {topic.topic_name} refused: code {answer.code}: {answer.remark}")
+                return
+        self._succeeded(state, len(topics), whole=False)
 
     def _succeeded(self, state: NameserverState, topic_count: int, *, whole: bool) -> None:
         if not state.registered:
@@ -280,9 +313,7 @@ class NameserverRegistrar:
 
     def _body(self, topics: Sequence[TopicConfig]) -> bytes:
         config = self._live.value
-        permission = config.broker_permission
-        if permission & Perm.READ_WRITE != Perm.READ_WRITE:
-            topics = [msgspec.structs.replace(topic, perm=topic.perm & permission) for topic in topics]
+        topics = self._as_permitted(topics)
         wrapper = TopicConfigWrapper(
             data_version=self._topics.version,
             topic_config_table={topic.topic_name: topic for topic in topics},
@@ -290,6 +321,13 @@ class NameserverRegistrar:
         )
         body = RegisterBrokerBody(topic_config_serialize_wrapper=wrapper)
         return body.to_compressed(with_mapping=True) if config.compressed_register else body.to_bytes()
+
+    def _as_permitted(self, topics: Sequence[TopicConfig]) -> Sequence[TopicConfig]:
+        """The topics with no more rights than the broker gives at all."""
+        permission = self._live.value.broker_permission
+        if permission & Perm.READ_WRITE == Perm.READ_WRITE:
+            return topics
+        return [msgspec.structs.replace(topic, perm=topic.perm & permission) for topic in topics]
 
     def _header(self, body: bytes) -> RegisterBrokerHeader:
         me = self._identity

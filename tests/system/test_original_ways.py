@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,8 +30,8 @@ def clock() -> Clock:
 
 @pytest.fixture
 async def broker(tmp_path: Path, clock: Clock) -> AsyncIterator[Broker]:
-    sizes = {"mapped_file_size_commit_log": 16 * MIB}
-    async with running_broker(tmp_path, clock=clock, pop_from_retry_probability=0, **sizes) as broker:
+    settings: dict[str, Any] = {"mapped_file_size_commit_log": 16 * MIB, "pop_from_retry_probability": 0}
+    async with running_broker(tmp_path, clock=clock, **settings) as broker:
         yield broker
 
 
@@ -161,11 +162,16 @@ async def test_what_comes_back_after_a_reset_is_not_lost(
 # --- topics on several brokers ------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "drops", ["false", "true"], ids=["", "by a nameserver that drops what is not listed"]
+)
 async def test_a_topic_made_on_three_brokers_is_in_the_route_of_all_when_the_last_answers(
-    tmp_path: Path,
+    tmp_path: Path, drops: str
 ) -> None:
-    """With single registration asked for, which means nothing here: each change is registered alone and at once."""
-    addresses = {"listenPort": "0", "bindAddress": "127.0.0.1"}
+    """A nameserver with deleteTopicWithBrokerRegistration forgot all other topics of a broker with each new one:
+    enableSingleTopicRegister, which is there for that, was ignored.
+    """
+    addresses = {"listenPort": "0", "bindAddress": "127.0.0.1", "deleteTopicWithBrokerRegistration": drops}
     nameserver = NameServer(load_config(overrides=addresses, environ={}), keep_kv=False)
     await nameserver.start()
     names = ["b-1", "b-2", "b-3"]
@@ -182,10 +188,11 @@ async def test_a_topic_made_on_three_brokers_is_in_the_route_of_all_when_the_las
             for client in clients:
                 for text in (b"enableSingleTopicRegistration=true\n", b"enableSingleTopicRegister=true\n"):
                     assert (await client.ask(RequestCode.UPDATE_BROKER_CONFIG, body=text)).code == 0
-            for number in range(20):
-                topic = f"T{number}"
+            topics = [f"T{number}" for number in range(20)]
+            for topic in topics:
                 made = await asyncio.gather(*(make_topic(client, topic) for client in clients))
                 assert made == [0, 0, 0]
+            for topic in [*topics, "TBW102"]:
                 fields = {"topic": topic, "acceptStandardJsonOnly": "true"}
                 route = await asked.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields)
                 found = TopicRouteData.from_bytes(route.body)
