@@ -48,6 +48,7 @@ from aerobee_proto.codes import ResponseCode
 from aerobee_proto.message_ids import UniqueKeyFactory
 from aerobee_remoting.connection import Connection, ConnectionLimits
 from aerobee_remoting.handlers import HandlerTable
+from aerobee_remoting.peer_memory import PeerMemory
 from aerobee_remoting.server import RemotingServer, ServerConfig, TlsMode
 from aerobee_store.errors import FileGone, OutOfResources, StoreError, StoreFull
 from aerobee_store.io import DiskIo, StoreIo
@@ -94,6 +95,7 @@ class Broker:
         self._io: StoreIo = ReservedIo(disk, self._reserve)
         self._clock = clock
         self.handlers = HandlerTable()
+        self._memory = PeerMemory(config.max_peer_memory_bytes, config.max_peer_memory_bytes_per_connection)
         self._tasks: list[asyncio.Task[None]] = []
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._upkeep = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store-upkeep")
@@ -134,7 +136,9 @@ class Broker:
         self._store = store
         recovered = await loop.run_in_executor(self._upkeep, store.open)
         self._server = RemotingServer(
-            self.handlers, config=_server_config(self._config), on_disconnect=self._disconnected
+            self.handlers,
+            config=_server_config(self._config, self._memory),
+            on_disconnect=self._disconnected,
         )
         self.port = self._server.bind(self._config.bind_address, self._config.listen_port)
         identity = identity_of(self._config, self.port)
@@ -174,6 +178,7 @@ class Broker:
             clock=self._clock,
             settings_file=self._settings_file,
             address=address,
+            memory=self._memory,
         )
         self._services = services
         services.files.load()
@@ -415,6 +420,7 @@ class Broker:
             "disk_used_percent": self._keeper.used_percent,
             "connections": len(self._server.connections),
             "held_pulls": len(self._pulls.held),
+            "peer_memory_bytes": self._memory.total,
             "sends_waiting": self._durability.waiting_count,
             "nameservers": self.services.registrar.registered_count,
         }
@@ -500,7 +506,7 @@ def sync_pause_s(took_s: float, file_count: int) -> float:
     return min(max(took_s * SYNC_PAUSE_TIMES, file_count * SYNC_PAUSE_OF_FILE_S), SYNC_PAUSE_MAX_S)
 
 
-def _server_config(config: BrokerConfig) -> ServerConfig:
+def _server_config(config: BrokerConfig, memory: PeerMemory) -> ServerConfig:
     mode = TlsMode(config.tls_server_mode)
     tls = None
     if mode is not TlsMode.DISABLED:
@@ -523,6 +529,7 @@ def _server_config(config: BrokerConfig) -> ServerConfig:
         connections_max=config.max_connections,
         connections_per_host_max=config.max_connections_per_host,
         buffered_max=config.max_buffered_bytes,
+        memory=memory,
         tls_mode=mode,
         tls=tls,
     )

@@ -4,19 +4,36 @@ A member is known by its client id. A client that reconnects before the loss of 
 takes its place; the loss of the old connection then removes nothing.
 """
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Final
 
 from aerobee_proto.bodies import ClientConnection
 from aerobee_proto.records import encode_host
 from aerobee_remoting.connection import Connection
 
-__all__ = ["Member", "MemberCount", "born_host", "connection_body"]
+__all__ = ["Member", "MemberCount", "born_host", "connection_body", "member_size"]
+
+MEMBER_SIZE: Final = 1024  # bytes of one membership with its places in the tables, besides its client id
+
+
+def member_size(client_id: str) -> int:
+    """Bytes that a membership takes."""
+    return MEMBER_SIZE + 4 * len(client_id)
 
 
 class Member:
     """One client in one group."""
 
-    __slots__ = ("client_id", "connection", "fingerprint", "language", "last_seen_ms", "topics", "version")
+    __slots__ = (
+        "client_id",
+        "connection",
+        "fingerprint",
+        "language",
+        "last_seen_ms",
+        "subscribed",
+        "topics",
+        "version",
+    )
 
     def __init__(
         self, client_id: str, connection: Connection, language: str, version: int, now_ms: int
@@ -27,9 +44,9 @@ class Member:
         self.version = version
         self.last_seen_ms = now_ms
         self.fingerprint = 0  # of the last full heartbeat; 0: the client does not use them
-        self.topics: dict[
-            str, tuple[str, str]
-        ] = {}  # what this member itself subscribes to: type, expression
+        # What this member itself subscribes to: type, expression. Members that say the same share it.
+        self.topics: Mapping[str, tuple[str, str]] = {}
+        self.subscribed: Hashable = None  # under which it is shared; None: it has told nothing yet
 
 
 class MemberCount:

@@ -415,6 +415,16 @@ class BrokerConfig(SettingsModel):
         ge=64 * KIB,
         le=2**31 - 1,
     )
+    max_peer_memory_bytes: int = _key(
+        1536 * MIB,
+        "Memory for all clients together: buffers, held pulls and pops, registrations, subscriptions, filters.",
+        unit="bytes",
+        ge=MIB,
+        le=2**40,
+    )
+    max_peer_memory_bytes_per_connection: int = _key(
+        192 * MIB, "The same of one connection.", unit="bytes", ge=256 * KIB, le=2**40
+    )
     max_buffered_bytes: int = _key(
         1024 * MIB,
         "Half requests and unsent answers of all connections; above it those with most are cut off.",

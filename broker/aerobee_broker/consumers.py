@@ -10,33 +10,47 @@ Touches  nothing. Every call returns what the shell has to do: whom to notify, w
 Invariants
 - A group without members does not exist.
 - Nobody is notified of changes in a group that broadcasts, or that turned notifications off.
+- What members and subscriptions take in memory is counted for the connection that brought them; what members of a group
+  subscribe to alike is kept once.
 - A group's subscriptions are those of its last full heartbeat: members that disagree take turns, and that is
   reported as a conflict.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Final
 
-from aerobee_broker.clients import Member, MemberCount
+from aerobee_broker.clients import Member, MemberCount, member_size
 from aerobee_broker.filters import EVERYTHING, TAG, Filter
 from aerobee_proto.bodies import ConsumerData, SubscriptionData
 from aerobee_proto.codes import ResponseCode
 from aerobee_proto.errors import LimitReached
 from aerobee_remoting.connection import Connection
+from aerobee_remoting.peer_memory import PeerMemory, Shared
 
 __all__ = ["Changes", "ConsumerGroup", "ConsumerTable", "Subscription"]
 
 BROADCASTING: Final = "BROADCASTING"
+# Names in the account, and bytes that a fixed part takes (`tests/broker/test_peer_bounds.py` weighs them).
+MEMBERS: Final = "members of groups"
+SUBSCRIPTIONS: Final = "subscriptions of groups"
+MEMBERS_SUBSCRIPTIONS: Final = "subscriptions of members"
+SUBSCRIPTION_SIZE: Final = 1536
+TAG_SIZE: Final = 128
+CODE_SIZE: Final = 64
+CONTENT_SIZE: Final = 512
+CONTENT_ENTRY_SIZE: Final = 384
 
 
 class Subscription:
     """One topic of a group, ready for the filter."""
 
-    __slots__ = ("compiled_version", "data", "expression_type", "tag_filter", "version")
+    __slots__ = ("compiled_version", "data", "expression_type", "size", "tag_filter", "version")
 
     def __init__(self, data: SubscriptionData) -> None:
         self.data = data
+        self.size = subscription_size(data)
         self.expression_type = data.expression_type or TAG
         self.version = data.sub_version
         # Everything, unless it names tags. What an SQL92 expression wants is not known here.
@@ -48,15 +62,17 @@ class Subscription:
 
 
 class ConsumerGroup:
-    """One group with at least one member."""
+    """One group with at least one member. `bearer` is the connection that its subscriptions are counted for."""
 
     __slots__ = (
+        "bearer",
         "conflict_reported",
         "consume_from_where",
         "consume_type",
         "members",
         "message_model",
         "name",
+        "size",
         "subscriptions",
     )
 
@@ -68,6 +84,8 @@ class ConsumerGroup:
         self.members: dict[str, Member] = {}  # by client id
         self.subscriptions: dict[str, Subscription] = {}  # by topic
         self.conflict_reported = False
+        self.size = 0  # bytes of the subscriptions
+        self.bearer: Connection | None = None
 
     @property
     def is_broadcasting(self) -> bool:
@@ -99,8 +117,16 @@ class ConsumerTable:
     """All consumer groups. All calls from the event loop."""
 
     def __init__(
-        self, *, members_max: int, members_per_connection_max: int, topics_per_group_max: int
+        self,
+        *,
+        members_max: int,
+        members_per_connection_max: int,
+        topics_per_group_max: int,
+        memory: PeerMemory | None = None,
     ) -> None:
+        self._memory = memory or PeerMemory()
+        # What members subscribe to, by group and content.
+        self._contents = Shared[dict[str, tuple[str, str]]](self._memory, MEMBERS_SUBSCRIPTIONS)
         self._groups: dict[str, ConsumerGroup] = {}
         self._by_connection: dict[Connection, set[tuple[str, str]]] = {}  # (group, client id)
         self._count = MemberCount(members_max)
@@ -158,9 +184,10 @@ class ConsumerTable:
         RequestError SYSTEM_BUSY or INVALID_PARAMETER: a bound would be passed; nothing was changed.
         """
         self._check_bounds(member, data)
-        group = self._groups.get(data.group_name)
-        if group is None:
-            group = self._groups[data.group_name] = ConsumerGroup(data.group_name)
+        group = self._groups.get(data.group_name) or ConsumerGroup(data.group_name)
+        offered = None if without_subscriptions else data.subscription_data_set
+        self._account(group, member, offered)
+        self._groups[data.group_name] = group
         group.consume_type = data.consume_type
         group.message_model = data.message_model
         group.consume_from_where = data.consume_from_where
@@ -171,7 +198,7 @@ class ConsumerTable:
             changes.known = known is not None and fingerprint == known.fingerprint
         else:
             seated.fingerprint = fingerprint
-            changes.changed |= _take_subscriptions(group, seated, data.subscription_data_set)
+            changes.changed |= _take_subscriptions(group, data.subscription_data_set)
             changes.conflict = _new_conflict(group, seated)
         if changes.changed and notify and not group.is_broadcasting:
             changes.notify = _all_members(group)
@@ -231,6 +258,61 @@ class ConsumerTable:
                 "maxClientsPerConnection",
             )
 
+    # --- memory -----------------------------------------------------------------------------------------------
+
+    def _account(
+        self, group: ConsumerGroup, member: Member, offered: Sequence[SubscriptionData] | None
+    ) -> None:
+        """Count what a heartbeat brings; `member` is the seat to be, or stands for the one that is there.
+
+        LimitReached: there is no memory for it; nothing was changed.
+        """
+        seat = group.members.get(member.client_id)
+        before = None if seat is None else (seat.connection, seat.subscribed)
+        subscribed: Hashable = None if seat is None else seat.subscribed
+        topics: Mapping[str, tuple[str, str]] = {} if seat is None else seat.topics
+        connection, memory = member.connection, self._memory
+        with ExitStack() as undo:
+            if before is None or before[0] is not connection:
+                memory.take(connection, MEMBERS, member_size(member.client_id))
+                undo.callback(memory.give, connection, MEMBERS, member_size(member.client_id))
+            if offered is not None:
+                content = {data.topic: (data.expression_type or TAG, data.sub_string) for data in offered}
+                subscribed = (group.name, frozenset(content.items()))
+                if before != (connection, subscribed):
+                    size = _content_size(content)
+                    topics = self._contents.hold(subscribed, connection, size, lambda: content)
+                    undo.callback(self._contents.drop, subscribed, connection)
+                size = _size_after(group, offered)
+                own = group.size if group.bearer is connection else 0
+                memory.take(connection, SUBSCRIPTIONS, size - own, of_sum=size - group.size)
+                if group.bearer is not connection and group.bearer is not None:
+                    memory.give(group.bearer, SUBSCRIPTIONS, group.size, of_sum=0)
+                group.size, group.bearer = size, connection
+            elif before is not None and before[0] is not connection and subscribed is not None:
+                self._contents.hold(subscribed, connection, 0, dict)
+            undo.pop_all()
+        if before is not None:
+            if before[0] is not connection:
+                memory.give(before[0], MEMBERS, member_size(member.client_id))
+            if before[1] is not None and before != (connection, subscribed):
+                self._contents.drop(before[1], before[0])
+        seated = seat or member
+        seated.subscribed, seated.topics = subscribed, topics
+
+    def _unaccount(self, group: ConsumerGroup, member: Member) -> None:
+        """A member has left the group."""
+        self._memory.give(member.connection, MEMBERS, member_size(member.client_id))
+        if member.subscribed is not None:
+            self._contents.drop(member.subscribed, member.connection)
+        if group.bearer is member.connection:
+            # Whoever stays bears what the group has on record, until a heartbeat says it anew.
+            heir = next((other.connection for other in group.members.values()), None)
+            self._memory.give(group.bearer, SUBSCRIPTIONS, group.size, of_sum=0 if heir else None)
+            if heir is not None:
+                self._memory.note(heir, SUBSCRIPTIONS, group.size, of_sum=0)
+            group.bearer = heir
+
     def _seat(self, group: ConsumerGroup, member: Member) -> Member | None:
         """Add the member, or bring the seat that its client id has up to date and return that."""
         seat = group.members.get(member.client_id)
@@ -252,6 +334,7 @@ class ConsumerTable:
             del group.members[member.client_id]
             self._count.value -= 1
             self._unlink(member.connection, group.name, member.client_id)
+            self._unaccount(group, member)
         if not group.members:
             del self._groups[group.name]
         tell = notify and not group.is_broadcasting
@@ -277,13 +360,42 @@ class ConsumerTable:
         assert seats == links
         assert len(seats) == self._count.value
         assert all(group.members for group in self._groups.values())
+        for group in self._groups.values():
+            assert group.size == sum(one.size for one in group.subscriptions.values())
+            assert group.bearer is not None or not group.size
+        self._memory.check()
 
 
 def _all_members(group: ConsumerGroup) -> list[tuple[str, Connection]]:
     return [(group.name, member.connection) for member in group.members.values()]
 
 
-def _take_subscriptions(group: ConsumerGroup, member: Member, offered: Sequence[SubscriptionData]) -> bool:
+def subscription_size(data: SubscriptionData) -> int:
+    """Bytes that a subscription of a group takes."""
+    texts = len(data.topic) + len(data.sub_string) + len(data.expression_type or "")
+    tags = sum([TAG_SIZE + 2 * len(tag) for tag in data.tags_set])
+    return SUBSCRIPTION_SIZE + 2 * texts + tags + 3 * CODE_SIZE * len(data.code_set)
+
+
+def _content_size(content: Mapping[str, tuple[str, str]]) -> int:
+    return CONTENT_SIZE + sum(
+        [CONTENT_ENTRY_SIZE + 2 * (len(topic) + len(text)) for topic, (_, text) in content.items()]
+    )
+
+
+def _size_after(group: ConsumerGroup, offered: Sequence[SubscriptionData]) -> int:
+    """What the group's subscriptions will take when these were offered to it."""
+    sizes: dict[str, tuple[int, int]] = {}  # topic -> version, size
+    for data in offered:
+        known = group.subscriptions.get(data.topic)
+        if data.topic not in sizes and known is not None:
+            sizes[data.topic] = (known.version, known.size)
+        if data.topic not in sizes or data.sub_version > sizes[data.topic][0]:
+            sizes[data.topic] = (data.sub_version, subscription_size(data))
+    return sum([size for _, size in sizes.values()])
+
+
+def _take_subscriptions(group: ConsumerGroup, offered: Sequence[SubscriptionData]) -> bool:
     """Make the group's subscriptions those of this heartbeat; whether the set of topics changed."""
     topics = {data.topic for data in offered}
     before = group.subscriptions.keys()
@@ -294,7 +406,6 @@ def _take_subscriptions(group: ConsumerGroup, member: Member, offered: Sequence[
         known = group.subscriptions.get(data.topic)
         if known is None or data.sub_version > known.version:
             group.subscriptions[data.topic] = _following(known, data)
-    member.topics = {data.topic: (data.expression_type or TAG, data.sub_string) for data in offered}
     return changed
 
 
@@ -309,7 +420,7 @@ def _following(known: Subscription | None, data: SubscriptionData) -> Subscripti
 def _new_conflict(group: ConsumerGroup, member: Member) -> Conflict | None:
     """A member that subscribes otherwise than this one, once until they agree again."""
     for other in group.members.values():
-        if other is not member and other.topics and other.topics != member.topics:
+        if other is not member and other.topics and other.subscribed != member.subscribed:
             if group.conflict_reported:
                 return None
             group.conflict_reported = True

@@ -1,12 +1,13 @@
 """What readers want of a topic: everything, some tags, or what an SQL92 expression says.
 
-Touches  the log.
+Touches  the log; the account of what is kept for peers.
 
     TAG     "a || b"; the store compares tag hashes and reads no record for it. "*", empty, nothing: everything
     SQL92   an expression over the properties (`aerobee_proto.sql92`); served while enablePropertyFilter is on
 
 Invariants
-- Compiled filters are kept by their text: at most TAG_FILTERS_MAX and SQL_CHARS_MAX characters of them.
+- Compiled filters are kept by their text, at most CACHE_SIZE_MAX bytes of each kind; who holds a pull keeps its filter
+  beyond that.
 - One read by SQL92 takes at most about STEPS_MAX steps: the longer the expression, the fewer records a read looks at.
 """
 
@@ -20,6 +21,7 @@ from aerobee_proto.errors import RequestError
 from aerobee_proto.javahash import tag_hash
 from aerobee_proto.properties import decode_properties, find_property
 from aerobee_proto.sql92 import SqlError, SqlExpression, compile_sql
+from aerobee_remoting.peer_memory import NOBODY, PeerMemory
 from aerobee_store.get_message import Selector
 
 __all__ = ["EVERYTHING", "SQL92", "TAG", "Filter", "Filters", "check_type", "tag_filter_of"]
@@ -29,8 +31,10 @@ log = structlog.get_logger()
 TAG: Final = "TAG"
 SQL92: Final = "SQL92"
 TAG_EXPRESSION_SIZE_MAX: Final = 16_384
-TAG_FILTERS_MAX: Final = 4096
-SQL_CHARS_MAX: Final = 262_144  # compiled they take up to a hundred times as many bytes
+CACHE_SIZE_MAX: Final = 16 * 1024 * 1024
+FILTER_SIZE: Final = 512  # bytes of a filter with its place in the cache, besides what follows
+TAG_SIZE: Final = 128  # of the hash of a tag in its set
+SQL_CHAR_SIZE: Final = 100  # compiled, an expression takes up to that for each character
 STEPS_MAX: Final = 40_000  # of 0.2 us
 SCAN_MIN: Final = 16
 SCAN_MAX: Final = 2_000
@@ -42,11 +46,14 @@ TagFilter = frozenset[int] | None
 class Filter:
     """One filter, as the store takes it: hashes of tags (None: any) and a choice by properties (None: none)."""
 
-    __slots__ = ("selector", "tag_hashes")
+    __slots__ = ("selector", "size", "tag_hashes")
 
-    def __init__(self, tag_hashes: TagFilter = None, selector: Selector | None = None) -> None:
+    def __init__(
+        self, tag_hashes: TagFilter = None, selector: Selector | None = None, *, sql_chars: int = 0
+    ) -> None:
         self.tag_hashes = tag_hashes
         self.selector = selector
+        self.size = FILTER_SIZE + TAG_SIZE * len(tag_hashes or ()) + SQL_CHAR_SIZE * sql_chars  # bytes, about
 
 
 EVERYTHING: Final = Filter()
@@ -93,27 +100,23 @@ def check_type(kind: str | None, *, sql_enabled: bool) -> bool:
 class Filters:
     """Filters by their expressions, compiled once."""
 
-    def __init__(self) -> None:
-        self._by_tags: dict[str, Filter] = {}
-        self._by_sql: dict[str, Filter] = {}
-        self._sql_chars = 0
+    def __init__(self, memory: PeerMemory | None = None) -> None:
+        self._by_tags = _Cache(memory or PeerMemory())
+        self._by_sql = _Cache(memory or PeerMemory())
 
     def tags(self, expression: str | None) -> Filter:
         """The filter of a tag expression; RequestError SUBSCRIPTION_PARSE_FAILED when it names no tag."""
         key = expression or "*"
         try:
-            return self._by_tags[key]
+            return self._by_tags.filters[key]
         except KeyError:
-            if len(self._by_tags) >= TAG_FILTERS_MAX:
-                self._by_tags.clear()
-            found = self._by_tags[key] = Filter(tag_filter_of(key))
-            return found
+            return self._by_tags.add(key, Filter(tag_filter_of(key)))
 
     def sql(self, expression: str | None) -> Filter:
         """The filter of an SQL92 expression; RequestError SUBSCRIPTION_PARSE_FAILED when it is none."""
         text = expression or ""
         try:
-            return self._by_sql[text]
+            return self._by_sql.filters[text]
         except KeyError:
             pass
         try:
@@ -124,12 +127,35 @@ class Filters:
             ) from error
         if compiled.ignored:
             log.warning("broker.filter_text_ignored", expression=text[:200], ignored=compiled.ignored[:80])
-        self._sql_chars += len(text)
-        if self._sql_chars > SQL_CHARS_MAX:
-            self._by_sql.clear()
-            self._sql_chars = len(text)
-        found = self._by_sql[text] = Filter(selector=_selector(compiled))
-        return found
+        return self._by_sql.add(text, Filter(selector=_selector(compiled), sql_chars=len(text)))
+
+
+class _Cache:
+    """Filters by their text; when they are too large together, it begins anew."""
+
+    __slots__ = ("_memory", "filters", "size")
+
+    def __init__(self, memory: PeerMemory) -> None:
+        self._memory = memory
+        self.filters: dict[str, Filter] = {}
+        self.size = 0  # bytes, about
+
+    def add(self, text: str, made: Filter) -> Filter:
+        """Keep it, if there is room; the filter."""
+        size = made.size + 4 * len(text)
+        if not self._has_room(size):
+            self._memory.give(NOBODY, "filters", self.size)
+            self.filters.clear()
+            self.size = 0
+        if self._has_room(size):
+            self._memory.note(NOBODY, "filters", size)
+            self.filters[text] = made
+            self.size += size
+        return made
+
+    def _has_room(self, size: int) -> bool:
+        memory = self._memory
+        return self.size + size <= CACHE_SIZE_MAX and memory.total + size <= memory.total_max
 
 
 def _selector(sql: SqlExpression) -> Selector:

@@ -7,6 +7,8 @@ Invariants
 - A pull is in the table once, in the queue that it asked for; it leaves when it is returned by `ready`, `take`
   or `expired`, or with its connection.
 - The offset of a pull with a probe moves past what did not match: no message is looked at twice for it.
+- What a pull keeps in memory is taken from the account of its owner when it comes, and given back when it leaves; a
+  filter that many pulls have in common is counted once for each owner.
 - Nothing here looks at more than one queue per arrival, at more than the expired pulls per sweep, or at more
   than its own pulls per lost connection.
 """
@@ -14,9 +16,14 @@ Invariants
 from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
+
+from aerobee_proto.errors import LimitReached
+from aerobee_remoting.peer_memory import PeerMemory, Shared
 
 __all__ = ["HeldPull", "HeldPulls"]
+
+PULL_SIZE: Final = 2048  # bytes that one takes with its request, its work and its places in the tables
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -26,10 +33,21 @@ class HeldPull(Generic[T]):
     """One waiting pull. `work` is what the shell needs to run it again; `offset` the next one it wants.
 
     `probe` is for filters that tag hashes cannot decide: it looks at the messages from an offset on and returns
-    where to go on when none of them matches, None when the pull is worth another look.
+    where to go on when none of them matches, None when the pull is worth another look. `shared` is something large that
+    the pull keeps and others may keep too, and its size.
     """
 
-    __slots__ = ("deadline_ms", "offset", "owner", "probe", "queue", "tag_filter", "waiting", "work")
+    __slots__ = (
+        "deadline_ms",
+        "offset",
+        "owner",
+        "probe",
+        "queue",
+        "shared",
+        "tag_filter",
+        "waiting",
+        "work",
+    )
 
     def __init__(
         self,
@@ -40,6 +58,7 @@ class HeldPull(Generic[T]):
         owner: object,
         work: T,
         probe: Callable[[int], int | None] | None = None,
+        shared: tuple[object, int] | None = None,
     ) -> None:
         self.queue = queue
         self.offset = offset
@@ -48,6 +67,7 @@ class HeldPull(Generic[T]):
         self.owner = owner
         self.work = work
         self.probe = probe
+        self.shared = shared
         self.waiting = True
 
     def wants(self, max_offset: int, tag_hashes: Sequence[int]) -> bool:
@@ -76,7 +96,10 @@ class HeldPulls(Generic[T]):
         *,
         owner_max: int | None = None,
         is_gone: Callable[[object], bool] = lambda _: False,
+        memory: PeerMemory | None = None,
     ) -> None:
+        self._memory = memory or PeerMemory()
+        self._shared = Shared[None](self._memory, "filters of held pulls")
         self._count_max = count_max
         self._owner_max = count_max if owner_max is None else owner_max
         self._is_gone = is_gone
@@ -99,14 +122,33 @@ class HeldPulls(Generic[T]):
         return len(self._by_owner.get(owner, ()))
 
     def hold(self, pull: HeldPull[T]) -> bool:
-        """Keep the pull waiting; False when the table, or its owner's share, is full and it must be refused."""
+        """Keep the pull waiting; False when the table, or its owner's share, is full and it must be refused.
+
+        LimitReached when there is no memory for it.
+        """
         if self.is_full or self.count_of(pull.owner) >= self._owner_max:
             return False
+        self._take(pull)
         self._by_queue.setdefault(pull.queue, {})[pull] = None
         self._by_owner.setdefault(pull.owner, {})[pull] = None
         heappush(self._by_deadline, (pull.deadline_ms, next(self._ticket), pull))
         self._count += 1
         return True
+
+    def _take(self, pull: HeldPull[T]) -> None:
+        self._memory.take(pull.owner, "held pulls", PULL_SIZE)
+        if pull.shared is None:
+            return
+        try:
+            self._shared.hold(pull.shared[0], pull.owner, pull.shared[1], lambda: None)
+        except LimitReached:
+            self._memory.give(pull.owner, "held pulls", PULL_SIZE)
+            raise
+
+    def _give(self, pull: HeldPull[T]) -> None:
+        self._memory.give(pull.owner, "held pulls", PULL_SIZE)
+        if pull.shared is not None:
+            self._shared.drop(pull.shared[0], pull.owner)
 
     def waits_in(self, topic: str, queue_id: int) -> bool:
         """Whether any pull waits in a queue."""
@@ -148,6 +190,7 @@ class HeldPulls(Generic[T]):
     def _leave(self, pulls: list[HeldPull[T]]) -> None:
         for pull in pulls:
             pull.waiting = False
+            self._give(pull)
             _remove(self._by_queue, pull.queue, pull)
             _remove(self._by_owner, pull.owner, pull)
         self._count -= len(pulls)

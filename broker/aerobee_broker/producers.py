@@ -8,19 +8,26 @@ Invariants
 """
 
 from collections.abc import Iterable
+from typing import Final
 
-from aerobee_broker.clients import Member, MemberCount
+from aerobee_broker.clients import Member, MemberCount, member_size
 from aerobee_proto.codes import ResponseCode
 from aerobee_proto.errors import LimitReached
 from aerobee_remoting.connection import Connection
+from aerobee_remoting.peer_memory import PeerMemory
 
 __all__ = ["ProducerTable"]
+
+PRODUCERS: Final = "members of producer groups"
 
 
 class ProducerTable:
     """All producer groups. All calls from the event loop."""
 
-    def __init__(self, *, members_max: int, members_per_connection_max: int) -> None:
+    def __init__(
+        self, *, members_max: int, members_per_connection_max: int, memory: PeerMemory | None = None
+    ) -> None:
+        self._memory = memory or PeerMemory()
         self._groups: dict[str, dict[str, Member]] = {}  # group -> client id -> member
         self._by_connection: dict[Connection, set[tuple[str, str]]] = {}  # (group, client id)
         self._groups_of_client: dict[str, set[str]] = {}
@@ -65,11 +72,15 @@ class ProducerTable:
         seat = members.get(member.client_id)
         if seat is None:
             self._check_bounds(member.connection)
+            self._memory.take(member.connection, PRODUCERS, member_size(member.client_id))
             self._groups.setdefault(group, {})[member.client_id] = member
             self._groups_of_client.setdefault(member.client_id, set()).add(group)
             self._count.value += 1
         else:
             if seat.connection is not member.connection:
+                size = member_size(seat.client_id)
+                self._memory.take(member.connection, PRODUCERS, size, of_sum=0)
+                self._memory.give(seat.connection, PRODUCERS, size, of_sum=0)
                 self._unlink(seat.connection, group, seat.client_id)
             seat.connection = member.connection
             seat.language, seat.version = member.language, member.version
@@ -133,6 +144,7 @@ class ProducerTable:
         if not groups:
             del self._groups_of_client[member.client_id]
         self._count.value -= 1
+        self._memory.give(member.connection, PRODUCERS, member_size(member.client_id))
         self._unlink(member.connection, group, member.client_id)
 
     def _unlink(self, connection: Connection, group: str, client_id: str) -> None:

@@ -10,7 +10,7 @@ when its time is over; it is not held twice. While it is held a filter by proper
 from typing import Any, Final
 
 from aerobee_broker.consumers import Subscription
-from aerobee_broker.filters import Filter, check_type
+from aerobee_broker.filters import EVERYTHING, Filter, check_type
 from aerobee_broker.held_pulls import HeldPull, HeldPulls
 from aerobee_broker.refusals import no_such_queue
 from aerobee_broker.services import Services
@@ -67,6 +67,7 @@ class PullProcessor:
             services.config.max_held_pulls,
             owner_max=services.config.max_held_pulls_per_connection,
             is_gone=lambda owner: isinstance(owner, Connection) and owner.is_closed,
+            memory=services.memory,
         )
         services.offsets.on_reset.append(self.group_reset)
 
@@ -201,6 +202,7 @@ class PullProcessor:
         if wish_ms <= 0:
             self._answer(request, header, result, ResponseCode.PULL_NOT_FOUND)
             return None
+        _shed(request)
         pull = HeldPull(
             (header.topic, header.queue_id),
             header.queue_offset,
@@ -209,6 +211,7 @@ class PullProcessor:
             request.connection,
             (request, wanted),
             None if wanted.selector is None else lambda offset: self._none_until(header, offset, wanted),
+            None if wanted is EVERYTHING else (wanted, wanted.size),
         )
         if self.held.hold(pull):
             self._services.stats.pulls_held += 1
@@ -338,6 +341,13 @@ class PullProcessor:
         if group is None:
             return 0
         return group.which_broker_when_consume_slowly if result.suggest_slave else group.broker_id
+
+
+def _shed(request: Request) -> None:
+    """Keep of a pull that waits what it needs when it is run again: its filter is compiled by now."""
+    request.shed()
+    header = request.header
+    header.subscription = header.expression_type = header.proxy_froward_client_id = header.bname = None
 
 
 def _group_of(work: _Work) -> str:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,7 @@ from aerobee_broker.topics import TopicTable
 from aerobee_broker.transactions import Transactions
 from aerobee_proto.codes import ResponseCode
 from aerobee_proto.errors import RequestError
+from aerobee_remoting.peer_memory import PeerMemory
 from aerobee_store.errors import StoreError
 from aerobee_store.io import StoreIo
 from aerobee_store.store import MessageStore
@@ -67,8 +68,9 @@ class Services:
     orders: OrderTable
     request_modes: RequestModes
     clock: Callable[[], int]  # epoch ms
+    memory: PeerMemory  # the account of what is kept for peers
+    filters: Filters
     settings_file: Path | None = None  # where hot changes are written too
-    filters: Filters = field(default_factory=Filters)
     # Set by the assembly: messages were appended without a send request; see that they are flushed and read.
     appended: Callable[[], None] = lambda: None
     # Set by the assembly: return when what was appended is as durable as a send's answer promises.
@@ -102,12 +104,14 @@ def make_services(
     registrar: NameserverRegistrar | None = None,
     settings_file: Path | None = None,
     address: str = "127.0.0.1",
+    memory: PeerMemory | None = None,
 ) -> Services:
     """Make the tables with empty content and join them; `files.load()` fills them.
 
     `address` is the IP address under which this broker stores messages.
     """
     config = live.value
+    memory = memory or PeerMemory(config.max_peer_memory_bytes, config.max_peer_memory_bytes_per_connection)
     warn_of_unserved(config, unserved_keys())
     topics = TopicTable(live, clock)
     groups = SubscriptionGroups(live, clock)
@@ -146,10 +150,12 @@ def make_services(
             members_max=config.max_registered_clients,
             members_per_connection_max=config.max_clients_per_connection,
             topics_per_group_max=config.max_subscriptions_per_group,
+            memory=memory,
         ),
         producers=ProducerTable(
             members_max=config.max_registered_clients,
             members_per_connection_max=config.max_clients_per_connection,
+            memory=memory,
         ),
         locks=QueueLocks(),
         registrar=registrar or NameserverRegistrar(live, topics, clock, identity),
@@ -163,6 +169,8 @@ def make_services(
         orders=orders,
         request_modes=request_modes,
         clock=clock,
+        memory=memory,
+        filters=Filters(memory),
         settings_file=settings_file,
     )
     services.parking.add(delay_rules.place)

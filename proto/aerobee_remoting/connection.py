@@ -6,6 +6,9 @@ The same class serves broker, nameserver and client: requests of the peer go to 
 the futures that wait for them. One read is one batch: all whole frames are cut, handled in order, and what they
 answer leaves in one write.
 
+What is buffered for the peer is counted in its account (`PeerMemory`), in steps: after a read that leaves something,
+after a write that leaves much, and when the owner sweeps.
+
 Bounds, all in `ConnectionLimits`
 - A peer that does not read: reading from it stops while more than `write_high` bytes wait to be sent, what was read
   and not handled waits too, and the connection is closed when they do not shrink for `write_stalled_s`, or at once
@@ -37,6 +40,7 @@ from aerobee_proto.requests import UNREADABLE, Envelope, request_code_key
 from aerobee_remoting.errors import ConnectionLost, RequestTimeout, TooManyRequests
 from aerobee_remoting.event_log import EventLog, event_logger
 from aerobee_remoting.handlers import BatchItem, Entry, HandlerTable, Request, Response
+from aerobee_remoting.peer_memory import PEER_LIMIT, PeerMemory
 
 __all__ = ["Connection", "ConnectionLimits", "format_addr"]
 
@@ -44,6 +48,8 @@ log = event_logger("aerobee.remoting")
 
 TIMEOUT_SCAN_S: Final = 0.05  # how late a request's time-out may be noticed
 NO_HANDLERS: Final = HandlerTable()
+BUFFERS: Final = "buffers of connections"  # in the account
+COUNT_STEP: Final = 65_536  # bytes that may wait to be sent before they are counted at once
 
 
 @dataclass(slots=True, frozen=True)
@@ -78,6 +84,7 @@ class Connection(asyncio.Protocol):
         handlers: HandlerTable | None = None,
         *,
         limits: ConnectionLimits | None = None,
+        memory: PeerMemory | None = None,
         on_open: "Callable[[Connection], None] | None" = None,
         on_close: "Callable[[Connection], None] | None" = None,
         log: EventLog = log,
@@ -85,6 +92,7 @@ class Connection(asyncio.Protocol):
         # Fixed for life.
         self._handlers = handlers or NO_HANDLERS
         self._limits = limits or ConnectionLimits()
+        self._memory = memory or PeerMemory()
         self._on_open = on_open
         self._on_close = on_close
         self._log = log  # a server's own, or the one of libraries
@@ -114,6 +122,8 @@ class Connection(asyncio.Protocol):
         self._write_blocked = False
         self._done_reading = False
         self._held_back: list[Frame] = []  # read, and to be handled when what waits to be sent has shrunk
+        self._held_size = 0  # bytes of those, and of the requests that tasks are at work on
+        self._counted = 0  # of `buffered_size`, in the account
         self._reading_paused = False
         self._close_reason = "closed by the peer"
         # Swept by the owner (`sweep`); seconds of the loop's clock.
@@ -149,6 +159,8 @@ class Connection(asyncio.Protocol):
             self._last_call.cancel()
         for task in self._tasks:
             task.cancel()
+        self._memory.give(self, BUFFERS, self._counted)
+        self._counted = 0
         if not self.closed.done():
             self.closed.set_result(None)
         if self._on_close is not None:
@@ -195,6 +207,7 @@ class Connection(asyncio.Protocol):
             frames = decoder.feed(data)
             if self._held_back:
                 self._held_back += frames  # TLS may have had some more
+                self._held_size += _size_of(frames)
             else:
                 self._handle(frames)
             if decoder.error is not None:
@@ -206,12 +219,17 @@ class Connection(asyncio.Protocol):
         self.last_active = self._loop.time()
         if not decoder.pending_size:
             self._frame_since = None
-        elif frames or self._frame_since is None:
-            self._frame_since = self.last_active
+            if self._counted:
+                self.count_buffers()
+        else:
+            if frames or self._frame_since is None:
+                self._frame_since = self.last_active
+            self.count_buffers()
 
     def _hold_back(self, frames: list[Frame]) -> None:
         """Handle these later: one read can ask for a thousand times its own size."""
         self._held_back = frames
+        self._held_size += _size_of(frames)
         self._loop.call_soon(self._go_on)
         self._gate_reading()
 
@@ -220,6 +238,7 @@ class Connection(asyncio.Protocol):
         if self._write_blocked or not self._held_back or self.transport.is_closing():
             return
         frames, self._held_back = self._held_back, []
+        self._held_size -= _size_of(frames)
         self._in_read = True
         try:
             self._handle(frames)
@@ -358,6 +377,10 @@ class Connection(asyncio.Protocol):
 
     async def _run_async(self, entry: Entry, request: Request) -> None:
         self.hold(1)
+        size = request.size
+        self._held_size += size
+        if size > COUNT_STEP:
+            self.count_buffers()
         try:
             response = await entry.handler(request)
         except RequestError as refused:
@@ -369,6 +392,7 @@ class Connection(asyncio.Protocol):
             response = _failure(failed)
         finally:
             self.hold(-1)
+            self._held_size -= size
         if response is not None and not request.oneway:
             self.respond(request.codec, request.opaque, response)
 
@@ -446,7 +470,10 @@ class Connection(asyncio.Protocol):
             return
         transport.write(out[0] if len(out) == 1 else b"".join(out))
         self.last_active = self._loop.time()
-        if transport.get_write_buffer_size() > self._limits.unsent_max:
+        unsent = transport.get_write_buffer_size()
+        if unsent > self._counted + COUNT_STEP:
+            self.count_buffers()
+        if unsent > self._limits.unsent_max:
             reason = f"more than {self._limits.unsent_max} bytes wait for a peer that does not read"
             self.tell_limit("maxUnsentBytes", reason)
             self.abort(reason)
@@ -547,8 +574,23 @@ class Connection(asyncio.Protocol):
 
     @property
     def buffered_size(self) -> int:
-        """Bytes in memory for this peer: of a frame that is not whole yet, and waiting to be sent."""
-        return self._decoder.pending_size + self.transport.get_write_buffer_size()
+        """Bytes in memory for this peer: of frames that are not whole or not handled yet, and waiting to be sent."""
+        return self._decoder.pending_size + self._held_size + self.transport.get_write_buffer_size()
+
+    def count_buffers(self) -> None:
+        """Bring the account up to date; a peer that has more than it may is cut off."""
+        if self.closed.done():
+            return
+        size = self.buffered_size
+        self._memory.note(self, BUFFERS, size - self._counted)
+        self._counted = size
+        memory = self._memory
+        if memory.of(self) > memory.peer_max and not self.transport.is_closing():
+            reason = f"more than {memory.peer_max} bytes are kept for this connection, {size} of them buffers"
+            self.tell_limit(PEER_LIMIT, reason)
+            self.abort(reason)
+        elif memory.total > memory.total_max:
+            memory.on_excess()
 
     def sweep(self, now: float) -> str | None:
         """Close the connection if one of its time bounds is over; the reason, or None.
@@ -591,6 +633,10 @@ class Connection(asyncio.Protocol):
 
 def _failure(failed: Exception) -> Response:
     return Response(ResponseCode.SYSTEM_ERROR, f"{type(failed).__name__}: {failed}")
+
+
+def _size_of(frames: list[Frame]) -> int:
+    return sum([len(header) + len(body) for _, header, body in frames])
 
 
 def _body_too_large(entry: Entry, size: int) -> RequestError:

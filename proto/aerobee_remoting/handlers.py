@@ -118,6 +118,8 @@ class Request:
     @property
     def ext(self) -> dict[str, str]:
         """Every header field as text, those too that the typed header does not name."""
+        if self.is_shed:
+            return {}
         if self._command is None:
             self._command = decode_command(self._frame)
         return self._command.ext
@@ -125,6 +127,25 @@ class Request:
     @property
     def body(self) -> bytes:
         return self._frame[2]
+
+    def shed(self) -> None:
+        """Keep what an answer needs and the typed header; `body`, `ext` and `remark` are empty from here on.
+
+        For whoever keeps a request beyond its turn: a frame may be a thousand times the header that is looked at.
+        """
+        self._frame = (self._frame[0], b"", b"")
+        self._command = None
+        self._envelope.remark = None
+        self._envelope.language = self.language  # one of a few; as sent it is any text
+
+    @property
+    def size(self) -> int:
+        """Bytes of the frame."""
+        return len(self._frame[1]) + len(self._frame[2])
+
+    @property
+    def is_shed(self) -> bool:
+        return not self._frame[1]
 
     def respond(self, response: Response) -> None:
         """Answer later, from anywhere in the event loop. Nothing is sent for oneway requests."""

@@ -20,6 +20,7 @@ from aerobee_proto.codes import RequestCode
 from aerobee_remoting.connection import Connection, ConnectionLimits, format_addr
 from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
 from aerobee_remoting.start_failures import CannotListen
+from aerobee_remoting.peer_memory import TOTAL_LIMIT, PeerMemory
 
 __all__ = ["RemotingServer", "ServerConfig", "TlsMode"]
 
@@ -45,6 +46,7 @@ class ServerConfig:
     connections_max: int = 10_000
     connections_per_host_max: int = 10_000
     buffered_max: int = 1 << 30  # bytes of half frames and unsent answers of all connections
+    memory: PeerMemory = field(default_factory=PeerMemory)  # those, and all else that is kept for peers
     tls_mode: TlsMode = TlsMode.DISABLED
     tls: ssl.SSLContext | None = None
 
@@ -86,6 +88,8 @@ class RemotingServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.TimerHandle | None = None
         self._closing = False
+        self._excess_told = False  # in this turn of the loop
+        self._config.memory.on_excess = self._excess
 
     async def start(self, host: str, port: int) -> int:
         """`bind` and `serve` in one; the port."""
@@ -149,7 +153,12 @@ class RemotingServer:
 
     def _new_connection(self) -> Connection:
         return Connection(
-            self.handlers, limits=self._config.limits, on_open=self._opened, on_close=self._closed, log=log
+            self.handlers,
+            limits=self._config.limits,
+            memory=self._config.memory,
+            on_open=self._opened,
+            on_close=self._closed,
+            log=log,
         )
 
     def _opened(self, connection: Connection) -> None:
@@ -208,22 +217,35 @@ class RemotingServer:
             reason = connection.sweep(now)
             if reason is not None:
                 log.info("remoting.connection_dropped", peer=connection.peer, reason=reason)
-            else:
-                buffered += connection.buffered_size
-        if buffered > self._config.buffered_max:
-            self._relieve(buffered)
+            connection.count_buffers()
+            buffered += connection.buffered_size
+        config = self._config
+        if buffered > config.buffered_max:
+            self._relieve("maxBufferedBytes", config.buffered_max, buffered - config.buffered_max)
+        self._relieve_memory()
         if self._refused_untold > 0:
             log.warning("remoting.connections_refused", count=self._refused_untold)
         self._refused_untold = -1
 
-    def _relieve(self, buffered: int) -> None:
-        limit = self._config.buffered_max
+    def _excess(self) -> None:
+        if not self._excess_told:
+            self._excess_told = True
+            asyncio.get_running_loop().call_soon(self._relieve_memory)
+
+    def _relieve_memory(self) -> None:
+        """Cut off whom most is buffered for, when all that is kept for peers is too much."""
+        self._excess_told = False
+        memory = self._config.memory
+        if memory.total > memory.total_max:
+            self._relieve(TOTAL_LIMIT, memory.total_max, memory.total - memory.total_max)
+
+    def _relieve(self, limit: str, size_max: int, excess: int) -> None:
         for connection in sorted(self.connections, key=lambda one: one.buffered_size, reverse=True):
-            if buffered <= limit:
+            if excess <= 0 or not connection.buffered_size:
                 return
-            buffered -= connection.buffered_size
-            reason = f"all connections hold more than {limit} bytes, this one {connection.buffered_size}"
-            connection.tell_limit("maxBufferedBytes", reason)
+            excess -= connection.buffered_size
+            reason = f"all connections hold more than {size_max} bytes, this one {connection.buffered_size}"
+            connection.tell_limit(limit, reason)
             connection.abort(reason)
 
     # --- TLS or plain, by the first byte ------------------------------------------------------------------------
@@ -275,7 +297,12 @@ class RemotingServer:
                 return
             await loop.connect_accepted_socket(
                 lambda: Connection(
-                    self.handlers, limits=self._config.limits, on_open=opened, on_close=self._closed, log=log
+                    self.handlers,
+                    limits=self._config.limits,
+                    memory=self._config.memory,
+                    on_open=opened,
+                    on_close=self._closed,
+                    log=log,
                 ),
                 accepted,
                 ssl=self._config.tls if is_tls else None,

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from aerobee_broker.filters import (
+    CACHE_SIZE_MAX,
     SCAN_MIN,
-    SQL_CHARS_MAX,
-    TAG_FILTERS_MAX,
     Filters,
     check_type,
     tag_filter_of,
@@ -56,9 +55,10 @@ def test_a_long_expression_is_read_in_no_time_and_one_too_long_is_refused() -> N
 
 def test_tag_filters_of_hostile_clients_do_not_pile_up() -> None:
     filters = Filters()
-    for i in range(2 * TAG_FILTERS_MAX):
-        filters.tags(f"tag-{i}")
-    assert len(filters._by_tags) <= TAG_FILTERS_MAX
+    for i in range(200):
+        filters.tags(" || ".join(f"{i}-{tag}" for tag in range(1200)))
+        assert filters._by_tags.size <= CACHE_SIZE_MAX
+    assert len(filters._by_tags.filters) > 1
 
 
 # --- SQL92 ----------------------------------------------------------------------------------------------------
@@ -121,8 +121,8 @@ def test_sql_filters_of_hostile_clients_do_not_pile_up() -> None:
     filters = Filters()
     for i in range(100):
         filters.sql(f"a = '{i}'".ljust(8_000))
-        assert sum(map(len, filters._by_sql)) <= SQL_CHARS_MAX
-    assert len(filters._by_sql) > 1
+        assert filters._by_sql.size <= CACHE_SIZE_MAX
+    assert len(filters._by_sql.filters) > 1
 
 
 # --- types ----------------------------------------------------------------------------------------------------

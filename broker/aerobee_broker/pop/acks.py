@@ -222,6 +222,7 @@ class AckHandlers:
         """Answer when everything that is noted now is durable."""
         self._write_soon()
         request.connection.hold(1)
+        request.shed()
         self._waiting.append(request)
 
     def _write_soon(self) -> None:

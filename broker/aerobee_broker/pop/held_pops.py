@@ -5,6 +5,7 @@ topic that the group has for it, concerns the waiting of each group for itself: 
 
 Invariants
 - One that waits is in the table once; it leaves by `leave`, `expired` or with its connection.
+- What one keeps in memory is taken from the account of its connection, and given back when it leaves.
 - At most `count_max` wait in all, at most `place_max` for the same topic, group and queue.
 """
 
@@ -13,21 +14,24 @@ from heapq import heapify, heappop, heappush
 from itertools import chain, count
 from typing import Final
 
-from aerobee_broker.filters import Filter
+from aerobee_broker.filters import EVERYTHING, Filter
 from aerobee_broker.pop.checkpoints import PopQueue
 from aerobee_broker.pop.extra_info import pop_retry_topic
+from aerobee_proto.errors import LimitReached
 from aerobee_remoting.handlers import Request
+from aerobee_remoting.peer_memory import PeerMemory, Shared
 
 __all__ = ["ALL_QUEUES", "HeldPop", "HeldPops"]
 
 ALL_QUEUES: Final = -1
 SLACK: Final = 64
+POP_SIZE: Final = 3072  # bytes that one takes with its request and its places in the tables
 
 
 class HeldPop:
     """One that waits."""
 
-    __slots__ = ("deadline_ms", "filter", "is_notification", "place", "request", "waiting")
+    __slots__ = ("deadline_ms", "filter", "is_notification", "place", "request", "size", "waiting")
 
     def __init__(
         self,
@@ -43,6 +47,7 @@ class HeldPop:
         self.deadline_ms = deadline_ms
         self.filter = wanted
         self.is_notification = is_notification
+        self.size = POP_SIZE + 4 * len(request.header.attempt_id or "")  # besides the filter
         self.waiting = True
 
     def wants(self, tag_hashes: list[int]) -> bool:
@@ -55,8 +60,15 @@ class HeldPops:
     """All that wait."""
 
     def __init__(
-        self, *, count_max: Callable[[], int], place_max: Callable[[], int], is_gone: Callable[[object], bool]
+        self,
+        *,
+        count_max: Callable[[], int],
+        place_max: Callable[[], int],
+        is_gone: Callable[[object], bool],
+        memory: PeerMemory | None = None,
     ) -> None:
+        self._memory = memory or PeerMemory()
+        self._filters = Shared[None](self._memory, "filters of held pops")
         self._count_max = count_max
         self._place_max = place_max
         self._is_gone = is_gone
@@ -77,11 +89,12 @@ class HeldPops:
         return sum(not pop.is_notification for pop in held)
 
     def hold(self, pop: HeldPop) -> bool:
-        """Keep it waiting; False when there is no room."""
+        """Keep it waiting; False when there is no room. LimitReached when there is no memory for it."""
         topic, group, queue_id = pop.place
         held = self._places.get(topic, {}).get(group, {}).get(queue_id, ())
         if self._count >= self._count_max() or len(held) >= self._place_max():
             return False
+        self._take(pop)
         groups = self._places.setdefault(topic, {})
         if group not in groups:
             for v2 in (False, True):
@@ -91,6 +104,17 @@ class HeldPops:
         heappush(self._by_deadline, (pop.deadline_ms, next(self._ticket), pop))
         self._count += 1
         return True
+
+    def _take(self, pop: HeldPop) -> None:
+        owner = pop.request.connection
+        self._memory.take(owner, "held pops", pop.size)
+        if pop.filter is EVERYTHING:
+            return
+        try:
+            self._filters.hold(pop.filter, owner, pop.filter.size, lambda: None)
+        except LimitReached:
+            self._memory.give(owner, "held pops", pop.size)
+            raise
 
     def candidates(self, topic: str, queue_id: int) -> list[list[HeldPop]]:
         """Those that a new message concerns: one list for each group, the longest waiting first."""
@@ -135,6 +159,9 @@ class HeldPops:
         if not pop.waiting:
             return
         pop.waiting = False
+        self._memory.give(pop.request.connection, "held pops", pop.size)
+        if pop.filter is not EVERYTHING:
+            self._filters.drop(pop.filter, pop.request.connection)
         self._count -= 1
         topic, group, queue_id = pop.place
         groups = self._places[topic]

@@ -41,7 +41,7 @@ from aerobee_broker.services import Services
 from aerobee_proto import properties
 from aerobee_proto.bodies import TopicConfig
 from aerobee_proto.codes import Perm, RequestCode, ResponseCode
-from aerobee_proto.errors import RequestError
+from aerobee_proto.errors import LimitReached, RequestError
 from aerobee_proto.headers import (
     NotificationHeader,
     PeekMessageHeader,
@@ -64,6 +64,7 @@ HOLD_MS_MAX: Final = 120_000
 BODY_SIZE_MAX: Final = 4 << 20
 SCANS_MAX: Final = 16  # reads of one queue that found nothing but filtered messages, in one pop
 MISSES_MAX: Final = 4  # of a group that were woken for nothing, then nobody else of it is
+ATTEMPT_ID_CHARS_MAX: Final = 512
 FROM_MAX: Final = 1  # initMode
 QUEUE_OFFSET: Final = Struct(">i16xq")  # size and queue offset of a record
 MISPLACED: Final = frozenset(
@@ -118,6 +119,7 @@ class PopHandlers:
             count_max=lambda: services.config.max_pop_polling_size,
             place_max=lambda: services.config.pop_polling_size,
             is_gone=lambda owner: isinstance(owner, Connection) and owner.is_closed,
+            memory=services.memory,
         )
 
     def register(self, table: HandlerTable) -> None:
@@ -151,12 +153,22 @@ class PopHandlers:
         deadline_ms = min(born_ms, now_ms) + min(header.poll_time, HOLD_MS_MAX)
         if deadline_ms <= now_ms:
             return self._nothing(header, ResponseCode.POLLING_TIMEOUT, "NO_MESSAGE_IN_QUEUE", popped.rest)
+        request.shed()
+        header.exp = header.exp_type = None  # the filter is compiled
         held = HeldPop(request, _place(header), deadline_ms, wanted, is_notification=False)
-        if not self.held.hold(held):
+        if not self._hold(held):
             return self._nothing(header, ResponseCode.POLLING_FULL, "too many pops are held", popped.rest)
         if popped.rest and not header.order:
             self._again[held] = None
         return None
+
+    def _hold(self, held: HeldPop) -> bool:
+        """Keep it waiting; False when there is no room, or no memory."""
+        try:
+            return self.held.hold(held)
+        except LimitReached as full:
+            held.request.connection.tell_limit(full.limit, full.remark)
+            return False
 
     def peek(self, request: Request) -> Response:
         """Show the group's next messages without handing them out."""
@@ -187,6 +199,7 @@ class PopHandlers:
     def notification(self, request: Request) -> Response | None:
         """Tell when there are messages for the group."""
         header: NotificationHeader = request.header
+        _check_attempt(header.attempt_id)
         self._check(header)
         if self._has_messages(header):
             return _notice(has_messages=True)
@@ -194,8 +207,9 @@ class PopHandlers:
         deadline_ms = min(header.born_time or now_ms, now_ms) + min(header.poll_time, HOLD_MS_MAX)
         if deadline_ms <= now_ms:
             return _notice(has_messages=False)
+        request.shed()
         held = HeldPop(request, _place(header), deadline_ms, EVERYTHING, is_notification=True)
-        if self.held.hold(held):
+        if self._hold(held):
             return None
         return _notice(has_messages=False, is_full=True)
 
@@ -232,6 +246,7 @@ class PopHandlers:
 
     def _check_pop(self, header: PopMessageHeader) -> None:
         self._check_count(header.max_msg_nums)
+        _check_attempt(header.attempt_id)
         if not 0 <= header.invisible_time <= INVISIBLE_MS_MAX:
             raise RequestError(
                 ResponseCode.INVALID_PARAMETER,
@@ -609,6 +624,15 @@ class PopHandlers:
         if offset is None:
             offset = store.min_offset(queue[0], queue[2])
         return store.max_offset(queue[0], queue[2]) > offset
+
+
+def _check_attempt(attempt_id: str | None) -> None:
+    """It is kept with the queue, and on disk."""
+    if attempt_id is not None and len(attempt_id) > ATTEMPT_ID_CHARS_MAX:
+        raise RequestError(
+            ResponseCode.INVALID_PARAMETER,
+            f"attemptId has {len(attempt_id)} characters, at most {ATTEMPT_ID_CHARS_MAX} are allowed",
+        )
 
 
 def _place(header: Any) -> PopQueue:
