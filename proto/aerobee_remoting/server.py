@@ -19,8 +19,8 @@ import structlog
 from aerobee_proto.codes import RequestCode
 from aerobee_remoting.connection import Connection, ConnectionLimits, format_addr
 from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
-from aerobee_remoting.start_failures import CannotListen
 from aerobee_remoting.peer_memory import TOTAL_LIMIT, PeerMemory
+from aerobee_remoting.start_failures import CannotListen
 
 __all__ = ["RemotingServer", "ServerConfig", "TlsMode"]
 
