@@ -3,6 +3,8 @@
 Touches  the store through `Services`.
 """
 
+import asyncio
+from collections.abc import Generator
 from typing import Any, Final
 
 from aerobee_broker.services import Services
@@ -10,6 +12,7 @@ from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.errors import RequestError
 from aerobee_proto.headers import QueryMessageHeader, ViewMessageHeader
 from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
+from aerobee_store.query import QueryResult
 
 __all__ = ["QueryProcessor"]
 
@@ -21,6 +24,7 @@ class QueryProcessor:
 
     def __init__(self, services: Services) -> None:
         self._services = services
+        self._one_at_a_time = asyncio.Lock()
 
     def register(self, table: HandlerTable) -> None:
         table.register(
@@ -36,8 +40,10 @@ class QueryProcessor:
             header=ViewMessageHeader,
         )
 
-    def on_query(self, request: Request) -> Response:
-        """Messages of a topic that carry a key, newest `maxNum` of them, as stored."""
+    async def on_query(self, request: Request) -> Response:
+        """Messages of a topic that carry a key, newest `maxNum` of them, as stored. One query after the other, and
+        a turn of the event loop between the steps of each: a key that a million messages share takes long.
+        """
         header: Any = request.header
         if len(header.key) > KEY_SIZE_MAX:
             raise RequestError(
@@ -49,9 +55,12 @@ class QueryProcessor:
         count = config.default_query_max_num if header.unique_key_query else header.max_num
         if count < 1:
             raise RequestError(ResponseCode.INVALID_PARAMETER, f"maxNum {count} is not positive")
-        found = self._services.store.query(
-            header.topic, header.key, count, header.begin_timestamp, header.end_timestamp
-        )
+        async with self._one_at_a_time:
+            found = await _in_turns(
+                self._services.store.query_steps(
+                    header.topic, header.key, count, header.begin_timestamp, header.end_timestamp
+                )
+            )
         ext = {
             "indexLastUpdatePhyoffset": str(found.last_update_physical_offset),
             "indexLastUpdateTimestamp": str(found.last_update_timestamp),
@@ -71,3 +80,14 @@ class QueryProcessor:
         if record is None:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
         return Response(body=record)
+
+
+async def _in_turns(steps: Generator[None, None, QueryResult]) -> QueryResult:
+    """What the steps come to, each in a turn of its own."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: QueryResult = end.value
+            return found
+        await asyncio.sleep(0)

@@ -18,11 +18,11 @@ beside recover(), clean_before(), destroy() or close().
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,7 @@ __all__ = [
     "IndexedRecord",
     "KeyedRecord",
     "RecordProbe",
+    "finished",
     "hashed_keys",
     "joined_keys",
     "key_texts",
@@ -54,6 +55,7 @@ QUERY_NUM_MAX: Final = 64
 _NAME_DIGITS: Final = 17
 
 _Ints = NDArray[np.int64]
+T = TypeVar("T")
 
 
 class HashedKeys(NamedTuple):
@@ -101,6 +103,16 @@ def hashed_keys(records: Sequence[KeyedRecord]) -> HashedKeys:
 def joined_keys(parts: Sequence[HashedKeys]) -> HashedKeys:
     """Several, at least one, behind each other."""
     return HashedKeys(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+def finished(steps: Generator[None, None, T]) -> T:
+    """What the steps come to, without a pause between them."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
 
 class IndexService:
@@ -299,8 +311,14 @@ class IndexService:
     # --- reading ---------------------------------------------------------------------------------------
 
     def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> list[int]:
+        """As query_steps(), at once."""
+        return finished(self.query_steps(topic, key, max_num, begin, end))
+
+    def query_steps(
+        self, topic: str, key: str, max_num: int, begin: int, end: int
+    ) -> Generator[None, None, list[int]]:
         """Physical offsets, newest first, of at most `max_num` (and QUERY_NUM_MAX) records that may carry
-        `key` and were stored in [begin, end] (ms).
+        `key` and were stored in [begin, end] (ms). Yields after every few milliseconds of work.
 
         Only hashes were compared: the caller reads the records and checks topic and key. Store times are
         known to the second below: records of the last second before `begin` + 1 s may be missing.
@@ -312,7 +330,7 @@ class IndexService:
             if len(found) >= max_num:
                 break
             if file.time_matches(begin, end):
-                file.collect(key_hash, begin, end, max_num, found)
+                yield from file.collect(key_hash, begin, end, max_num, found)
             if file.begin_timestamp < begin:
                 break
         return found

@@ -20,7 +20,7 @@ begin_timestamp whatever it says.
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -34,6 +34,7 @@ from aerobee_store.errors import CorruptStore
 from aerobee_store.io import DataFile
 
 __all__ = [
+    "CHAIN_STEPS",
     "ENTRY",
     "ENTRY_SIZE",
     "HEADER",
@@ -55,8 +56,10 @@ _ENTRY_DTYPE: Final = np.dtype(
 )
 _SLOT_DTYPE: Final = np.dtype(">i4")
 _TIME_DIFF_MAX: Final = 0x7FFFFFFF
-# A query follows at most this many entries of one file: about half a second of the loop's time. Only a
-# key that a million newer records share comes near it.
+# A walk looks at this many entries of a chain (0.5 us each) and then asks whether it may go on.
+CHAIN_STEPS: Final = 4096
+# A query follows at most this many entries of one file: about half a second of work, in slices. Only a key that a
+# million newer records share comes near it.
 CHAIN_STEPS_MAX: Final = 1 << 20
 # Entries looked at by one numpy step of a validation.
 _SCAN_STEP: Final = 1 << 16
@@ -274,28 +277,37 @@ class IndexFile:
             or self.begin_timestamp <= end <= self.end_timestamp
         )
 
-    def collect(self, key_hash: int, begin: int, end: int, max_num: int, found: list[int]) -> None:
+    def collect(self, key_hash: int, begin: int, end: int, max_num: int, found: list[int]) -> Iterator[None]:
         """Add physical offsets of entries with this hash and a store time in [begin, end] (ms) to `found`,
-        newest first, until it holds `max_num`. A record that carries the key twice is added once."""
+        newest first, until it holds `max_num`. A record that carries the key twice is added once.
+
+        Yields after every CHAIN_STEPS entries: a chain is as long as a key is popular. Whoever walks on later must
+        do so before the file is closed.
+        """
         unpack = ENTRY.unpack_from
-        view = self._view
         limit = self.next_entry
         begin_timestamp = self.begin_timestamp
-        number = SLOT.unpack_from(view, HEADER_SIZE + key_hash % self.slot_count * SLOT.size)[0]
-        for _ in range(CHAIN_STEPS_MAX):
-            if not 0 < number < limit or len(found) >= max_num:
+        number = SLOT.unpack_from(self._view, HEADER_SIZE + key_hash % self.slot_count * SLOT.size)[0]
+        for _ in range(CHAIN_STEPS_MAX // CHAIN_STEPS):
+            view = self._view
+            for _ in range(CHAIN_STEPS):
+                if not 0 < number < limit or len(found) >= max_num:
+                    return
+                entry_hash, physical_offset, time_diff, previous = unpack(
+                    view, self._entries_at + number * ENTRY_SIZE
+                )
+                if time_diff < 0:
+                    return
+                timestamp = begin_timestamp + time_diff * 1000 if number > 1 else begin_timestamp
+                if entry_hash == key_hash and begin <= timestamp <= end and physical_offset not in found[-1:]:
+                    found.append(physical_offset)
+                if timestamp < begin or previous >= number:
+                    return
+                number = previous
+            del view  # a file that is being deleted can be closed meanwhile
+            yield
+            if not self._view:
                 return
-            entry_hash, physical_offset, time_diff, previous = unpack(
-                view, self._entries_at + number * ENTRY_SIZE
-            )
-            if time_diff < 0:
-                return
-            timestamp = begin_timestamp + time_diff * 1000 if number > 1 else begin_timestamp
-            if entry_hash == key_hash and begin <= timestamp <= end and physical_offset not in found[-1:]:
-                found.append(physical_offset)
-            if timestamp < begin or previous >= number:
-                return
-            number = previous
 
     def _entry(self, number: int) -> tuple[int, int, int, int]:
         fields: tuple[int, int, int, int] = ENTRY.unpack_from(

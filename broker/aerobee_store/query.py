@@ -3,6 +3,8 @@
 Touches  index, queues and commit log, reading.
 """
 
+from collections.abc import Generator
+
 from aerobee_proto.errors import RecordError
 from aerobee_proto.properties import KEYS, UNIQ_KEY, find_property, split_keys
 from aerobee_proto.records import RecordHeader, scan_header
@@ -45,15 +47,18 @@ def query_messages(
     max_num: int,
     begin: int,
     end: int,
-) -> QueryResult:
+) -> Generator[None, None, QueryResult]:
     """The newest `max_num` messages of `topic` with `key` among KEYS or as unique key, stored within
-    [begin, end] (ms)."""
+    [begin, end] (ms). Yields after every few milliseconds of work."""
     found: list[RecordHeader] = []
     agreement = Agreement(log, queues)
     last = end
     for _ in range(_ROUNDS_MAX):
         # Index times are whole seconds rounded down: ask for one more, and judge by the records.
-        offsets = sorted(set(index.query(topic, key, QUERY_NUM_MAX, begin - _INDEX_TIME_STEP_MS, last)))
+        candidates = yield from index.query_steps(
+            topic, key, QUERY_NUM_MAX, begin - _INDEX_TIME_STEP_MS, last
+        )
+        offsets = sorted(set(candidates))
         headers = [header for offset in offsets if (header := _header_at(log, offset)) is not None]
         found = [h for h in headers if begin <= h.store_timestamp <= end and _carries(h, topic, key)]
         found = [header for header in found if _is_itself(log, agreement, header)]

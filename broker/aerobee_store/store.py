@@ -23,7 +23,7 @@ import contextlib
 import os
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ from aerobee_store.errors import (
 )
 from aerobee_store.file_watch import FileWatch, OpenFiles
 from aerobee_store.get_message import GetResult, MessageReader, Selector
-from aerobee_store.index import IndexService
+from aerobee_store.index import IndexService, finished
 from aerobee_store.io import StoreIo
 from aerobee_store.lock import StoreGuard
 from aerobee_store.log_walk import Damage
@@ -67,6 +67,7 @@ __all__ = ["MessageStore"]
 log = structlog.get_logger()
 
 # While the disk is full, how often a send may try again whether there is room.
+_INDEX_STEP = 4096  # messages whose keys a query indexes at a time
 _FULL_RETRY_MS = 1000
 # physical offset, sys flag; then store time, behind a born host of 8 or 20 bytes
 _PLACE_AND_FLAG = struct.Struct(">28xqi")
@@ -598,12 +599,26 @@ class MessageStore:
             return 0
 
     def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> QueryResult:
+        """As query_steps(), at once."""
+        return finished(self.query_steps(topic, key, max_num, begin, end))
+
+    def query_steps(
+        self, topic: str, key: str, max_num: int, begin: int, end: int
+    ) -> Generator[None, None, QueryResult]:
         """The newest `max_num` messages of `topic` that carry `key` (a KEYS word or the unique key) and were
-        stored in [begin, end] (ms), oldest first."""
+        stored in [begin, end] (ms), oldest first.
+
+        A key that very many messages share is looked for in steps of a few milliseconds; a yield ends each.
+        """
+        left = self.index_backlog
         with contextlib.suppress(StoreFull):  # the newest keys wait for room; what is indexed can be found
-            self.build_index(self.index_backlog)
+            while left > 0:
+                self.build_index(min(left, _INDEX_STEP))
+                left -= _INDEX_STEP
+                if left > 0:
+                    yield
         known = self._log.damaged
-        found = query_messages(
+        found = yield from query_messages(
             self._index,
             self._log,
             self._queues,

@@ -1,6 +1,9 @@
 """Look-ups by key, by unique key, by time and by position, through real sockets."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Generator
+from contextlib import AsyncExitStack
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ from aerobee_broker.broker import Broker
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.frames import Command
 from aerobee_proto.records import decode_record, decode_records
+from aerobee_store.query import QueryResult
 from broker.support import START_MS, Clock
 from system.running import Talker, running_broker, send_request, talking, text_of
 
@@ -230,3 +234,36 @@ async def test_a_body_that_looks_like_a_record_is_not_one(client: Talker) -> Non
     whole = (await view(client, outer.physical_offset)).body
     inside = outer.physical_offset + whole.index(copy)
     assert (await view(client, inside)).code == ResponseCode.SYSTEM_ERROR
+
+
+async def test_others_are_answered_between_the_steps_of_queries_at_the_same_time(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten of them, for a key that 300,000 messages share, let everybody else wait for 3.7 s."""
+    loop = asyncio.get_running_loop()
+    turn = 0
+    steps: list[tuple[int, int]] = []  # query, turn of the loop
+    queries = count()
+
+    def next_turn() -> None:
+        nonlocal turn
+        turn += 1
+        if turn > 0:
+            loop.call_soon(next_turn)
+
+    def steps_of_one(*asked: object) -> Generator[None, None, QueryResult]:
+        number = next(queries)
+        for _ in range(5):
+            steps.append((number, turn))
+            yield
+        return QueryResult([], 0, 0)
+
+    monkeypatch.setattr(broker.services.store, "query_steps", steps_of_one)
+    next_turn()
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(talking(broker)) for _ in range(3)]
+        answers = await asyncio.gather(*[query(client, "a") for client in clients])
+    turn = -1_000_000  # no more of them
+    assert {answer.code for answer in answers} == {int(ResponseCode.QUERY_NOT_FOUND)}
+    assert [number for number, _ in steps] == [0] * 5 + [1] * 5 + [2] * 5  # one query after the other
+    assert len({at for _, at in steps}) == 15

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from aerobee_proto.javahash import index_key_hash
 from aerobee_store.errors import CorruptStore
-from aerobee_store.index_file import HEADER_SIZE, IndexedRecord, IndexFile, index_file_size
+from aerobee_store.index_file import CHAIN_STEPS, HEADER_SIZE, IndexedRecord, IndexFile, index_file_size
 from aerobee_store.io import DiskIo
+from turns import TURN_MAX, turn_of
 
 SLOTS = 7
 LIMIT = 20
@@ -158,7 +159,7 @@ def test_a_slot_that_names_an_entry_beyond_the_end_is_empty(tmp_path: Path) -> N
 
 def ask(file: IndexFile, key_hash: int, begin: int = 0, end: int = 2**63 - 1, max_num: int = 99) -> list[int]:
     found: list[int] = []
-    file.collect(key_hash, begin, end, max_num, found)
+    assert not any(file.collect(key_hash, begin, end, max_num, found))
     return found
 
 
@@ -220,6 +221,7 @@ def test_a_chain_that_leads_forward_ends(tmp_path: Path, previous: int) -> None:
 def test_a_long_chain_is_followed_to_its_bound_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = open_file(tmp_path / "index")
     put(file, [(3, 10 * n, 1000) for n in range(12)])
+    monkeypatch.setattr("aerobee_store.index_file.CHAIN_STEPS", 2)
     monkeypatch.setattr("aerobee_store.index_file.CHAIN_STEPS_MAX", 4)
     assert ask(file, 3) == [110, 100, 90, 80]
 
@@ -339,3 +341,25 @@ def test_check_finds_a_wrong_header(tmp_path: Path, position: int, data: bytes, 
     overwrite(path, position, data)
     with pytest.raises(CorruptStore, match=reason):
         open_file(path).check()
+
+
+def test_a_long_chain_is_walked_in_steps(tmp_path: Path) -> None:
+    """A query for a time before most of a popular key's messages held the event loop of a broker for half a second."""
+    count = 3 * CHAIN_STEPS + 10
+    file = open_file(tmp_path / "index", slots=1, limit=count + 2)
+    put(file, [(5, number, 1_000_000 + number) for number in range(1, count + 1)])
+    found: list[int] = []
+    walk = file.collect(5, 0, 1_000_999, 10, found)
+    costs = [turn_of(lambda: next(walk, None), tries=1) for _ in range(4)]
+    assert max(costs) < TURN_MAX / 4
+    assert found == list(range(1000, 990, -1))
+    assert len(list(file.collect(5, 0, 1_000_000, 10, []))) == 3
+
+
+def test_a_file_that_is_closed_in_the_middle_of_a_walk_ends_it(tmp_path: Path) -> None:
+    file = open_file(tmp_path / "index", slots=1, limit=2 * CHAIN_STEPS)
+    put(file, [(5, number, 1_000_000) for number in range(1, CHAIN_STEPS + 10)])
+    walk = file.collect(5, 0, 10, 10, [])
+    next(walk)
+    file.close()
+    assert list(walk) == []
