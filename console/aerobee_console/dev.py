@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
-from cyclopts.validators import Number
 
 from aerobee_console.daemons import Settings, configure_logs, parse_settings
 from aerobee_console.failures import FAULT, OK, USAGE, Failure
+from aerobee_console.numbers import PORT
 from aerobee_console.ports import call_on_stop_signals, is_free, owner_of
 from aerobee_console.program_name import program_name
 from aerobee_console.tables import Column, print_table
@@ -57,7 +57,7 @@ def dev(
         int | None,
         Parameter(
             help="Port of the nameserver; without it 9876, or a free one where that is taken.",
-            validator=Number(gte=1, lte=65535),
+            validator=PORT,
         ),
     ] = None,
     settings: Settings = (),

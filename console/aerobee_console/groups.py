@@ -12,6 +12,7 @@ from aerobee_console.failures import OK, USAGE, Failure
 from aerobee_console.group_members import members, running_info, try_message
 from aerobee_console.group_moves import clone, reset
 from aerobee_console.messages import time_text
+from aerobee_console.numbers import COUNT_OR_ZERO
 from aerobee_console.session import Connect, Output, run
 from aerobee_console.tables import Column, print_json, print_table, show
 from aerobee_console.topics import Yes, confirm
@@ -139,7 +140,9 @@ def create(
     group: Group,
     /,
     *,
-    retries: Annotated[int, Parameter(help="Redeliveries before a message is given up.")] = 16,
+    retries: Annotated[
+        int, Parameter(validator=COUNT_OR_ZERO, help="Redeliveries before a message is given up.")
+    ] = 16,
     cluster: Annotated[str | None, Parameter(help="Only in this cluster.")] = None,
     connect: Connect | None = None,
 ) -> int:
@@ -160,7 +163,9 @@ def alter(
     group: Group,
     /,
     *,
-    retries: Annotated[int | None, Parameter(help="Redeliveries before a message is given up.")] = None,
+    retries: Annotated[
+        int | None, Parameter(validator=COUNT_OR_ZERO, help="Redeliveries before a message is given up.")
+    ] = None,
     consume: Annotated[
         bool | None, Parameter(negative="--no-consume", help="Whether its members get messages.")
     ] = None,

@@ -131,9 +131,9 @@ def _at_home(word: str) -> str:
 
 
 def _command_of(words: list[str]) -> str:
-    """The command whose help to read: the leading words that are names of commands."""
-    known = {name for name, *_ in COMMANDS}
-    return f"{words[0]} " if words and words[0] in known else ""
+    """The command whose help to read: the leading words that are names of commands and sub-commands."""
+    chain = make_app().parse_commands(words)[0]
+    return "".join(f"{name} " for name in chain if not name.startswith("-"))
 
 
 def _complain(text: str) -> None:

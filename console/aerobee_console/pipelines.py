@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from cyclopts import App, Parameter
 
 from aerobee_console.failures import FAULT, OK, USAGE, Failure, describe
+from aerobee_console.numbers import COUNT, OFFSET
 from aerobee_console.progress import progress
 from aerobee_console.session import Output
 from aerobee_console.tables import Column, print_json, print_table
@@ -158,7 +159,9 @@ def restore(
     rename: Annotated[
         tuple[str, ...], Parameter(negative=(), help="Write a topic to another one, from=to.")
     ] = (),
-    born_within_ms: Annotated[int, Parameter(help="Let times of birth be wrong by so much, for speed.")] = 0,
+    born_within_ms: Annotated[
+        int, Parameter(validator=OFFSET, help="Let times of birth be wrong by so much, for speed.")
+    ] = 0,
     name: Annotated[str | None, Parameter(help="Under which progress is kept.")] = None,
     option: Options = (),
     master: Master = LOCAL,
@@ -221,8 +224,8 @@ def reindex(
     /,
     *,
     path: Annotated[str, Parameter(help="The store folder.")],
-    slots: Annotated[int, Parameter(help="The broker's maxHashSlotNum.")] = 5_000_000,
-    entries: Annotated[int, Parameter(help="The broker's maxIndexNum.")] = 20_000_000,
+    slots: Annotated[int, Parameter(validator=COUNT, help="The broker's maxHashSlotNum.")] = 5_000_000,
+    entries: Annotated[int, Parameter(validator=COUNT, help="The broker's maxIndexNum.")] = 20_000_000,
     master: Master = LOCAL,
     output: Output = "table",
 ) -> int:

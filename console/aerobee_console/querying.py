@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from aerobee_console.failures import NOT_FOUND, OK, USAGE, Failure
 from aerobee_console.messages import message_facts, preview, time_text
+from aerobee_console.numbers import COUNT
 from aerobee_console.session import Connect, Output, run
 from aerobee_console.tables import Column, OutputFormat, print_table, show
 
@@ -63,7 +64,7 @@ def query(
         Parameter(allow_leading_hyphen=True, help="Stored since: -1h, or an ISO time with a zone."),
     ] = None,
     end: Annotated[str | None, Parameter(allow_leading_hyphen=True, help="Stored until.")] = None,
-    count: Annotated[int, Parameter(help="At most so many; of more, the newest.")] = 64,
+    count: Annotated[int, Parameter(validator=COUNT, help="At most so many; of more, the newest.")] = 64,
     trace: Annotated[bool, Parameter(help="With --id: what clients that write traces did with it.")] = False,
     output: Output = "table",
     connect: Connect | None = None,

@@ -12,6 +12,7 @@ from cyclopts import Parameter
 
 from aerobee_console.failures import OK, USAGE, Failure
 from aerobee_console.messages import MessagePrinter, StreamFormat
+from aerobee_console.numbers import COUNT, COUNT_OR_ZERO, QUEUE_ID
 from aerobee_console.session import Connect, run
 
 if TYPE_CHECKING:
@@ -56,11 +57,11 @@ def consume(
     until: Annotated[
         str, Parameter(allow_leading_hyphen=True, help="Where to end: now, -1h, or an ISO time with a zone.")
     ] = "now",
-    count: Annotated[int | None, Parameter(help="End after this many messages.")] = None,
+    count: Annotated[int | None, Parameter(validator=COUNT, help="End after this many messages.")] = None,
     tags: Tags = None,
     sql: Sql = None,
     queues: Annotated[
-        tuple[int, ...],
+        tuple[Annotated[int, Parameter(validator=QUEUE_ID)], ...],
         Parameter(name="--queue", negative=(), show_default=False, help="Only this queue; may be repeated."),
     ] = (),
     follow: Follow = False,
@@ -128,7 +129,10 @@ def tail(
     topic: str,
     /,
     *,
-    last: Annotated[int, Parameter(help="How many, counted over all queues.")] = 10,
+    last: Annotated[
+        int,
+        Parameter(validator=COUNT_OR_ZERO, help="How many, counted over all queues."),
+    ] = 10,
     follow: Follow = False,
     tags: Tags = None,
     sql: Sql = None,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from cyclopts import Parameter
 
 from aerobee_console.failures import OK, USAGE, Failure
+from aerobee_console.numbers import QUEUE_ID
 from aerobee_console.progress import progress
 from aerobee_console.session import Connect, Output, run
 from aerobee_console.tables import Column, OutputFormat, print_json, show
@@ -73,7 +74,9 @@ def send(
             help="Deliver later: a level (1 to 18), a span like 90s, or a time: $(date -d '+1 hour' -Is)."
         ),
     ] = None,
-    queue: Annotated[int | None, Parameter(help="Position of the queue to send to.")] = None,
+    queue: Annotated[
+        int | None, Parameter(validator=QUEUE_ID, help="Position of the queue to send to.")
+    ] = None,
     sharding_key: Annotated[str | None, Parameter(help="Equal keys go to one queue, in order.")] = None,
     file: Annotated[
         Path | None,

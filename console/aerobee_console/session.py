@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from cyclopts import Parameter
 
+from aerobee_console.numbers import SECONDS
 from aerobee_console.tables import OutputFormat
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class Connect:
             help="Nameservers, host:port;host:port.",
         ),
     ] = "127.0.0.1:9876"
-    timeout: Annotated[float, Parameter(help="Seconds to wait for one answer.")] = 3.0
+    timeout: Annotated[float, Parameter(validator=SECONDS, help="Seconds to wait for one answer.")] = 3.0
     tls: Annotated[
         bool, Parameter(negative=(), show_default=False, env_var="AEROBEE_TLS", help="Speak TLS.")
     ] = False

@@ -15,6 +15,7 @@ from cyclopts import App, Parameter
 from aerobee_console.daemons import Settings, SettingsFile, configure_logs, parse_settings
 from aerobee_console.failures import FAULT, OK, USAGE, Failure
 from aerobee_console.messages import preview, record_facts, time_text
+from aerobee_console.numbers import COUNT, OFFSET, QUEUE_ID
 from aerobee_console.progress import progress
 from aerobee_console.session import Output
 from aerobee_console.store import Finding, ScannedRecord, StoreFolder, rebuild
@@ -187,12 +188,16 @@ def dump(
     /,
     *,
     topic: Annotated[str | None, Parameter(help="Only records of this topic.")] = None,
-    queue: Annotated[int | None, Parameter(help="Only records of this queue id.")] = None,
+    queue: Annotated[int | None, Parameter(validator=QUEUE_ID, help="Only records of this queue id.")] = None,
     start: Annotated[
         int,
-        Parameter(name="--from", help="First physical offset; with --topic and --queue, first logical one."),
+        Parameter(
+            name="--from",
+            validator=OFFSET,
+            help="First physical offset; with --topic and --queue, first logical one.",
+        ),
     ] = 0,
-    count: Annotated[int | None, Parameter(help="At most so many records.")] = None,
+    count: Annotated[int | None, Parameter(validator=COUNT, help="At most so many records.")] = None,
     records: Annotated[
         bool, Parameter(negative="--no-records", help="The records too, not the files alone.")
     ] = True,

@@ -10,6 +10,7 @@ from cyclopts import App, Parameter
 
 from aerobee_console.failures import OK, USAGE, Failure
 from aerobee_console.messages import time_text
+from aerobee_console.numbers import COUNT
 from aerobee_console.session import Connect, Output, run
 from aerobee_console.tables import Column, print_json, print_table, show
 
@@ -20,8 +21,10 @@ __all__ = ["app"]
 
 app = App("topic", help="List, create, describe, alter and delete topics.", help_epilogue="")
 Topic = Annotated[str, Parameter(help="Name of the topic.")]
-Queues = Annotated[int | None, Parameter(help="Queues on each broker.")]
-WriteQueues = Annotated[int | None, Parameter(help="Queues to write to, if fewer than to read.")]
+Queues = Annotated[int | None, Parameter(validator=COUNT, help="Queues on each broker.")]
+WriteQueues = Annotated[
+    int | None, Parameter(validator=COUNT, help="Queues to write to, if fewer than to read.")
+]
 Permission = Annotated[Literal["r", "w", "rw"] | None, Parameter(name=["--permission", "--perm"])]
 ClusterName = Annotated[str | None, Parameter(help="Only in this cluster.")]
 Yes = Annotated[bool, Parameter(name=["--yes", "-y"], negative=(), show_default=False, help="Do not ask.")]
@@ -164,7 +167,7 @@ def create(
     topic: Topic,
     /,
     *,
-    queues: Annotated[int, Parameter(help="Queues on each broker.")] = 8,
+    queues: Annotated[int, Parameter(validator=COUNT, help="Queues on each broker.")] = 8,
     write_queues: WriteQueues = None,
     permission: Permission = None,
     order: Annotated[

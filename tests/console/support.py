@@ -4,15 +4,17 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import structlog
+from cyclopts import App, ArgumentCollection
 
-from aerobee_console.main import main
+from aerobee_console.main import main, make_app
 
-__all__ = ["Result", "Runner", "environment", "program"]
+__all__ = ["Command", "Result", "Runner", "commands", "environment", "program"]
 
 RUN_TIMEOUT_S = 60
 
@@ -32,6 +34,33 @@ class Result:
     @property
     def lines(self) -> list[str]:
         return self.out.splitlines()
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of the tree: its words, and what it takes."""
+
+    path: tuple[str, ...]
+    arguments: ArgumentCollection
+
+    @property
+    def name(self) -> str:
+        return " ".join(self.path)
+
+
+def commands() -> list[Command]:
+    """Every command that there is, found by walking the tree."""
+    return list(_walk(make_app(), ()))
+
+
+def _walk(app: App, path: tuple[str, ...]) -> Iterator[Command]:
+    for name in app:
+        if name.startswith("-"):  # --help, --version
+            continue
+        sub = app[name]
+        if sub.default_command is not None:
+            yield Command((*path, name), sub.assemble_argument_collection())
+        yield from _walk(sub, (*path, name))
 
 
 class Runner:

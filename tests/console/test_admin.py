@@ -127,7 +127,7 @@ def test_the_cluster_and_one_brokers_figures_and_settings(cluster: Runner) -> No
     ("words", "code", "said"),
     [
         (["topic", "create", "bad topic"], 2, "'bad topic' has ' '"),
-        (["topic", "create", "t", "--queues", "0"], 2, "at least one queue"),
+        (["topic", "create", "t", "--queues", "0"], 2, "--queues. Must be >= 1"),
         (["topic", "create", "t", "--attribute", "x"], 2, "--attribute x: write name=value"),
         (["topic", "create", "t", "--broker", "nobody"], 5, "nobody"),
         (["topic", "alter", "t"], 2, "nothing to change"),
