@@ -119,7 +119,8 @@ class BrokerHandlers:
         live = self._services.live
         lines = [f"{key}={value}\n" for key, value in dump_settings(live.value).items()]
         version = live.version.to_bytes().decode()
-        return Response(ext={"version": version}, body="".join(lines).encode())
+        hot = ";".join(sorted(hot_keys()))  # ours; official tools pass over a field that they do not know
+        return Response(ext={"version": version, "hotKeys": hot}, body="".join(lines).encode())
 
     # --- state ------------------------------------------------------------------------------------------------
 

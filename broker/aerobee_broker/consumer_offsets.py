@@ -12,7 +12,7 @@ Invariants
 - A pending reset wins over a stored offset until the group's next pull has learned of it.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -109,6 +109,11 @@ class ConsumerOffsets:
         queues = self._pulled.get(f"{topic}@{group}")
         return None if queues is None else queues.get(queue_id)
 
+    def forget_pulls(self, group: str, topics: Iterable[str]) -> None:
+        """Nobody of the group is online any more: nothing that it pulled is in flight."""
+        for topic in topics:
+            self._pulled.pop(f"{topic}@{group}", None)
+
     def of_group(self, group: str, topic: str) -> dict[int, int]:
         """A copy of the group's offsets in a topic, by queue."""
         return dict(self._offsets.get(f"{topic}@{group}", ()))
@@ -150,6 +155,7 @@ class ConsumerOffsets:
         key = f"{topic}@{group}"
         self._resets.setdefault(key, {})[queue_id] = max(0, offset)
         self._offsets.setdefault(key, {})[queue_id] = max(0, offset)
+        self._pulled.get(key, {}).pop(queue_id, None)  # what was pulled before is not waited for
         self._next_version()
         self.revision += 1
         for tell in self.on_reset:

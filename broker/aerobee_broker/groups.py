@@ -24,21 +24,10 @@ from aerobee_proto.bodies import DataVersion, SubscriptionGroupConfig
 from aerobee_proto.codes import ResponseCode
 from aerobee_proto.errors import FormatError, LimitReached, RequestError
 
-__all__ = ["SYSTEM_GROUPS", "SubscriptionGroups", "unknown_group"]
+__all__ = ["SubscriptionGroups", "unknown_group"]
 
 log = structlog.get_logger()
 
-SYSTEM_GROUPS: Final = (
-    "TOOLS_CONSUMER",
-    "FILTERSRV_CONSUMER",
-    "SELF_TEST_C_GROUP",
-    "CID_ONS-HTTP-PROXY",
-    "CID_ONSAPI_PULL",
-    "CID_ONSAPI_PERMISSION",
-    "CID_ONSAPI_OWNER",
-    "CID_RMQ_SYS_TRANS",
-)
-SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 FORBIDDEN_READ: Final = 1 << 2
 RETRY_QUEUES_MAX: Final = 1024
 
@@ -118,7 +107,7 @@ class SubscriptionGroups:
 
     def _may_create(self, group: str) -> bool:
         config = self._live.value
-        if not config.auto_create_subscription_group and not group.startswith(SYSTEM_GROUP_PREFIX):
+        if not config.auto_create_subscription_group and not group.startswith(names.SYSTEM_GROUP_PREFIX):
             return False
         if self._limit_reached() is not None:
             return False
@@ -201,7 +190,7 @@ class SubscriptionGroups:
         self.on_dirty()
 
     def _ensure_system_groups(self) -> None:
-        for group in SYSTEM_GROUPS:
+        for group in names.SYSTEM_GROUPS:
             self._groups.setdefault(group, SubscriptionGroupConfig(group_name=group))
 
     # --- the file ---------------------------------------------------------------------------------------------

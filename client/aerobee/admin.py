@@ -37,10 +37,11 @@ from aerobee_proto.bodies import (
     TopicList,
     TopicRouteData,
 )
-from aerobee_proto.codes import RequestCode
-from aerobee_proto.errors import FormatError, RequestError
+from aerobee_proto.codes import RequestCode, ResponseCode
+from aerobee_proto.errors import FormatError, RecordError, RequestError
 from aerobee_proto.message_ids import decode_offset_message_id
 from aerobee_proto.names import check_group, check_topic, is_internal_topic, is_system_topic
+from aerobee_proto.records import decode_records
 
 __all__ = ["Admin", "BrokerNode", "GroupProgress", "QueueOffsets", "QueueProgress", "TopicDescription"]
 BROKERS_TOLD_MAX: Final = 20
@@ -139,11 +140,19 @@ class Admin:
 
     async def broker_config(self, broker: str) -> dict[str, str]:
         """Settings of a running broker."""
+        return (await self._broker_config(broker))[0]
+
+    async def hot_settings(self, broker: str) -> frozenset[str]:
+        """Names of the settings that can be changed while the broker runs; empty where it does not say (RocketMQ)."""
+        return (await self._broker_config(broker))[1]
+
+    async def _broker_config(self, broker: str) -> tuple[dict[str, str], frozenset[str]]:
         addr = await self._addr_of(broker)
         answer = await self._peers.call(
             f"ask broker {broker} for its settings", addr, RequestCode.GET_BROKER_CONFIG
         )
-        return _parse_settings(bytes(answer.body).decode("utf-8", "replace"))
+        hot = frozenset(filter(None, answer.ext.get("hotKeys", "").split(";")))
+        return _parse_settings(bytes(answer.body).decode("utf-8", "replace")), hot
 
     async def update_broker_config(self, broker: str, settings: Mapping[str, str]) -> None:
         """Change settings of a running broker."""
@@ -413,7 +422,30 @@ class Admin:
         except FormatError as error:
             raise InvalidMessage(f"{message_id!r} does not say where the message is: {error}") from error
         addr = f"[{place.host}]:{place.port}" if ":" in place.host else f"{place.host}:{place.port}"
+        await self.route(topic)
+        await self._check_message(message_id, topic, addr, place.physical_offset)
         return await self._groups.consume_directly(group, client_id, topic, message_id, addr)
+
+    async def _check_message(self, message_id: str, topic: str, addr: str, physical_offset: int) -> None:
+        """NotFound when the broker has no message there, or one of another topic."""
+        answer = await self._peers.request(
+            f"look up message {message_id}",
+            addr,
+            RequestCode.VIEW_MESSAGE_BY_ID,
+            {"offset": str(physical_offset)},
+        )
+        try:
+            records = decode_records(bytes(answer.body)) if answer.code == ResponseCode.SUCCESS else []
+        except RecordError:
+            records = []
+        if not records:
+            raise NotFound(
+                "message", message_id, where=f"at {addr}", advice="aerobee query shows the ids there are"
+            )
+        if records[0].topic != topic:
+            raise NotFound(
+                "message", message_id, where=f"in topic {topic!r}", advice=f"it is in {records[0].topic}"
+            )
 
     # --- offsets ----------------------------------------------------------------------------------------------
 

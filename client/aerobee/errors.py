@@ -330,8 +330,8 @@ class BrokerUnreachable(ClientError):
 
     def __str__(self) -> str:
         return (
-            f"{self.what}: {self.addr} is not reachable ({self.reason}); this is the address that the broker"
-            " registered (brokerIP1 and listenPort in its configuration)"
+            f"{self.what}: {self.addr} is not reachable ({self.reason}); if a broker registered this address, see"
+            " brokerIP1 and listenPort in its configuration"
         )
 
 

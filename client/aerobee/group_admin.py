@@ -191,11 +191,12 @@ class GroupAdmin:
         done: dict[MessageQueue, int] = {}
         masters = await self._masters(topic)
         await self.places(group, await self._masters(None))
+        if queue is not None and queue.broker_name not in masters:
+            where = f"with topic {topic!r}"
+            raise NotFound("broker", queue.broker_name, where=where, known=sorted(masters))
         for broker_name, addr in masters.items():
             if queue is None or queue.broker_name == broker_name:
                 done |= await self._reset_on(addr, group, topic, position, queue)
-        if queue is not None and not done:
-            raise InvalidMessage(f"no master of broker {queue.broker_name!r} has topic {topic!r}")
         return done
 
     async def _reset_on(
@@ -319,9 +320,16 @@ class GroupAdmin:
         """See `Admin.consume_directly`; `addr` is the broker that has the message."""
         header = {"consumerGroup": group, "clientId": client_id, "topic": topic, "msgId": message_id}
         what = f"hand message {message_id} to member {client_id!r} of group {group!r}"
-        answer = await self._peers.call(
+        answer = await self._peers.request(
             what, addr, RequestCode.CONSUME_MESSAGE_DIRECTLY, header, timeout_s=RELAY_TIMEOUT_S
         )
+        if answer.code != ResponseCode.SUCCESS:
+            masters = await self._masters(None)
+            await self.places(group, masters)
+            online = await self._online(group, masters)
+            if client_id not in online:
+                raise MemberNotFound(group, client_id, f"{addr} says: {answer.remark}", online)
+            raise BrokerRefused(what, addr, answer.code, answer.remark)
         return ConsumeMessageDirectlyResult.from_bytes(answer.body)
 
     async def _ask_member(

@@ -17,7 +17,7 @@ from aerobee.errors import (
     RequestTimeout,
 )
 from aerobee.signing import signed
-from aerobee_proto.codes import ResponseCode
+from aerobee_proto.codes import NAMESERVER_DEFAULT_PORT, ResponseCode
 from aerobee_proto.frames import Command
 from aerobee_proto.headers import RequestHeader
 from aerobee_remoting.client import RemotingClient
@@ -28,6 +28,9 @@ __all__ = ["Header", "Nameservers", "Peers"]
 
 Header = RequestHeader | dict[str, str] | None
 SUCCESS: Final = int(ResponseCode.SUCCESS)
+NO_NAMESERVER: Final = (
+    f"answers, but is no nameserver; a broker? Its nameserver is usually at port {NAMESERVER_DEFAULT_PORT}"
+)
 
 
 class Peers:
@@ -126,6 +129,9 @@ class Nameservers:
             except (RequestTimeout, BrokerUnreachable) as failed:
                 answers.append(NameserverAnswer(addr, outcome_of(failed)))
                 continue
+            if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                answers.append(NameserverAnswer(addr, NO_NAMESERVER))
+                continue
             self.answered = True
             self._current = self.addrs.index(addr)
             return answer
@@ -182,4 +188,6 @@ def _reason(failed: RemotingError) -> str:
 def _refusal(answer: Command) -> str:
     if answer.code == ResponseCode.TOPIC_NOT_EXIST:
         return UNKNOWN_TOPIC
+    if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+        return NO_NAMESERVER
     return f"code {answer.code}: {answer.remark or 'no remark'}"

@@ -199,7 +199,8 @@ class Session:
     def _say_goodbye(self, group: dict[str, str]) -> None:
         """Tell brokers that a group has left here. Those that are gone find out by themselves."""
         header = {"clientID": self._client_id} | group
-        for addr in self._greeted:
+        # Also those whose answer to the greeting is still on its way.
+        for addr in self._greeted | self.routes.masters():
             self.peers.oneway_if_connected(addr, RequestCode.UNREGISTER_CLIENT, header)
 
     # --- reading ----------------------------------------------------------------------------------------------

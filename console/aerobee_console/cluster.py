@@ -4,13 +4,16 @@ Touches  the cluster through the client's admin calls.
 """
 
 import sys
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import App, Parameter
 
-from aerobee_console.failures import NOT_FOUND, OK, Failure
+from aerobee_console.failures import NOT_FOUND, OK, REFUSED, USAGE, Failure
 from aerobee_console.session import Connect, Output, run
 from aerobee_console.tables import Column, print_json, print_table, show
+
+if TYPE_CHECKING:
+    from aerobee import Client
 
 __all__ = ["app"]
 
@@ -61,15 +64,102 @@ def config(
     keys: Annotated[tuple[str, ...], Parameter(help="Only these keys.")] = (),
     /,
     *,
+    changes: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name="--set",
+            negative=(),
+            json_list=False,
+            show_default=False,
+            help="Change a setting that is hot, KEY=VALUE; may be repeated.",
+        ),
+    ] = (),
     output: Output = "table",
     connect: Connect | None = None,
 ) -> int:
-    """Show the settings of a running broker."""
-    table = run(connect, lambda client: client.admin.broker_config(broker))
-    unknown = [key for key in keys if key not in table]
-    if unknown:
-        raise Failure(f"broker {broker} has no setting {', '.join(unknown)}", NOT_FOUND)
-    return _show_pairs(output, "config", {key: table[key] for key in keys} or table)
+    """Show the settings of a running broker, or change some with --set: all of them, or none.
+
+    A change of a setting that is hot is in effect at once, and the broker notes it in its settings file. Others are
+    read at start alone: change them in that file and start the broker again.
+    """
+    if changes and keys:
+        raise Failure("give keys to show, or --set KEY=VALUE to change, not both", USAGE)
+    wanted = dict(_pair(text) for text in changes)
+    if wanted:
+        moved = run(connect, lambda client: _change(client, broker, wanted))
+        return _show_changes(output, moved)
+    table, hot = run(connect, lambda client: _settings(client, broker))
+    for key in keys:
+        _require(broker, key, table)
+    return _show_settings(output, {key: table[key] for key in keys} or table, hot)
+
+
+async def _settings(client: "Client", broker: str) -> tuple[dict[str, str], frozenset[str]]:
+    return await client.admin.broker_config(broker), await client.admin.hot_settings(broker)
+
+
+async def _change(client: "Client", broker: str, wanted: dict[str, str]) -> dict[str, tuple[str, str]]:
+    """Change them; the value of each before and after, as the broker tells it. Failure where nothing was changed."""
+    before, hot = await _settings(client, broker)
+    for key in wanted:
+        _require(broker, key, before)
+    cold = [key for key in wanted if hot and key not in hot]
+    if cold:
+        raise Failure(
+            f"{', '.join(cold)} of broker {broker}: read at start only; nothing was changed\n"
+            "  write it into the broker's settings file (or its --set) and start it again",
+            REFUSED,
+        )
+    await client.admin.update_broker_config(broker, wanted)
+    after = await client.admin.broker_config(broker)
+    return {key: (before[key], after.get(key, "")) for key in wanted}
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise Failure(f"--set {text}: write KEY=VALUE", USAGE)
+    return key.strip(), value.strip()
+
+
+def _require(broker: str, key: str, table: dict[str, str]) -> None:
+    """Failure with similar names when the broker has no such setting."""
+    if key in table:
+        return
+    from aerobee.routes import near_names
+
+    near = near_names(key, sorted(table))
+    hint = f"\n  did you mean {', '.join(near)}?" if near else ""
+    raise Failure(f"broker {broker} has no setting {key}{hint}", NOT_FOUND)
+
+
+def _show_settings(output: str, table: dict[str, str], hot: frozenset[str]) -> int:
+    names = sorted(table)
+    if output == "json":
+        marks = {"hot": [key for key in names if key in hot]} if hot else {}
+        print_json({"config": {key: table[key] for key in names}} | marks)
+        return OK
+    columns = (*PAIR_COLUMNS, Column("change", "a change needs")) if hot else PAIR_COLUMNS
+    print_table(
+        "",
+        columns,
+        [
+            {"name": key, "value": table[key], "change": "nothing more" if key in hot else "a restart"}
+            for key in names
+        ],
+    )
+    return OK
+
+
+def _show_changes(output: str, moved: dict[str, tuple[str, str]]) -> int:
+    if output == "json":
+        print_json({"changed": {key: {"before": old, "after": new} for key, (old, new) in moved.items()}})
+        return OK
+    for key, (old, new) in moved.items():
+        sys.stdout.write(
+            f"{key}: {old} -> {new}, in effect now\n" if old != new else f"{key}: {new}, as before\n"
+        )
+    return OK
 
 
 def _show_pairs(output: str, name: str, table: dict[str, str]) -> int:

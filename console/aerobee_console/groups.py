@@ -3,6 +3,7 @@
 Touches  the cluster through the client's admin calls.
 """
 
+import asyncio
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -16,6 +17,7 @@ from aerobee_console.numbers import COUNT_OR_ZERO
 from aerobee_console.session import Connect, Output, run
 from aerobee_console.tables import Column, print_json, print_table, show
 from aerobee_console.topics import Yes, confirm
+from aerobee_proto.names import is_system_group
 
 if TYPE_CHECKING:
     from aerobee import Client
@@ -34,8 +36,12 @@ app.command(running_info, name="running-info")
 app.command(try_message, name="try")
 Group = Annotated[str, Parameter(help="Name of the group.")]
 
+QUESTIONS_AT_ONCE: Final = 16
+
 GROUP_COLUMNS: Final = (
     Column("group", "group"),
+    Column("members", "members", number=True),
+    Column("lag", "lag", number=True),
     Column("consume_enabled", "may consume"),
     Column("broadcast_enabled", "may broadcast"),
     Column("retry_max_times", "retries", number=True),
@@ -64,20 +70,45 @@ MEMBER_COLUMNS: Final = (
 
 
 @app.command(name="list")
-def list_groups(*, output: Output = "table", connect: Connect | None = None) -> int:
-    """List the consumer groups of all brokers."""
-    found = run(connect, lambda client: client.admin.groups())
-    rows = [
+def list_groups(
+    *,
+    all_groups: Annotated[
+        bool,
+        Parameter(name=["--all", "-a"], negative=(), show_default=False, help="RocketMQ's own groups too."),
+    ] = False,
+    output: Output = "table",
+    connect: Connect | None = None,
+) -> int:
+    """List the consumer groups of all brokers: who is online, how far behind, what they may."""
+    rows = run(connect, lambda client: _rows(client, all_groups=all_groups))
+    show(output, "groups", GROUP_COLUMNS, rows, empty="no groups yet: a consumer makes one")
+    return OK
+
+
+async def _rows(client: "Client", *, all_groups: bool) -> list[dict[str, Any]]:
+    found = [one for one in await client.admin.groups() if all_groups or not is_system_group(one.group_name)]
+    lags: dict[str, int] = {}
+    for lag in await client.admin.group_lags():
+        lags[lag.group] = lags.get(lag.group, 0) + lag.lag
+    asked_at_once = asyncio.Semaphore(QUESTIONS_AT_ONCE)
+
+    async def member_count(group: str) -> int:
+        async with asked_at_once:
+            online = await client.admin.group_connections(group)
+        return 0 if online is None else len(online.connection_set)
+
+    counts = await asyncio.gather(*(member_count(one.group_name) for one in found))
+    return [
         {
             "group": one.group_name,
+            "members": count,
+            "lag": lags.get(one.group_name),  # None: it has consumed nothing yet
             "consume_enabled": one.consume_enable,
             "broadcast_enabled": one.consume_broadcast_enable,
             "retry_max_times": one.retry_max_times,
         }
-        for one in found
+        for one, count in zip(found, counts, strict=True)
     ]
-    show(output, "groups", GROUP_COLUMNS, rows, empty="no groups yet: a consumer makes one")
-    return OK
 
 
 @app.command

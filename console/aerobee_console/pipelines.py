@@ -4,22 +4,25 @@ Touches  what the jobs touch; standard output and error. Spark is loaded when a 
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import App, Parameter
 
-from aerobee_console.failures import FAULT, OK, USAGE, Failure, describe
+from aerobee_console.failures import FAULT, NOT_FOUND, OK, USAGE, Failure, describe
 from aerobee_console.numbers import COUNT, OFFSET
 from aerobee_console.progress import progress
-from aerobee_console.session import Output
+from aerobee_console.session import Connect, Output, run
 from aerobee_console.tables import Column, print_json, print_table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from aerobee import Client
 
 __all__ = ["app"]
 
@@ -74,6 +77,73 @@ LATENCY_COLUMNS: Final = (
 FACT_COLUMNS: Final = (Column("name", "what"), Column("value", "value"))
 
 
+# --- looking before Spark starts, which takes many seconds: what is to be read is there -------------------------
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Errors of the jobs' own modules are the user's to mend."""
+    try:
+        from pyspark_aerobee.errors import PipelineError
+    except ModuleNotFoundError as missing:
+        raise Failure(describe(missing), USAGE) from missing
+    try:
+        yield
+    except PipelineError as failed:
+        raise Failure(str(failed), USAGE) from failed
+
+
+def _look_into_store(path: str, topics: list[str]) -> None:
+    """Failure when there is no store, or none of these topics in it."""
+    with _told():
+        from pyspark_aerobee.folder import open_folder
+        from pyspark_aerobee.store_folder import StoreFolder
+
+        store = StoreFolder(open_folder(path))
+        store.log_files()
+        there = store.topics() if topics else []
+    _require("topic", topics, there, f"the store {path}")
+
+
+def _look_into_archive(address: str, topics: list[str]) -> None:
+    """Failure when there is no archive, or none of these topics in it."""
+    with _told():
+        from pyspark_aerobee.jobs.manifest import Archive
+
+        there = {file.topic for file in Archive(address).files()}
+    if not there:
+        raise Failure(f"there is no archive in {address}: give the folder that `archive` wrote", USAGE)
+    _require("topic", topics, there, f"the archive {address}")
+
+
+def _look_into_cluster(nameserver: str, *, topics: Sequence[str] = (), groups: Sequence[str] = ()) -> None:
+    """The client's own errors when nobody answers there, or it has none of these topics and groups."""
+
+    async def look(client: "Client") -> None:
+        await client.admin.brokers()
+        for topic in topics:
+            await client.admin.route(topic)
+        for group in groups:
+            await client.admin.find_group(group)
+
+    run(Connect(nameserver=nameserver), look)
+
+
+def _require(kind: str, names: Sequence[str], there: Collection[str], where: str) -> None:
+    for name in names:
+        if name not in there:
+            near = get_close_matches(name, sorted(there))
+            similar = f"\n  similar: {', '.join(near)}" if near else ""
+            raise Failure(f"{where} has no {kind} {name!r}{similar}", NOT_FOUND)
+
+
+def _look(path: str | None, nameserver: str | None, topics: list[str]) -> None:
+    if path is not None:
+        _look_into_store(path, topics)
+    elif nameserver is not None:
+        _look_into_cluster(nameserver, topics=topics)
+
+
 @contextmanager
 def _spark(name: str, master: str) -> "Iterator[SparkSession]":
     """A session; errors of the jobs are the user's to mend."""
@@ -96,9 +166,9 @@ def _source(path: str | None, nameserver: str | None, topics: str, option: tuple
     return given | ({"subscribe": topics} if topics else {}) | _pairs(option)
 
 
-def _pairs(option: tuple[str, ...]) -> dict[str, str]:
+def _pairs(option: tuple[str, ...], name: str = "--option") -> dict[str, str]:
     if wrong := [pair for pair in option if "=" not in pair]:
-        raise Failure(f"--option {wrong[0]}: write it as name=value", USAGE)
+        raise Failure(f"{name} {wrong[0]}: write it as name=value", USAGE)
     return dict(pair.split("=", 1) for pair in option)
 
 
@@ -135,13 +205,16 @@ def archive(
     given = _source(path, nameserver, topics, option)
     if accept_loss and nameserver is not None:
         given["failOnDataLoss"] = "false"
-    with _spark("archive", master) as spark:
-        from pyspark_aerobee.jobs.archive import archive as run
+    with _told():
         from pyspark_aerobee.jobs.spans import source_of
 
         source = source_of(given, now_ms=_now_ms())
+    _look(path, nameserver, _words(topics))
+    with _spark("archive", master) as spark:
+        from pyspark_aerobee.jobs.archive import archive as job
+
         with progress(f"archiving to {target}") as advance:
-            report = run(
+            report = job(
                 spark, source, target, compression=compression, delta=delta, fail_on_data_loss=not accept_loss,
                 advance=advance,
             )  # fmt: skip
@@ -168,13 +241,16 @@ def restore(
     output: Output = "table",
 ) -> int:
     """Send the messages of an archive again, with their ids, keys, tags, properties and times of birth."""
+    renamed = _pairs(rename, "--rename")
+    _look_into_archive(source, [*_words(topics), *renamed])
+    _look_into_cluster(nameserver)
     with _spark("restore", master) as spark:
-        from pyspark_aerobee.jobs.restore import restore as run
+        from pyspark_aerobee.jobs.restore import restore as job
 
         with progress(f"restoring {source}") as advance:
-            report = run(
+            report = job(
                 spark, source, {"nameServer": nameserver} | _pairs(option), topics=_words(topics),
-                rename=_pairs(rename), born_within_ms=born_within_ms, name=name, advance=advance,
+                rename=renamed, born_within_ms=born_within_ms, name=name, advance=advance,
             )  # fmt: skip
     _print_facts(asdict(report), output)
     return OK
@@ -196,6 +272,9 @@ def audit(
     Exit code 0: nothing was found; 1: there are findings.
     """
     given = _source(path, nameserver, topics, option)
+    if path is not None and topics:
+        raise Failure("a store is audited as a whole: --topics goes with --nameserver", USAGE)
+    _look(path, nameserver, _words(topics))
     with _spark("audit", master) as spark:
         from pyspark_aerobee.jobs.audit import audit_store, audit_topics, is_sound
 
@@ -230,11 +309,12 @@ def reindex(
     output: Output = "table",
 ) -> int:
     """Build the key index of a store again from its log, in parallel."""
+    _look_into_store(path, [])
     with _spark("reindex", master) as spark:
-        from pyspark_aerobee.jobs.reindex import reindex as run
+        from pyspark_aerobee.jobs.reindex import reindex as job
 
         with progress(f"indexing {path}", in_bytes=True) as advance:
-            report = run(spark, path, target, slots=slots, entries=entries, advance=advance)
+            report = job(spark, path, target, slots=slots, entries=entries, advance=advance)
     _print_facts(asdict(report), output)
     return OK
 
@@ -251,6 +331,7 @@ def lag(
     output: Output = "table",
 ) -> int:
     """How far groups are behind, by their offsets, and how long messages take, by their traces."""
+    _look_into_cluster(nameserver, groups=_words(groups))
     with _spark("lag", master) as spark:
         from pyspark_aerobee.jobs.lag import lag_page, lag_report
 

@@ -27,7 +27,7 @@ COLUMNS: Final = (
     Column("tags", "tags"),
     Column("keys", "keys"),
     Column("message_id", "message id"),
-    Column("shown", "body"),
+    Column("body", "body"),
 )
 
 TRACE_COLUMNS: Final = (
@@ -89,6 +89,8 @@ def query(
     if not found:
         what = f"id {message_id}" if message_id is not None else f"key {word!r}"
         raise Failure(f"topic {topic!r} has no message with {what}", NOT_FOUND)
+    if found[0].topic != topic:  # an id that names a place is found wherever it is
+        raise Failure(f"message {message_id} is in topic {found[0].topic!r}, not in {topic!r}", NOT_FOUND)
     _print(found, output, alone=message_id is not None)
     return OK
 
@@ -153,4 +155,4 @@ def _shown_facts(message: "Message") -> dict[str, Any]:
     facts.pop("body_base64", None)
     shown = preview(message.body)
     properties = "  ".join(f"{name}={value}" for name, value in message.properties.items())
-    return facts | {"properties": properties, "stored": facts["store_timestamp"], "shown": shown}
+    return facts | {"properties": properties, "stored": facts["store_timestamp"], "body": shown}

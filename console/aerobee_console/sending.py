@@ -16,17 +16,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from aerobee_console.failures import OK, USAGE, Failure
+from aerobee_console.failures import OK, REFUSED, USAGE, Failure
 from aerobee_console.numbers import QUEUE_ID
 from aerobee_console.progress import progress
 from aerobee_console.session import Connect, Output, run
 from aerobee_console.tables import Column, OutputFormat, print_json, show
 
 if TYPE_CHECKING:
-    from aerobee import Client, Producer, SendResult
+    from aerobee import Client, ClientError, Producer, SendResult
 
 __all__ = ["send"]
 
+WRITE: Final = 2  # the bit of a topic's permission
+NO_PERMISSION: Final = "NO_PERMISSION"
 READ_BYTES: Final = 1 << 18
 LINE_BYTES_MAX: Final = 16 << 20
 LEVELS: Final = 18
@@ -105,8 +107,16 @@ def send(
         if body is not None:
             raise Failure("give either BODY or --file, not both", USAGE)
         return run(connect, lambda client: _send_lines(client, topic, file, options, output))
-    data = sys.stdin.buffer.read() if body is None else body.encode(errors="surrogateescape")
+    data = _from_standard_input() if body is None else body.encode(errors="surrogateescape")
+    if not data:
+        raise Failure("empty body, and brokers refuse those: give BODY, or --file", USAGE)
     return run(connect, lambda client: _send_one(client, topic, data, options, output))
+
+
+def _from_standard_input() -> bytes:
+    if sys.stdin.isatty():
+        sys.stderr.write("the body is read from here; Ctrl-D ends it (or give BODY, or --file)\n")
+    return sys.stdin.buffer.read()
 
 
 def _properties(pairs: Sequence[str]) -> dict[str, str] | None:
@@ -146,8 +156,14 @@ def _delay(text: str | None) -> dict[str, Any]:
 async def _send_one(
     client: "Client", topic: str, body: bytes, options: dict[str, Any], output: OutputFormat
 ) -> int:
-    async with client.producer(send_timeout_s=client.config.request_timeout_s) as producer:
-        result = await producer.send(topic, body, **options)
+    from aerobee import ClientError
+
+    try:
+        async with client.producer(send_timeout_s=client.config.request_timeout_s) as producer:
+            result = await producer.send(topic, body, **options)
+    except ClientError as failed:
+        await _explain_denial(client, topic, failed)
+        raise
     show(output, "sent", COLUMNS, [_facts(result)])
     return OK
 
@@ -162,6 +178,32 @@ def _facts(result: "SendResult") -> dict[str, Any]:
         "queue_offset": result.queue_offset,
         "status": result.status.name,
     }
+
+
+async def _explain_denial(client: "Client", topic: str, failed: "ClientError") -> None:
+    """Failure with the way out when the send failed because the topic may not be written; nothing for other causes."""
+    from aerobee import BrokerRefused, ClientError, NoBroker, SendFailed
+
+    denied = isinstance(failed, NoBroker) or (
+        isinstance(failed, BrokerRefused) and failed.code_name == NO_PERMISSION
+    )
+    if isinstance(failed, SendFailed):
+        denied = bool(failed.attempts) and all(NO_PERMISSION in one.outcome for one in failed.attempts)
+    if not denied:
+        return
+    try:
+        configs = await client.admin.topic_configs(topic)
+    except ClientError:  # the first error says more
+        return
+    closed = [name for name, config in configs.items() if not config.perm & WRITE]
+    if closed and len(closed) == len(configs):
+        raise Failure(
+            f"topic {topic!r} may not be written on {', '.join(closed)}\n"
+            f"  aerobee topic alter {topic} --perm rw allows it",
+            REFUSED,
+        ) from failed
+    if isinstance(failed, SendFailed):
+        raise Failure(str(failed), REFUSED) from failed
 
 
 class _Tally:
@@ -194,6 +236,8 @@ class _Tally:
 async def _send_lines(
     client: "Client", topic: str, file: Path, options: dict[str, Any], output: OutputFormat
 ) -> int:
+    from aerobee import ClientError
+
     started = time.monotonic()
     with progress(f"sending to {topic}") as done:
         tally = _Tally(done)
@@ -209,6 +253,8 @@ async def _send_lines(
     if tally.first_failure is not None:
         line_number, error = tally.first_failure
         sys.stderr.write(f"aerobee: line {line_number} was not sent; {tally.failed} failed in all\n")
+        if isinstance(error, ClientError):
+            await _explain_denial(client, topic, error)
         raise error
     return OK
 

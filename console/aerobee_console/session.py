@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from cyclopts import Parameter
 
+from aerobee_console.failures import USAGE, Failure
 from aerobee_console.numbers import SECONDS
 from aerobee_console.tables import OutputFormat
 
@@ -59,10 +60,20 @@ def client_config(connect: Connect) -> "ClientConfig":
 
     tls: ssl.SSLContext | bool | None = connect.tls or None
     if connect.tls_ca is not None:
-        tls = ssl.create_default_context(cafile=connect.tls_ca)
+        tls = _trusting(connect.tls_ca)
     return ClientConfig(
         nameservers=parse_addrs(connect.nameserver), request_timeout_s=connect.timeout, tls=tls
     )
+
+
+def _trusting(authority: Path) -> ssl.SSLContext:
+    """A context that trusts the certificates of a file; Failure names the option and the file."""
+    try:
+        return ssl.create_default_context(cafile=authority)
+    except ssl.SSLError as wrong:
+        raise Failure(f"--tls-ca {authority}: no certificates in PEM form in it", USAGE) from wrong
+    except OSError as wrong:
+        raise Failure(f"--tls-ca {authority}: {wrong.strerror or wrong}", USAGE) from wrong
 
 
 def run(connect: Connect | None, work: Callable[["Client"], Coroutine[Any, Any, T]]) -> T:
@@ -109,8 +120,12 @@ def _configure_logs() -> None:
         processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, shown],
     )
 
+    debug = level == logging.DEBUG
+
     class StandardError(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
+            if not debug and str(record.msg).startswith("remoting."):
+                return  # the error of the command tells it
             sys.stderr.write(self.format(record) + "\n")
 
     handler = StandardError()

@@ -7,13 +7,14 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 from cyclopts import App, Parameter
 
 from aerobee_console.daemons import Settings, SettingsFile, configure_logs, parse_settings
-from aerobee_console.failures import FAULT, OK, USAGE, Failure
+from aerobee_console.failures import FAULT, NOT_FOUND, OK, USAGE, Failure
 from aerobee_console.messages import preview, record_facts, time_text
 from aerobee_console.numbers import COUNT, OFFSET, QUEUE_ID
 from aerobee_console.progress import progress
@@ -218,7 +219,24 @@ def dump(
         _dump_json(store, chosen, records=records)
     else:
         _dump_text(store, chosen, records=records)
+    if not store.findings and topic is not None:
+        _check_chosen(store, chosen, topic, queue)
     return FAULT if store.findings else OK
+
+
+def _check_chosen(store: StoreFolder, chosen: "_Chosen", topic: str, queue: int | None) -> None:
+    """Failure when the store knows nothing of what was asked for; an empty queue is there."""
+    if chosen.given:
+        return
+    queues = {(name, number) for name, number, _, _ in store.queues()}
+    topics = sorted({name for name, _ in queues})
+    if topic not in topics:
+        near = get_close_matches(topic, topics)
+        similar = f"\n  similar: {', '.join(near)}" if near else ""
+        raise Failure(f"{store.root} has no topic {topic!r}{similar}", NOT_FOUND)
+    if queue is not None and (topic, queue) not in queues:
+        there = ", ".join(str(number) for name, number in sorted(queues) if name == topic)
+        raise Failure(f"topic {topic!r} has no queue {queue} in {store.root}; there are {there}", NOT_FOUND)
 
 
 class _Chosen:
@@ -229,6 +247,7 @@ class _Chosen:
         self._queue = queue
         self._start = start
         self._left = count
+        self.given = 0  # records so far
 
     def of(self, store: StoreFolder) -> Iterator[ScannedRecord]:
         """The wanted records; the walk ends when `count` have been given."""
@@ -236,6 +255,7 @@ class _Chosen:
             if self._left is not None and self._left <= 0:
                 return
             if self._is_wanted(record):
+                self.given += 1
                 yield record
                 if self._left is not None:
                     self._left -= 1

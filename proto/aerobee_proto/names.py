@@ -25,6 +25,8 @@ __all__ = [
     "REPLY_TOPIC_SUFFIX",
     "RETRY_PREFIX",
     "REVIVE_TOPIC_PREFIX",
+    "SYSTEM_GROUPS",
+    "SYSTEM_GROUP_PREFIX",
     "SYSTEM_TOPICS",
     "SYSTEM_TOPIC_PREFIX",
     "TOPIC_LENGTH_MAX",
@@ -36,6 +38,7 @@ __all__ = [
     "is_internal_topic",
     "is_kept_topic",
     "is_retry_topic",
+    "is_system_group",
     "is_system_topic",
     "reply_topic",
     "retry_topic",
@@ -62,6 +65,17 @@ OFFSET_MOVED_TOPIC: Final = "OFFSET_MOVED_EVENT"
 CHECKPOINT_TOPIC: Final = "CHECKPOINT_TOPIC"
 TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
 
+SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
+SYSTEM_GROUPS: Final = (
+    "TOOLS_CONSUMER",
+    "FILTERSRV_CONSUMER",
+    "SELF_TEST_C_GROUP",
+    "CID_ONS-HTTP-PROXY",
+    "CID_ONSAPI_PULL",
+    "CID_ONSAPI_PERMISSION",
+    "CID_ONSAPI_OWNER",
+    "CID_RMQ_SYS_TRANS",
+)
 SYSTEM_TOPICS: Final = frozenset(
     {
         AUTO_CREATE_TOPIC,
@@ -141,6 +155,11 @@ def is_system_topic(topic: str, *, cluster_name: str = "", broker_name: str = ""
     if cluster_name and topic in (cluster_name, reply_topic(cluster_name)):
         return True
     return bool(broker_name) and topic == broker_name
+
+
+def is_system_group(group: str) -> bool:
+    """Whether a group is RocketMQ's own: every broker has it, and nobody asks how far it is."""
+    return group in SYSTEM_GROUPS or group.startswith(SYSTEM_GROUP_PREFIX)
 
 
 def is_retry_topic(topic: str) -> bool:

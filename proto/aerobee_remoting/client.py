@@ -44,11 +44,20 @@ def split_addr(addr: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def _reason(failed: OSError | ValueError) -> str:
-    """Why a dial failed, without the address, which is told beside it: "Connection refused"."""
+def _reason(failed: OSError | ValueError, *, tls: bool) -> str:
+    """Why a dial failed, without the address, which is told beside it: "Connection refused".
+
+    The system has no words where the other side just went away: in the middle of a TLS handshake that is the answer
+    of a server that does not speak it.
+    """
+    if isinstance(failed, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {failed.verify_message}"
+    if isinstance(failed, ssl.SSLError) or (tls and isinstance(failed, ConnectionError) and not failed.errno):
+        said = f" ({failed.reason})" if isinstance(failed, ssl.SSLError) and failed.reason else ""
+        return f"the TLS handshake failed{said}; does the server speak TLS (tlsServerMode)?"
     if isinstance(failed, OSError) and failed.errno is not None and failed.errno > 0:
         return os.strerror(failed.errno)  # asyncio's own text repeats the address
-    return str(failed)
+    return str(failed) or type(failed).__name__
 
 
 class RemotingClient:
@@ -148,7 +157,7 @@ class RemotingClient:
         except TimeoutError:
             raise ConnectFailed(addr, f"no connection within {self._config.connect_timeout_s:g} s") from None
         except (OSError, ValueError) as failed:
-            raise ConnectFailed(addr, _reason(failed)) from failed
+            raise ConnectFailed(addr, _reason(failed, tls=self._config.tls is not None)) from failed
         if self._closed:
             connection.abort("this client is closed")
             raise ConnectFailed(addr, "this client is closed")

@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 
 from aerobee_broker.config import BrokerConfig, LiveConfig
-from aerobee_broker.groups import SYSTEM_GROUPS, SubscriptionGroups
+from aerobee_broker.groups import SubscriptionGroups
 from aerobee_proto.bodies import SubscriptionGroupConfig
 from aerobee_proto.codes import ResponseCode
 from aerobee_proto.errors import FormatError, RequestError
+from aerobee_proto.names import SYSTEM_GROUPS
 from broker.support import Clock
 
 

@@ -86,6 +86,8 @@ def test_a_group_from_its_making_to_its_end(cluster: Runner) -> None:
     groups = {one["group"]: one for one in cluster("group", "list", "-o", "json").json["groups"]}
     assert groups["a-group"] == {
         "group": "a-group",
+        "members": 0,
+        "lag": None,
         "consume_enabled": True,
         "broadcast_enabled": True,
         "retry_max_times": 3,
@@ -121,6 +123,43 @@ def test_the_cluster_and_one_brokers_figures_and_settings(cluster: Runner) -> No
     config = cluster("cluster", "config", "broker-a", "flushDiskType", "-o", "json").json["config"]
     assert config == {"flushDiskType": "SYNC_FLUSH"}
     assert len(cluster("cluster", "config", "broker-a").lines) > 50
+
+
+def test_a_setting_is_changed_while_the_broker_runs(cluster: Runner) -> None:
+    """There was no command for it, and nothing said which settings can be changed without a restart."""
+    shown = cluster("cluster", "config", "broker-a", "fileReservedTime", "listenPort").lines
+    assert shown[0].split("  ")[-1] == "a change needs"
+    assert [line.split()[0] for line in shown if line.endswith("nothing more")] == ["fileReservedTime"]
+    assert [line.split()[0] for line in shown if line.endswith("a restart")] == ["listenPort"]
+    done = cluster("cluster", "config", "broker-a", "--set", "fileReservedTime=71")
+    assert (done.code, done.out) == (0, "fileReservedTime: 72 -> 71, in effect now\n")
+    again = cluster("cluster", "config", "broker-a", "--set", "fileReservedTime=72", "-o", "json").json
+    assert again["changed"] == {"fileReservedTime": {"before": "71", "after": "72"}}
+    assert "fileReservedTime" in cluster("cluster", "config", "broker-a", "-o", "json").json["hot"]
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "said"),
+    [
+        (
+            ["--set", "listenPort=1"],
+            4,
+            "listenPort of broker broker-a: read at start only; nothing was changed",
+        ),
+        (["--set", "fileReservedTim=1"], 5, "did you mean fileReservedTime"),
+        (["--set", "fileReservedTime=abc"], 4, "fileReservedTime"),
+        (["--set", "fileReservedTime=71", "--set", "listenPort=1"], 4, "nothing was changed"),
+        (["--set", "fileReservedTime"], 2, "write KEY=VALUE"),
+        (["listenPort", "--set", "fileReservedTime=71"], 2, "not both"),
+    ],
+)
+def test_a_setting_that_cannot_be_changed_is_told(
+    more: list[str], code: int, said: str, cluster: Runner
+) -> None:
+    refused = cluster("cluster", "config", "broker-a", *more)
+    assert (refused.code, refused.out) == (code, "")
+    assert said in refused.err
+    assert cluster("cluster", "config", "broker-a", "fileReservedTime").lines[1].split()[1] == "72"
 
 
 @pytest.mark.parametrize(

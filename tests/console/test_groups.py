@@ -115,6 +115,25 @@ def test_how_far_groups_are_behind(consumed: Runner) -> None:
     assert any(line.split()[:4] == ["g-reader", "g-topic", "1", "1"] for line in rows)
 
 
+def test_groups_are_listed_with_members_and_lag_and_without_those_of_the_system(
+    consumed: Runner, nameserver: str
+) -> None:
+    """The list was RocketMQ's own groups for the most part, and said of the others neither who nor how far."""
+    with online(nameserver, TOPIC, "g-listed"):
+        rows = {one["group"]: one for one in consumed("group", "list", "-o", "json").json["groups"]}
+        every = {one["group"] for one in consumed("group", "list", "-a", "-o", "json").json["groups"]}
+    assert (rows["g-listed"]["members"], rows["g-reader"]["members"], rows["g-reader"]["lag"]) == (1, 0, 1)
+    assert "CID_RMQ_SYS_TRANS" not in rows
+    assert every - rows.keys() >= {"CID_RMQ_SYS_TRANS", "TOOLS_CONSUMER"}
+
+
+def test_a_reset_while_nobody_is_online_leaves_nothing_in_flight(consumed: Runner) -> None:
+    """What was pulled before the reset stayed "in flight" with nobody there to finish it."""
+    assert consumed("group", "reset", "g-reader", TOPIC, "--to", "-1h", "--yes").code == 0
+    (row,) = consumed("group", "lag", "g-reader", "-o", "json").json["lags"]
+    assert (row["lag"], row["in_flight"]) == (3, 0)
+
+
 def test_a_group_is_altered(consumed: Runner) -> None:
     assert consumed("group", "alter", "g-reader", "--retries", "5", "--no-consume").code == 0
     (group,) = [

@@ -173,3 +173,30 @@ def test_a_delayed_message_comes_when_it_is_due(cluster: Runner, delay: str, wai
     assert message["body"] == "later"
     stored = datetime.fromtimestamp(message["store_timestamp"] / 1000, UTC)
     assert timedelta(milliseconds=wait_ms) <= stored - begun < timedelta(milliseconds=wait_ms + 5000)
+
+
+def test_a_topic_that_may_not_be_written_is_told_with_the_way_out(cluster: Runner, tmp_path: Path) -> None:
+    """It was "not found", without a word about what to do."""
+    cluster("topic", "create", "s-closed", "--queues", "1", "--perm", "r")
+    lines = tmp_path / "lines"
+    lines.write_text("one\ntwo\n")
+    for words in (["x"], ["--file", str(lines)]):
+        refused = cluster("send", "s-closed", *words)
+        assert refused.code == 4
+        assert "topic 's-closed' may not be written on broker-a" in refused.err
+        assert "aerobee topic alter s-closed --perm rw" in refused.err
+    assert cluster("topic", "alter", "s-closed", "--perm", "rw").code == 0
+    assert cluster("send", "s-closed", "x").code == 0
+
+
+def test_a_topic_of_the_broker_itself_is_refused_not_unanswered(cluster: Runner) -> None:
+    refused = cluster("send", "SCHEDULE_TOPIC_XXXX", "x")
+    assert refused.code == 4
+    assert "is kept for the broker itself" in refused.err
+
+
+@pytest.mark.parametrize("words", [[], [""]])
+def test_an_empty_body_is_told_with_the_ways_to_give_one(words: list[str], nameserver: str) -> None:
+    refused = program("send", "s-empty", *words, "-n", nameserver)
+    assert (refused.code, refused.out) == (2, "")
+    assert "give BODY, or --file" in refused.err
