@@ -12,7 +12,7 @@ Invariants
 - A pending reset wins over a stored offset until the group's next pull has learned of it.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -108,11 +108,6 @@ class ConsumerOffsets:
         """The next offset after the group's last pull since start; None when there was none."""
         queues = self._pulled.get(f"{topic}@{group}")
         return None if queues is None else queues.get(queue_id)
-
-    def forget_pulls(self, group: str, topics: Iterable[str]) -> None:
-        """Nobody of the group is online any more: nothing that it pulled is in flight."""
-        for topic in topics:
-            self._pulled.pop(f"{topic}@{group}", None)
 
     def of_group(self, group: str, topic: str) -> dict[int, int]:
         """A copy of the group's offsets in a topic, by queue."""

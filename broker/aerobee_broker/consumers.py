@@ -132,8 +132,6 @@ class ConsumerTable:
         self._count = MemberCount(members_max)
         self._per_connection_max = members_per_connection_max
         self._topics_max = topics_per_group_max
-        # Told of a group whose last member has gone, with the topics it subscribed to.
-        self.on_empty: Callable[[str, Iterable[str]], None] = lambda _group, _topics: None
 
     # --- looking up -------------------------------------------------------------------------------------------
 
@@ -339,7 +337,6 @@ class ConsumerTable:
             self._unaccount(group, member)
         if not group.members:
             del self._groups[group.name]
-            self.on_empty(group.name, group.subscriptions)
         tell = notify and not group.is_broadcasting
         return Changes(notify=_all_members(group) if tell else [], changed=True)
 

@@ -174,7 +174,6 @@ def make_services(
         settings_file=settings_file,
     )
     services.parking.add(delay_rules.place)
-    services.consumers.on_empty = offsets.forget_pulls
     return services
 
 

@@ -158,7 +158,7 @@ class Nameservers:
             except (RequestTimeout, BrokerUnreachable) as failed:
                 answers.append(NameserverAnswer(addr, outcome_of(failed)))
                 continue
-            self.answered = True
+            self.answered = self.answered or answer.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED
             if answer.code == SUCCESS:
                 self._current = self.addrs.index(addr)
                 return answer, answers

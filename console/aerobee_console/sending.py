@@ -16,19 +16,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from aerobee_console.failures import OK, REFUSED, USAGE, Failure
+from aerobee_console.failures import OK, USAGE, Failure
 from aerobee_console.numbers import QUEUE_ID
 from aerobee_console.progress import progress
 from aerobee_console.session import Connect, Output, run
 from aerobee_console.tables import Column, OutputFormat, print_json, show
 
 if TYPE_CHECKING:
-    from aerobee import Client, ClientError, Producer, SendResult
+    from aerobee import Client, Producer, SendResult
 
 __all__ = ["send"]
 
-WRITE: Final = 2  # the bit of a topic's permission
-NO_PERMISSION: Final = "NO_PERMISSION"
 READ_BYTES: Final = 1 << 18
 LINE_BYTES_MAX: Final = 16 << 20
 LEVELS: Final = 18
@@ -156,14 +154,8 @@ def _delay(text: str | None) -> dict[str, Any]:
 async def _send_one(
     client: "Client", topic: str, body: bytes, options: dict[str, Any], output: OutputFormat
 ) -> int:
-    from aerobee import ClientError
-
-    try:
-        async with client.producer(send_timeout_s=client.config.request_timeout_s) as producer:
-            result = await producer.send(topic, body, **options)
-    except ClientError as failed:
-        await _explain_denial(client, topic, failed)
-        raise
+    async with client.producer(send_timeout_s=client.config.request_timeout_s) as producer:
+        result = await producer.send(topic, body, **options)
     show(output, "sent", COLUMNS, [_facts(result)])
     return OK
 
@@ -178,32 +170,6 @@ def _facts(result: "SendResult") -> dict[str, Any]:
         "queue_offset": result.queue_offset,
         "status": result.status.name,
     }
-
-
-async def _explain_denial(client: "Client", topic: str, failed: "ClientError") -> None:
-    """Failure with the way out when the send failed because the topic may not be written; nothing for other causes."""
-    from aerobee import BrokerRefused, ClientError, NoBroker, SendFailed
-
-    denied = isinstance(failed, NoBroker) or (
-        isinstance(failed, BrokerRefused) and failed.code_name == NO_PERMISSION
-    )
-    if isinstance(failed, SendFailed):
-        denied = bool(failed.attempts) and all(NO_PERMISSION in one.outcome for one in failed.attempts)
-    if not denied:
-        return
-    try:
-        configs = await client.admin.topic_configs(topic)
-    except ClientError:  # the first error says more
-        return
-    closed = [name for name, config in configs.items() if not config.perm & WRITE]
-    if closed and len(closed) == len(configs):
-        raise Failure(
-            f"topic {topic!r} may not be written on {', '.join(closed)}\n"
-            f"  aerobee topic alter {topic} --perm rw allows it",
-            REFUSED,
-        ) from failed
-    if isinstance(failed, SendFailed):
-        raise Failure(str(failed), REFUSED) from failed
 
 
 class _Tally:
@@ -236,8 +202,6 @@ class _Tally:
 async def _send_lines(
     client: "Client", topic: str, file: Path, options: dict[str, Any], output: OutputFormat
 ) -> int:
-    from aerobee import ClientError
-
     started = time.monotonic()
     with progress(f"sending to {topic}") as done:
         tally = _Tally(done)
@@ -253,8 +217,6 @@ async def _send_lines(
     if tally.first_failure is not None:
         line_number, error = tally.first_failure
         sys.stderr.write(f"aerobee: line {line_number} was not sent; {tally.failed} failed in all\n")
-        if isinstance(error, ClientError):
-            await _explain_denial(client, topic, error)
         raise error
     return OK
 

@@ -87,6 +87,15 @@ def test_the_log_is_only_asked_when_it_matters() -> None:
 
 
 class TestResets:
+    def test_what_was_pulled_before_a_reset_is_not_in_flight_after_it(self) -> None:
+        """A group that was sent back while nobody was online had messages in flight for ever."""
+        offsets = make_offsets()
+        offsets.commit("g", "T", 0, 3)
+        offsets.note_pull("g", "T", 0, 9)
+        offsets.note_pull("g", "T", 1, 4)
+        offsets.assign_reset("g", "T", 0, 0)
+        assert (offsets.pulled("g", "T", 0), offsets.pulled("g", "T", 1)) == (None, 4)
+
     def test_a_reset_is_what_a_query_answers_until_a_pull_took_it(self) -> None:
         offsets = make_offsets()
         offsets.commit("g", "T", 0, 50)

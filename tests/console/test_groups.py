@@ -200,7 +200,7 @@ def test_members_that_subscribe_differently_are_named(consumed: Runner, nameserv
         (["reset", "g-reader", "g-topic", "--to", "soon", "--yes"], 2, "soon"),
         (["reset", "g-reader", "g-topic", "--to", "9", "--queue", "broker-a:0", "--yes"], 4, "outside queue"),
         (["reset", "g-reader", "g-topic", "--to", "1", "--queue", "0", "--yes"], 2, "BROKER:NUMBER"),
-        (["reset", "g-reader", "g-topic", "--to", "1", "--queue", "other:0", "--yes"], 2, "'other'"),
+        (["reset", "g-reader", "g-topic", "--to", "1", "--queue", "other:0", "--yes"], 5, "'other'"),
         (["reset", "g-reader", "nowhere", "--to", "latest", "--yes"], 5, "nowhere"),
         (["reset", "g-nobody", "g-topic", "--to", "latest", "--yes"], 5, "g-nobody"),
         (["reset", "g-reader", "g-topic", "--to", "latest"], 2, "add --yes"),

@@ -240,4 +240,5 @@ def test_a_name_that_does_not_exist_is_told_and_changes_nothing(
 
 
 def _state(cluster: Runner) -> tuple[list[str], list[str]]:
-    return cluster("topic", "list", "--all").lines, cluster("group", "list", "--all").lines
+    groups = cluster("group", "list", "--all", "-o", "json").json["groups"]
+    return cluster("topic", "list", "--all").lines, [one["group"] for one in groups]
