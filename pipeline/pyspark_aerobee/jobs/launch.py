@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from aerobee import ClientError
 from pyspark_aerobee.cluster import Cluster, ClusterSettings
 from pyspark_aerobee.errors import PipelineError, SourceGone
+from pyspark_aerobee.java import use_java
+from pyspark_aerobee.start import use_python
 from pyspark_aerobee.worker import keep_modules
 
 if TYPE_CHECKING:
@@ -45,12 +47,10 @@ def session(
     name: str, master: str | None = None, settings: Mapping[str, str] | None = None
 ) -> "Iterator[SparkSession]":
     """The session that spark-submit prepared or that is open, else one of this machine; the latter is closed again."""
-    from pyspark_aerobee.java import use_java
-
     given = "SPARK_ENV_LOADED" in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ
     if not given:
         use_java()
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        use_python()
     from pyspark.sql import SparkSession
 
     active = SparkSession.getActiveSession()
