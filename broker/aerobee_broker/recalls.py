@@ -98,8 +98,19 @@ class Recalls:
         return Response(body=msgspec.json.encode(self._services.timer_counts.to_json()))
 
     async def recall(self, request: Request) -> Response:
-        """Take a timer message out before it is delivered; answered when that is durable."""
-        header: RecallMessageHeader = request.header
+        """Take a timer message out before it is delivered; answered when that is durable.
+
+        Every answer names the region: official producers trace only the recalls whose answer does.
+        """
+        region = {properties.MSG_REGION: self._services.config.region_id}
+        try:
+            unique_key = await self._recall(request.header)
+        except RequestError as refused:
+            return Response(refused.code, refused.remark, ext=region)
+        return Response(ext={"msgId": unique_key, **region})
+
+    async def _recall(self, header: RecallMessageHeader) -> str:
+        """The unique key of the message that will not come. RequestError: refused."""
         services = self._services
         self._check_allowed()
         check_sendable(header.topic)
@@ -124,7 +135,7 @@ class Recalls:
             mapping[properties.PRODUCER_GROUP] = header.producer_group
         message = services.writer.new(handle.topic, 0, b"0", mapping)
         await self._put(services.parking.place(message, mapping))
-        return Response(ext={"msgId": handle.unique_key})
+        return handle.unique_key
 
     def _check_allowed(self) -> None:
         config = self._services.config

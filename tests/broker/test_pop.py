@@ -476,6 +476,18 @@ async def test_in_order_only_the_last_pop_can_be_acknowledged(client: Popper) ->
     assert batch.code == ResponseCode.POLLING_TIMEOUT
 
 
+async def test_an_init_mode_that_is_none_begins_as_from_the_end(tmp_path: Path, clock: Clock) -> None:
+    """-1 began at the first message; in the original everything but 0 is the last one (or all of a young queue)."""
+    for young, wanted in ((True, [b"0", b"1", b"2"]), (False, [b"2"])):
+        settings: dict[str, Any] = {"init_pop_offset_by_check_msg_in_mem": young}
+        running = running_broker(tmp_path / str(young), clock=clock, **settings)
+        async with running as broker, popping(broker) as client:
+            for i in range(3):
+                await client.put("T", b"%d" % i)
+            assert bodies(await client.pop("T", initMode=-1)) == wanted
+            assert bodies(await client.pop("T", initMode=0, consumerGroup="other")) == [b"0", b"1", b"2"]
+
+
 # --- resets -------------------------------------------------------------------------------------------------------
 
 

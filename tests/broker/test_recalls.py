@@ -67,7 +67,7 @@ async def test_a_timer_message_gets_a_handle_and_others_do_not(client: Talker, c
 async def test_a_recalled_message_does_not_come(broker: Broker, client: Talker, clock: Clock) -> None:
     answer = await put_timer(client, TIMER_DELAY_SEC="60")
     recalled = await recall(client, answer.ext["recallHandle"])
-    assert (recalled.code, recalled.ext["msgId"]) == (0, "u1")
+    assert (recalled.code, recalled.ext) == (0, {"msgId": "u1", "MSG_REGION": "DefaultRegion"})
     timers = broker.services.timers
     assert timers is not None
     await timers.work()
@@ -134,3 +134,12 @@ async def test_without_a_timer_there_is_nothing_to_tell(tmp_path: Path) -> None:
         )
         assert (await client.ask(RequestCode.GET_TIMER_CHECK_POINT)).code == ResponseCode.SYSTEM_ERROR
         assert (await client.ask(RequestCode.GET_TIMER_METRICS)).code == ResponseCode.SYSTEM_ERROR
+
+
+async def test_every_answer_to_a_recall_names_the_region(client: Talker) -> None:
+    """Official producers trace only the recalls whose answer has it; ours had none and no recall was ever traced."""
+    await client.put("T")
+    for topic, handle in (("T", "x"), ("No", "x"), ("rmq_sys_wheel_timer", "x")):
+        refused = await recall(client, handle, topic)
+        assert refused.code != 0
+        assert refused.ext == {"MSG_REGION": "DefaultRegion"}

@@ -16,10 +16,11 @@ import pytest
 
 import official
 import ours
-from aerobee_proto.records import StoredRecord
+from aerobee_proto.records import StoredRecord, decode_records
 from clusters import FILE_SIZES, KINDS, Cluster, start_cluster
 from plain_remoting import make_topic
 from programs import Server
+from system.popping import popping
 from system.running import talking
 
 pytestmark = [pytest.mark.java, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -36,6 +37,39 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]
     with start_cluster(request.param, tmp_path, SETTINGS) as started:
         make_topic(started.nameserver.address, started.broker.address, TOPIC)
         yield started
+
+
+@pytest.mark.parametrize("kind", ["ours", "official"])
+def test_a_recall_is_traced(tmp_path: Path, kind: str) -> None:
+    """The producer traces a recall only when the answer names a region, and it did not.
+
+    The trace topic is the program's own; it is read by POP with an init mode that is none, as the original's tests do.
+    """
+    with start_cluster(kind, tmp_path, SETTINGS) as started:
+        for topic in (TOPIC, "Traces"):
+            make_topic(started.nameserver.address, started.broker.address, topic, queues=1)
+        judged = official.judge(
+            "delay-send",
+            namesrv=started.nameserver.address,
+            topic=TOPIC,
+            delays="in:60000",
+            recall="0",
+            trace="Traces",
+            jvm=["-Xmx256m", "-Dcom.rocketmq.recall.default.trace.enable=true"],
+        )
+        assert judged["sent"][0]["recalled"] == judged["sent"][0]["msgId"]
+        assert [kind for kind in asyncio.run(pop_traces(started.broker)) if kind == "Recall"] == ["Recall"]
+
+
+async def pop_traces(broker: Server) -> list[str]:
+    """What kinds of traces there are, as a new group that pops gets them."""
+    async with popping(int(broker.address.rpartition(":")[2])) as client:
+        found = []
+        while (answer := await client.pop("Traces", initMode=-1, queueId=0)).code == 0:
+            for record in decode_records(answer.body):
+                lines = bytes(record.body).decode().split("\x02")
+                found += [line.split("\x01")[0] for line in lines if line]
+        return found
 
 
 def read(broker: Server, topic: str, queues: int = 4) -> list[StoredRecord]:

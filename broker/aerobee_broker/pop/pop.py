@@ -65,7 +65,7 @@ BODY_SIZE_MAX: Final = 4 << 20
 SCANS_MAX: Final = 16  # reads of one queue that found nothing but filtered messages, in one pop
 MISSES_MAX: Final = 4  # of a group that were woken for nothing, then nobody else of it is
 ATTEMPT_ID_CHARS_MAX: Final = 512
-FROM_MAX: Final = 1  # initMode
+FROM_MIN: Final = 0  # initMode; whatever else is asked for is the last message, as in RocketMQ
 QUEUE_OFFSET: Final = Struct(">i16xq")  # size and queue offset of a record
 MISPLACED: Final = frozenset(
     {GetStatus.OFFSET_TOO_SMALL, GetStatus.OFFSET_OVERFLOW_BADLY, GetStatus.OFFSET_FOUND_NULL}
@@ -387,10 +387,10 @@ class PopHandlers:
         return first
 
     def _first_offset(self, topic: str, queue_id: int, init_mode: int) -> int:
-        """The first offset of the queue, or (initMode 1) its last message, unless the queue is young."""
+        """The first offset of the queue, or (initMode other than 0) its last message, unless the queue is young."""
         store = self._services.store
         low, high = store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
-        if init_mode != FROM_MAX or topic.startswith(RETRY_PREFIX):
+        if init_mode == FROM_MIN or topic.startswith(RETRY_PREFIX):
             return low
         if low <= 0 and self._services.config.init_pop_offset_by_check_msg_in_mem:
             result = store.get_message("", topic, queue_id, 0, 1, 1, None)

@@ -23,10 +23,13 @@ public final class Delay {
 
     /**
      * Sends one message per word of --delays: {@code level:3}, {@code sec:2}, {@code ms:1500}, {@code in:1500} (deliver
-     * at now + 1500 ms). The body is the word's number.
+     * at now + 1500 ms). The body is the word's number. With --trace, all of it is traced into that topic.
      */
     public static Map<String, Object> send(Arguments arguments) throws Exception {
-        DefaultMQProducer producer = new DefaultMQProducer("delay-producer");
+        String trace = arguments.text("trace", "");
+        DefaultMQProducer producer = trace.isEmpty()
+            ? new DefaultMQProducer("delay-producer")
+            : new DefaultMQProducer("delay-producer", true, trace);
         producer.setNamesrvAddr(arguments.text("namesrv"));
         producer.setSendMsgTimeout(10_000);
         producer.start();
