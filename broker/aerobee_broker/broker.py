@@ -144,6 +144,7 @@ class Broker:
         identity = identity_of(self._config, self.port)
         address = await address_of(identity.host)
         services = self._make_services(store, identity, address)
+        services.watch = self._server.watch
         self._register_handlers(services, address)
         assert self._pop is not None
         self._pop.load(crashed=recovered.aborted)
@@ -421,6 +422,8 @@ class Broker:
             "connections": len(self._server.connections),
             "held_pulls": len(self._pulls.held),
             "peer_memory_bytes": self._memory.total,
+            "loop_held_times": self._server.watch.held_count,
+            "loop_held_ms_max": round(self._server.watch.longest_ms),
             "sends_waiting": self._durability.waiting_count,
             "nameservers": self.services.registrar.registered_count,
         }
@@ -530,6 +533,7 @@ def _server_config(config: BrokerConfig, memory: PeerMemory) -> ServerConfig:
         connections_per_host_max=config.max_connections_per_host,
         buffered_max=config.max_buffered_bytes,
         memory=memory,
+        loop_held_s=config.loop_held_millis / 1000,
         tls_mode=mode,
         tls=tls,
     )

@@ -408,6 +408,13 @@ class BrokerConfig(SettingsModel):
         le=2**31 - 1,
     )
     max_connections_per_host: Count = _key(10_000, "Open connections from one address.")
+    loop_held_millis: int = _key(
+        100,
+        "Time of one turn of the event loop from which on the log and the metrics say who took it.",
+        unit="ms",
+        ge=1,
+        le=60_000,
+    )
     max_unsent_bytes: int = _key(
         64 * MIB,
         "Unsent answers at which a connection is cut off.",

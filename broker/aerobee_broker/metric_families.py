@@ -9,6 +9,7 @@ Our own metrics start with `aerobee_` and follow Prometheus' conventions (base u
 from collections import Counter as Tally
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final, Literal
 
 from aerobee_broker.clients import Member
@@ -16,6 +17,7 @@ from aerobee_broker.runtime_info import earliest_ms
 from aerobee_broker.services import Services
 from aerobee_proto import names
 from aerobee_proto.bodies import TopicConfig
+from aerobee_remoting.loop_watch import LAG_BOUNDS_S, LoopWatch
 
 __all__ = ["Family", "MetricsSnapshot", "families", "take_snapshot"]
 
@@ -58,6 +60,9 @@ class MetricsSnapshot:
     rolled_back: list[Row]
     transaction_checks: int
     transactions_given_up: int
+    loop_held: list[Row]  # by code and handler
+    loop_lags: list[Row]  # looks at the loop that were at most so late, s
+    loop_lag_sum_s: float
 
 
 def take_snapshot(services: Services, facts: Mapping[str, object]) -> MetricsSnapshot:
@@ -90,6 +95,9 @@ def take_snapshot(services: Services, facts: Mapping[str, object]) -> MetricsSna
         rolled_back=_by_topic(services, services.transactions.rolled_back),
         transaction_checks=services.transactions.asked,
         transactions_given_up=services.transactions.given_up,
+        loop_held=[((str(code), name), float(n)) for (code, name), n in services.watch.held.items()],
+        loop_lags=_lag_rows(services.watch),
+        loop_lag_sum_s=services.watch.lag_sum_s,
     )
 
 
@@ -197,6 +205,31 @@ def families(snapshot: MetricsSnapshot) -> Iterator[Family]:
     flushes = [((), float(snapshot.flushes))]
     yield Family("aerobee_flushes", "counter", "Times that the log was synced.", (), flushes)
     yield from _transaction_families(snapshot)
+    yield from _loop_families(snapshot)
+
+
+def _lag_rows(watch: LoopWatch) -> list[Row]:
+    bounds = [*map(str, LAG_BOUNDS_S), "+Inf"]
+    return [((bound,), float(n)) for bound, n in zip(bounds, accumulate(watch.lags), strict=True)]
+
+
+def _loop_families(snapshot: MetricsSnapshot) -> Iterator[Family]:
+    yield Family(
+        "aerobee_loop_held",
+        "counter",
+        "Turns of the event loop that took loopHeldMillis or longer, by who took them.",
+        ("code", "handler"),
+        snapshot.loop_held,
+    )
+    yield Family(
+        "aerobee_loop_looks",
+        "counter",
+        "Looks at the event loop, ten a second, by how late they came at most (seconds).",
+        ("le",),
+        snapshot.loop_lags,
+    )
+    late = [((), snapshot.loop_lag_sum_s)]
+    yield Family("aerobee_loop_late_seconds", "counter", "How late all looks came together.", (), late)
 
 
 def _transaction_families(snapshot: MetricsSnapshot) -> Iterator[Family]:

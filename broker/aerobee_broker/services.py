@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,7 @@ from aerobee_broker.topics import TopicTable
 from aerobee_broker.transactions import Transactions
 from aerobee_proto.codes import ResponseCode
 from aerobee_proto.errors import RequestError
+from aerobee_remoting.loop_watch import LoopWatch
 from aerobee_remoting.peer_memory import PeerMemory
 from aerobee_store.errors import StoreError
 from aerobee_store.io import StoreIo
@@ -70,6 +71,7 @@ class Services:
     clock: Callable[[], int]  # epoch ms
     memory: PeerMemory  # the account of what is kept for peers
     filters: Filters
+    watch: LoopWatch = field(default_factory=LoopWatch)  # who holds the event loop; the server's own
     settings_file: Path | None = None  # where hot changes are written too
     # Set by the assembly: messages were appended without a send request; see that they are flushed and read.
     appended: Callable[[], None] = lambda: None

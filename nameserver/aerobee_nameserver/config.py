@@ -103,6 +103,9 @@ class NameserverConfig(SettingsModel):
     max_brokers: int = Field(default=10_000, ge=1)
     max_kv_entries: int = Field(default=100_000, ge=1)
 
+    # Time of one turn of the event loop from which on the log says who took it.
+    loop_held_millis: int = Field(default=100, ge=1, le=60_000)  # ms
+
     # What it answers.
     need_wait_for_service: bool = False
     wait_seconds_for_service: int = Field(default=45, ge=0, le=86_400)

@@ -170,6 +170,7 @@ def _server_config(config: NameserverConfig) -> ServerConfig:
     return ServerConfig(
         limits=ConnectionLimits(idle_s=float(config.server_channel_max_idle_time_seconds)),
         connections_max=config.max_connections,
+        loop_held_s=config.loop_held_millis / 1000,
         tls_mode=TlsMode(config.tls_server_mode),
         tls=_tls_context(config) if config.tls_server_mode != "disabled" else None,
     )

@@ -19,8 +19,9 @@ Bounds, all in `ConnectionLimits`
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, Final, cast
 
 from aerobee_proto.codes import VERSION, ResponseCode
@@ -40,12 +41,16 @@ from aerobee_proto.requests import UNREADABLE, Envelope, request_code_key
 from aerobee_remoting.errors import ConnectionLost, RequestTimeout, TooManyRequests
 from aerobee_remoting.event_log import EventLog, event_logger
 from aerobee_remoting.handlers import BatchItem, Entry, HandlerTable, Request, Response
+from aerobee_remoting.loop_watch import LoopWatch, in_timed_steps
 from aerobee_remoting.peer_memory import PEER_LIMIT, PeerMemory
 
 __all__ = ["Connection", "ConnectionLimits", "format_addr"]
 
 log = event_logger("aerobee.remoting")
 
+TURN_S: Final = (
+    0.01  # of handlers that answer at once; what one read asks for beyond waits a turn of the loop
+)
 TIMEOUT_SCAN_S: Final = 0.05  # how late a request's time-out may be noticed
 NO_HANDLERS: Final = HandlerTable()
 BUFFERS: Final = "buffers of connections"  # in the account
@@ -85,6 +90,7 @@ class Connection(asyncio.Protocol):
         *,
         limits: ConnectionLimits | None = None,
         memory: PeerMemory | None = None,
+        watch: LoopWatch | None = None,
         on_open: "Callable[[Connection], None] | None" = None,
         on_close: "Callable[[Connection], None] | None" = None,
         log: EventLog = log,
@@ -93,6 +99,7 @@ class Connection(asyncio.Protocol):
         self._handlers = handlers or NO_HANDLERS
         self._limits = limits or ConnectionLimits()
         self._memory = memory or PeerMemory()
+        self._watch = watch or LoopWatch()
         self._on_open = on_open
         self._on_close = on_close
         self._log = log  # a server's own, or the one of libraries
@@ -121,6 +128,7 @@ class Connection(asyncio.Protocol):
         self.in_flight = 0
         self._write_blocked = False
         self._done_reading = False
+        self._alone = 0  # pieces of work that what was read later has to wait for
         self._held_back: list[Frame] = []  # read, and to be handled when what waits to be sent has shrunk
         self._held_size = 0  # bytes of those, and of the requests that tasks are at work on
         self._counted = 0  # of `buffered_size`, in the account
@@ -188,6 +196,7 @@ class Connection(asyncio.Protocol):
             self._done_reading
             or self._write_blocked
             or bool(self._held_back)
+            or bool(self._alone)
             or self.in_flight >= self._limits.in_flight_max
         )
         if stop is self._reading_paused or self.transport.is_closing():
@@ -205,7 +214,7 @@ class Connection(asyncio.Protocol):
         self._in_read = True
         try:
             frames = decoder.feed(data)
-            if self._held_back:
+            if self._held_back or self._alone:
                 self._held_back += frames  # TLS may have had some more
                 self._held_size += _size_of(frames)
             else:
@@ -227,7 +236,8 @@ class Connection(asyncio.Protocol):
             self.count_buffers()
 
     def _hold_back(self, frames: list[Frame]) -> None:
-        """Handle these later: one read can ask for a thousand times its own size."""
+        """Handle these later: one read can ask for a thousand times its own size, and for a thousand times the work
+        of one request."""
         self._held_back = frames
         self._held_size += _size_of(frames)
         self._loop.call_soon(self._go_on)
@@ -235,7 +245,7 @@ class Connection(asyncio.Protocol):
 
     def _go_on(self) -> None:
         """Handle what was held back, as far as the peer reads the answers."""
-        if self._write_blocked or not self._held_back or self.transport.is_closing():
+        if self._write_blocked or self._alone or not self._held_back or self.transport.is_closing():
             return
         frames, self._held_back = self._held_back, []
         self._held_size -= _size_of(frames)
@@ -256,6 +266,7 @@ class Connection(asyncio.Protocol):
         run: list[BatchItem] = []
         run_entry: Entry | None = None
         broken: FrameError | None = None
+        began = perf_counter()
         rest = iter(frames)
         for frame in rest:
             codec, header, body = frame
@@ -285,15 +296,21 @@ class Connection(asyncio.Protocol):
                 if entry is not run_entry and run:
                     self._run_batch(run_entry, run)
                     run = []
+                    if self._alone:
+                        self._hold_back([frame, *rest])
+                        break
                 run_entry = entry
                 run.append((envelope, body, codec))
                 continue
             if run:
                 self._run_batch(run_entry, run)
                 run = []
+                if self._alone:
+                    self._hold_back([frame, *rest])
+                    break
             entry.requests += 1
             self._run(entry, Request(self, envelope, frame))
-            if self._out_size > self._limits.write_high:
+            if self._out_size > self._limits.write_high or self._alone or perf_counter() - began > TURN_S:
                 left = list(rest)
                 if left:
                     self._hold_back(left)
@@ -340,6 +357,7 @@ class Connection(asyncio.Protocol):
         entry.requests += len(run)
         envelope = run[-1][0]
         self.version = envelope.version
+        began = perf_counter()
         try:
             entry.batch(self, run)
         except Exception as failed:
@@ -347,11 +365,35 @@ class Connection(asyncio.Protocol):
             for item, _, codec in run:
                 if not item.flag & FLAG_ONEWAY:
                     self.respond(codec, item.opaque, _failure(failed))
+        took_s = perf_counter() - began
+        if took_s >= self._watch.held_s:
+            self._watch.took(entry, took_s, self.peer)
+
+    def run_alone(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Run this as a task before anything else that this peer has sent is handled: its order is kept.
+
+        For work that is too long for one turn. It answers by itself.
+        """
+        self._alone += 1
+        self.hold(1)
+        self._gate_reading()
+        self._start_task(self._run_alone(work))
+
+    async def _run_alone(self, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        finally:
+            self._alone -= 1
+            self.hold(-1)
+            if self._held_back:
+                self._loop.call_soon(self._go_on)
+            self._gate_reading()
 
     def _run(self, entry: Entry, request: Request) -> None:
         if entry.is_async:
             self._start_task(self._run_async(entry, request))
             return
+        began = perf_counter()
         try:
             response = entry.handler(request)
         except RequestError as refused:
@@ -361,6 +403,9 @@ class Connection(asyncio.Protocol):
             response = _failure(failed)
         if response is not None and not request.oneway:
             self.respond(request.codec, request.opaque, response)
+        took_s = perf_counter() - began
+        if took_s >= self._watch.held_s:
+            self._watch.took(entry, took_s, self.peer)
 
     def _refusal(self, entry: Entry, refused: RequestError) -> Response:
         entry.refused += 1
@@ -382,7 +427,11 @@ class Connection(asyncio.Protocol):
         if size > COUNT_STEP:
             self.count_buffers()
         try:
-            response = await entry.handler(request)
+            response = await in_timed_steps(
+                entry.handler(request),
+                self._watch.held_s,
+                lambda took_s: self._watch.took(entry, took_s, self.peer),
+            )
         except RequestError as refused:
             response = self._refusal(entry, refused)
         except asyncio.CancelledError:

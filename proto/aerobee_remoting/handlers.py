@@ -169,6 +169,7 @@ class Entry:
         "decoder",
         "handler",
         "is_async",
+        "name",
         "permission",
         "refused",
         "requests",
@@ -186,6 +187,7 @@ class Entry:
         self.code = code
         self.handler: Any = handler
         self.batch = batch
+        self.name = getattr(batch or handler, "__qualname__", "?")  # of the handler, for people
         self.is_async = inspect.iscoroutinefunction(handler)
         self.decoder: RequestDecoder[Any] = RequestDecoder(header)
         self.decode_json = self.decoder.json.decode  # for the hot path; `ext` may be None, errors are raw

@@ -19,6 +19,7 @@ import structlog
 from aerobee_proto.codes import RequestCode
 from aerobee_remoting.connection import Connection, ConnectionLimits, format_addr
 from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
+from aerobee_remoting.loop_watch import LoopWatch
 from aerobee_remoting.peer_memory import TOTAL_LIMIT, PeerMemory
 from aerobee_remoting.start_failures import CannotListen
 
@@ -46,6 +47,7 @@ class ServerConfig:
     connections_max: int = 10_000
     connections_per_host_max: int = 10_000
     buffered_max: int = 1 << 30  # bytes of half frames and unsent answers of all connections
+    loop_held_s: float = 0.1  # of one turn of the event loop, before the log and the metrics say who took it
     memory: PeerMemory = field(default_factory=PeerMemory)  # those, and all else that is kept for peers
     tls_mode: TlsMode = TlsMode.DISABLED
     tls: ssl.SSLContext | None = None
@@ -76,6 +78,7 @@ class RemotingServer:
         self._on_connect = on_connect
         self._on_disconnect = on_disconnect
         self.connections: set[Connection] = set()
+        self.watch = LoopWatch(self._config.loop_held_s, log=log)
         self.refused_connections = 0
         self._refused_untold = -1  # since the last line about them; -1: there was none since the last sweep
         self._per_host: Counter[str] = Counter()  # connections of each host; no host with none
@@ -120,6 +123,7 @@ class RemotingServer:
                 self._listeners.append(listener)
                 self._spawn(self._accept(listener), f"accept on {format_addr(listener.getsockname())}")
         if self._sweeper is None:
+            self.watch.start()
             self._sweeper = loop.call_later(SWEEP_S, self._sweep)
 
     def quiesce(self) -> None:
@@ -135,6 +139,7 @@ class RemotingServer:
     async def close(self) -> None:
         """Stop listening, close every connection and wait until they are gone."""
         self.quiesce()
+        self.watch.close()
         if self._sweeper is not None:
             self._sweeper.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -156,6 +161,7 @@ class RemotingServer:
             self.handlers,
             limits=self._config.limits,
             memory=self._config.memory,
+            watch=self.watch,
             on_open=self._opened,
             on_close=self._closed,
             log=log,
