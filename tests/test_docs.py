@@ -129,8 +129,12 @@ def test_no_event_is_documented_that_is_gone() -> None:
 
 
 def test_every_metric_is_documented() -> None:
-    source = (ROOT / "broker" / "aerobee_broker" / "metric_families.py").read_text(encoding="utf-8")
-    constants = [node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)]
+    sources = [
+        ROOT / "broker/aerobee_broker/metric_families.py",
+        ROOT / "nameserver/aerobee_nameserver/metrics.py",
+    ]
+    trees = [ast.parse(source.read_text(encoding="utf-8")) for source in sources]
+    constants = [node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)]
     metrics = {str(value) for value in constants if METRIC.match(str(value))}
     assert len(metrics) > 10
     documented = text_of("operations.md")

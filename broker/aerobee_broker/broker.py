@@ -38,6 +38,7 @@ from aerobee_broker.pop.service import PopService
 from aerobee_broker.pull import PullProcessor
 from aerobee_broker.query import QueryProcessor
 from aerobee_broker.retries import Retries
+from aerobee_broker.runtime_info import VERSION_OF_AEROBEE
 from aerobee_broker.schedule_delivery import ScheduleDelivery
 from aerobee_broker.scrubbing import Scrubbing
 from aerobee_broker.send import SendProcessor
@@ -160,6 +161,7 @@ class Broker:
         services.registrar.start()
         log.info(
             "broker.ready",
+            version=VERSION_OF_AEROBEE,
             address=services.identity.broker_addr,
             broker_name=services.identity.broker_name,
             cluster=services.identity.cluster_name,

@@ -475,7 +475,9 @@ class BrokerConfig(SettingsModel):
         "PROM", "PROM serves /metrics and health over HTTP (our default; RocketMQ's is DISABLE)."
     )
     metrics_prom_exporter_port: Port = _key(5557, "Port of /metrics, /health, /livez, /readyz; 0 is off.")
-    metrics_prom_exporter_host: str = _key("", "Local address of that port. Empty: bindAddress.")
+    metrics_prom_exporter_host: str = _key(
+        "127.0.0.1", "Local address of that port; by default for this machine alone. Empty: bindAddress."
+    )
     stats_interval_seconds: int = _key(
         60, "Pause between broker.stats lines.", unit="s", hot=True, ge=1, le=86_400
     )

@@ -13,8 +13,9 @@ from itertools import accumulate
 from typing import Final, Literal
 
 from aerobee_broker.clients import Member
-from aerobee_broker.runtime_info import earliest_ms
+from aerobee_broker.runtime_info import VERSION_OF_AEROBEE, VERSION_TEXT, earliest_ms
 from aerobee_broker.services import Services
+from aerobee_broker.stats import Histogram
 from aerobee_proto import names
 from aerobee_proto.bodies import TopicConfig
 from aerobee_remoting.loop_watch import LAG_BOUNDS_S, LoopWatch
@@ -34,10 +35,11 @@ class Family:
     """One metric with all its series; the labels of the node come on top of these."""
 
     name: str  # a counter's without its _total
-    kind: Literal["gauge", "counter"]
+    kind: Literal["gauge", "counter", "histogram"]
     text: str
     labels: tuple[str, ...]
     rows: Sequence[Row]
+    histogram: Histogram | None = None  # of that kind; it has no labels of its own and no rows
 
 
 @dataclass(slots=True)
@@ -63,6 +65,10 @@ class MetricsSnapshot:
     loop_held: list[Row]  # by code and handler
     loop_lags: list[Row]  # looks at the loop that were at most so late, s
     loop_lag_sum_s: float
+    put_took: Histogram
+    flush_took: Histogram
+    dead_letters: list[Row]  # by group and topic
+    timing: list[Row]  # by topic
 
 
 def take_snapshot(services: Services, facts: Mapping[str, object]) -> MetricsSnapshot:
@@ -98,7 +104,25 @@ def take_snapshot(services: Services, facts: Mapping[str, object]) -> MetricsSna
         loop_held=[((str(code), name), float(n)) for (code, name), n in services.watch.held.items()],
         loop_lags=_lag_rows(services.watch),
         loop_lag_sum_s=services.watch.lag_sum_s,
+        put_took=stats.put_histogram(),
+        flush_took=stats.flush_histogram(),
+        dead_letters=_dead_letters(services),
+        timing=[((topic,), float(count)) for topic, count in services.timer_counts.waiting()],
     )
+
+
+def _dead_letters(services: Services) -> list[Row]:
+    """How many dead letters each group has ever had: its topic for them is numbered without gaps."""
+    return [
+        (
+            (name.removeprefix(names.DLQ_PREFIX), name, "false"),
+            float(
+                sum(services.store.max_offset(name, queue_id) for queue_id in range(config.write_queue_nums))
+            ),
+        )
+        for name, config in services.topics.all().items()
+        if name.startswith(names.DLQ_PREFIX)
+    ]
 
 
 def _by_topic(services: Services, counts: Mapping[str, int]) -> list[Row]:
@@ -184,6 +208,13 @@ def _consumer_connections(services: Services) -> list[Row]:
 
 def families(snapshot: MetricsSnapshot) -> Iterator[Family]:
     """All metric families of a snapshot."""
+    yield Family(
+        "aerobee_build_info",
+        "gauge",
+        "1; the labels say which version of Aerobee this is, and which RocketMQ it speaks as.",
+        ("version", "protocol_version"),
+        [((VERSION_OF_AEROBEE, VERSION_TEXT), 1.0)],
+    )
     for name, value in snapshot.gauges.items():
         yield Family(name, "gauge", "See RocketMQ's metric of that name.", (), [((), value)])
     for name, value in snapshot.facts.items():
@@ -204,6 +235,22 @@ def families(snapshot: MetricsSnapshot) -> Iterator[Family]:
     yield Family("aerobee_puts_failed", "counter", "Sends that were refused or failed.", (), failed)
     flushes = [((), float(snapshot.flushes))]
     yield Family("aerobee_flushes", "counter", "Times that the log was synced.", (), flushes)
+    yield Family(
+        "aerobee_put_seconds", "histogram", "Time that sends waited for the disk.", (), (), snapshot.put_took
+    )
+    yield Family(
+        "aerobee_flush_seconds", "histogram", "Time that syncs of the log took.", (), (), snapshot.flush_took
+    )
+    yield Family(
+        "rocketmq_send_to_dlq_messages",
+        "counter",
+        "Dead letters.",
+        ("consumer_group", "topic", "is_system"),
+        snapshot.dead_letters,
+    )
+    yield Family(
+        "rocketmq_timing_messages", "gauge", "Timer messages that wait.", ("topic",), snapshot.timing
+    )
     yield from _transaction_families(snapshot)
     yield from _loop_families(snapshot)
 

@@ -24,10 +24,10 @@ from prometheus_client.registry import Collector
 
 from aerobee_broker.exposition import render, to_metric
 from aerobee_broker.health import Health, health_of
-from aerobee_broker.http_responder import HttpResponder, Page
 from aerobee_broker.metric_families import MetricsSnapshot, families, take_snapshot
 from aerobee_broker.runtime_info import disk_use
 from aerobee_broker.services import Services
+from aerobee_remoting.http_responder import HttpResponder, Page
 
 __all__ = ["BrokerCollector", "MetricsServer"]
 

@@ -6,6 +6,7 @@ pools, which this broker does not have, are zero.
 
 import os
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +18,8 @@ from aerobee_store import disk_space
 
 __all__ = ["disk_use", "earliest_ms", "runtime_table"]
 
-VERSION_TEXT: Final = "V5_3_3"
+VERSION_TEXT: Final = "V5_3_3"  # on the wire, where clients decide by it what they may ask for
+VERSION_OF_AEROBEE: Final = version("aerobee")
 POOLS: Final = {"send": 10_000, "pull": 100_000, "litePull": 100_000, "query": 20_000, "ack": 100_000}
 SPANS_S: Final = (10, 60, 600)
 GIB: Final = 1 << 30
@@ -50,6 +52,7 @@ def _identity(services: Services) -> dict[str, str]:
     return {
         "brokerVersionDesc": VERSION_TEXT,
         "brokerVersion": str(VERSION),
+        "aerobeeVersion": VERSION_OF_AEROBEE,
         "brokerActive": "true",
         "bootTimestamp": str(started_ms),
         "runtime": _duration(services.clock() - started_ms),

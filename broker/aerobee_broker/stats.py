@@ -17,13 +17,14 @@ Invariants
 """
 
 import time
+from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass
 from typing import Any, Final
 
 import structlog
 
-__all__ = ["SAMPLE_S", "BrokerStats", "Counter", "Rate", "TopicCounters"]
+__all__ = ["SAMPLE_S", "BrokerStats", "Counter", "Histogram", "Rate", "TopicCounters"]
 
 log = structlog.get_logger()
 
@@ -34,6 +35,7 @@ HOUR_SAMPLES: Final = 7
 DAY_STEP: Final = 360  # samples
 DAY_SAMPLES: Final = 25
 LATENCY_BOUNDS_MS: Final = (1, 10, 50, 100, 200, 500, 1_000, 2_000, 3_000, 4_000, 5_000, 10_000)
+FLUSH_BOUNDS_MS: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000)
 LATENCY_LABELS: Final = (
     *("<=0ms", "0~10ms", "10~50ms", "50~100ms", "100~200ms", "200~500ms", "500ms~1s"),
     *("1~2s", "2~3s", "3~4s", "4~5s", "5~10s", "10s~"),
@@ -47,6 +49,15 @@ class Rate:
     total: int  # added within the span
     per_second: float
     per_time: float  # added per call that added
+
+
+@dataclass(slots=True, frozen=True)
+class Histogram:
+    """How many took how long: `counts` has one for each upper bound, and one more for what took longer."""
+
+    bounds_ms: tuple[float, ...]
+    counts: tuple[int, ...]
+    sum_ms: float
 
 
 ZERO_RATE: Final = Rate(0, 0.0, 0.0)
@@ -181,6 +192,9 @@ class BrokerStats:
         self.flush_count = 0
         self.put_took_ms_max = 0
         self.put_took_ms = [0] * (len(LATENCY_BOUNDS_MS) + 1)
+        self.put_took_ms_sum = 0.0
+        self.flush_took_ms = [0] * (len(FLUSH_BOUNDS_MS) + 1)
+        self.flush_took_ms_sum = 0.0
         self._samples = 0
         self._day = _day_of(now_ms)
         self._put_mornings = [0, 0]  # totals at yesterday's and today's midnight
@@ -238,6 +252,7 @@ class BrokerStats:
     def put_took(self, took_ms: float, count: int = 1) -> None:
         """`count` sends that waited for the disk were answered at most `took_ms` after they were stored."""
         self.put_took_ms[_bucket(took_ms)] += count
+        self.put_took_ms_sum += took_ms * count
         whole = int(took_ms)
         if whole > self._recent_put_ms_max:
             self._recent_put_ms_max = whole
@@ -246,6 +261,8 @@ class BrokerStats:
     def flushed(self, took_ms: float) -> None:
         """The log was brought to the disk."""
         self.flush_count += 1
+        self.flush_took_ms[bisect_left(FLUSH_BOUNDS_MS, took_ms)] += 1
+        self.flush_took_ms_sum += took_ms
         self._recent_flush_ms_max = max(self._recent_flush_ms_max, int(took_ms))
 
     # --- ends -------------------------------------------------------------------------------------------------
@@ -322,6 +339,14 @@ class BrokerStats:
             if count and seen >= wanted:
                 return float(bound)
         return 0.0
+
+    def put_histogram(self) -> "Histogram":
+        """How long sends waited for the disk; those that waited for nothing took no time."""
+        return Histogram(LATENCY_BOUNDS_MS, tuple(self._put_took_all_ms()), self.put_took_ms_sum)
+
+    def flush_histogram(self) -> "Histogram":
+        """How long syncs of the log took."""
+        return Histogram(FLUSH_BOUNDS_MS, tuple(self.flush_took_ms), self.flush_took_ms_sum)
 
     def _put_took_all_ms(self) -> list[int]:
         """`put_took_ms`, and in its first class also the sends that were answered at once."""

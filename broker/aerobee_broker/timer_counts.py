@@ -55,6 +55,10 @@ class TimerCounts:
         self.enqueued.sample(number, now_ms)
         self.dequeued.sample(number, now_ms)
 
+    def waiting(self) -> list[tuple[str, int]]:
+        """Topics that messages wait for, and how many."""
+        return [(topic, count) for topic, (count, _) in self._counts.items() if count]
+
     def to_json(self) -> dict[str, Any]:
         """The content of `timermetrics`, which is also the answer to GET_TIMER_METRICS."""
         version = msgspec.structs.replace(self.version, counter=self.version.counter + self.revision)

@@ -114,7 +114,9 @@ class NameserverConfig(SettingsModel):
     order_message_enable: bool = False
     return_order_topic_config_to_broker: bool = True
 
-    # What it tells about itself.
+    # What it tells about itself; the port is for this machine alone unless the address says otherwise.
+    metrics_prom_exporter_port: int = Field(default=5558, ge=0, le=65535)  # 0 is off
+    metrics_prom_exporter_host: str = "127.0.0.1"  # empty: bindAddress
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "console", "json"] = "auto"
 

@@ -242,13 +242,17 @@ class Handlers:
         )
         return Response(body=BrokerMemberGroup(broker_member_group=members).to_bytes())
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether no routes are answered yet, for brokers have had no time to register."""
+        waited_ms = self._now_ms() - self._started_ms
+        return self.config.need_wait_for_service and waited_ms < self.config.wait_seconds_for_service * 1000
+
     # --- routes and lists -------------------------------------------------------------------------------------
 
     def route(self, request: Request) -> Response:
         header: RouteQueryHeader = request.header
-        config = self.config
-        waited_ms = self._now_ms() - self._started_ms
-        if config.need_wait_for_service and waited_ms < config.wait_seconds_for_service * 1000:
+        if self.is_waiting:
             raise RequestError(ResponseCode.SYSTEM_ERROR, "name server not ready")
         route = self._routes.route(header.topic) if header.topic else None
         if route is None:
@@ -256,7 +260,7 @@ class Handlers:
                 ResponseCode.TOPIC_NOT_EXIST,
                 f"No topic route info in name server for the topic: {header.topic or 'null'}",
             )
-        if config.order_message_enable and header.topic:
+        if self.config.order_message_enable and header.topic:
             route.order_topic_conf = self._kv.get(ORDER_TOPIC_CONFIG, header.topic)
         strict = header.accept_standard_json_only or request.version >= VERSION_STRICT_ROUTE_JSON
         return Response(body=route.to_standard() if strict else route.to_bytes())

@@ -17,6 +17,7 @@ import structlog
 import uvloop
 
 from aerobee_nameserver.config import NameserverConfig, load_config
+from aerobee_nameserver.metrics import MetricsServer
 from aerobee_nameserver.server import NameServer
 from aerobee_proto.errors import AerobeeError
 from aerobee_remoting.logs import configure_logging, stray_errors_told
@@ -67,6 +68,9 @@ async def serve(config: NameserverConfig, notifier: ServiceNotifier) -> int:
     server = await _started(config)
     if server is None:
         return 1
+    metrics = MetricsServer(server)
+    if config.metrics_prom_exporter_port:
+        await metrics.start()
     notifier.ready(f"listening on {server.address}")
     watchdog = asyncio.create_task(notifier.stay_alive(), name="watchdog")
     try:
@@ -75,6 +79,7 @@ async def serve(config: NameserverConfig, notifier: ServiceNotifier) -> int:
         notifier.stopping("stopping")
         watchdog.cancel()
         await asyncio.gather(watchdog, return_exceptions=True)
+        await metrics.close()
         await server.close()
     return 0
 

@@ -18,6 +18,7 @@ import asyncio
 import ssl
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Final
 
 import structlog
@@ -85,6 +86,18 @@ class NameServer:
         """host:port as it listens; valid after start()."""
         return format_addr((self.config.bind_address, self.port))
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether no routes are answered yet (`needWaitForService`)."""
+        return self._handlers.is_waiting
+
+    def statistics(self) -> dict[str, int]:
+        """How many of what, for metrics and health."""
+        return self.routes.statistics() | {
+            "connections": len(self._server.connections),
+            "connections_refused": self._server.refused_connections,
+        }
+
     async def start(self) -> int:
         """Load the KV config, listen, and return the port.
 
@@ -93,7 +106,7 @@ class NameServer:
         await asyncio.to_thread(self._kv.load)
         self.port = await self._server.start(self.config.bind_address, self.config.listen_port)
         self._scanner = asyncio.create_task(self._scan(), name="nameserver scan")
-        log.info("nameserver.ready", address=self.address)
+        log.info("nameserver.ready", version=version("aerobee"), address=self.address)
         return self.port
 
     async def close(self) -> None:

@@ -479,7 +479,8 @@ def _from_environ(keys: _Keys, environ: Mapping[str, str], prefix: str, found: _
                         keys.problem(_Given(name, value.strip(), "environment variable"), reason)
                     )
                 else:
-                    found.notices.append(("settings.variable_ignored", {"variable": name}))
+                    event = "settings.variable_ignored"
+                    found.notices.append((event, {"variable": name}))
         if field is not None:
             yield _Given(keys.alias_of[field], value.strip(), f"environment variable {name}")
 

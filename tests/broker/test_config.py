@@ -72,7 +72,7 @@ def test_no_key_is_both_served_and_unsupported() -> None:
     assert not served & UNSUPPORTED_KEYS.keys()
 
 
-def test_defaults_are_the_official_ones_apart_from_three() -> None:
+def test_defaults_are_the_official_ones_apart_from_four() -> None:
     changed_for_the_capture = {
         *(
             "bindAddress",
@@ -87,7 +87,7 @@ def test_defaults_are_the_official_ones_apart_from_three() -> None:
         *("maxIndexNum", "messageDelayLevel", "namesrvAddr", "storePathCommitLog", "storePathRootDir"),
         *("transactionCheckInterval", "transactionTimeOut"),
     }
-    ours = {"flushDiskType", "metricsExporterType", "shutdownWaitTimeSeconds"}
+    ours = {"flushDiskType", "metricsExporterType", "metricsPromExporterHost", "shutdownWaitTimeSeconds"}
     defaults = BrokerConfig()
     for key, value in official_settings().items():
         if key in UNSUPPORTED_KEYS or key in changed_for_the_capture | ours:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -96,6 +97,59 @@ async def test_a_scrape_shows_the_traffic(services: Services, server: MetricsSer
     assert found["aerobee_broker_connections"] == {frozenset(): 3.0}
     assert "aerobee_broker_note" not in found
     assert found["process_resident_memory_bytes"]
+    assert found["aerobee_build_info"] == {labels(version=version("aerobee"), protocol_version="V5_3_3"): 1.0}
+
+
+async def test_histograms_of_sends_and_syncs(services: Services, server: MetricsServer) -> None:
+    """No histogram told how long sends and syncs take."""
+    services.stats.put("T", 10, 1_000)
+    services.stats.put_took(30.0, 4)  # the other six waited for nothing
+    services.stats.put_took(99_000.0, 1)
+    for took_ms in (0.1, 0.2, 700.0):
+        services.stats.flushed(took_ms)
+    found = samples((await get(server.port, "/metrics"))[1])
+    puts = found["aerobee_put_seconds_bucket"]
+    assert (puts[labels(le="0.01")], puts[labels(le="0.05")]) == (5.0, 9.0)
+    assert (puts[labels(le="10.0")], puts[labels(le="+Inf")]) == (9.0, 10.0)
+    assert found["aerobee_put_seconds_count"] == {frozenset(): 10.0}
+    assert found["aerobee_put_seconds_sum"] == {frozenset(): pytest.approx(99.12)}
+    flushes = found["aerobee_flush_seconds_bucket"]
+    assert [flushes[labels(le=bound)] for bound in ("0.0001", "0.00025", "0.5", "1.0", "+Inf")] == [
+        1,
+        2,
+        2,
+        3,
+        3,
+    ]
+    assert found["aerobee_flush_seconds_count"] == {frozenset(): 3.0}
+
+
+async def test_dead_letters_and_waiting_timer_messages(services: Services, server: MetricsServer) -> None:
+    services.topics.restore({"%DLQ%g": 1, "T": 1})
+    put(services, "%DLQ%g")
+    put(services, "%DLQ%g")
+    services.timer_counts.add("T", 3, 0)
+    found = samples((await get(server.port, "/metrics"))[1])
+    key = labels(consumer_group="g", topic="%DLQ%g", is_system="false")
+    assert found["rocketmq_send_to_dlq_messages_total"] == {key: 2.0}
+    assert found["rocketmq_timing_messages"] == {labels(topic="T"): 3.0}
+
+
+async def test_metrics_are_for_this_machine_alone_unless_told(services: Services) -> None:
+    """/metrics and /health were on every address of the machine."""
+    assert type(services.config).model_fields["metrics_prom_exporter_host"].default == "127.0.0.1"
+    services.live.value = services.config.model_copy(
+        update={
+            "metrics_prom_exporter_port": 0,
+            "metrics_prom_exporter_host": "127.0.0.1",
+            "bind_address": "0.0.0.0",
+        }
+    )
+    server = MetricsServer(services, facts=dict)
+    with capture_logs() as logs:
+        await server.start()
+    await server.close()
+    assert [line["host"] for line in logs] == ["127.0.0.1"]
 
 
 @pytest.mark.usefixtures("traffic")

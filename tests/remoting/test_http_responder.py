@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from aerobee_broker import http_responder
-from aerobee_broker.http_responder import HEAD_SIZE_MAX, PER_HOST_MAX, HttpResponder, Page
+from aerobee_remoting import http_responder
+from aerobee_remoting.http_responder import HEAD_SIZE_MAX, PER_HOST_MAX, HttpResponder, Page
 
 
 async def hello() -> Page:

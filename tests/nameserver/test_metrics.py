@@ -1,0 +1,97 @@
+"""What a nameserver tells about itself over HTTP."""
+
+import asyncio
+import json
+import signal
+import socket
+from collections.abc import AsyncIterator
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from structlog.testing import capture_logs
+
+from aerobee_nameserver.config import NameserverConfig
+from aerobee_nameserver.metrics import GAUGES, MetricsServer
+from aerobee_nameserver.server import NameServer
+from nameserver.test_main import started
+from programs import free_port
+
+
+class Clock:
+    now_ms = 1_000_000
+
+
+async def get(port: int, path: str) -> tuple[int, str]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"GET {path} HTTP/1.1\r\n\r\n".encode())
+    answer = (await reader.read()).decode()
+    writer.close()
+    return int(answer.split(" ")[1]), answer.partition("\r\n\r\n")[2]
+
+
+def served(**settings: object) -> MetricsServer:
+    config = NameserverConfig.model_validate({"bindAddress": "127.0.0.1", "listenPort": 0, **settings})
+    return MetricsServer(NameServer(config, keep_kv=False, now_ms=lambda: Clock.now_ms))
+
+
+@pytest.fixture
+async def metrics() -> AsyncIterator[MetricsServer]:
+    server = served(metricsPromExporterPort=0, needWaitForService=True, waitSecondsForService=45)
+    await server.start()
+    yield server
+    await server.close()
+
+
+async def test_a_scrape_shows_version_routes_and_process(metrics: MetricsServer) -> None:
+    """A nameserver had neither metrics nor health."""
+    status, text = await get(metrics.port, "/metrics")
+    assert status == 200
+    found = {
+        sample.name: sample for family in text_string_to_metric_families(text) for sample in family.samples
+    }
+    assert found["aerobee_build_info"].labels == {"version": version("aerobee")}
+    assert {name: found[name].value for name in GAUGES} == dict.fromkeys(GAUGES, 0.0)
+    assert found["aerobee_nameserver_connections_refused_total"].value == 0
+    assert found["process_resident_memory_bytes"].value > 0
+
+
+async def test_it_is_ready_when_routes_are_answered(
+    metrics: MetricsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path, expected in (("/livez", 200), ("/startupz", 200), ("/readyz", 503), ("/health", 503)):
+        assert (await get(metrics.port, path))[0] == expected, path
+    monkeypatch.setattr(Clock, "now_ms", 1_045_000)
+    status, text = await get(metrics.port, "/readyz")
+    assert status == 200
+    assert json.loads(text) == {
+        "status": "ok",
+        "checks": {"routes": {"ok": True, "reason": "0 brokers, 0 topics"}},
+    }
+
+
+async def test_a_taken_port_is_a_warning_with_the_way_out() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, capture_logs() as logs:
+        server = served(metricsPromExporterPort=taken.getsockname()[1])
+        await server.start()
+        await server.close()
+    (told,) = logs
+    assert (told["event"], told["log_level"]) == ("metrics.not_served", "warning")
+    assert "metricsPromExporterPort" in told["way_out"]
+
+
+def test_it_listens_on_the_loopback_unless_told() -> None:
+    assert NameserverConfig().metrics_prom_exporter_host == "127.0.0.1"
+
+
+async def test_the_program_serves_them_and_says_its_version(tmp_path: Path) -> None:
+    port = free_port()
+    with started(tmp_path, "--set", f"metricsPromExporterPort={port}") as program:
+        ready = json.loads(await asyncio.to_thread(program.wait_line, "nameserver.ready", 30))
+        assert ready["version"] == version("aerobee")
+        told = json.loads(await asyncio.to_thread(program.wait_line, "metrics.served", 30))
+        assert (told["host"], told["port"]) == ("127.0.0.1", port)
+        assert (await get(port, "/readyz"))[0] == 200
+        program.process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(program.process.wait, 30) == 0
