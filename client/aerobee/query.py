@@ -1,12 +1,14 @@
 """Looking messages up: by key, by the sender's unique id, by the id that names a place in a broker's log."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Final
 
 from aerobee.errors import (
     BrokerRefused,
     BrokerUnreachable,
+    ClientError,
     DamagedRecord,
     InvalidMessage,
     RequestTimeout,
@@ -85,7 +87,14 @@ class Queries:
         if answer.code != ResponseCode.SUCCESS or not answer.body:
             return None
         messages = self._decode(bytes(answer.body), self._broker_name(addr), "")
-        return messages[0] if messages and message_id.upper() == messages[0].offset_message_id else None
+        if not messages or message_id.upper() != messages[0].offset_message_id:
+            return None
+        if self._routes.broker_name_of(addr) is not None:
+            return messages[0]
+        with contextlib.suppress(ClientError):  # without a route the address stands for the name
+            await self._routes.for_subscribe(messages[0].topic)
+            return self._decode(bytes(answer.body), self._broker_name(addr), "")[0]
+        return messages[0]
 
     async def _ask_all(
         self, topic: str, key: str, begin_ms: int, end_ms: int, max_messages: int, *, unique: bool

@@ -4,11 +4,13 @@ Touches  the cluster through the client's admin calls.
 """
 
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import App, Parameter
 
 from aerobee_console.failures import NOT_FOUND, OK, REFUSED, USAGE, Failure
+from aerobee_console.messages import time_text
 from aerobee_console.session import Connect, Output, run
 from aerobee_console.tables import Column, print_json, print_table, show
 
@@ -53,9 +55,9 @@ def list_brokers(*, output: Output = "table", connect: Connect | None = None) ->
 
 @app.command
 def status(broker: Broker, /, *, output: Output = "table", connect: Connect | None = None) -> int:
-    """Show the figures of a running broker."""
+    """Show the figures of a running broker, by RocketMQ's names. All of them, as it sent them, are in -o json."""
     table = run(connect, lambda client: client.admin.broker_runtime_info(broker))
-    return _show_pairs(output, "status", table)
+    return _show_pairs(output, "status", table if output == "json" else readable(table))
 
 
 @app.command
@@ -160,6 +162,48 @@ def _show_changes(output: str, moved: dict[str, tuple[str, str]]) -> int:
             f"{key}: {old} -> {new}, in effect now\n" if old != new else f"{key}: {new}, as before\n"
         )
     return OK
+
+
+def readable(figures: Mapping[str, str]) -> dict[str, str]:
+    """The figures as people want to read them: times as such, two decimals, and no thread pool that holds nothing.
+
+    The names are RocketMQ's: this broker has no such pools, and says 0 for each.
+    """
+    idle = {
+        pool
+        for name, value in figures.items()
+        if (pool := _pool_of(name, "Size")) is not None and value == "0"
+    }
+    shown: dict[str, str] = {}
+    for name, value in figures.items():
+        pools = {_pool_of(name, end) for end in ("Size", "Capacity", "HeadWaitTimeMills")} - {None}
+        if not pools & idle:
+            shown[name] = _readable(name, value)
+    return shown
+
+
+def _pool_of(name: str, end: str) -> str | None:
+    """`send` of `sendThreadPoolQueueSize`, where the name ends like that."""
+    stem = name.removesuffix(end)
+    if stem == name or not stem.endswith("Queue"):
+        return None
+    return stem.removesuffix("Queue").removesuffix("ThreadPool").casefold()
+
+
+def _readable(name: str, value: str) -> str:
+    if name.casefold().endswith("timestamp") and value.removeprefix("-").isdecimal():
+        return (time_text(int(value)) if int(value) > 0 else None) or "never"
+    if name.endswith("Tps"):  # over 10 seconds, a minute, 10 minutes
+        return " ".join(_rounded(word) for word in value.split())
+    return _rounded(value)
+
+
+def _rounded(word: str) -> str:
+    """A number with a fraction, shortened to two decimals; other words as they are."""
+    whole, point, fraction = word.partition(".")
+    if not point or not whole.removeprefix("-").isdecimal() or not fraction.isdecimal():
+        return word
+    return f"{float(word):.2f}"
 
 
 def _show_pairs(output: str, name: str, table: dict[str, str]) -> int:

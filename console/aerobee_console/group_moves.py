@@ -48,6 +48,10 @@ def reset(
     connect: Connect | None = None,
 ) -> int:
     """Make a group go on elsewhere in a topic, while it consumes or while nobody of it is online."""
+    if to.isdecimal() and queue is None:
+        raise Failure(
+            f"--to {to}: an offset means something in one queue alone: add --queue BROKER:NUMBER", USAGE
+        )
     confirm(f"Send group {group} to {to} in topic {topic}?", yes=yes)
     rows = run(connect, lambda client: _reset(client, group, topic, to, queue))
     show(output, "queues", MOVE_COLUMNS, rows)

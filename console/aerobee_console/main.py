@@ -6,10 +6,12 @@ Touches  the process: arguments, standard streams, exit code. Sub-commands are i
 Exit codes  see `aerobee_console.failures`.
 """
 
+import _thread
 import gc
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -81,6 +83,8 @@ def make_app() -> "App":
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code; no error leaves as an exception unless `--debug` asks for it."""
+    if arguments is None:  # a program of its own
+        _watch_for_lost_interrupts()
     words, debug = _split_debug(list(sys.argv[1:] if arguments is None else arguments))
     words = [_at_home(word) for word in words]
     if debug:
@@ -96,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _reader_is_gone()
     except Exception as failed:
         if _is_misused(failed):
-            _complain(f"{failed}\nsee: {program_name()} {_command_of(words)}--help")
+            _complain(f"{_misuse(failed, words)}\nsee: {program_name()} {_command_of(words)}--help")
             return USAGE
         if debug:
             raise
@@ -109,6 +113,27 @@ def _is_misused(failed: Exception) -> bool:
     """Whether the arguments do not fit the command. The library that finds it is an extra, so its errors are known by
     name."""
     return any(kind.__name__ == "CycloptsError" for kind in type(failed).__mro__)
+
+
+def _misuse(failed: Exception, words: list[str]) -> str:
+    """What does not fit, in words of ours where the library's are its own jargon."""
+    unused = getattr(failed, "unused_tokens", None)
+    if not unused or type(failed).__name__ != "UnusedCliTokensError":
+        return str(failed)
+    return f"{_command_of(words).strip() or 'this'} takes no further argument: {' '.join(unused)}"
+
+
+def _watch_for_lost_interrupts() -> None:
+    """Ctrl-C while modules are loaded may fall into a callback of Python's own, which drops it with a traceback."""
+
+    def again(lost: "sys.UnraisableHookArgs") -> None:
+        if issubclass(lost.exc_type, KeyboardInterrupt):
+            # In a moment: this hook is such a callback too.
+            threading.Timer(0.01, _thread.interrupt_main).start()
+        else:
+            sys.__unraisablehook__(lost)
+
+    sys.unraisablehook = again
 
 
 def _split_debug(words: list[str]) -> tuple[list[str], bool]:

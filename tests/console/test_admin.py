@@ -2,9 +2,11 @@
 
 import os
 import pty
+import re
 
 import pytest
 
+from aerobee_console.cluster import readable
 from aerobee_console.failures import Failure
 from aerobee_console.topics import confirm
 from console.support import Runner
@@ -206,3 +208,31 @@ def test_a_person_is_asked(
     finally:
         os.close(ours)
     assert capsys.readouterr().err == "Sure? [y/N] "
+
+
+def test_figures_of_a_broker_are_for_people_in_a_table_and_as_sent_in_json(cluster: Runner) -> None:
+    """Rates had 17 decimals, times were milliseconds, and half of the list were thread pools of another program."""
+    sent = cluster("cluster", "status", "broker-a", "-o", "json").json["status"]
+    shown = dict(line.split(maxsplit=1) for line in cluster("cluster", "status", "broker-a").lines[1:])
+    assert sent["sendThreadPoolQueueSize"] == "0"
+    assert not any("ThreadPool" in name for name in shown)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}", shown["bootTimestamp"])
+    assert re.fullmatch(r"(\d+\.\d\d ?){3}", shown["putTps"])
+    busy = readable({"sendThreadPoolQueueSize": "3", "sendThreadPoolQueueCapacity": "10", "aTimestamp": "0"})
+    assert busy == {
+        "sendThreadPoolQueueSize": "3",
+        "sendThreadPoolQueueCapacity": "10",
+        "aTimestamp": "never",
+    }
+
+
+def test_a_message_found_by_its_place_names_its_broker_and_its_body(cluster: Runner) -> None:
+    """The table said `shown` for the body, and the broker's address for its name."""
+    (sent,) = cluster("send", "a-placed", "hello", "-o", "json").json["sent"]
+    facts = dict(
+        line.split(maxsplit=1)
+        for line in cluster("query", "a-placed", "--id", sent["offset_message_id"]).lines
+        if len(line.split()) > 1
+    )
+    assert (facts["broker_name"], facts["body"]) == ("broker-a", "hello")
+    assert "shown" not in facts

@@ -91,4 +91,4 @@ def test_a_number_that_makes_no_sense_is_refused(option: Option, aerobee: Runner
         assert (refused.code, refused.out) == (2, ""), number
         assert 'Invalid value "' in refused.err
         assert f'" for {option.name}. Must be' in refused.err
-        assert f"see: aerobee {option.command.name} --help" in refused.err
+        assert refused.err.endswith(f" {option.command.name} --help\n")
