@@ -31,6 +31,7 @@ log = structlog.get_logger()
 TEMPLATE_TOPIC: Final = names.AUTO_CREATE_TOPIC
 UNIT_FLAG: Final = 1
 AUTO_CREATED: Final = "maxTopicsAutoCreated"
+PLAIN_QUEUES: Final = "SimpleCQ"
 FILTER_TYPES: Final = ("SINGLE_TAG", "MULTI_TAG")
 
 
@@ -94,6 +95,7 @@ class TopicTable:
         """
         found = self._topics.get(topic)
         if found is not None:
+            _check_queue_type(found)
             return found
         names.check_topic(topic)
         model = self._topics.get(template)
@@ -330,6 +332,16 @@ def system_topics(config: BrokerConfig) -> list[TopicConfig]:
         TopicConfig(topic_name=name, read_queue_nums=count, write_queue_nums=count, perm=perm)
         for name, count, perm in rows
     ]
+
+
+def _check_queue_type(topic: TopicConfig) -> None:
+    """MESSAGE_ILLEGAL for a topic that came with a store of RocketMQ and whose queues are of a kind not served."""
+    if topic.attributes and (kind := topic.attributes.get("queue.type", PLAIN_QUEUES)) != PLAIN_QUEUES:
+        raise RequestError(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"topic {topic.topic_name} has queue.type={kind}, which is not served: its messages would be numbered"
+            f" wrongly; make a topic with {PLAIN_QUEUES}",
+        )
 
 
 def unknown_topic(topic: str) -> RequestError:

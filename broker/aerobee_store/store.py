@@ -33,6 +33,7 @@ import structlog
 from aerobee_proto.records import RECORD_SIZE_MIN
 from aerobee_store import failpoints
 from aerobee_store.appender import Appender
+from aerobee_store.batch_queues import refuse_batch_queues
 from aerobee_store.check import check_store
 from aerobee_store.checkpoint import Checkpoint, Stamps, Watermark
 from aerobee_store.cleaning import Cleaner
@@ -161,6 +162,7 @@ class MessageStore:
         return report
 
     def _load_and_recover(self) -> RecoveryReport:
+        refuse_batch_queues(self._config.root, self._io)
         aborted = self._guard.was_aborted
         if not aborted:
             self._guard.announce_changes(os.getpid())

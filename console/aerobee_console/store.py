@@ -27,6 +27,7 @@ from typing import Any, Final
 from aerobee_console.failures import FAULT, USAGE, Failure
 from aerobee_proto.errors import RecordError
 from aerobee_proto.records import StoredRecord, decode_record, scan_header
+from aerobee_store.batch_queues import refuse_batch_queues
 from aerobee_store.checkpoint import CHECKPOINT_SIZE, Checkpoint
 from aerobee_store.config import StoreConfig
 from aerobee_store.consume_queue import BLANK_SIZE, ENTRY_DTYPE, ENTRY_SIZE
@@ -158,6 +159,13 @@ class StoreFolder:
     def log_begin(self) -> int:
         """Physical offset of the first byte kept."""
         return self.log_files[0].offset if self.log_files else 0
+
+    def refuse_batch_queues(self) -> None:
+        """Failure (exit code 2) when there are queues of a kind that is not understood."""
+        try:
+            refuse_batch_queues(self.root, DiskIo())
+        except CorruptStore as refused:
+            raise Failure(str(refused), USAGE) from refused
 
     def deleted_topics(self) -> Tombstones:
         """Topics that were deleted while the log still has messages of them. None that can be known when the list

@@ -521,6 +521,18 @@ async def test_a_batch_waits_unless_it_says_otherwise_itself(tmp_path: Path) -> 
         assert waits == ["false", "false"]
 
 
+async def test_a_topic_whose_queues_are_of_another_kind_takes_no_messages(
+    broker: Broker, client: Talker
+) -> None:
+    """It came with the settings of a RocketMQ broker; messages were stored in plain queues, on which that one stops."""
+    make_topic(broker, "Batched", attributes={"queue.type": "BatchCQ"})
+    make_topic(broker, "Plain", attributes={"queue.type": "SimpleCQ"})
+    for refused in (await client.put("Batched"), await client.put_batch("Batched", entries(b"a"))):
+        assert refused.code == ResponseCode.MESSAGE_ILLEGAL
+        assert "queue.type=BatchCQ, which is not served" in (refused.remark or "")
+    assert (await client.put("Plain")).code == 0
+
+
 # --- batches ------------------------------------------------------------------------------------------------------
 
 

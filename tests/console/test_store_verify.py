@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from aerobee_console.failures import Failure
 from aerobee_console.store import StoreFolder
 from aerobee_console.store_verify import verify
 from store.test_agreement import FLIPS, flipped
+from store.test_batch_queues import with_batch_queue
 
 
 @pytest.mark.parametrize("kind", FLIPS)
@@ -20,3 +22,12 @@ def test_a_record_that_names_another_queue_is_a_finding(tmp_path: Path, kind: st
 def test_a_store_in_which_nothing_is_wrong_has_no_finding(tmp_path: Path) -> None:
     flipped(tmp_path, lambda header, record: None, crashed=False)
     assert verify(StoreFolder(tmp_path), lambda _: None).findings == []
+
+
+def test_a_store_with_queues_of_batches_is_not_judged(tmp_path: Path) -> None:
+    """Every record of them was a finding, with the advice to start a broker, which would have spoilt the store."""
+    flipped(tmp_path, lambda header, record: None, crashed=False)
+    with_batch_queue(tmp_path, "Batched")
+    with pytest.raises(Failure, match=r"queue.type=BatchCQ are not served") as failed:
+        verify(StoreFolder(tmp_path), lambda _: None)
+    assert failed.value.code == 2
