@@ -619,7 +619,7 @@ async def traces_tell_what_happened_to_a_message(mq: Client, folder: Path) -> No
         traced.consumer("traced", topic) as consumer,
         traced.producer("tracer") as producer,
     ):
-        sent = await producer.send(topic, "x", keys="k1 k2", tags="t")
+        sent = await producer.send(topic, "x", keys=["k1", "k2"], tags="t")
         await take(consumer, 1)
         async with producer.transaction(topic, "y") as tx:
             pass

@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from aerobee.arguments import checked, explain
 from aerobee.delivery import Delivery, QueueChoice
 from aerobee.errors import InvalidMessage
 from aerobee.outgoing import checked_topic, property_text
@@ -56,6 +57,21 @@ class BulkSender:
         flag: int = 0,
     ) -> bytes:
         """One message as it travels; InvalidMessage says what no broker would take. Arguments as of a producer's."""
+        try:
+            return self._entry(body, tags, keys, properties, sharding_key, flag)
+        except (TypeError, AttributeError):
+            explain(BulkSender.entry, locals())
+            raise
+
+    def _entry(
+        self,
+        body: bytes,
+        tags: str | None,
+        keys: str | Iterable[str] | None,
+        properties: Mapping[str, str] | None,
+        sharding_key: str | None,
+        flag: int,
+    ) -> bytes:
         if not body or len(body) > self.body_size_max:
             what = (
                 f"a body of {len(body)} bytes; at most {self.body_size_max} may be sent"
@@ -75,6 +91,7 @@ class BulkSender:
         """Ids for that many messages, for callers that encode entries themselves (aerobee_proto.batch)."""
         return self._keys.next_keys(count)
 
+    @checked
     async def send(self, topic: str, entries: Sequence[bytes], queue: QueueChoice = None) -> BulkResult:
         """Store a batch: in one queue, in order, all of it or nothing. At least one entry.
 

@@ -6,7 +6,6 @@ Touches  sockets through remoting, the clock, the environment (only in `from_env
 import os
 import random
 import socket
-import ssl
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -14,7 +13,8 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, overload
 
-from aerobee.config import ClientConfig, ConsumerConfig, Credentials, FetchConfig, ProducerConfig, parse_addrs
+from aerobee.arguments import checked
+from aerobee.config import ClientConfig, ConsumerConfig, FetchConfig, ProducerConfig, parse_addrs
 from aerobee.delivery import Delivery
 from aerobee.errors import ClientClosed, InvalidMessage, NoRoute
 from aerobee.fetching import Fetcher
@@ -56,37 +56,35 @@ class Client:
     """A connection to a cluster. Use it as `async with Client("127.0.0.1:9876") as mq:`.
 
     nameservers  one address, several in one text (`a:9876;b:9876`), or a list; None takes those of `config`
-    config       everything else; see `ClientConfig`
+    config       everything else, or single settings by name: `Client("a:9876", trace=True, tls=True)`; see
+                 `ClientConfig`
 
     Nothing is dialled before the first call. One client serves any number of producers, readers and consumers
     of one event loop.
     """
 
+    @checked
     def __init__(
         self,
         nameservers: str | Iterable[str] | None = None,
         *,
         config: ClientConfig | None = None,
-        tls: ssl.SSLContext | bool | None = None,
-        credentials: Credentials | None = None,
+        **settings: Any,
     ) -> None:
-        settings = config or ClientConfig()
+        chosen: ClientConfig = _with_settings(config or ClientConfig(), settings)
         if nameservers is not None:
-            settings = replace(settings, nameservers=parse_addrs(nameservers))
-        if tls is not None:
-            settings = replace(settings, tls=tls)
-        if credentials is not None:
-            settings = replace(settings, credentials=credentials)
-        self.config: Final = settings
+            chosen = replace(chosen, nameservers=parse_addrs(nameservers))
+        self.config: Final = chosen
         self._salt = random.SystemRandom().getrandbits(32)
         self._ip = _local_ip()
-        name = settings.client_name or str(os.getpid())
+        name = chosen.client_name or str(os.getpid())
         self.client_id: Final = f"{self._ip}@{name}#{time.time_ns()}"
         # Made by __aenter__, in the event loop.
         self._session: Session | None = None
         self._closed = False
 
     @classmethod
+    @checked
     def from_env(cls, environ: Mapping[str, str] | None = None) -> "Client":
         """A client with settings from environment variables; see `ClientConfig.from_env`."""
         return cls(config=ClientConfig.from_env(os.environ if environ is None else environ))
@@ -124,6 +122,7 @@ class Client:
         """Administration calls: topics, groups, brokers, offsets."""
         return self._open().admin
 
+    @checked
     def producer(
         self,
         group: str = DEFAULT_PRODUCER_GROUP,
@@ -199,6 +198,7 @@ class Client:
         parts = self._producer_parts(session, TRACE_GROUP, config, None, None, None, None)
         return Producer(TRACE_GROUP, config, parts=parts, on_open=lambda _: None, on_close=lambda _: None)
 
+    @checked
     def reader(
         self,
         topic: str,
@@ -243,6 +243,7 @@ class Client:
 
         return Reader(fetcher, open_queues)
 
+    @checked
     def pull_consumer(
         self,
         group: str,
@@ -315,6 +316,7 @@ class Client:
         **settings: Any,
     ) -> "GroupConsumer[T]": ...
 
+    @checked
     def consumer(
         self,
         group: str,
@@ -390,6 +392,7 @@ class Client:
             on_close=session.remove_member,
         )
 
+    @checked
     def bulk_sender(
         self,
         group: str = DEFAULT_PRODUCER_GROUP,
@@ -419,6 +422,7 @@ class Client:
             timeout_s=chosen.send_timeout_s,
         )
 
+    @checked
     def ranges(self, config: "RangeConfig | None" = None) -> "Ranges":
         """Whole ranges of queues as brokers store them, undecoded: for tools that read very many messages."""
         from aerobee.ranges import RangeConfig, Ranges
@@ -432,6 +436,7 @@ class Client:
             offsets=session.offsets,
         )
 
+    @checked
     def replay(self, config: "ReplayConfig | None" = None) -> "Replay":
         """Messages that were stored before, sent again with their ids and times of birth: for tools that restore."""
         from aerobee.replay import Replay, ReplayConfig
@@ -439,6 +444,7 @@ class Client:
         session = self._open()
         return Replay(config or ReplayConfig(), peers=session.peers, routes=session.routes)
 
+    @checked
     async def query(
         self,
         topic: str,
@@ -455,6 +461,7 @@ class Client:
         checked_topic(topic)
         return await self._open().queries.by_key(topic, key, begin, end, max_messages)
 
+    @checked
     async def trace(self, message_id: str) -> "list[TraceRecord]":
         """What happened to a message: the trace records with its id, oldest first.
 
@@ -473,6 +480,7 @@ class Client:
             key=lambda record: record.timestamp_ms,
         )
 
+    @checked
     async def query_by_id(self, message_id: str, topic: str | None = None) -> Message | None:
         """The message with that id, None when there is none.
 
@@ -480,6 +488,7 @@ class Client:
         """
         return await self._open().queries.by_id(message_id, topic)
 
+    @checked
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """The queues of a topic that can be read, ordered by broker and queue id."""
         checked_topic(topic)

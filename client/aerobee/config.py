@@ -9,17 +9,26 @@
 and AEROBEE_SECRET_KEY.
 """
 
+import math
 import ssl
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
+from aerobee.arguments import check_fields
 from aerobee.errors import DEFAULT_NAMESERVER, InvalidMessage
 from aerobee_proto.codes import NAMESERVER_DEFAULT_PORT
 from aerobee_proto.names import TRACE_TOPIC
+from aerobee_remoting.event_log import event_logger
+
+log = event_logger("aerobee.client")
 
 __all__ = ["ClientConfig", "ConsumerConfig", "Credentials", "FetchConfig", "ProducerConfig", "parse_addrs"]
+
+
+# Settings whose names end so are bounds of what may be there or be done: with none nothing would ever happen.
+AT_LEAST_ONE: Final = ("_max", "_bytes", "_count", "max_messages")
 
 
 def parse_addrs(addrs: str | Iterable[str]) -> tuple[str, ...]:
@@ -45,6 +54,19 @@ def _with_port(addr: str) -> str:
     return f"{host}:{port}"
 
 
+def _check(settings: "ClientConfig | ProducerConfig | FetchConfig | ConsumerConfig") -> None:
+    """InvalidMessage names the first setting that is of the wrong kind, or out of its range."""
+    check_fields(settings)
+    for name in settings.__dataclass_fields__:
+        value = getattr(settings, name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if name.endswith("_s") and not 0 <= value < math.inf:
+            raise InvalidMessage(f"{name} is {value}; it is a number of seconds, 0 or more")
+        if name.endswith(AT_LEAST_ONE) and value < 1:
+            raise InvalidMessage(f"{name} is {value}; it has to be 1 or more")
+
+
 @dataclass(slots=True, frozen=True)
 class Credentials:
     """Who signs the requests: RocketMQ's access key (its user name), secret key, and a security token if any."""
@@ -53,24 +75,33 @@ class Credentials:
     secret_key: str = field(repr=False)
     security_token: str | None = field(default=None, repr=False)
 
+    def __post_init__(self) -> None:
+        for name in ("access_key", "secret_key", "security_token"):
+            value = getattr(self, name)
+            if not isinstance(value, str) and not (name == "security_token" and value is None):
+                raise InvalidMessage(
+                    f"{name} is of type {type(value).__name__}; it has to be text"
+                )  # not shown
+
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class ClientConfig:
-    """Settings of one client.
+    """Settings of one client; defaults in brackets.
 
-    nameservers           host:port of each; one is used until it fails
-    request_timeout_s     admin calls, offsets, queries, route look-ups
-    route_poll_s          how often known routes are asked for again
-    heartbeat_s           how often brokers hear from this client
-    tls                   None: plain; True: TLS with the system's certificates; or a context of your own
-    credentials           every request is signed with them; None leaves requests unsigned
-    trace                 write RocketMQ's message traces for everything sent and consumed by groups
+    nameservers           host:port of each; one is used until it fails [127.0.0.1:9876]
+    request_timeout_s     admin calls, offsets, queries, route look-ups [3]
+    route_poll_s          how often known routes are asked for again [30]
+    heartbeat_s           how often brokers hear from this client [30]
+    tls                   None: plain; True: TLS with the system's certificates; or a context of your own [None]
+    credentials           every request is signed with them; None leaves requests unsigned [None]
+    trace                 write RocketMQ's message traces for everything sent and consumed by groups [False]
     trace_topic           where to; brokers have RMQ_SYS_TRACE_TOPIC when they are told to (traceTopicEnable)
-    telemetry             make OpenTelemetry spans; needs the extra `aerobee[otel]`
-    client_name           middle part of the client id; None takes the process id
-    body_size_max         bytes; larger bodies are refused before they are sent
-    decompressed_size_max bytes; a received body that inflates to more is a DamagedRecord
-    check_records         verify the checksums of received records
+                          [RMQ_SYS_TRACE_TOPIC]
+    telemetry             make OpenTelemetry spans; needs the extra `aerobee[otel]` [False]
+    client_name           middle part of the client id; None takes the process id [None]
+    body_size_max         bytes; larger bodies are refused before they are sent [4 MiB]
+    decompressed_size_max bytes; a received body that inflates to more is a DamagedRecord [64 MiB]
+    check_records         verify the checksums of received records [True]
     """
 
     nameservers: tuple[str, ...] = (DEFAULT_NAMESERVER,)
@@ -87,10 +118,21 @@ class ClientConfig:
     decompressed_size_max: int = 64 * 1024 * 1024
     check_records: bool = True
 
+    def __post_init__(self) -> None:
+        given: object = self.nameservers
+        if isinstance(given, str | list):
+            object.__setattr__(self, "nameservers", parse_addrs(given))
+        _check(self)
+
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> "ClientConfig":
-        """Settings from environment variables; what is not set keeps its default."""
+        """Settings from environment variables; what is not set keeps its default.
+
+        Without any address that is this machine's, which is said in the log (`client.nameservers_not_set`).
+        """
         addrs = environ.get("AEROBEE_NAMESERVERS") or environ.get("NAMESRV_ADDR")
+        if not addrs:
+            log.warning("client.nameservers_not_set", variable="AEROBEE_NAMESERVERS", used=DEFAULT_NAMESERVER)
         tls = environ.get("AEROBEE_TLS", "").strip().lower() in {"1", "true", "yes", "on"}
         access_key, secret_key = environ.get("AEROBEE_ACCESS_KEY"), environ.get("AEROBEE_SECRET_KEY")
         if bool(access_key) != bool(secret_key):
@@ -106,21 +148,22 @@ class ClientConfig:
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class ProducerConfig:
-    """Settings of one producer.
+    """Settings of one producer; defaults in brackets.
 
-    send_timeout_s     from the call to the last retry, per message: long enough for a broker to restart
-    try_timeout_s      how long one try may take; doubles after each that got no answer
+    send_timeout_s     from the call to the last retry, per message: long enough for a broker to restart [30]
+    try_timeout_s      how long one try may take; doubles after each that got no answer [3]
     attempts_max       tries in all, each on another broker when there is one; None: as many as the time allows
-    linger_s           how long a message may wait for company; 0 collects only what is already there
-    batch_bytes        a batch leaves at this size, its overhead counted
-    batch_count        or with this many messages; 1 turns batching off
-    in_flight_max      unanswered batches a topic; bound messages (queue, sharding key) always have one a queue
-    pending_count_max  unanswered messages before send() waits and send_nowait raises BufferFull
-    pending_bytes_max  or as many bytes
-    compress_over      bytes; larger bodies are compressed; None never
-    compression        kind of compression; zlib is read by every official client
-    compression_level  the codec's own level
-    queue_choice       "round_robin", or "latency" to prefer the brokers that answer fastest
+                       [None]
+    linger_s           how long a message may wait for company; 0 collects only what is already there [0]
+    batch_bytes        a batch leaves at this size, its overhead counted [256 KiB]
+    batch_count        or with this many messages; 1 turns batching off [128]
+    in_flight_max      unanswered batches a topic; bound messages (queue, sharding key) always have one a queue [8]
+    pending_count_max  unanswered messages before send() waits and send_nowait raises BufferFull [20000]
+    pending_bytes_max  or as many bytes [32 MiB]
+    compress_over      bytes; larger bodies are compressed; None never [4 KiB]
+    compression        kind of compression; zlib is read by every official client [zlib]
+    compression_level  the codec's own level [5]
+    queue_choice       "round_robin", or "latency" to prefer the brokers that answer fastest [round_robin]
     """
 
     send_timeout_s: float = 30.0
@@ -137,18 +180,21 @@ class ProducerConfig:
     compression_level: int = 5
     queue_choice: Literal["round_robin", "latency"] = "round_robin"
 
+    def __post_init__(self) -> None:
+        _check(self)
+
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class FetchConfig:
-    """Settings of a reader or pull consumer.
+    """Settings of a reader or pull consumer; defaults in brackets.
 
-    max_messages       asked for with one pull; brokers have limits of their own
-    max_bytes          wish for the size of one answer
-    hold_s             how long a broker may hold a pull when there is nothing new
-    answer_margin_s    how much later than hold_s an answer may come
-    buffered_bytes_max fetched and not yet consumed, all queues together; pulling pauses above it
-    retry_s            pause after a failed pull; doubles up to retry_max_s
-    give_up_s          raise what failed when a queue could not be pulled for so long; None tries for ever
+    max_messages       asked for with one pull; brokers have limits of their own [1024]
+    max_bytes          wish for the size of one answer [1 MiB]
+    hold_s             how long a broker may hold a pull when there is nothing new [15]
+    answer_margin_s    how much later than hold_s an answer may come [10]
+    buffered_bytes_max fetched and not yet consumed, all queues together; pulling pauses above it [32 MiB]
+    retry_s, retry_max_s  pause after a failed pull; doubles from the one to the other [0.1, 3]
+    give_up_s          raise what failed when a queue could not be pulled for so long; None tries for ever [None]
     """
 
     max_messages: int = 1024
@@ -160,29 +206,33 @@ class FetchConfig:
     retry_max_s: float = 3.0
     give_up_s: float | None = None
 
+    def __post_init__(self) -> None:
+        _check(self)
+
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class ConsumerConfig:
-    """Settings of a member of a consumer group.
+    """Settings of a member of a consumer group; defaults in brackets.
 
-    pull_count           messages asked for with one pull; brokers have limits of their own
-    hold_s               how long a broker may hold a pull when there is nothing new
-    answer_margin_s      how much later than hold_s an answer may come
-    queue_count_max      messages of one queue that are here and not done; its pulls pause above it
-    queue_bytes_max      or as many bytes
-    queue_span_max       or as many offsets between the oldest message that is not done and the newest
-    auto_ack             a message counts as done when the next one is asked for; else only when it is acked
+    pull_count           messages asked for with one pull; brokers have limits of their own [32]
+    hold_s               how long a broker may hold a pull when there is nothing new [15]
+    answer_margin_s      how much later than hold_s an answer may come [15]
+    queue_count_max      messages of one queue that are here and not done; its pulls pause above it [1000]
+    queue_bytes_max      or as many bytes [32 MiB]
+    queue_span_max       or as many offsets between the oldest message that is not done and the newest [2000]
+    auto_ack             a message counts as done when the next one is asked for; else only when it is acked [True]
     max_reconsume_times  redeliveries before a message goes to the dead-letter topic; None takes the group's own
-                         number (16), for orderly groups no bound
-    suspend_s            orderly: pause before a message that failed is handed out again
-    resend_s             pause before a message whose send-back failed is handed out again
-    commit_s             how often offsets are committed
-    rebalance_s          how often queues are shared out anew without a sign from a broker
-    lock_s, lock_valid_s orderly: how often queue locks are renewed, how long a lock is trusted
-    close_timeout_s      how long close() waits for handlers, and then for brokers
+                         number (16), for orderly groups no bound [None]
+    suspend_s            orderly: pause before a message that failed is handed out again [1]
+    resend_s             pause before a message whose send-back failed is handed out again [5]
+    commit_s             how often offsets are committed [5]
+    rebalance_s          how often queues are shared out anew without a sign from a broker [20]
+    lock_s, lock_valid_s orderly: how often queue locks are renewed, how long a lock is trusted [20, 30]
+    close_timeout_s      how long close() waits for handlers, and then for brokers [10]
     wait_for_topics      False: a topic that does not exist is an error at the start; True: it may come later
-    offsets_folder       broadcasting: where offsets are kept; None is .rocketmq_offsets in the home folder
-    retry_s, retry_max_s pause after a failed pull; doubles from the one to the other
+                         [False]
+    offsets_folder       broadcasting: where offsets are kept; None is .rocketmq_offsets in the home folder [None]
+    retry_s, retry_max_s pause after a failed pull; doubles from the one to the other [0.1, 3]
     """
 
     pull_count: int = 32
@@ -204,3 +254,6 @@ class ConsumerConfig:
     offsets_folder: Path | None = None
     retry_s: float = 0.1
     retry_max_s: float = 3.0
+
+    def __post_init__(self) -> None:
+        _check(self)

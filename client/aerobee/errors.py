@@ -141,6 +141,7 @@ class NoRoute(ClientError):
         self.near_names = tuple(near_names)
         self.creates_topics = creates_topics
         self.topic_count = topic_count
+        self.hint = ""  # what else the caller may do
 
     @property
     def is_final(self) -> bool:
@@ -153,6 +154,8 @@ class NoRoute(ClientError):
         if self.near_names:
             lines.append("  similar topics: " + ", ".join(self.near_names))
         lines.append("  " + self._advice())
+        if self.hint:
+            lines.append("  " + self.hint)
         return "\n".join(lines)
 
     def _advice(self) -> str:

@@ -22,6 +22,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
+from aerobee.arguments import checked
 from aerobee.codecs import Codec, CodecError
 from aerobee.config import ClientConfig, ConsumerConfig
 from aerobee.errors import ClientClosed, ClientError, InvalidMessage
@@ -136,6 +137,7 @@ class GroupConsumer(Generic[T]):
         self._check_open()
         return _Messages(self)
 
+    @checked
     def batches(self, max_count: int = BATCH_COUNT_MAX) -> AsyncIterator[list[GroupMessage[T]]]:
         """What is there, at least one message and at most `max_count`, from any queues.
 
@@ -146,6 +148,7 @@ class GroupConsumer(Generic[T]):
 
     # --- a handler --------------------------------------------------------------------------------------------
 
+    @checked
     async def run(
         self,
         handler: Handler[T],
@@ -248,6 +251,7 @@ class GroupConsumer(Generic[T]):
         self._check_open()
         await self.member.commit()
 
+    @checked
     async def seek(self, where: Where, queue: MessageQueue | None = None) -> None:
         """Go on at `where` (as `start` of `Client.consumer`) in one own queue, or in all but the retry queues.
 
@@ -262,10 +266,12 @@ class GroupConsumer(Generic[T]):
         found = await asyncio.gather(*(self._offsets.resolve(one, position) for one in chosen))
         await self.member.reset(dict(zip(chosen, found, strict=True)))
 
+    @checked
     def pause(self, *queues: MessageQueue) -> None:
         """Hand out nothing of these queues (without any: of all own ones) until `resume`."""
         self.member.pause(queues or self.queues)
 
+    @checked
     def resume(self, *queues: MessageQueue) -> None:
         """Hand out again what `pause` held back."""
         for owned in self.member.resume(queues or self.queues):

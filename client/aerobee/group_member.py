@@ -137,6 +137,7 @@ class GroupMember:
                 if is_retry_topic(topic):
                     continue
                 if not self.config.wait_for_topics:
+                    missing.hint = "or have the consumer wait for it: consumer(..., wait_for_topics=True)"
                     raise
                 log.warning("client.topic_missing", topic=topic, reason=str(missing))
                 continue

@@ -8,6 +8,7 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any, Final, Generic, Protocol, TypeVar
 
+from aerobee.arguments import checked
 from aerobee.codecs import Codec
 from aerobee.errors import ClientError, InvalidMessage
 from aerobee.message import Message, SendResult
@@ -159,6 +160,7 @@ class GroupMessage(Message, Generic[T]):
             self.outcome = Outcome.ACKED
             self.settler.acked(self)
 
+    @checked
     async def retry_later(self, delay: timedelta | float | None = None, *, delay_level: int = 0) -> None:
         """Deliver this message again, to any member of the group.
 
@@ -180,6 +182,7 @@ class GroupMessage(Message, Generic[T]):
             self.outcome = Outcome.DEAD
             await self.settler.later(self, DEAD_LETTER_LEVEL)
 
+    @checked
     async def reply(self, body: bytes | str, *, properties: Mapping[str, str] | None = None) -> SendResult:
         """Answer a request (see `Producer.request`). InvalidMessage when this message is no request.
 

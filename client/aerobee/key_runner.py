@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
+from aerobee_remoting.tasks import look_at
+
 __all__ = ["KeyRunner"]
 
 M = TypeVar("M")
@@ -52,7 +54,9 @@ class KeyRunner(Generic[M]):
         ]
         try:
             # Shielded: who waits for run() may give up, but messages in hand are finished or ended by drain().
-            await asyncio.shield(asyncio.gather(*self._workers))
+            everybody = asyncio.gather(*self._workers)
+            everybody.add_done_callback(look_at)  # who gives up waiting does not ask how it ended
+            await asyncio.shield(everybody)
         except BaseException:
             self._stopping = True
             for worker in self._idle:

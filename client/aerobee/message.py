@@ -56,7 +56,7 @@ class SendResult(NamedTuple):
 
 @dataclass(slots=True)
 class OutgoingMessage:
-    """One message of `send_batch`. Text bodies are sent as UTF-8; several keys are a list or blank-separated."""
+    """One message of `send_batch`. Text bodies are sent as UTF-8; several keys are a list."""
 
     body: bytes | str
     tags: str | None = None

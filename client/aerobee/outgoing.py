@@ -23,6 +23,7 @@ __all__ = [
     "body_bytes",
     "checked_group",
     "checked_topic",
+    "key_text",
     "property_text",
     "user_properties",
 ]
@@ -116,6 +117,8 @@ class Encoder:
         data = body if type(body) is bytes else body_bytes(body)
         if not data or len(data) > self._body_size_max:
             raise InvalidMessage(_body_fault(topic, len(data), self._body_size_max))
+        if not isinstance(flag, int):
+            raise TypeError("flag")  # a fraction passes all that follows, and breaks on the wire
         if not -FLAG_BOUND <= flag < FLAG_BOUND:
             raise InvalidMessage(f"flag {flag} does not fit a signed 32-bit integer")
         message_id = self._next_key()
@@ -185,14 +188,38 @@ def property_text(
     if tags:
         text += _entry("TAGS", tags)
     if keys:
-        text += _entry("KEYS", keys if isinstance(keys, str) else " ".join(keys))
+        text += _entry("KEYS", key_text(keys))
     if sharding_key:
         text += _entry("__SHARDINGKEY", sharding_key)
     if delay_level:
+        if not isinstance(delay_level, int):
+            raise TypeError("delay_level")
         if not 0 < delay_level <= DELAY_LEVELS:
             raise InvalidMessage(f"delay_level {delay_level} is not 1..{DELAY_LEVELS}")
         text += f"DELAY\x01{delay_level}\x02"
     return text
+
+
+def key_text(keys: str | Iterable[str]) -> str:
+    """One key, or several as they are stored: with blanks between them. InvalidMessage for a key that has one."""
+    if not isinstance(keys, str):
+        keys = list(keys)
+        for key in keys:
+            if not key or " " in key:
+                raise InvalidMessage(_key_fault(key))
+        return " ".join(keys)
+    if " " in keys:
+        raise InvalidMessage(_key_fault(keys))
+    return keys
+
+
+def _key_fault(key: str) -> str:
+    if not key:
+        return "keys holds an empty text; nothing would find it"
+    return (
+        f"key {key!r} has a blank, and brokers take a blank as the end of a key; several keys are a list:"
+        f" keys={key.split()!r}"
+    )
 
 
 def user_properties(properties: Mapping[str, str] | None) -> str:

@@ -11,6 +11,7 @@ from aerobee.errors import (
     UNKNOWN_TOPIC,
     BrokerRefused,
     BrokerUnreachable,
+    ClientClosed,
     ClientError,
     NameserverAnswer,
     NoNameserver,
@@ -21,7 +22,7 @@ from aerobee_proto.codes import NAMESERVER_DEFAULT_PORT, ResponseCode
 from aerobee_proto.frames import Command
 from aerobee_proto.headers import RequestHeader
 from aerobee_remoting.client import RemotingClient
-from aerobee_remoting.errors import ConnectFailed, ConnectionLost, RemotingError
+from aerobee_remoting.errors import ClosedHere, ConnectFailed, ConnectionLost, RemotingError
 from aerobee_remoting.errors import RequestTimeout as RemotingTimeout
 
 __all__ = ["Header", "Nameservers", "Peers"]
@@ -63,6 +64,8 @@ class Peers:
             return await self._remoting.request(addr, code, header, body, limit)
         except RemotingTimeout as late:
             raise RequestTimeout(what, addr, limit) from late
+        except ClosedHere:
+            raise ClientClosed("client") from None
         except RemotingError as failed:
             raise BrokerUnreachable(what, addr, _reason(failed)) from failed
 
@@ -99,6 +102,8 @@ class Peers:
                 await self._remoting.oneway(addr, code, header, body)
         except TimeoutError:
             raise BrokerUnreachable(what, addr, f"no connection within {limit:.3g} s") from None
+        except ClosedHere:
+            raise ClientClosed("client") from None
         except RemotingError as failed:
             raise BrokerUnreachable(what, addr, _reason(failed)) from failed
 

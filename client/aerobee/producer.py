@@ -23,13 +23,14 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from aerobee.arguments import check_fields, checked, explain
 from aerobee.batching import Batch, Lane
 from aerobee.config import ProducerConfig
 from aerobee.delays import parse_recall_handle, timer_text
 from aerobee.delivery import Delivery, QueueChoice, pick_queue
 from aerobee.errors import BufferFull, ClientClosed, ClientError, InvalidMessage, NoReply, SendFailed
 from aerobee.message import Message, OutgoingMessage, SendResult
-from aerobee.outgoing import Encoder, Outgoing, checked_topic
+from aerobee.outgoing import Encoder, Outgoing, checked_topic, key_text
 from aerobee.peers import Peers
 from aerobee.replies import PendingReplies
 from aerobee.route_table import RouteTable
@@ -160,7 +161,7 @@ class Producer:
 
         body          bytes or text; with a codec (of the producer, or `codec` here) a value that it writes
         tags          label that consumers filter by
-        keys          look-up words; one text (blanks separate words) or several
+        keys          look-up words: one, or several; a word has no blanks
         properties    texts of your own
         queue         send to this queue: a `MessageQueue`, or a position in `queues(topic)`
         sharding_key  messages with equal keys go to the same queue, in order
@@ -173,14 +174,18 @@ class Producer:
         broker is away for the broker: at most `send_timeout_s` in all (or `timeout_s`). Raises InvalidMessage (nothing
         sent), NoRoute, BrokerRefused, SendFailed. Cancelling the call does not call the message back.
         """
-        if self._full:
-            timeout_s = await self._wait_for_room(topic, timeout_s)
-        found = self._topics.get(topic) or self._topic(topic)
-        item = self._make(
-            topic, body, tags, keys, properties, sharding_key, delay_level, flag, timeout_s, deliver_at,
-            deliver_after, codec,
-        )  # fmt: skip
-        self._accept(found, item, queue if queue is not None else sharding_key)
+        try:
+            if self._full:
+                timeout_s = await self._wait_for_room(topic, timeout_s)
+            found = self._topics.get(topic) or self._topic(topic)
+            item = self._make(
+                topic, body, tags, keys, properties, sharding_key, delay_level, flag, timeout_s, deliver_at,
+                deliver_after, codec,
+            )  # fmt: skip
+            self._accept(found, item, sharding_key if queue is None else _checked_queue(queue))
+        except (TypeError, AttributeError, ValueError):
+            explain(Producer.send, locals())
+            raise
         return await item.future
 
     def send_nowait(
@@ -207,14 +212,19 @@ class Producer:
         """
         if self._full:
             raise BufferFull(self.pending_count, self.pending_bytes)
-        found = self._topics.get(topic) or self._topic(topic)
-        item = self._make(
-            topic, body, tags, keys, properties, sharding_key, delay_level, flag, timeout_s, deliver_at,
-            deliver_after, codec,
-        )  # fmt: skip
-        self._accept(found, item, queue if queue is not None else sharding_key)
+        try:
+            found = self._topics.get(topic) or self._topic(topic)
+            item = self._make(
+                topic, body, tags, keys, properties, sharding_key, delay_level, flag, timeout_s, deliver_at,
+                deliver_after, codec,
+            )  # fmt: skip
+            self._accept(found, item, sharding_key if queue is None else _checked_queue(queue))
+        except (TypeError, AttributeError, ValueError):
+            explain(Producer.send, locals())
+            raise
         return item.future
 
+    @checked
     async def send_batch(
         self,
         topic: str,
@@ -237,21 +247,13 @@ class Producer:
         chosen = queue if queue is not None else sharding_key
         target = await self._delivery.choose(checked_topic(topic), chosen, self._deadline(timeout_s))
         items = [
-            self._encoder.encode(
+            self._encode_one(
                 topic,
-                self._written(one.body, None),
-                one.tags,
-                one.keys,
-                one.properties,
+                message if isinstance(message, OutgoingMessage) else OutgoingMessage(message),
                 sharding_key,
-                0,
-                one.flag,
                 timeout_s,
             )
-            for one in (
-                message if isinstance(message, OutgoingMessage) else OutgoingMessage(message)
-                for message in messages
-            )
+            for message in messages
         ]
         for item in items:
             if self._full:
@@ -263,6 +265,7 @@ class Producer:
                 raise result
         return [result for result in results if isinstance(result, SendResult)]
 
+    @checked
     async def send_oneway(
         self,
         topic: str,
@@ -299,6 +302,7 @@ class Producer:
 
     # --- more than sending ------------------------------------------------------------------------------------
 
+    @checked
     def transaction(
         self,
         topic: str,
@@ -333,13 +337,13 @@ class Producer:
         if check_after_s is not None:
             more += f"CHECK_IMMUNITY_TIME_IN_SECONDS\x01{int(check_after_s)}\x02"
 
-        words = keys if keys is None or isinstance(keys, str) else " ".join(keys)
+        words = key_text(keys) if keys else None
 
         async def send_half() -> SendResult:
             await self.parts.greet(topic)  # or no broker would know whom to ask
             item = self._special(
-                topic, self._written(body, codec), tags, words, properties, sharding_key, flag, None, more,
-                SysFlag.TRANSACTION_PREPARED,
+                topic, self._written(body, codec), tags, words and words.split(" "), properties, sharding_key, flag,
+                None, more, SysFlag.TRANSACTION_PREPARED,
             )  # fmt: skip
             self._accept(self._topic(topic), item, queue if queue is not None else sharding_key)
             return await item.future
@@ -350,6 +354,7 @@ class Producer:
 
         return Transaction(checked_topic(topic), send_half, self.parts.transactions, on_end)
 
+    @checked
     async def request(
         self,
         topic: str,
@@ -389,6 +394,7 @@ class Producer:
         finally:
             reply.cancel()
 
+    @checked
     async def cancel(self, sent: SendResult | str) -> str:
         """Take back a message with a delivery time before it is delivered; returns its message_id.
 
@@ -416,6 +422,7 @@ class Producer:
         )
         return answer.ext.get("msgId", told.message_id)
 
+    @checked
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """The queues one can send to, ordered by broker and queue id."""
         return (await self._routes.for_publish(checked_topic(topic))).publish
@@ -526,6 +533,26 @@ class Producer:
             more != "",
         )
 
+    def _encode_one(
+        self, topic: str, one: OutgoingMessage, sharding_key: str | None, timeout_s: float | None
+    ) -> Outgoing:
+        """A message of a batch."""
+        try:
+            return self._encoder.encode(
+                topic,
+                self._written(one.body, None),
+                one.tags,
+                one.keys,
+                one.properties,
+                sharding_key,
+                0,
+                one.flag,
+                timeout_s,
+            )
+        except (TypeError, AttributeError):
+            check_fields(one)
+            raise
+
     def _written(self, body: Any, codec: "Codec[Any] | None") -> Any:
         """The body of a value, by the codec of the call or of the producer."""
         chosen = codec or self._codec
@@ -569,13 +596,12 @@ class Producer:
         sys_flag: int = 0,
     ) -> Outgoing:
         """A message whose way is watched."""
+        words = key_text(keys) if keys else None
         token, added = watch.sending(topic, properties or {})
-        if keys is not None and not isinstance(keys, str):
-            keys = " ".join(keys)
         alone = more != "" or sys_flag != 0
         item = self._encoder.encode(
-            topic, body, tags, keys, properties, sharding_key, delay_level, flag, timeout_s, more + added,
-            sys_flag, alone,
+            topic, body, tags, words and words.split(" "), properties, sharding_key, delay_level, flag, timeout_s,
+            more + added, sys_flag, alone,
         )  # fmt: skip
         kind = MessageKind.NORMAL
         if sys_flag & SysFlag.TRANSACTION_PREPARED:
@@ -584,9 +610,7 @@ class Producer:
             kind = MessageKind.DELAY
         elif sharding_key:
             kind = MessageKind.ORDER
-        watch.accepted(
-            token, topic, item, tags, keys if isinstance(keys, str) or keys is None else " ".join(keys), kind
-        )
+        watch.accepted(token, topic, item, tags, words, kind)
         return item
 
     # --- accepting --------------------------------------------------------------------------------------------
@@ -781,3 +805,10 @@ class Producer:
                 if not item.future.done():
                     item.future.set_exception(ClientClosed("producer"))
         self._wake(len(self._waiters))
+
+
+def _checked_queue(queue: MessageQueue | int) -> MessageQueue | int:
+    """What may stand for a queue: a text would pass for a sharding key. TypeError otherwise."""
+    if not isinstance(queue, MessageQueue | int) or isinstance(queue, bool):
+        raise TypeError(f"queue is {queue!r}")
+    return queue

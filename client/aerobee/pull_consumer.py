@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from types import TracebackType
 from typing import Self
 
+from aerobee.arguments import checked
 from aerobee.errors import ClientClosed, InvalidMessage
 from aerobee.fetching import Fetcher
 from aerobee.filters import Filter
@@ -100,6 +101,7 @@ class PullConsumer:
         """For each queue the logical offset after the last message handed out: what commit() would store."""
         return dict(self._fetcher.positions)
 
+    @checked
     async def commit(self, batch: MessageBatch | None = None) -> dict[MessageQueue, int]:
         """Store the positions that have moved, or only the end of `batch`; returns what was stored.
 
@@ -123,10 +125,12 @@ class PullConsumer:
             raise failed
         return stored
 
+    @checked
     async def committed(self, queue: MessageQueue) -> int | None:
         """The group's stored offset of a queue, asked from the broker; None when there is none."""
         return await self._offsets.committed(self.group, queue)
 
+    @checked
     async def seek(self, where: Where, queue: MessageQueue | None = None) -> None:
         """Go on at `where` (see `Client.reader`) in one queue or in all; what was fetched ahead is dropped.
 

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from types import TracebackType
 from typing import Self
 
+from aerobee.arguments import checked
 from aerobee.errors import ClientClosed
 from aerobee.fetching import Fetcher
 from aerobee.message import Message, MessageBatch
@@ -61,6 +62,7 @@ class Reader:
         """For each queue the logical offset after the last message handed out."""
         return dict(self._fetcher.positions)
 
+    @checked
     def seek(self, queue: MessageQueue, offset: int) -> None:
         """Go on with `queue` at `offset`, with nothing before it; messages fetched ahead are dropped."""
         self._fetcher.seek(queue, offset, floor=offset)

@@ -28,6 +28,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from aerobee import client as asynchronous
+from aerobee.arguments import checked
 from aerobee.config import ClientConfig
 from aerobee.errors import ClientClosed
 from aerobee.message import Message, MessageBatch, SendResult
@@ -110,6 +111,7 @@ class _LoopThread:
 class Client:
     """The blocking `aerobee.Client`."""
 
+    @checked
     def __init__(
         self,
         nameservers: str | Iterable[str] | None = None,
@@ -162,33 +164,40 @@ class Client:
         thread = self._open()
         return Producer(thread, thread.call(lambda: self._client.producer(*args, **settings)))
 
+    @checked
     def reader(self, topic: str, **settings: Any) -> "Reader":
         """As `aerobee.Client.reader`."""
         thread = self._open()
         return Reader(thread, thread.call(lambda: self._client.reader(topic, **settings)))
 
+    @checked
     def pull_consumer(self, group: str, topic: str, **settings: Any) -> "PullConsumer":
         """As `aerobee.Client.pull_consumer`; to be used as `with`."""
         thread = self._open()
         return PullConsumer(thread, thread.call(lambda: self._client.pull_consumer(group, topic, **settings)))
 
+    @checked
     def consumer(self, group: str, topics: Any, **settings: Any) -> "GroupConsumer":
         """As `aerobee.Client.consumer`; to be used as `with`."""
         thread = self._open()
         return GroupConsumer(thread, thread.call(lambda: self._client.consumer(group, topics, **settings)))
 
+    @checked
     def trace(self, message_id: str) -> "list[TraceRecord]":
         """As `aerobee.Client.trace`."""
         return self._open().run(self._client.trace(message_id))
 
+    @checked
     def query(self, topic: str, *, key: str, **bounds: Any) -> list[Message]:
         """As `aerobee.Client.query`."""
         return self._open().run(self._client.query(topic, key=key, **bounds))
 
+    @checked
     def query_by_id(self, message_id: str, topic: str | None = None) -> Message | None:
         """As `aerobee.Client.query_by_id`."""
         return self._open().run(self._client.query_by_id(message_id, topic))
 
+    @checked
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """As `aerobee.Client.queues`."""
         return self._open().run(self._client.queues(topic))
@@ -248,6 +257,7 @@ class Producer:
         future.add_done_callback(lambda _: self._slots.release())
         return future
 
+    @checked
     def send_batch(self, topic: str, messages: Sequence[Any], **options: Any) -> list[SendResult]:
         """Send messages to one queue, in order."""
         return self._thread.run(self._producer.send_batch(topic, messages, **options))
@@ -266,10 +276,12 @@ class Producer:
         """Send a message and wait for its reply; options as in `aerobee.Producer.request`."""
         return self._thread.run(self._producer.request(topic, body, **options))
 
+    @checked
     def cancel(self, sent: SendResult | str) -> str:
         """Take back a message with a delivery time."""
         return self._thread.run(self._producer.cancel(sent))
 
+    @checked
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """The queues one can send to."""
         return self._thread.run(self._producer.queues(topic))
@@ -326,6 +338,7 @@ class _Reading(Generic[R]):
 class Reader(_Reading[AsyncReader]):
     """The blocking `aerobee.Reader`."""
 
+    @checked
     def seek(self, queue: MessageQueue, offset: int) -> None:
         """Go on with `queue` at `offset`."""
         self._thread.call(lambda: self._reading.seek(queue, offset))
@@ -339,14 +352,17 @@ class PullConsumer(_Reading[AsyncPullConsumer]):
         """The queues being read."""
         return self._reading.queues
 
+    @checked
     def commit(self, batch: MessageBatch | None = None) -> dict[MessageQueue, int]:
         """Store the positions that have moved, or only the end of `batch`."""
         return self._thread.run(self._reading.commit(batch))
 
+    @checked
     def committed(self, queue: MessageQueue) -> int | None:
         """The group's stored offset of a queue."""
         return self._thread.run(self._reading.committed(queue))
 
+    @checked
     def seek(self, where: Where, queue: MessageQueue | None = None) -> None:
         """Go on at `where` in one queue or in all."""
         self._thread.run(self._reading.seek(where, queue))
@@ -400,6 +416,7 @@ class GroupMessage:
         """This message is done."""
         self._thread.run(self._message.ack())
 
+    @checked
     def retry_later(self, delay: timedelta | float | None = None, *, delay_level: int = 0) -> None:
         """Deliver this message again later."""
         self._thread.run(self._message.retry_later(delay, delay_level=delay_level))
@@ -408,6 +425,7 @@ class GroupMessage:
         """Put this message with the group's dead letters."""
         self._thread.run(self._message.dead_letter())
 
+    @checked
     def reply(self, body: bytes | str, *, properties: Mapping[str, str] | None = None) -> SendResult:
         """Answer a request."""
         return self._thread.run(self._message.reply(body, properties=properties))
@@ -471,6 +489,7 @@ class GroupConsumer:
             if message not in in_hand:
                 self._consumer.put_back(message)
 
+    @checked
     def run(
         self, handler: Callable[[GroupMessage], object], *, concurrency: int = 16, **options: Any
     ) -> None:
@@ -499,14 +518,17 @@ class GroupConsumer:
         """Commit now what is settled."""
         self._thread.run(self._consumer.commit())
 
+    @checked
     def seek(self, where: Where, queue: MessageQueue | None = None) -> None:
         """Go on at `where` in one own queue, or in all."""
         self._thread.run(self._consumer.seek(where, queue))
 
+    @checked
     def pause(self, *queues: MessageQueue) -> None:
         """Hand out nothing of these queues until `resume`."""
         self._thread.call(lambda: self._consumer.pause(*queues))
 
+    @checked
     def resume(self, *queues: MessageQueue) -> None:
         """Hand out again what `pause` held back."""
         self._thread.call(lambda: self._consumer.resume(*queues))

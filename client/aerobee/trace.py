@@ -287,7 +287,9 @@ class TraceWriter:
         keys: dict[str, None] = {}
         size = count = 0
         for record in self._records[:MESSAGE_RECORDS_MAX]:
-            new = [key for key in (record.message_id, record.keys) if key and key not in keys]
+            new = [
+                key for key in (record.message_id, *(record.keys or "").split(" ")) if key and key not in keys
+            ]
             if count and size + sum(map(len, new)) + len(new) > KEYS_SIZE_MAX:
                 break
             keys |= dict.fromkeys(new)

@@ -11,7 +11,7 @@ from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.frames import CODEC_JSON, CODEC_MSGPACK, CODEC_ROCKETMQ, Command
 from aerobee_proto.headers import RequestHeader
 from aerobee_remoting.connection import Connection, ConnectionLimits
-from aerobee_remoting.errors import ConnectFailed, RemotingError
+from aerobee_remoting.errors import ClosedHere, ConnectFailed, RemotingError
 from aerobee_remoting.event_log import event_logger
 from aerobee_remoting.handlers import HandlerTable
 from aerobee_remoting.tasks import look_at
@@ -128,7 +128,7 @@ class RemotingClient:
         if connection is not None:
             return connection
         if self._closed:
-            raise ConnectFailed(addr, "this client is closed")
+            raise ClosedHere(addr)
         dial = self._dialling.get(addr)
         if dial is None:
             dial = asyncio.get_running_loop().create_task(self._dial(addr), name=f"connect {addr}")
@@ -160,7 +160,7 @@ class RemotingClient:
             raise ConnectFailed(addr, _reason(failed, tls=self._config.tls is not None)) from failed
         if self._closed:
             connection.abort("this client is closed")
-            raise ConnectFailed(addr, "this client is closed")
+            raise ClosedHere(addr)
         connection.codec = CODECS.get(self._config.codec, CODEC_JSON)
         self._connections[addr] = connection
         if self._sweeper is None:

@@ -2,7 +2,14 @@
 
 from aerobee_proto.errors import AerobeeError
 
-__all__ = ["ConnectFailed", "ConnectionLost", "RemotingError", "RequestTimeout", "TooManyRequests"]
+__all__ = [
+    "ClosedHere",
+    "ConnectFailed",
+    "ConnectionLost",
+    "RemotingError",
+    "RequestTimeout",
+    "TooManyRequests",
+]
 
 
 class RemotingError(AerobeeError):
@@ -19,6 +26,13 @@ class ConnectFailed(RemotingError):
     def __init__(self, addr: str, reason: str) -> None:
         super().__init__(addr, f"cannot connect to {addr}: {reason}")
         self.reason = reason
+
+
+class ClosedHere(ConnectFailed):
+    """The client itself was closed; nothing was sent."""
+
+    def __init__(self, addr: str) -> None:
+        super().__init__(addr, "this client is closed")
 
 
 class ConnectionLost(RemotingError):

@@ -1,9 +1,13 @@
+import re
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from aerobee import Client, ClientConfig, InvalidMessage
+from aerobee import Client, ClientConfig, ConsumerConfig, FetchConfig, InvalidMessage, ProducerConfig
 from aerobee.config import parse_addrs
+from client.events import captured_events
 
 
 @pytest.mark.parametrize(
@@ -52,3 +56,73 @@ def test_arguments_win_over_the_config() -> None:
     client = Client("b:2", config=config, tls=True)
     assert (client.config.nameservers, client.config.request_timeout_s) == (("b:2",), 9.0)
     assert client.config.tls is True
+
+
+def test_without_an_address_the_environment_is_named() -> None:
+    """A program without its variable looked at its own machine in silence."""
+    with captured_events() as events:
+        assert ClientConfig.from_env({}).nameservers == ("127.0.0.1:9876",)
+    (told,) = events
+    assert (told["event"], told["log_level"]) == ("client.nameservers_not_set", "warning")
+    assert (told["variable"], told["used"]) == ("AEROBEE_NAMESERVERS", "127.0.0.1:9876")
+    with captured_events() as events:
+        ClientConfig.from_env({"NAMESRV_ADDR": "a:1"})
+    assert events == []
+
+
+def test_addresses_of_a_config_may_be_one_text() -> None:
+    given: Any = "a:1;b:2"
+    assert ClientConfig(nameservers=given).nameservers == ("a:1", "b:2")
+
+
+CONFIGS = (ClientConfig, ProducerConfig, FetchConfig, ConsumerConfig)
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "client.md"
+
+
+def told_settings(config: type) -> dict[str, str]:
+    """What the docstring says of each setting, or of several in one entry: "a, b" -> text."""
+    told: dict[str, str] = {}
+    name = ""
+    for line in (config.__doc__ or "").split("\n\n", 1)[1].splitlines():
+        entry = re.match(r"    (\w+(?:, \w+)*) +(\S.*)$", line)
+        known = vars(config)["__dataclass_fields__"]
+        if entry and all(one in known for one in entry[1].split(", ")):
+            name = entry[1]
+            told[name] = entry[2].strip()
+        elif line.strip():
+            told[name] += " " + line.strip()
+    return told
+
+
+def shown_default(config: type, names: str) -> str:
+    return ", ".join(_shown(name, getattr(config(), name)) for name in names.split(", "))
+
+
+def _shown(name: str, value: Any) -> str:
+    if isinstance(value, tuple):
+        return ";".join(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, int) and re.search("bytes|size|over", name):
+        return f"{value >> 20} MiB" if value >= 1 << 20 else f"{value >> 10} KiB"
+    return str(value)
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_the_docstring_has_every_setting_with_its_default(config: type) -> None:
+    told = told_settings(config)
+    assert [name for names in told for name in names.split(", ")] == list(
+        vars(config)["__dataclass_fields__"]
+    )
+    for names, text in told.items():
+        assert text.endswith(f" [{shown_default(config, names)}]"), f"{names}: end with its default"
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_the_guide_has_a_table_of_every_setting(config: type) -> None:
+    guide = GUIDE.read_text(encoding="utf-8").splitlines()
+    for names, text in told_settings(config).items():
+        default = shown_default(config, names)
+        shown = ", ".join(f"`{name}`" for name in names.split(", "))
+        row = f"| {shown} | {default} | {text.removesuffix(f' [{default}]').replace('|', chr(92) + '|')} |"
+        assert row in guide, f"docs/client.md needs this line:\n{row}"

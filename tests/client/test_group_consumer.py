@@ -1,6 +1,7 @@
 """One member of a group and a broker that does what the test wants."""
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -528,3 +529,32 @@ async def test_a_message_is_tried_only_by_a_handler() -> None:
         assert cluster.broker.asked(CODE.CONSUMER_SEND_MSG_BACK) == []
         await consumer.close()
         await working
+
+
+async def test_a_topic_that_does_not_exist_names_the_setting_that_waits_for_it() -> None:
+    """The worker died, and nothing said that it could have waited."""
+    async with fake_cluster() as cluster, Client(cluster.nameserver.addr) as mq:
+        with pytest.raises(NoRoute, match="wait_for_topics=True"):
+            await mq.consumer("g", "Later").__aenter__()
+
+
+async def test_a_cancelled_run_leaves_nothing_to_complain_about() -> None:
+    """asyncio printed "_GatheringFuture exception was never retrieved" and a traceback."""
+    complaints: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    async with fake_cluster() as cluster, Client(cluster.nameserver.addr) as mq:
+        async with mq.consumer("g", "T") as consumer:
+            started = asyncio.Event()
+
+            async def handler(_: object) -> None:
+                started.set()
+
+            running = asyncio.create_task(consumer.run(handler))
+            cluster.broker.append("T", 0, b"x")
+            await started.wait()
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            del running
+        gc.collect()
+    assert complaints == []

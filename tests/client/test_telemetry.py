@@ -60,7 +60,7 @@ async def test_the_context_travels_with_the_message_and_links_handling_to_sendin
         mq.consumer("g", "T") as consumer,
     ):
         working = asyncio.create_task(consumer.run(handler, concurrency=1))
-        await producer.send("T", b"good", tags="t", keys="a b")
+        await producer.send("T", b"good", tags="t", keys=["a", "b"])
         await producer.send("T", b"bad", properties={"traceparent": "my own"})
         await cluster.broker.wait_asked(RequestCode.CONSUMER_SEND_MSG_BACK)
         await consumer.close()
