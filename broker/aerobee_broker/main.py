@@ -24,6 +24,7 @@ import uvloop
 
 from aerobee_broker.broker import Broker
 from aerobee_broker.config import BrokerConfig
+from aerobee_broker.crash_notes import explain_crashes
 from aerobee_broker.threads import started_executor
 from aerobee_proto.errors import AerobeeError
 from aerobee_remoting.logs import configure_logging, stray_errors_told
@@ -117,6 +118,7 @@ def run(config: BrokerConfig, settings_file: Path | None = None) -> int:
     if armed:
         log.warning("broker.failpoints_armed", names=armed)
     _raise_open_files_limit()
+    explain_crashes(config.store_path_root_dir)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     # Messages are not in cycles: collecting them early costs 4 % of the send rate and finds nothing.
     gc.set_threshold(50_000, 50, 50)

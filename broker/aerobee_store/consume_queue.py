@@ -183,8 +183,10 @@ class ConsumeQueue:
 
     # --- loading and recovery --------------------------------------------------------------------------
 
-    def load(self) -> None:
-        """Open the files. Until recover() has run, the queue claims every entry the files have room for.
+    def load(self) -> bool:
+        """Open the files; whether an empty one was removed, as a crash may leave it, and nothing else.
+
+        Until recover() has run, the queue claims every entry the files have room for.
 
         Raises CorruptStore for a foreign name or a file of a wrong length.
         """
@@ -192,6 +194,7 @@ class ConsumeQueue:
         self.max_offset = self._files.end_offset // ENTRY_SIZE
         self._first_data = self._find_first_data()
         self.min_offset = self._first_data
+        return self._files.dropped_empty
 
     def recover(
         self,

@@ -31,6 +31,7 @@ __all__ = [
     "StoreLocked",
     "StoreNotWriteable",
     "StorePoisoned",
+    "WrongLength",
 ]
 
 
@@ -61,6 +62,16 @@ class CorruptStore(StoreError):
         where = f" at offset {self.physical_offset}" if self.physical_offset is not None else ""
         out = f"; {self.way_out}" if self.way_out else ""
         return f"{self.path}{where}: {self.reason}{out}"
+
+
+class WrongLength(CorruptStore):
+    """A data file has another length than all of its kind: the settings are another store's, or somebody cut it."""
+
+    def __init__(self, path: Path, found: int, wanted: int, way_out: str, *, is_alone: bool) -> None:
+        """`is_alone`: no other file of the folder has the right length."""
+        super().__init__(path, None, f"length is {found}, must be {wanted}", way_out)
+        self.found = found
+        self.is_alone = is_alone
 
 
 class StoreLocked(StoreError):

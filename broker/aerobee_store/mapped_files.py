@@ -12,11 +12,12 @@ Threads: one thread changes the row. Another may iterate over `files`, a tuple t
 changed, and sync files out of it.
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from aerobee_store.errors import CorruptStore
-from aerobee_store.io import DataFile, StoreIo
+from aerobee_store.errors import CorruptStore, WrongLength
+from aerobee_store.io import DataFile, FolderEntry, StoreIo
 
 __all__ = ["MappedFile", "MappedFileQueue", "file_name"]
 
@@ -65,6 +66,8 @@ class MappedFileQueue:
         self._io = io
         self._writable = writable
         self._room = 0 if little_by_little else None
+        # Whether load() removed an empty file.
+        self.dropped_empty = False
         # Replaced, never changed in place.
         self.files: tuple[MappedFile, ...] = ()
         # How many files were made whose names are not durable; counted up by create(), down by names_durable().
@@ -83,20 +86,23 @@ class MappedFileQueue:
         entries = [e for e in self._io.list_names(self.folder) if not e.is_dir]
         if entries and entries[-1].size == 0 and self._writable:
             self._io.unlink(self.folder / entries.pop().name)
-        offsets = [self._checked_offset(e.name, e.size) for e in entries]
+            self.dropped_empty = True
+        offsets = [self._checked_offset(e.name, e.size, entries) for e in entries]
         opened = [
             MappedFile(offset, self._open(self.folder / entry.name))
             for offset, entry in zip(offsets, entries, strict=True)
         ]
         self.files = tuple(opened)
 
-    def _checked_offset(self, name: str, size: int) -> int:
+    def _checked_offset(self, name: str, size: int, entries: Sequence[FolderEntry]) -> int:
         path = self.folder / name
         if not (len(name) == _NAME_DIGITS and name.isascii() and name.isdecimal()):
             raise CorruptStore(path, None, "foreign file in a data folder", "move it out of the store")
         if size != self.file_size:
-            reason = f"length is {size}, must be {self.file_size}"
-            raise CorruptStore(path, None, reason, "configure the size the store was written with")
+            alone = not any(entry.size == self.file_size for entry in entries)
+            raise WrongLength(
+                path, size, self.file_size, _way_out(path, self.file_size, alone), is_alone=alone
+            )
         if int(name) % self.file_size:
             reason = f"name is not a multiple of the file size {self.file_size}"
             raise CorruptStore(path, None, reason, "configure the size the store was written with")
@@ -240,3 +246,15 @@ class MappedFileQueue:
         files, self.files = self.files, ()
         for file in files:
             file.data.close()
+
+
+def _way_out(path: Path, file_size: int, is_alone: bool) -> str:
+    """For a file of another length. One that stands alone may be right, and the settings wrong; among others of the
+    right length it is the file."""
+    mend = (
+        f"bring it back from a copy; without one `truncate -s {file_size} {path}` gives it its length, and the next "
+        "start says what is missing"
+    )
+    if not is_alone:
+        return f"the other files have the length that is configured, so this one was cut or not copied whole: {mend}"
+    return f"configure the size the store was written with; if it is configured, the file was cut: {mend}"

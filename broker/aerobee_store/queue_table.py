@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from aerobee_store.consume_queue import ConsumeQueue
-from aerobee_store.errors import StoreError
+from aerobee_store.errors import StoreError, WrongLength
 from aerobee_store.io import StoreIo
 
 __all__ = ["QueueTable"]
@@ -32,20 +32,47 @@ class QueueTable:
         self._writable = writable
         # Changed by load(), get_or_create() and delete_topic().
         self._topics: dict[str, dict[int, ConsumeQueue]] = {}
+        # Queues with a file that somebody cut, found by load(); they are not in the table.
+        self.cut: list[tuple[ConsumeQueue, WrongLength]] = []
+        # Queues of which load() removed an empty file. Without a crash before, somebody made it empty.
+        self.emptied: list[ConsumeQueue] = []
 
     def load(self) -> None:
         """Open every queue found in the folder; recover() of each is the caller's next step.
 
-        Raises CorruptStore for a foreign name or a file of a wrong length inside a queue's folder.
+        Raises CorruptStore for a foreign name inside a queue's folder, and when all files have the same wrong length:
+        it is the settings then that are wrong. Single files of a wrong length leave their queue in `cut`.
         """
+        self.cut, self.emptied = [], []
         for topic in self._io.list_names(self.folder):
             if not topic.is_dir:
                 continue
             for name in self._io.list_names(self.folder / topic.name):
                 if name.is_dir and _is_queue_id(name.name):
-                    queue = self._new_queue(topic.name, int(name.name))
-                    queue.load()
-                    self._topics.setdefault(topic.name, {})[queue.queue_id] = queue
+                    self._load(self._new_queue(topic.name, int(name.name)))
+        lengths = {wrong.found for _, wrong in self.cut}
+        alone = all(wrong.is_alone for _, wrong in self.cut)
+        if len(lengths) == 1 and alone and not any(queue.file_spans for queue in self):
+            raise self.cut[0][1]
+
+    def _load(self, queue: ConsumeQueue) -> None:
+        try:
+            if queue.load():
+                self.emptied.append(queue)
+        except WrongLength as wrong:
+            self.cut.append((queue, wrong))
+        else:
+            self._topics.setdefault(queue.topic, {})[queue.queue_id] = queue
+
+    def drop_cut(self) -> None:
+        """Delete the files of the queues that were cut: they are built again from the log."""
+        for _, wrong in self.cut:
+            folder = wrong.path.parent
+            for entry in self._io.list_names(folder):
+                if not entry.is_dir:
+                    self._io.unlink(folder / entry.name)
+            self._io.sync_folder(folder)
+        self.cut = []
 
     def _new_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
         folder = self.folder / topic / str(queue_id)

@@ -102,6 +102,8 @@ class RecoveryReport:
     shifted_queues: list[tuple[str, int, int]] = field(default_factory=list)
     # (topic, queue id, first logical offset, count) of entries that no record stands behind any more
     dropped: list[tuple[str, int, int, int]] = field(default_factory=list)
+    # (topic, queue id, file, what was wrong with it) of queues that were built again
+    cut_queues: list[tuple[str, int, str, str]] = field(default_factory=list)
     damage: list[Damage] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
 
@@ -170,7 +172,15 @@ class _Recovery:
         if not self._log.mapped.files:
             self._recover_empty()
             return report
-        start = self._start()
+        emptied = [] if self._report.aborted else self._parts.queues.emptied
+        if self._parts.queues.cut or emptied:
+            self._report.cut_queues += [
+                (queue.topic, queue.queue_id, "", "its last file was empty") for queue in emptied
+            ]
+            self._give_up_cut_queues()
+            start = self._log.min_offset
+        else:
+            start = self._start()
         while True:
             try:
                 end = self._recover_from(start)
@@ -192,6 +202,13 @@ class _Recovery:
         failpoints.hit("recovery.durable")
         return report
 
+    def _give_up_cut_queues(self) -> None:
+        """What queues of which somebody cut a file had is asked of the log, from its beginning."""
+        for queue, wrong in self._parts.queues.cut:
+            self._report.cut_queues.append((queue.topic, queue.queue_id, str(wrong.path), wrong.reason))
+        self._distrust(0)
+        self._parts.queues.drop_cut()
+
     # --- an empty log ----------------------------------------------------------------------------------
 
     def _recover_empty(self) -> None:
@@ -201,12 +218,13 @@ class _Recovery:
         a disk that is not mounted or a wrong path.
         """
         known = self._watermark.log_end if self._watermark is not None else 0
-        filled = sum(1 for queue in self._parts.queues if queue.file_spans)
+        filled = sum(1 for queue in self._parts.queues if queue.file_spans) + len(self._parts.queues.cut)
         if known > 0 or filled > 0:
             self._lose(
                 0, f"there is no log file, but {filled} queues have entries ({known} bytes were flushed)"
             )
         self._log.set_end(0)
+        self._parts.queues.drop_cut()
         self._parts.queues.destroy()
         self._parts.index.destroy()
 

@@ -115,6 +115,7 @@ class MessageStore:
         self._watch = FileWatch(rows, self._queues)
         self._looking = threading.Lock()  # against close()
         self._look_failed = False
+        self._checkpointing = threading.RLock()  # a failure may be met inside
         # Called once, by the thread that met it, when the disk has failed for good, or a file is gone.
         self.on_failure: Callable[[OSError], None] = lambda error: None
         # Made by open(), used by scrub() only.
@@ -253,10 +254,12 @@ class MessageStore:
             log.warning(
                 "store.entries_dropped", topic=topic, queue_id=queue_id, logical_offset=offset, count=count
             )
+        for topic, queue_id, file, reason in report.cut_queues:
+            log.warning("store.queue_rebuilt", topic=topic, queue_id=queue_id, path=file, reason=reason)
         for text in report.lost:
             log.error("store.loss_accepted", reason=text)
         facts: dict[str, Any] = asdict(report)
-        for name in ("damage", "dropped", "lost", "shifted_queues", "removed_index_files"):
+        for name in ("cut_queues", "damage", "dropped", "lost", "shifted_queues", "removed_index_files"):
             facts[name] = len(facts[name])
         log.info("store.recovered", **facts)
 
@@ -499,6 +502,10 @@ class MessageStore:
 
     def write_checkpoint(self) -> None:
         """Write how far everything is on disk. Errors as flush_disk()."""
+        with self._checkpointing:
+            self._write_checkpoint()
+
+    def _write_checkpoint(self) -> None:
         if self._poison is not None:
             raise StorePoisoned(self._poison)
         flushed = self._log.flushed_offset
@@ -537,8 +544,21 @@ class MessageStore:
             path = str(error.filename or self._config.root)
             event = "store.file_gone" if gone else "store.disk_failed"
             log.error(event, what=what, path=path, reason=str(error), flushed_offset=flushed)
+            if isinstance(error, FileGone):
+                self._forget_what_is_gone(error.path)
             self.on_failure(error)
         return StorePoisoned(reason)
+
+    def _forget_what_is_gone(self, path: Path) -> None:
+        """Let the next start ask the log for what was in the file: the checkpoint says that it is on disk."""
+        config = self._config
+        if not any(path.is_relative_to(folder) for folder in (config.consume_queue_path, config.index_path)):
+            return
+        with self._checkpointing, contextlib.suppress(OSError, StoreError):
+            mark = self._checkpoint.watermark or Watermark(0, 0, 0)
+            self._checkpoint.write(
+                self._checkpoint.stamps, mark._replace(queue_end=0, index_end=0, index_last=-1)
+            )
 
     def fail(self, what: str, error: OSError) -> None:
         """Other files that the store's promises rest on could not be written: as final as a failed sync. From any

@@ -3,6 +3,7 @@
 Touches  the settings file, the store folder (reading), local ports (bound and closed again).
 """
 
+import contextlib
 import ipaddress
 import os
 import socket
@@ -141,6 +142,7 @@ def _check_content(checkup: Checkup, folder: Path) -> None:
         return
     for finding in store.findings:
         checkup.fault("store folder", str(finding), finding.advice)
+    _check_held_files(checkup, folder, store.owner_pid)
     if store.owner_pid is not None:
         fix = "a second broker on this folder refuses to start; stop the first, or use another folder"
         checkup.note("store folder", f"{folder} is in use by process {store.owner_pid}", fix)
@@ -149,6 +151,56 @@ def _check_content(checkup: Checkup, folder: Path) -> None:
         checkup.note("store folder", f"{folder} was not closed in order", fix)
     elif not store.findings:
         checkup.ok("store folder", f"{folder} was closed in order and can be written")
+
+
+def _check_held_files(checkup: Checkup, folder: Path, owner_pid: int | None) -> None:
+    """Files that the running broker writes to, and that are not in the folder any more."""
+    pid = owner_pid if owner_pid is not None else _pid_in(folder / "abort")
+    held = _deleted_files(pid, folder.resolve()) if pid is not None else []
+    if held:
+        others = f" and {len(held) - 1} more" if len(held) > 1 else ""
+        checkup.fault(
+            "store files",
+            f"process {pid} writes to {held[0]}{others}, which somebody deleted: nobody will find what is in there",
+            "stop sending to that broker, let its consumers read what it still has, then restart it on a sound folder",
+        )
+    elif owner_pid is None and pid is not None and _has_open(pid, folder.resolve()):
+        checkup.fault(
+            "store files",
+            f"process {pid} uses {folder}, and its lock file is gone: other brokers may start there",
+            "restart that broker",
+        )
+
+
+def _pid_in(path: Path) -> int | None:
+    try:
+        text = path.read_text().strip()
+    except (OSError, ValueError):
+        return None
+    return int(text) if text.isascii() and text.isdecimal() else None
+
+
+def _open_names(pid: int, folder: Path) -> list[str]:
+    """What the process has open below the folder, as far as this user may see it."""
+    names = []
+    try:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                names.append(str(link.readlink()))
+    except OSError:
+        return []
+    return sorted(name for name in names if name.startswith(f"{folder}/"))
+
+
+def _deleted_files(pid: int, folder: Path) -> list[str]:
+    mark = " (deleted)"
+    names = sorted({name.removesuffix(mark) for name in _open_names(pid, folder) if name.endswith(mark)})
+    # `lock` holds nothing, and our broker puts it back.
+    return [name for name in names if Path(name) != folder / "lock"]
+
+
+def _has_open(pid: int, folder: Path) -> bool:
+    return bool(_open_names(pid, folder))
 
 
 def _check_disk(checkup: Checkup, folder: Path, settings: "BrokerConfig") -> None:

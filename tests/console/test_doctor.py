@@ -3,6 +3,8 @@
 import asyncio
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -306,6 +308,39 @@ def test_a_store_folder_is_described(tmp_path: Path) -> None:
     assert ("store folder", "fault", "commitlog/holiday.jpg: foreign file in a data folder") in checks_of(
         aborted
     )
+
+
+@contextmanager
+def held_by_another_process(root: Path) -> Iterator[None]:
+    """A child that has the store open, says so in `abort`, and looks after nothing."""
+    lines = (
+        "import sys; from pathlib import Path; from aerobee_store.io import DiskIo;"
+        "from aerobee_store.config import StoreConfig; from aerobee_store.store import MessageStore;"
+        "s = MessageStore(StoreConfig(root=Path(sys.argv[1]), commit_log_file_size=65536,"
+        " consume_queue_file_size=320, index_slots=50, index_entries=120), io=DiskIo(), clock=lambda: 1);"
+        "s.open(); print('open', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", lines, str(root)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            if line == "open\n":
+                break
+        yield
+        child.kill()
+
+
+@pytest.mark.parametrize("gone", ["commitlog", "lock"])
+def test_files_that_a_running_broker_has_and_nobody_else_are_a_fault(tmp_path: Path, gone: str) -> None:
+    unpack("clean", tmp_path)
+    root = tmp_path / "store"
+    with held_by_another_process(root):
+        assert "fault" not in {status for _, status, _ in checks_of(root)}
+        path = max((root / gone).iterdir()) if gone == "commitlog" else root / gone
+        path.unlink()
+        told = [text for _, status, text in checks_of(root) if status == "fault"]
+    said = f"writes to {path}, which somebody deleted" if gone == "commitlog" else "its lock file is gone"
+    assert any(said in text for text in told), told
 
 
 def test_a_folder_that_may_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

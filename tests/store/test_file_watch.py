@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -12,9 +12,10 @@ from typing import Final
 import pytest
 from structlog.testing import capture_logs
 
+from aerobee_proto.records import decode_records
 from aerobee_store import file_watch
 from aerobee_store.cleaning import CleaningPlan, LogFileFacts
-from aerobee_store.errors import FileGone, StoreLocked, StorePoisoned
+from aerobee_store.errors import CorruptStore, FileGone, StoreLocked, StorePoisoned
 from aerobee_store.io import DiskIo
 from aerobee_store.store import MessageStore
 from aerobee_store.timer_files import TimerFiles, TimerUnit
@@ -211,3 +212,80 @@ def locked_by_another_process(path: Path) -> Iterator[None]:
         assert child.stdout.readline() == b"locked\n"
         yield
         child.communicate()
+
+
+# --- the start afterwards -----------------------------------------------------------------------------------------
+
+
+def served(store: MessageStore, queue_id: int = 0) -> list[int]:
+    """The numbers of all messages of the queue that can be read."""
+    found, offset = [], store.min_offset("Orders", queue_id)
+    while offset < store.max_offset("Orders", queue_id):
+        answer = store.get_message("g", "Orders", queue_id, offset, 32, 1 << 20, None)
+        found += [record.queue_offset for record in decode_records(b"".join(answer.body))]
+        offset = answer.next_offset
+    return found
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("which", [min, max], ids=["first", "last"])
+def test_a_queue_that_lost_a_file_is_built_again_from_the_log(
+    tmp_path: Path, way: str, which: Callable[[Iterable[Path]], Path]
+) -> None:
+    """The checkpoint said that its entries were on disk, so nobody asked the log."""
+    store = filled_store(tmp_path)
+    WAYS[way](which((tmp_path / "consumequeue" / "Orders" / "0").iterdir()))
+    store.look_after_files()
+    assert isinstance(store.failure, FileGone)
+    store.close()
+    for stray in (tmp_path / "consumequeue" / "Orders" / "0").glob("elsewhere"):
+        stray.unlink()
+    again = open_store(DiskIo(), root=tmp_path)
+    assert served(again) == list(range(40))
+    assert again.next_offset("Orders", 0) == 40
+    again.check()
+    again.close()
+
+
+@pytest.mark.parametrize("size", [0, 100])
+def test_a_queue_file_that_was_cut_while_nobody_looked_is_built_again(tmp_path: Path, size: int) -> None:
+    """The start was refused with the advice to configure another size, though the log has everything."""
+    store = filled_store(tmp_path)
+    store.append([message(queue_id=1)])
+    store.flush_disk()
+    store.confirm(store.flushed_offset)
+    store.close()
+    path = max((tmp_path / "consumequeue" / "Orders" / "0").iterdir())
+    os.truncate(path, size)
+    with capture_logs() as logs:
+        again = open_store(DiskIo(), root=tmp_path)
+    assert served(again) == list(range(40))
+    told = [entry for entry in logs if entry["event"] == "store.queue_rebuilt"]
+    assert [(entry["topic"], entry["queue_id"]) for entry in told] == [("Orders", 0)]
+    again.check()
+    again.close()
+
+
+def test_queue_files_that_all_have_another_length_are_another_setting(tmp_path: Path) -> None:
+    filled_store(tmp_path, count=20).close()
+    with pytest.raises(CorruptStore, match="length is 320, must be 640; configure the size"):
+        open_store(DiskIo(), root=tmp_path, consume_queue_file_size=640)
+    assert len(list((tmp_path / "consumequeue" / "Orders" / "0").iterdir())) == 2
+
+
+def test_a_log_file_that_was_cut_stops_the_start_with_a_true_sentence(tmp_path: Path) -> None:
+    """It said "configure the size the store was written with", and the size was configured."""
+    filled_store(tmp_path).close()
+    path = max((tmp_path / "commitlog").iterdir())
+    content = path.read_bytes()
+    os.truncate(path, 8192)
+    with pytest.raises(CorruptStore, match="this one was cut or not copied whole") as refused:
+        open_store(DiskIo(), root=tmp_path)
+    os.truncate(path, 16384)
+    assert f"truncate -s 16384 {path}" in str(refused.value)
+    with pytest.raises(CorruptStore, match="but it was on disk up to"):
+        open_store(DiskIo(), root=tmp_path)
+    path.write_bytes(content)
+    again = open_store(DiskIo(), root=tmp_path)
+    assert served(again) == list(range(40))
+    again.close()

@@ -265,7 +265,6 @@ def contents(root: Path) -> dict[str, bytes]:
 # Ours refuses, naming the file and the way out; the official program does so too for the first two.
 REFUSED = {
     "commitlog-wrong-length": "commitlog/00000000000000131072",
-    "cq-file-short": "consumequeue/%RETRY%golden_group/0/00000000000000000640",
     # Queues with entries and no log at all: a wrong path or a disk that is not mounted, far more likely
     # than the wish to start again. The official program destroys the queues.
     "commitlog-deleted": "accept_loss",

@@ -73,10 +73,25 @@ def test_folders_that_are_no_queues_are_left_alone(tmp_path: Path) -> None:
     assert (root / "A" / "notes").is_dir()
 
 
-def test_a_queue_file_of_a_wrong_length_stops_the_load(tmp_path: Path) -> None:
+def test_a_queue_file_of_a_wrong_length_leaves_its_queue_out(tmp_path: Path) -> None:
+    """The log has what was in it: recovery builds the queue again."""
     filled(tmp_path).close()
     path = tmp_path / "consumequeue" / "B" / "2" / f"{0:020d}"
     path.write_bytes(path.read_bytes()[:-1])
+    table = open_table(tmp_path)
+    assert [(queue.topic, queue.queue_id) for queue in table] == [("A", 0), ("B", 10)]
+    ((queue, wrong),) = table.cut
+    assert (queue.topic, queue.queue_id, wrong.path) == ("B", 2, path)
+    table.drop_cut()
+    assert not path.exists()
+    assert table.cut == []
+
+
+def test_queue_files_that_all_have_one_wrong_length_stop_the_load(tmp_path: Path) -> None:
+    filled(tmp_path).close()
+    for path in (tmp_path / "consumequeue").rglob("0*"):
+        if path.is_file():
+            path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(CorruptStore, match="length is 79, must be 80"):
         open_table(tmp_path)
 
