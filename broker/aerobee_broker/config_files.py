@@ -22,9 +22,8 @@ import msgspec
 import structlog
 
 from aerobee_broker.threads import started_executor
-from aerobee_proto import javajson
 from aerobee_proto.errors import FormatError
-from aerobee_proto.written_json import standard_form
+from aerobee_proto.written_json import read_written
 from aerobee_store.errors import StoreFull
 from aerobee_store.io import StoreIo
 from aerobee_store.json_files import JsonFile
@@ -34,8 +33,6 @@ __all__ = ["ConfigFiles", "PersistentTable", "decode_config", "encode_config", "
 log = structlog.get_logger()
 
 RETRY_S: Final = 5.0
-BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
-REFERENCE: Final = b'"$ref"'
 INDENT: Final = 2
 
 
@@ -64,31 +61,12 @@ def encode_config(content: Mapping[str, Any]) -> bytes:
 
 def decode_config(raw: bytes) -> dict[str, Any]:
     """Content of a config file, ours or RocketMQ's. ValueError when it is neither."""
-    if (zero := raw.find(0)) >= 0:
-        raise ValueError(f"it has zeros in it, from byte {zero} on, which no broker writes: it is damaged")
-    raw = raw.removeprefix(BYTE_ORDER_MARK)
     try:
-        content = _decode(raw)
+        content = read_written(raw)
     except FormatError as error:
         raise ValueError(str(error)) from error
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
     if not isinstance(content, dict):
         raise ValueError("the file does not hold a JSON object")  # noqa: TRY004  # bad content, not a bad call
-    return content
-
-
-def _decode(raw: bytes) -> Any:
-    try:
-        content = msgspec.json.decode(raw)
-    except msgspec.DecodeError:
-        raw = standard_form(raw)
-        content = msgspec.json.decode(raw)
-    if REFERENCE in raw:
-        # RocketMQ's library writes what it has written before as a path to it.
-        content = javajson.loads(raw)
-        if REFERENCE in msgspec.json.encode(content):
-            raise ValueError("a reference in it leads nowhere")
     return content
 
 

@@ -34,7 +34,7 @@ from aerobee_console.store import (
 )
 from aerobee_console.store_resume import Resume
 from aerobee_proto.errors import FormatError
-from aerobee_proto.javajson import loads
+from aerobee_proto.written_json import read_written
 
 if TYPE_CHECKING:
     import numpy as np
@@ -437,7 +437,7 @@ def _check_checkpoint(folder: StoreFolder) -> None:
 def _check_tables(folder: StoreFolder) -> None:
     for path in folder.config_files():
         try:
-            loads(path.read_bytes())
+            read_written(path.read_bytes())
         except FormatError as broken:
             advice = f"the copy from before the last change is {path.name}.bak"
             folder.findings.append(Finding(folder.name_of(path), f"no JSON: {broken}", advice))

@@ -12,11 +12,17 @@ Invariants
 """
 
 import re
-from typing import Final
+from typing import Any, Final
 
+import msgspec
+
+from aerobee_proto import javajson
 from aerobee_proto.errors import FormatError
 
-__all__ = ["standard_form"]
+__all__ = ["read_written", "standard_form"]
+
+BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+REFERENCE: Final = b'"$ref"'
 
 _PLAIN: Final = r'[^"\\\x00-\x1f]*'
 _ESCAPE: Final = r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})'
@@ -24,6 +30,33 @@ _TOKEN: Final = re.compile(
     rf'(?P<blank>[ \t\r\n]+)|(?P<text>"{_PLAIN}(?:{_ESCAPE}{_PLAIN})*")|(?P<mark>[{{}}\[\]:,])'
     r"|(?P<number>-?[0-9]+)(?![0-9.eE])|(?P<other>-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true|false|null)"
 )
+
+
+def read_written(raw: bytes) -> Any:
+    """The value in a file that we or RocketMQ wrote. FormatError when a byte of it is of nobody's writing."""
+    if (zero := raw.find(0)) >= 0:
+        raise FormatError(f"it has zeros in it, from byte {zero} on, which no broker writes: it is damaged")
+    raw = raw.removeprefix(BYTE_ORDER_MARK)
+    try:
+        return _decode(raw)
+    except msgspec.DecodeError as error:
+        raise FormatError(str(error)) from error
+    except RecursionError as error:
+        raise FormatError("it is nested too deeply") from error
+
+
+def _decode(raw: bytes) -> Any:
+    try:
+        content = msgspec.json.decode(raw)
+    except msgspec.DecodeError:
+        raw = standard_form(raw)
+        content = msgspec.json.decode(raw)
+    if REFERENCE in raw:
+        # RocketMQ's library writes what it has written before as a path to it.
+        content = javajson.loads(raw)
+        if REFERENCE in msgspec.json.encode(content):
+            raise FormatError("a reference in it leads nowhere")
+    return content
 
 
 def standard_form(raw: bytes) -> bytes:

@@ -31,3 +31,13 @@ def test_a_store_with_queues_of_batches_is_not_judged(tmp_path: Path) -> None:
     with pytest.raises(Failure, match=r"queue.type=BatchCQ are not served") as failed:
         verify(StoreFolder(tmp_path), lambda _: None)
     assert failed.value.code == 2
+
+
+def test_zeros_in_a_table_are_a_finding(tmp_path: Path) -> None:
+    flipped(tmp_path, lambda header, record: None, crashed=False)
+    path = tmp_path / "config" / "topics.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b'{"topicConfigTable":{"A":{"perm":6},"' + bytes(64) + b'":{"perm":6}}}')
+    (found,) = verify(StoreFolder(tmp_path), lambda _: None).findings
+    assert found.path == "config/topics.json"
+    assert "it has zeros in it" in found.reason
