@@ -30,8 +30,10 @@ from typing import Any
 
 import structlog
 
+from aerobee_proto.names import TIMER_TOPIC
 from aerobee_proto.records import RECORD_SIZE_MIN
 from aerobee_store import failpoints
+from aerobee_store.agreement import header_at
 from aerobee_store.appender import Appender
 from aerobee_store.batch_queues import refuse_batch_queues
 from aerobee_store.check import check_store
@@ -42,6 +44,7 @@ from aerobee_store.config import StoreConfig
 from aerobee_store.consume_queue import ConsumeQueueEntry
 from aerobee_store.dispatcher import Dispatcher
 from aerobee_store.errors import (
+    CorruptStore,
     FileGone,
     OutOfResources,
     StoreError,
@@ -61,6 +64,7 @@ from aerobee_store.query import QueryResult, query_messages
 from aerobee_store.queue_table import QueueTable
 from aerobee_store.recovery import QUARANTINE, REBUILD_MARKER, Parts, RecoveryReport, recover
 from aerobee_store.scrub import Scrubber, ScrubParts, ScrubStep
+from aerobee_store.timer_check import TimerFault, timer_faults
 from aerobee_store.tombstones import Tombstones
 
 __all__ = ["MessageStore"]
@@ -203,7 +207,7 @@ class MessageStore:
         """Names that a killed process had made may not be on disk: it was to sync their folders next."""
         root, queues = self._config.root, self._config.consume_queue_path
         folders = [root.parent, root, root / "config", root / QUARANTINE]
-        folders += [self._config.commit_log_path, self._config.index_path, queues]
+        folders += [self._config.commit_log_path, self._config.index_path, queues, root / "timerlog"]
         folders += [queues / topic for topic in self._queues.topics]
         folders += [queues / queue.topic / str(queue.queue_id) for queue in self._queues]
         for folder in folders:
@@ -687,6 +691,7 @@ class MessageStore:
         self._scrub_damage += len(step.damage)
         self._scrub_mended += len(step.mended)
         if step.is_round_done:
+            self._tell_timer_faults()
             log.info(
                 "store.scrub_finished",
                 end_offset=self.settled_offset,
@@ -694,6 +699,16 @@ class MessageStore:
                 mended=self._scrub_mended,
             )
             self._scrub_damage = self._scrub_mended = 0
+
+    def _tell_timer_faults(self) -> None:
+        try:
+            for path, position, reason in self.timer_faults():
+                log.error("store.timer_file_wrong", path=str(path), position=position, reason=reason)
+        except FileNotFoundError:
+            pass  # cleaned away meanwhile
+        except (OSError, StoreError) as failed:
+            root = str(self._config.root)
+            log.error("store.timer_file_wrong", path=root, position=None, reason=str(failed))  # noqa: TRY400
 
     # --- reading ---------------------------------------------------------------------------------------
 
@@ -852,6 +867,22 @@ class MessageStore:
             "scrubbed_bytes": self._scrubbed,
         }
 
+    def timer_faults(self) -> list[TimerFault]:
+        """What is wrong with the timer files, by themselves and with the log. Slow; for any thread."""
+        return timer_faults(
+            self._config.root,
+            self._io,
+            log_min=self._log.min_offset,
+            log_end=self._log.end_offset,
+            is_message=self._is_timer_message,
+        )
+
+    def _is_timer_message(self, physical_offset: int, size: int) -> bool:
+        if self._log.is_damaged(physical_offset):
+            return True  # named already
+        header = header_at(self._log, physical_offset)
+        return header is not None and header.size == size and header.topic == TIMER_TOPIC
+
     def check(self) -> None:
         """Walk everything and compare it with everything; CorruptStore at the first broken invariant.
 
@@ -860,6 +891,8 @@ class MessageStore:
         check_store(
             self._log, self._queues, self._index, self._config, self.confirmed_offset, self._tombstones
         )
+        for fault in self.timer_faults():
+            raise CorruptStore(fault.path, fault.position, fault.reason)
 
 
 def _what(config: StoreConfig, path: Path) -> str:

@@ -52,6 +52,7 @@ __all__ = [
     "TimerFiles",
     "TimerUnit",
     "Verified",
+    "sound_units",
 ]
 
 log = structlog.get_logger()
@@ -200,7 +201,7 @@ class TimerFiles:
         blank_at = self._blank_at(file)
         usable = len(rows) if blank_at is None else blank_at // UNIT.size
         trusted = min(max(0, self._synced_end - file.offset) // UNIT.size, usable)
-        sound = _sound(rows[:usable], file.offset)
+        sound = sound_units(rows[:usable], file.offset)
         count = trusted
         while count < usable and sound[count] and self._is_known(rows[count], verify):
             count += 1
@@ -422,7 +423,7 @@ class TimerFiles:
             self._wheel = None
 
 
-def _sound(rows: "NDArray[np.void]", offset: int) -> "NDArray[np.bool_]":
+def sound_units(rows: "NDArray[np.void]", offset: int) -> "NDArray[np.bool_]":
     """Which rows of a file that begins at `offset` may be units."""
     own = offset + np.arange(len(rows), dtype=np.int64) * UNIT.size
     sound = (rows["size"] == UNIT.size) & ((rows["magic"] & ~MAGIC_MASK) == 0) & (rows["previous"] < own)

@@ -26,6 +26,7 @@ from typing import Any, Final
 
 from aerobee_console.failures import FAULT, USAGE, Failure
 from aerobee_proto.errors import RecordError
+from aerobee_proto.names import TIMER_TOPIC
 from aerobee_proto.records import StoredRecord, decode_record, scan_header
 from aerobee_store.batch_queues import refuse_batch_queues
 from aerobee_store.checkpoint import CHECKPOINT_SIZE, Checkpoint
@@ -39,6 +40,7 @@ from aerobee_store.io import DiskIo
 from aerobee_store.log_walk import FastSteps
 from aerobee_store.record_columns import Stretch, sound_records
 from aerobee_store.record_scan import Blank, RecordFault, ScannedRecord, record_places, scan_record
+from aerobee_store.timer_check import TimerFault, timer_faults
 from aerobee_store.tombstones import Tombstones
 
 __all__ = [
@@ -61,7 +63,17 @@ __all__ = [
     "rebuild",
 ]
 
-PARTS: Final = ("commitlog", "consumequeue", "index", "config", "checkpoint", "abort", "lock")
+PARTS: Final = (
+    "commitlog",
+    "consumequeue",
+    "index",
+    "config",
+    "checkpoint",
+    "abort",
+    "lock",
+    "timerlog",
+    "timerwheel",
+)
 NAME_DIGITS: Final = 20
 SEARCH_STEP: Final = 4 << 20
 NEVER: Final = 1 << 63  # a physical offset that no record has
@@ -229,6 +241,22 @@ class StoreFolder:
     def config_files(self) -> list[Path]:
         """Tables of topics, groups and offsets."""
         return sorted((self.root / "config").glob("*.json"))
+
+    def timer_faults(self) -> list[TimerFault]:
+        """What is wrong with the timer files; after a walk of the log. In a store that is in use by themselves only."""
+        assert self.log_end is not None
+        end = NEVER if self.is_changing else self.log_end.offset
+        ask = None if self.is_changing else self._is_timer_message
+        return timer_faults(self.root, DiskIo(), log_min=self.log_begin, log_end=end, is_message=ask)
+
+    def _is_timer_message(self, physical_offset: int, size: int) -> bool:
+        for file in self.log_files:
+            if file.offset <= physical_offset < file.offset + file.size:
+                view = self._view(file)
+                found = scan_record(view, physical_offset - file.offset, physical_offset, proven=True)
+                named = (found.size, found.topic) if isinstance(found, ScannedRecord) else (0, "")
+                return named == (size, TIMER_TOPIC)
+        return False
 
     def _read_watermark(self) -> tuple[int, int]:
         """What a checkpoint of our own says: (0, past every record) where there is none."""

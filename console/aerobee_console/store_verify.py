@@ -6,6 +6,7 @@ Touches  a store folder through `StoreFolder`, reading.
     queues      every record has its entry (place, size, tag hash), every entry in the log's range its record
     index       headers: counts within the file, first and last record within the log
     checkpoint  its length
+    timers      the timer log: its units, the messages that they lead to, its checkpoint; the wheel's length
     tables      config/*.json can be read
 
 In a store that a broker has open, what arrives during the walk is left out.
@@ -117,6 +118,7 @@ def verify(folder: StoreFolder, advance: Advance, resume: Resume | None = None) 
     _check_log_end(folder)
     _check_index(result)
     _check_checkpoint(folder)
+    _check_timers(folder)
     _check_tables(folder)
     # What was met just before an interruption may have been met again.
     result.findings[:] = dict.fromkeys(result.findings)
@@ -432,6 +434,12 @@ def _check_checkpoint(folder: StoreFolder) -> None:
         reason = f"length is {size}, must be {CHECKPOINT_SIZE}"
         advice = "a start goes on without it and looks at more of the log"
         folder.findings.append(Finding(folder.name_of(path), reason, advice))
+
+
+def _check_timers(folder: StoreFolder) -> None:
+    advice = "stop the broker, remove timerlog and timerwheel and keep config/timercheck: a start builds them again"
+    for path, position, reason in folder.timer_faults():
+        folder.findings.append(Finding(folder.name_of(path), reason, advice, position))
 
 
 def _check_tables(folder: StoreFolder) -> None:

@@ -9,6 +9,8 @@ from aerobee_console.store import StoreFolder
 from aerobee_console.store_verify import verify
 from store.test_agreement import FLIPS, flipped
 from store.test_batch_queues import with_batch_queue
+from store.test_timer_check import damages as timer_damages
+from store.test_timer_check import with_timers
 
 
 @pytest.mark.parametrize("kind", FLIPS)
@@ -41,3 +43,13 @@ def test_zeros_in_a_table_are_a_finding(tmp_path: Path) -> None:
     (found,) = verify(StoreFolder(tmp_path), lambda _: None).findings
     assert found.path == "config/topics.json"
     assert "it has zeros in it" in found.reason
+
+
+@pytest.mark.parametrize("kind", timer_damages())
+def test_damage_in_a_timer_file_is_a_finding(tmp_path: Path, kind: str) -> None:
+    """Nobody looked at them: a store whose timer log was gone was sound."""
+    with_timers(tmp_path).close()
+    assert verify(StoreFolder(tmp_path), lambda _: None).findings == []
+    timer_damages()[kind](tmp_path)
+    found = verify(StoreFolder(tmp_path), lambda _: None)
+    assert any("timer" in one.path and "keep config/timercheck" in one.advice for one in found.findings)
