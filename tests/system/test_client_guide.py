@@ -1,55 +1,54 @@
-"""docs/client.md: every example runs as it stands there, and prints what its comments say."""
+"""docs/client.md: every example, run in order as it stands there against a fresh `aerobee dev`, prints what it says."""
 
-import contextlib
-import io
-import logging
 import re
+import subprocess
+import sys
 import textwrap
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from aerobee import Client
-from system.test_client import cluster
+import ours
+from console.support import environment
+from programs import Server, free_port
 
 GUIDE = (Path(__file__).resolve().parents[2] / "docs" / "client.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"^```python\n(.*?)^```$", GUIDE, re.DOTALL | re.MULTILINE)
-TOPICS = ("orders", "returns", "reminders", "questions", "jobs", "typed", "greetings")
+FRAME = re.findall(r"^```\n(.*?)^```$", GUIDE, re.DOTALL | re.MULTILINE)[0]
+NAMESERVER = "127.0.0.1:9876"  # as the guide writes it
 
 
-@pytest.fixture(autouse=True)
-def own_logging() -> Iterator[None]:
-    """What an example sets up for its program is not left to other tests."""
-    loggers = [logging.getLogger(name) for name in (None, "aerobee", "aerobee.producer")]
-    before = [(logger, list(logger.handlers), logger.level) for logger in loggers]
-    yield
-    for logger, handlers, level in before:
-        logger.handlers[:] = handlers
-        logger.setLevel(level)
+@pytest.fixture(scope="module")
+def nameserver() -> Iterator[str]:
+    """What `aerobee dev` serves with nothing but what it has by itself; only its ports are others."""
+    port = free_port()
+    words = ["dev", "--port", str(port), "--set", "listenPort=0", "--set", "metricsPromExporterPort=0"]
+    with Server("dev", [*ours.command(), *words], "", "Ctrl-C stops both"):
+        yield f"127.0.0.1:{port}"
 
 
-@pytest.fixture
-async def mq(tmp_path: Path) -> AsyncIterator[Client]:
-    async with cluster(tmp_path, recall_message_enable=True) as running:
-        for topic in TOPICS:
-            await running.mq.admin.create_topic(topic, queues=4)
-        yield running.mq
-
-
-async def test_every_example_prints_what_it_says(mq: Client) -> None:
+def test_every_example_runs_in_order_and_prints_what_it_says(nameserver: str, tmp_path: Path) -> None:
+    """They ran only with topics and settings that the test made, and that no page named."""
     assert len(EXAMPLES) == 13
+    assert FRAME.count("        ...\n") == 1
+    assert NAMESERVER in FRAME
     for example in EXAMPLES:
+        program = FRAME.replace("        ...\n", textwrap.indent(example, " " * 8))
         expected = re.findall(r"# -> (.*)", example)
-        assert await printed_by(example, mq) == expected, example
+        assert printed_by(program.replace(NAMESERVER, nameserver), nameserver, tmp_path) == expected, example
 
 
-async def printed_by(example: str, mq: Client) -> list[str]:
-    """Run one example as the body of a coroutine that has `mq`."""
-    names: dict[str, Any] = {}
-    body = textwrap.indent(example, "    ")
-    exec(f"import asyncio\nimport aerobee\n\nasync def example(mq):\n{body}", names)
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        await names["example"](mq)
-    return [line for line in out.getvalue().splitlines() if not re.match(r"\d{4}-\d\d-\d\d ", line)]
+def printed_by(program: str, nameserver: str, folder: Path) -> list[str]:
+    """Its lines, without those of logs."""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment(AEROBEE_NAMESERVERS=nameserver),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, f"{program}\n{done.stdout}{done.stderr}"
+    return [line for line in done.stdout.splitlines() if not re.match(r"\d{4}-\d\d-\d\d ", line)]

@@ -1,4 +1,4 @@
-"""The README's first steps, run as they stand there against our own nameserver and broker."""
+"""The README's first steps, run as they stand there against a fresh `aerobee dev`, which is what `./dev run` starts."""
 
 import shlex
 import subprocess
@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 
 import ours
+from programs import Server, free_port
 from readme import code_block, shell_lines
 
 NAMESERVER = "127.0.0.1:9876"  # as the README writes it
 
 
 @pytest.fixture(scope="module")
-def nameserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with (
-        ours.start_nameserver() as started,
-        ours.start_broker(tmp_path_factory.mktemp("readme"), started.address),
-    ):
-        yield started.address
+def nameserver() -> Iterator[str]:
+    port = free_port()
+    words = ["dev", "--port", str(port), "--set", "listenPort=0", "--set", "metricsPromExporterPort=0"]
+    with Server("dev", [*ours.command(), *words], "", "Ctrl-C stops both"):
+        yield f"127.0.0.1:{port}"
 
 
 def run(command: list[str], folder: Path) -> str:
