@@ -6,7 +6,6 @@ Touches  the process: arguments, standard streams, exit code. Sub-commands are i
 Exit codes  see `aerobee_console.failures`.
 """
 
-import _thread
 import gc
 import os
 import signal
@@ -129,7 +128,7 @@ def _watch_for_lost_interrupts() -> None:
     def again(lost: "sys.UnraisableHookArgs") -> None:
         if issubclass(lost.exc_type, KeyboardInterrupt):
             # In a moment: this hook is such a callback too.
-            threading.Timer(0.01, _thread.interrupt_main).start()
+            threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
         else:
             sys.__unraisablehook__(lost)
 

@@ -85,3 +85,6 @@ def test_a_job_is_a_program(store_folder: Path, tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["rows"] == 134
+    # Spark used to tell in seven lines how it starts. One that Java itself writes is left, where it has the module.
+    said = [line for line in done.stderr.splitlines() if "Using incubator modules" not in line]
+    assert said == []

@@ -7,10 +7,12 @@ import argparse
 import json
 import os
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from aerobee import ClientError
@@ -60,22 +62,51 @@ def session(
     builder = SparkSession.builder.appName(f"aerobee {name}")
     if master is not None or not given:
         builder = builder.master(master or "local[*]")
-    defaults = {} if given else _QUIET
-    for key, value in {**defaults, **(settings or {})}.items():
-        builder = builder.config(key, value)
-    spark = builder.getOrCreate()
+    with _quiet_settings(given=given) as defaults:
+        for key, value in {**defaults, **(settings or {})}.items():
+            builder = builder.config(key, value)
+        spark = builder.getOrCreate()
     try:
         yield spark
     finally:
         spark.stop()
 
 
+@contextmanager
+def _quiet_settings(*, given: bool) -> Iterator[dict[str, str]]:
+    """Settings of a session that nobody prepared: Spark says what failed, and not how it starts.
+
+    The file that tells its log so is there while Spark starts, which is when it is read.
+    """
+    if given:
+        yield {}
+        return
+    with tempfile.TemporaryDirectory(prefix="aerobee-spark-") as folder:
+        file = Path(folder) / "log4j2.properties"
+        file.write_text(_LOG_OF_ERRORS)
+        yield _QUIET | {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={file.as_uri()}"}
+
+
 _QUIET: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    "spark.log.level": "ERROR",
     "spark.sql.session.timeZone": "UTC",
 }
+
+
+_LOG_OF_ERRORS: Final = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = console
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
+logger.shell.name = org.apache.spark.repl.Main
+logger.shell.level = error
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{yy/MM/dd HH:mm:ss} %p %c{1}: %m%n%ex
+"""
 
 
 def run_tasks(
