@@ -118,7 +118,7 @@ def check_store(checkup: Checkup, folder: Path, settings: "BrokerConfig | None" 
     while not os.path.exists(existing) and existing != existing.parent:  # noqa: PTH110  # Path.exists may raise
         existing = existing.parent
     if not os.access(existing, os.R_OK | os.W_OK | os.X_OK):
-        checkup.fault("store folder", *permission_refused(existing))
+        checkup.fault("store folder", *permission_refused(folder))
     elif existing != folder:
         checkup.ok("store folder", f"{folder} is not there yet; it can be made in {existing}")
     else:

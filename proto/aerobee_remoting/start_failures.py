@@ -14,6 +14,7 @@ from aerobee_remoting.ports import owner_of
 __all__ = ["CannotListen", "explain", "permission_refused", "user_name"]
 
 PRIVILEGED_PORTS_END = 1024
+LOCK_FILE = "lock"
 
 
 class CannotListen(OSError):
@@ -76,7 +77,10 @@ def _cannot_listen(failed: CannotListen) -> tuple[str, str]:
 
 
 def permission_refused(path: Path) -> tuple[str, str]:
-    """Who owns a file or folder that this user may not use, and how to mend that."""
+    """Who owns a file or folder that this user may not use, and how to mend that.
+
+    Only a folder that was named itself is to change hands: its parent may be /var/lib.
+    """
     existing = path
     while not os.path.exists(existing) and existing != existing.parent:  # noqa: PTH110  # Path.exists may raise
         existing = existing.parent
@@ -87,10 +91,12 @@ def permission_refused(path: Path) -> tuple[str, str]:
             f"{existing} belongs to {owner}, but its permissions do not let {owner} write there",
             f"chmod u+rwX {existing}",
         )
-    return (
-        f"{existing} belongs to {owner}; this user ({user}) may not read and write it",
-        f"chown -R {user} {existing}, or run this as {owner}, or name another folder",
-    )
+    reason = f"{existing} belongs to {owner}; this user ({user}) may not read and write it"
+    if path in (existing, existing / LOCK_FILE):  # the first file that is touched in a store
+        return reason, f"chown -R {user} {existing}, or run this as {owner}, or name another folder"
+    if path.suffix:
+        return reason, f"run this as {owner}, or name a file in a folder that {user} may write to"
+    return reason, f"as {owner}: mkdir -p {path} && chown {user} {path}; or name another folder"
 
 
 def user_name() -> str:

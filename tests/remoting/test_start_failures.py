@@ -53,6 +53,19 @@ def test_a_folder_of_somebody_else_names_the_owner_and_the_chown(
     assert way_out.startswith(f"chown -R 54321 {tmp_path}, or run this as {owner}")
 
 
+@pytest.mark.parametrize("missing", ["store", "a/b/store", "kvConfig.json"])
+def test_what_lies_beside_a_folder_that_is_to_be_made_does_not_change_hands(
+    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The way out of a store in /var/lib must not be a chown of all that is there."""
+    monkeypatch.setattr(os, "geteuid", lambda: 54321)
+    reason, way_out = permission_refused(tmp_path / missing)
+    assert reason.startswith(f"{tmp_path} belongs to ")
+    assert "chown -R" not in way_out
+    assert ("mkdir -p" in way_out) == ("." not in missing)
+    assert f"chown 54321 {tmp_path} " not in way_out
+
+
 def test_a_folder_of_ones_own_that_may_not_be_written_asks_for_chmod(tmp_path: Path) -> None:
     reason, way_out = permission_refused(tmp_path / "absent")
     assert reason.startswith(f"{tmp_path} belongs to {user_name()}, but ")
