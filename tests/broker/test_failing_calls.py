@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from aerobee_broker import main
+from aerobee_proto.codes import ResponseCode
 from aerobee_remoting.systemd import ServiceNotifier
+from aerobee_store.outcomes import OUTCOMES, Failing, Outcome
 from system.failing_calls import failing
 from system.running import Talker, broker_config, talking, text_of
 
@@ -120,3 +123,77 @@ async def test_a_timer_file_that_cannot_be_made_is_a_failed_disk(tmp_path: Path)
             async with asyncio.timeout(30):
                 assert await broker.task == main.EXIT_DISK_FAILED
     assert [e["event"] for e in broker.logs if e["log_level"] == "error"] == ["store.disk_failed"]
+
+
+# --- the table ----------------------------------------------------------------------------------------------------
+
+CASES = [
+    pytest.param(
+        row,
+        call,
+        error,
+        first,
+        id=f"{row.name}-{call}-{errno.errorcode[error]}-{first}",
+        marks=[pytest.mark.slow] if position else [],
+    )
+    for row in OUTCOMES
+    for number, call in enumerate(row.calls)
+    for position, error in enumerate(row.errors)
+    for first in (1, 3)
+    # All calls with one error, one call with all errors; the third call once.
+    if (number == 0 or position == 0) and (first == 1 or number == position == 0)
+]
+
+
+async def work(client: Talker, number: int) -> int:
+    """Something of everything: a message of a new topic, so a queue and a table, and one for the timer; the code."""
+    await client.put(f"New{number}", bytes(600), properties=delayed())
+    return (await client.put(f"New{number}", bytes(40_000))).code
+
+
+@pytest.mark.parametrize(("row", "call", "error", "first"), CASES)
+async def test_every_failing_call_has_the_outcome_that_is_declared(
+    tmp_path: Path, row: Failing, call: str, error: int, first: int
+) -> None:
+    """The n-th call fails, and every one after it."""
+    sizes = {"mapped_file_size_commit_log": 1 << 17, "flush_interval_consume_queue": 100}
+    async with serving(tmp_path, **sizes) as (broker, client):
+        assert await work(client, 0) == ResponseCode.SUCCESS
+        codes = set()
+        with failing(
+            call, error, lambda path: any(part in path for part in row.parts), first=first, count=None
+        ) as made:
+            async with asyncio.timeout(60):
+                for number in count(1):
+                    if broker.task.done() or (made.failed >= 3 and broker.events(row.event)):
+                        break
+                    try:
+                        codes.add(await work(client, number))
+                    except (ConnectionError, EOFError):
+                        break
+                    await asyncio.sleep(0.05)
+                if row.outcome is Outcome.FINAL:
+                    assert await broker.task == main.EXIT_DISK_FAILED
+        assert made.failed
+        assert broker.events(row.event)
+        if row.outcome is Outcome.FINAL:
+            errors = [entry["event"] for entry in broker.logs if entry["log_level"] == "error"]
+            assert errors == [row.event]
+            assert (tmp_path / "abort").exists()
+            return
+        if row.outcome is Outcome.RETRIED:
+            assert codes == {ResponseCode.SUCCESS}
+        else:
+            assert codes - {ResponseCode.SUCCESS} == {ResponseCode.SERVICE_NOT_AVAILABLE}
+        async with asyncio.timeout(60):
+            while await work(client, 1_000_000) != ResponseCode.SUCCESS:  # noqa: ASYNC110  # room has no event
+                await asyncio.sleep(0.05)
+        assert await broker.stopped() == 0
+
+
+def test_the_table_is_what_the_page_says() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    for row in OUTCOMES:
+        names = ", ".join(errno.errorcode[error] for error in row.errors)
+        line = f"| {row.name} ({', '.join(row.calls)}) | {row.files} | {names} | {row.outcome.value} | `{row.event}` |"
+        assert line in page, line
