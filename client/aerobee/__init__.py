@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from aerobee.pull_consumer import PullConsumer
     from aerobee.reader import Reader
     from aerobee.routes import MessageQueue
+    from aerobee.statistics import ClientStatistics, ConsumerStatistics, ProducerStatistics
     from aerobee.transactions import Transaction, TransactionUnresolved
 
 __all__ = [
@@ -66,9 +67,11 @@ __all__ = [
     "ClientClosed",
     "ClientConfig",
     "ClientError",
+    "ClientStatistics",
     "Codec",
     "CodecError",
     "ConsumerConfig",
+    "ConsumerStatistics",
     "Credentials",
     "DamagedRecord",
     "DeadLetter",
@@ -95,6 +98,7 @@ __all__ = [
     "OutgoingMessage",
     "Producer",
     "ProducerConfig",
+    "ProducerStatistics",
     "PullConsumer",
     "PydanticCodec",
     "QueueOffsets",
@@ -157,6 +161,7 @@ _HOMES = {
     "aerobee.pull_consumer": ("PullConsumer",),
     "aerobee.reader": ("Reader",),
     "aerobee.routes": ("MessageQueue",),
+    "aerobee.statistics": ("ClientStatistics", "ConsumerStatistics", "ProducerStatistics"),
     "aerobee.transactions": ("Transaction", "TransactionUnresolved"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from aerobee.arguments import checked
+from aerobee.arguments import all_checked
 from aerobee.errors import (
     UNKNOWN_TOPIC,
     InvalidMessage,
@@ -100,6 +100,7 @@ class GroupProgress:
         return sum(queue.lag for queue in self.queues)
 
 
+@all_checked
 class Admin:
     """Administration calls. Reached as `client.admin`."""
 
@@ -131,7 +132,6 @@ class Admin:
         ]
         return sorted(nodes, key=lambda node: (node.cluster_name, node.broker_name, node.broker_id))
 
-    @checked
     async def broker_runtime_info(self, broker: str) -> dict[str, str]:
         """Figures of a running broker; `broker` is its address or its name (then the master is asked)."""
         addr = await self._addr_of(broker)
@@ -140,7 +140,6 @@ class Admin:
         )
         return dict(KVTable.from_bytes(answer.body).table)
 
-    @checked
     async def broker_config(self, broker: str) -> dict[str, str]:
         """Settings of a running broker."""
         return (await self._broker_config(broker))[0]
@@ -157,7 +156,6 @@ class Admin:
         hot = frozenset(filter(None, answer.ext.get("hotKeys", "").split(";")))
         return _parse_settings(bytes(answer.body).decode("utf-8", "replace")), hot
 
-    @checked
     async def update_broker_config(self, broker: str, settings: Mapping[str, str]) -> None:
         """Change settings of a running broker."""
         text = "".join(f"{key}={value}\n" for key, value in settings.items())
@@ -170,7 +168,6 @@ class Admin:
 
     # --- topics -----------------------------------------------------------------------------------------------
 
-    @checked
     async def topics(self, *, system: bool = False, internal: bool = False) -> list[str]:
         """Names of all topics. `system` adds RocketMQ's own, `internal` retry and dead-letter topics."""
         answer = await self._nameservers.call("list topics", RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
@@ -180,7 +177,6 @@ class Admin:
             names = [name for name in names if name not in own and not is_system_topic(name)]
         return names if internal else [name for name in names if not is_internal_topic(name)]
 
-    @checked
     async def create_topic(
         self,
         topic: str,
@@ -215,7 +211,6 @@ class Admin:
         )
         return await self._topics.create(wanted, cluster=cluster, brokers=brokers, exist_ok=exist_ok)
 
-    @checked
     async def update_topic(
         self,
         topic: str,
@@ -239,7 +234,6 @@ class Admin:
             hide_messages=hide_messages,
         )
 
-    @checked
     async def delete_topic(
         self, topic: str, *, cluster: str | None = None, missing_ok: bool = False
     ) -> list[str]:
@@ -254,7 +248,6 @@ class Admin:
             known = unknown
         return await self._topics.delete(topic, known, cluster=cluster, missing_ok=missing_ok)
 
-    @checked
     async def broker_topics(self, broker: str) -> dict[str, TopicConfig]:
         """Settings of every topic of a broker, RocketMQ's own too; `broker` is its address or its name."""
         addr = await self._addr_of(broker)
@@ -263,12 +256,10 @@ class Admin:
         )
         return TopicConfigWrapper.from_bytes(answer.body).topic_config_table
 
-    @checked
     async def topic_configs(self, topic: str) -> dict[str, TopicConfig]:
         """Settings of a topic by name of the broker, of those that have it; empty when none has."""
         return await self._topics.configs(topic, await self._addrs(None, ()))
 
-    @checked
     async def route(self, topic: str) -> TopicRouteData:
         """Where a topic lives; NoRoute when nobody knows it."""
         answer, answers = await self._nameservers.ask_until(
@@ -280,7 +271,6 @@ class Admin:
             raise NoRoute(topic, answers, await self._near(topic, answers))
         return TopicRouteData.from_bytes(answer.body)
 
-    @checked
     async def describe_topic(self, topic: str) -> TopicDescription:
         """Route, configuration and ends of every queue, and the groups that read it."""
         route = await self.route(topic)
@@ -304,7 +294,6 @@ class Admin:
             found = table | found
         return [found[name] for name in sorted(found)]
 
-    @checked
     async def create_group(
         self,
         group: str,
@@ -323,7 +312,6 @@ class Admin:
         masters = await self._addrs(cluster, brokers)
         return await self._groups.create(group, retry_max_times, masters, exist_ok=exist_ok)
 
-    @checked
     async def update_group(
         self,
         group: str,
@@ -345,7 +333,6 @@ class Admin:
         changes = {name: value for name, value in wanted.items() if value is not None}
         return await self._groups.update(group, changes)
 
-    @checked
     async def delete_group(
         self, group: str, *, offsets: bool = True, cluster: str | None = None, missing_ok: bool = False
     ) -> list[str]:
@@ -356,12 +343,10 @@ class Admin:
         masters = await self._addrs(cluster, ())
         return await self._groups.delete(group, masters, offsets=offsets, missing_ok=missing_ok)
 
-    @checked
     async def find_group(self, group: str) -> list[str]:
         """Names of the brokers that know a group: by settings, offsets or members. NotFound when none does."""
         return list(await self._groups.places(group, await self._addrs(None, ())))
 
-    @checked
     async def group_progress(self, group: str, topic: str | None = None) -> GroupProgress:
         """How far a group is in every topic it has offsets in, or in one.
 
@@ -380,7 +365,6 @@ class Admin:
                 await self.route(topic)
         return GroupProgress(group, sorted(queues, key=lambda one: one.queue))
 
-    @checked
     async def group_connections(self, group: str) -> ConsumerConnection | None:
         """Who is online in a group; None when nobody is. Every member talks to every broker: one is asked."""
         for node in await self._masters(None, ()):
@@ -393,12 +377,10 @@ class Admin:
         """How far every group is behind in every topic, by group and topic. Without the delays."""
         return await self._groups.lags()
 
-    @checked
     async def group_lag(self, group: str) -> list[TopicLag]:
         """How far a group is behind in each of its topics, and by how much time. NotFound for an unknown group."""
         return await self._groups.lag(group)
 
-    @checked
     async def reset_group(
         self, group: str, topic: str, to: Where, *, queue: MessageQueue | None = None
     ) -> dict[MessageQueue, int]:
@@ -411,7 +393,6 @@ class Admin:
         """
         return await self._groups.reset(group, topic, parse_where(to, self._clock_ms()), queue)
 
-    @checked
     async def clone_group(
         self, source: str, target: str, topic: str | None = None, *, offline: bool = False
     ) -> list[str]:
@@ -422,7 +403,6 @@ class Admin:
         """
         return await self._groups.clone(source, target, topic, offline=offline)
 
-    @checked
     async def member_running_info(
         self, group: str, client_id: str, *, threads: bool = False
     ) -> ConsumerRunningInfo:
@@ -432,7 +412,6 @@ class Admin:
         """
         return await self._groups.running_info(group, client_id, threads=threads)
 
-    @checked
     async def consume_directly(
         self, group: str, client_id: str, topic: str, message_id: str
     ) -> ConsumeMessageDirectlyResult:
@@ -472,34 +451,28 @@ class Admin:
 
     # --- offsets ----------------------------------------------------------------------------------------------
 
-    @checked
     async def min_offset(self, queue: MessageQueue) -> int:
         """First readable logical offset of a queue."""
         return await self._offsets.min_offset(queue)
 
-    @checked
     async def max_offset(self, queue: MessageQueue) -> int:
         """One past the last readable logical offset of a queue."""
         return await self._offsets.max_offset(queue)
 
-    @checked
     async def offset_by_time(
         self, queue: MessageQueue, timestamp_ms: int, boundary: Literal["lower", "upper"] = "lower"
     ) -> int:
         """First offset stored at or after a time; "upper": the last one at or before it."""
         return await self._offsets.by_time(queue, timestamp_ms, boundary)
 
-    @checked
     async def earliest_store_time(self, queue: MessageQueue) -> int | None:
         """Store time of the first readable message, epoch milliseconds; None for an empty queue."""
         return await self._offsets.earliest_store_time(queue)
 
-    @checked
     async def group_offset(self, group: str, queue: MessageQueue) -> int | None:
         """The offset a group will read next; None when it has committed none."""
         return await self._offsets.committed(group, queue)
 
-    @checked
     async def set_group_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
         """Store the offset a group will read next. Members that are online may overwrite it."""
         await self._offsets.commit(group, queue, offset)

@@ -17,8 +17,9 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar, Union, cast, get_ar
 
 from aerobee.errors import InvalidMessage
 
-__all__ = ["Rule", "check_fields", "checked", "explain", "rule_of", "rules_of"]
+__all__ = ["Rule", "all_checked", "check_fields", "checked", "explain", "rule_of", "rules_of"]
 
+T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 SHOWN_MAX: Final = 60  # characters of a wrong value
@@ -76,6 +77,14 @@ def checked(function: F) -> F:
         return function(*args, **kwargs)
 
     return cast(F, now)
+
+
+def all_checked(kind: type[T]) -> type[T]:
+    """`checked` for every public method of a class."""
+    for name, function in list(vars(kind).items()):
+        if inspect.isfunction(function) and not name.startswith("_"):
+            setattr(kind, name, checked(function))
+    return kind
 
 
 def explain(function: Callable[..., Any], values: Mapping[str, Any]) -> None:

@@ -27,6 +27,7 @@ from aerobee.reader import Reader
 from aerobee.routes import MessageQueue
 from aerobee.session import QueueSelection, Session, clock_ms
 from aerobee.start_at import AtOffset, Where, floor_of, parse_where
+from aerobee.statistics import ClientStatistics
 from aerobee.transactions import Checker, Transactions, TransactionsCheck
 from aerobee.watching import Watch
 
@@ -190,6 +191,7 @@ class Client:
             greet=session.greet,
             codec=codec,
             watch=watch,
+            meters=session.meters,
         )
 
     def _trace_producer(self, session: Session) -> Producer:
@@ -388,6 +390,7 @@ class Client:
             offsets=session.offsets,
             clock_ms=clock_ms,
             watch=session.watch(group),
+            meters=session.meters,
             on_open=session.add_member,
             on_close=session.remove_member,
         )
@@ -493,6 +496,10 @@ class Client:
         """The queues of a topic that can be read, ordered by broker and queue id."""
         checked_topic(topic)
         return (await self._open().routes.for_subscribe(topic)).subscribe
+
+    def statistics(self) -> ClientStatistics:
+        """What this client, its producers and its group consumers have done; they have a `statistics()` each."""
+        return self._open().statistics()
 
     def _open(self) -> Session:
         if self._session is None:

@@ -98,6 +98,7 @@ class ClientConfig:
     trace_topic           where to; brokers have RMQ_SYS_TRACE_TOPIC when they are told to (traceTopicEnable)
                           [RMQ_SYS_TRACE_TOPIC]
     telemetry             make OpenTelemetry spans; needs the extra `aerobee[otel]` [False]
+    metrics               count and measure through OpenTelemetry; needs the extra `aerobee[otel]` [False]
     client_name           middle part of the client id; None takes the process id [None]
     body_size_max         bytes; larger bodies are refused before they are sent [4 MiB]
     decompressed_size_max bytes; a received body that inflates to more is a DamagedRecord [64 MiB]
@@ -113,6 +114,7 @@ class ClientConfig:
     trace: bool = False
     trace_topic: str = TRACE_TOPIC
     telemetry: bool = False
+    metrics: bool = False
     client_name: str | None = None
     body_size_max: int = 4 * 1024 * 1024
     decompressed_size_max: int = 64 * 1024 * 1024

@@ -178,6 +178,7 @@ class Delivery:
         # Moved by tries.
         self._troubles: dict[str, _Trouble] = {}  # by broker name
         self.retried_count = 0  # tries that failed, since the start
+        self.failed_count = 0  # messages that failed alone while the rest of their batch went on
 
     async def route(self, topic: str, deadline: float) -> Route:
         """The topic's route with queues to send to, waited for where it is only away: no nameserver answers, no broker
@@ -247,6 +248,7 @@ class Delivery:
             return []
         for item in items:
             if item.deadline <= now and not item.future.done():
+                self.failed_count += 1
                 item.future.set_exception(failed)
         return left
 
@@ -264,6 +266,7 @@ class Delivery:
             await self.send(topic, [item], bound, item.deadline)
         except ClientError as failed:
             if not item.future.done():
+                self.failed_count += 1
                 item.future.set_exception(failed)
 
     async def _try_brokers(

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from aerobee.arguments import checked
 from aerobee.codecs import Codec, CodecError
@@ -37,8 +37,12 @@ from aerobee.replies import Replier
 from aerobee.routes import MessageQueue
 from aerobee.send_back import SendBack
 from aerobee.start_at import Where, parse_where
+from aerobee.statistics import ConsumerStatistics
 from aerobee.watching import Watch
 from aerobee_remoting.event_log import event_logger
+
+if TYPE_CHECKING:
+    from aerobee.meters import Meters
 
 __all__ = ["GroupConsumer", "Handler", "by_sharding_key"]
 
@@ -70,6 +74,7 @@ class GroupConsumer(Generic[T]):
         offsets: Offsets,
         clock_ms: Callable[[], int],
         watch: Watch | None,
+        meters: "Meters | None" = None,
         on_open: Callable[["GroupConsumer[Any]"], Awaitable[None]],
         on_close: Callable[["GroupConsumer[Any]"], None],
     ) -> None:
@@ -83,6 +88,9 @@ class GroupConsumer(Generic[T]):
         self._offsets = offsets
         self.clock_ms = clock_ms
         self._watch = watch
+        self._meters = meters
+        self._acked_count = 0  # since the start
+        self._failed_count = 0
         self._on_open = on_open
         self._on_close = on_close
         # Moved by the calls below. A queue is in `_ready` once (its in_ready) while it may have something to hand out.
@@ -277,6 +285,17 @@ class GroupConsumer(Generic[T]):
         for owned in self.member.resume(queues or self.queues):
             self._on_records(owned)
 
+    def statistics(self) -> ConsumerStatistics:
+        """What this member has done since it was made, and how far behind it is."""
+        owned = list(self.member.owned.values())
+        return ConsumerStatistics(
+            group=self.group,
+            acked_count=self._acked_count,
+            failed_count=self._failed_count,
+            waiting_count=sum([one.count for one in owned]),
+            lags={one.queue: max(0, one.max_offset - one.tracker.committable) for one in owned},
+        )
+
     def rates(self) -> dict[str, tuple[float, float, float, int]]:
         """By topic, of about the last minute: acked and failed messages a second, mean milliseconds of one; failures
         since the start."""
@@ -434,6 +453,14 @@ class GroupConsumer(Generic[T]):
         if rates is None:
             rates = self._rates[topic] = Rates(message.taken_at)
         rates.add(now - message.taken_at, now, ok=message.outcome is Outcome.ACKED)
+        acked = message.outcome is Outcome.ACKED
+        if acked:
+            self._acked_count += 1
+        else:
+            self._failed_count += 1
+        if self._meters is not None:
+            outcome = message.outcome.value if message.outcome is not None else "rests"
+            self._meters.processed(self.group, topic, outcome, now - message.taken_at)
         if self._watch is not None:
             self._watch.settled(message)
 

@@ -35,6 +35,7 @@ from aerobee.peers import Peers
 from aerobee.replies import PendingReplies
 from aerobee.route_table import RouteTable
 from aerobee.routes import MessageQueue
+from aerobee.statistics import ProducerStatistics
 from aerobee.transactions import Checker, Transaction, Transactions
 from aerobee.watching import MessageKind, Watch
 from aerobee_proto.codes import RequestCode, SysFlag
@@ -43,6 +44,7 @@ from aerobee_remoting.event_log import event_logger
 
 if TYPE_CHECKING:
     from aerobee.codecs import Codec
+    from aerobee.meters import Meters
 
 __all__ = ["Producer", "ProducerParts"]
 
@@ -68,6 +70,7 @@ class ProducerParts:
     greet: Callable[[str], Awaitable[None]]  # have the brokers of a topic know this client
     codec: "Codec[Any] | None"
     watch: Watch | None
+    meters: "Meters | None"
 
 
 class _Topic:
@@ -127,6 +130,12 @@ class Producer:
         self._full = False
         self.pending_count = 0
         self.pending_bytes = 0
+        # Since the start; failed ones of a batch that went on are counted by `Delivery`.
+        self._ended_count = 0
+        self._failed_count = 0
+        self._batch_count = 0
+        self._latency_sum_s = 0.0
+        self._latency_max_s = 0.0
 
     async def __aenter__(self) -> Self:
         self._opened = True
@@ -426,6 +435,20 @@ class Producer:
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """The queues one can send to, ordered by broker and queue id."""
         return (await self._routes.for_publish(checked_topic(topic))).publish
+
+    def statistics(self) -> ProducerStatistics:
+        """What this producer has done since it was made."""
+        failed = self._failed_count + self._delivery.failed_count
+        return ProducerStatistics(
+            group=self.group,
+            sent_count=self._ended_count - failed,
+            failed_count=failed,
+            retried_count=self._delivery.retried_count,
+            pending_count=self.pending_count,
+            pending_bytes=self.pending_bytes,
+            latency_ms_mean=self._latency_sum_s * 1000 / max(self._batch_count, 1),
+            latency_ms_max=self._latency_max_s * 1000,
+        )
 
     async def ready(self) -> None:
         """Wait until send_nowait has room. Waiters are served in the order they came."""
@@ -755,6 +778,7 @@ class Producer:
     ) -> None:
         """Bring one batch to an end, whatever happens, and let the next one go."""
         error: ClientError | None = None
+        failed_before = self._failed_count + self._delivery.failed_count
         try:
             await self._delivery.send(topic.name, batch.items, bound, batch.deadline)
         except ClientError as failed:
@@ -770,6 +794,16 @@ class Producer:
         finally:
             lane.done(batch)
             self._end(batch.items, batch.size, error)
+            took_s = self._loop.time() - batch.opened_at
+            self._batch_count += 1
+            self._latency_sum_s += took_s
+            self._latency_max_s = max(self._latency_max_s, took_s)
+            if self.parts.meters is not None:
+                failed_count = self._failed_count + self._delivery.failed_count - failed_before
+                failed_count = min(failed_count, len(batch.items))
+                self.parts.meters.sent(
+                    topic.name, len(batch.items) - failed_count, failed_count, error, took_s
+                )
             if self._opened or self._flushing:
                 self._pump(topic)
 
@@ -780,7 +814,9 @@ class Producer:
         if error is not None:
             for item in items:
                 if not item.future.done():
+                    self._failed_count += 1
                     item.future.set_exception(error)
+        self._ended_count += len(items)
         self._count(-len(items), -size)
         if self._waiters:
             self._wake(len(items))

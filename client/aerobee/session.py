@@ -33,6 +33,7 @@ from aerobee.route_table import RouteTable
 from aerobee.routes import MessageQueue, Route, master_addrs
 from aerobee.server_requests import ServerRequests
 from aerobee.start_at import AtOffset, Position
+from aerobee.statistics import ClientStatistics
 from aerobee.watching import Watch, joined
 from aerobee_proto.bodies import CheckClientConfigBody
 from aerobee_proto.codes import RequestCode
@@ -44,6 +45,7 @@ from aerobee_remoting.event_log import event_logger
 if TYPE_CHECKING:
     from aerobee.admin import Admin
     from aerobee.group_consumer import GroupConsumer
+    from aerobee.meters import Meters
     from aerobee.trace import TraceWriter
 
 __all__ = ["QueueSelection", "Session", "clock_ms"]
@@ -66,7 +68,7 @@ class Session:
     def __init__(self, config: ClientConfig, ip: str, salt: int, client_id: str) -> None:
         # Fixed for life.
         self._config = config
-        self._client_id = client_id
+        self._client_id = self.client_id = client_id
         tls = ssl.create_default_context() if config.tls is True else config.tls or None
         self.replies = PendingReplies()
         self.requests = ServerRequests(self.replies, config.nameservers, config.decompressed_size_max)
@@ -100,6 +102,7 @@ class Session:
         self._finding: dict[str, asyncio.Task[None]] = {}  # brokers whose connection was lost
         self._lost: set[str] = set()  # addresses that were connected, and are not
         self.reconnect_count = 0
+        self.meters = self._make_meters() if config.metrics else None
 
     @cached_property
     def admin(self) -> "Admin":
@@ -116,8 +119,20 @@ class Session:
             loop.create_task(self._beat(), name="client.heartbeat"),
         ]
 
+    def statistics(self) -> ClientStatistics:
+        """See `Client.statistics`. May be called from any thread."""
+        return ClientStatistics(
+            client_id=self._client_id,
+            connection_count=self._remoting.connection_count,
+            reconnect_count=self.reconnect_count,
+            producers=tuple([producer.statistics() for producer in list(self._producers)]),
+            consumers=tuple([member.statistics() for member in list(self.requests.consumers.values())]),
+        )
+
     async def close(self) -> None:
         self._started = False
+        if self.meters is not None:
+            self.meters.close(self)
         try:
             await asyncio.gather(*(member.close() for member in list(self.requests.consumers.values())))
             await asyncio.gather(*(producer.close() for producer in list(self._producers)))
@@ -182,6 +197,11 @@ class Session:
         route = await self.routes.for_publish(topic)
         if not self._greeted.issuperset(master_addrs([route])):
             await self.beat()
+
+    def _make_meters(self) -> "Meters":
+        from aerobee.meters import Meters
+
+        return Meters(self)
 
     def watch(self, group: str) -> Watch | None:
         """Who looks on at the messages of a group; None when nothing of the kind is switched on."""

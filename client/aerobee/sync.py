@@ -37,6 +37,7 @@ from aerobee.pull_consumer import PullConsumer as AsyncPullConsumer
 from aerobee.reader import Reader as AsyncReader
 from aerobee.routes import MessageQueue
 from aerobee.start_at import Where
+from aerobee.statistics import ClientStatistics, ConsumerStatistics, ProducerStatistics
 from aerobee.transactions import Transaction as AsyncTransaction
 
 if TYPE_CHECKING:
@@ -182,6 +183,10 @@ class Client:
         thread = self._open()
         return GroupConsumer(thread, thread.call(lambda: self._client.consumer(group, topics, **settings)))
 
+    def statistics(self) -> ClientStatistics:
+        """As `aerobee.Client.statistics`."""
+        return self._open().call(self._client.statistics)
+
     @checked
     def trace(self, message_id: str) -> "list[TraceRecord]":
         """As `aerobee.Client.trace`."""
@@ -285,6 +290,10 @@ class Producer:
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """The queues one can send to."""
         return self._thread.run(self._producer.queues(topic))
+
+    def statistics(self) -> ProducerStatistics:
+        """As `aerobee.Producer.statistics`."""
+        return self._thread.call(self._producer.statistics)
 
     def flush(self) -> None:
         """Wait until every accepted message has its result."""
@@ -513,6 +522,10 @@ class GroupConsumer:
     def positions(self) -> dict[MessageQueue, int]:
         """For each own queue the offset that would be committed now."""
         return self._thread.call(lambda: self._consumer.positions)
+
+    def statistics(self) -> ConsumerStatistics:
+        """As `aerobee.GroupConsumer.statistics`."""
+        return self._thread.call(self._consumer.statistics)
 
     def commit(self) -> None:
         """Commit now what is settled."""

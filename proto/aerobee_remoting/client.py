@@ -117,6 +117,11 @@ class RemotingClient:
         """Send a request that gets no answer. ConnectFailed or ConnectionLost when it cannot be sent."""
         (await self.connect(addr)).send_oneway(code, header, body)
 
+    @property
+    def connection_count(self) -> int:
+        """Connections that are open."""
+        return len(self._connections)
+
     def connected(self, addr: str) -> Connection | None:
         """The live connection to `addr`, if there is one."""
         connection = self._connections.get(addr)

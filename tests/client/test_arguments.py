@@ -59,6 +59,9 @@ CONFIGS = (ClientConfig, ProducerConfig, FetchConfig, ConsumerConfig)
 class Wrong:
     """Nothing that any call takes."""
 
+    def __repr__(self) -> str:
+        return "Wrong()"  # the same in every process: it is part of the names of tests
+
 
 def public_calls() -> Iterator[Any]:
     for kind in (*ASYNC, *BLOCKING):

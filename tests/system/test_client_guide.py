@@ -30,7 +30,7 @@ def nameserver() -> Iterator[str]:
 
 def test_every_example_runs_in_order_and_prints_what_it_says(nameserver: str, tmp_path: Path) -> None:
     """They ran only with topics and settings that the test made, and that no page named."""
-    assert len(EXAMPLES) == 13
+    assert len(EXAMPLES) == 14
     assert FRAME.count("        ...\n") == 1
     assert NAMESERVER in FRAME
     for example in EXAMPLES:

@@ -1,0 +1,94 @@
+import asyncio
+
+import pytest
+
+from aerobee import Client, ClientStatistics, GroupMessage, RetryLater, SendFailed
+from aerobee.sync import Client as SyncClient
+from aerobee_proto.codes import RequestCode, ResponseCode
+from aerobee_remoting.handlers import Response
+from client.fakes import fake_cluster
+
+BUSY = Response(ResponseCode.SYSTEM_BUSY, "busy")
+SINGLE, BATCH = RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE
+
+
+async def test_a_producer_counts_what_was_sent_what_failed_and_what_was_tried_again() -> None:
+    async with fake_cluster() as cluster, Client(cluster.nameserver.addr) as mq, mq.producer("p") as producer:
+        await asyncio.gather(*(producer.send("T", b"x") for _ in range(5)))
+        cluster.broker.script(SINGLE, BUSY, BUSY)
+        await producer.send("T", b"y")
+        cluster.broker.always(SINGLE, BUSY)
+        with pytest.raises(SendFailed):
+            await producer.send("T", b"z", timeout_s=0.01)
+        told = producer.statistics()
+        assert (told.group, told.sent_count, told.failed_count) == ("p", 6, 1)
+        assert told.retried_count >= 3
+        assert (told.pending_count, told.pending_bytes) == (0, 0)
+        assert 0 < told.latency_ms_mean <= told.latency_ms_max
+        assert mq.statistics().producers == (told,)
+
+
+async def test_a_message_that_fails_alone_is_not_counted_as_sent() -> None:
+    async with fake_cluster() as cluster, Client(cluster.nameserver.addr) as mq, mq.producer("p") as producer:
+        await producer.send("T", b"0")
+        cluster.broker.always(BATCH, BUSY)
+        hurried = producer.send_nowait("T", b"1", timeout_s=0.05)
+        patient = producer.send_nowait("T", b"2")
+        with pytest.raises(SendFailed):
+            await hurried
+        cluster.broker.always(BATCH, None)
+        await patient
+        await producer.flush()
+        told = producer.statistics()
+        assert (told.sent_count, told.failed_count) == (2, 1)
+
+
+async def test_a_consumer_counts_what_it_did_and_how_far_it_is_behind() -> None:
+    async with fake_cluster(queues=1) as cluster, Client(cluster.nameserver.addr) as mq:
+        for number in range(4):
+            cluster.broker.append("T", 0, b"%d" % number)
+        blocked, done = asyncio.Event(), asyncio.Event()
+
+        async def handler(message: GroupMessage[bytes]) -> None:
+            if message.body == b"1":
+                raise RetryLater(1)
+            if message.body == b"3":
+                blocked.set()
+                await done.wait()
+
+        async with mq.consumer("g", "T") as consumer:
+            running = asyncio.create_task(consumer.run(handler, concurrency=1))
+            await blocked.wait()
+            told = consumer.statistics()
+            # The one that was sent back is done here as well: it comes again by way of the retry topic.
+            assert (told.group, told.acked_count + told.failed_count, told.waiting_count) == ("g", 3, 1)
+            assert told.lag == 1
+            assert mq.statistics().consumers == (told,)
+            done.set()
+            await consumer.close()
+            await running
+
+
+async def test_lost_connections_that_are_made_again_are_counted() -> None:
+    async with fake_cluster() as cluster, Client(cluster.nameserver.addr) as mq, mq.producer() as producer:
+        await producer.send("T", b"x")
+        before = mq.statistics()
+        for connection in list(cluster.broker.server.connections):
+            connection.abort("the test wants it")
+        await producer.send("T", b"y")
+        assert mq.statistics().reconnect_count == before.reconnect_count + 1
+        assert mq.statistics().connection_count == 2
+
+
+async def test_the_blocking_client_tells_the_same() -> None:
+    def program(addr: str) -> ClientStatistics:
+        with SyncClient(addr) as mq, mq.producer("p") as producer, mq.consumer("g", "T") as consumer:
+            producer.send("T", b"x")
+            assert producer.statistics().sent_count == 1
+            assert consumer.statistics().group == "g"
+            return mq.statistics()
+
+    async with fake_cluster() as cluster:
+        told = await asyncio.to_thread(program, cluster.nameserver.addr)
+    assert [one.sent_count for one in told.producers] == [1]
+    assert [one.group for one in told.consumers] == ["g"]
