@@ -51,7 +51,7 @@ class BrokerHandlers:
             body_size_max=SETTINGS_BODY_SIZE_MAX,
         )
         add(code.GET_BROKER_CONFIG, self.config, permission=admin)
-        add(code.GET_BROKER_RUNTIME_INFO, self.runtime_info, permission=inspect)
+        add(code.GET_BROKER_RUNTIME_INFO, self.runtime_info, permission=inspect, overtakes=True)
         add(code.VIEW_BROKER_STATS_DATA, self.statistic, permission=inspect, header=ViewBrokerStatsHeader)
         add(code.GET_BROKER_HA_STATUS, self.replication, permission=inspect)
         add(code.RESET_MASTER_FLUSH_OFFSET, self.reset_master_flush, permission=admin)

@@ -49,17 +49,47 @@ class ClientHandlers:
         """Add the handlers to a table."""
         add, code = table.register, RequestCode
         anyone, subscribe = Permission.ANYONE, Permission.SUBSCRIBE
-        add(code.HEART_BEAT, self.heartbeat, permission=anyone, body_size_max=HEARTBEAT_SIZE_MAX)
-        add(code.UNREGISTER_CLIENT, self.unregister, permission=anyone, header=UnregisterClientHeader)
-        add(code.GET_CONSUMER_LIST_BY_GROUP, self.members, permission=subscribe, header=ConsumerGroupHeader)
+        add(
+            code.HEART_BEAT,
+            self.heartbeat,
+            permission=anyone,
+            body_size_max=HEARTBEAT_SIZE_MAX,
+            overtakes=True,
+        )
+        add(
+            code.UNREGISTER_CLIENT,
+            self.unregister,
+            permission=anyone,
+            header=UnregisterClientHeader,
+            overtakes=True,
+        )
+        add(
+            code.GET_CONSUMER_LIST_BY_GROUP,
+            self.members,
+            permission=subscribe,
+            header=ConsumerGroupHeader,
+            overtakes=True,
+        )
         add(
             code.CHECK_CLIENT_CONFIG,
             self.check_subscription,
             permission=subscribe,
             body_size_max=LOCK_BODY_SIZE_MAX,
         )
-        add(code.LOCK_BATCH_MQ, self.lock, permission=subscribe, body_size_max=LOCK_BODY_SIZE_MAX)
-        add(code.UNLOCK_BATCH_MQ, self.unlock, permission=subscribe, body_size_max=LOCK_BODY_SIZE_MAX)
+        add(
+            code.LOCK_BATCH_MQ,
+            self.lock,
+            permission=subscribe,
+            body_size_max=LOCK_BODY_SIZE_MAX,
+            overtakes=True,
+        )
+        add(
+            code.UNLOCK_BATCH_MQ,
+            self.unlock,
+            permission=subscribe,
+            body_size_max=LOCK_BODY_SIZE_MAX,
+            overtakes=True,
+        )
 
     # --- heartbeats -------------------------------------------------------------------------------------------
 

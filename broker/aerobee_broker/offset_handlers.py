@@ -39,8 +39,20 @@ class OffsetHandlers:
         """Add the handlers to a table."""
         add, code = table.register, RequestCode
         subscribe, cluster = Permission.SUBSCRIBE, Permission.CLUSTER
-        add(code.QUERY_CONSUMER_OFFSET, self.query, permission=subscribe, header=QueryConsumerOffsetHeader)
-        add(code.UPDATE_CONSUMER_OFFSET, self.update, permission=subscribe, header=UpdateConsumerOffsetHeader)
+        add(
+            code.QUERY_CONSUMER_OFFSET,
+            self.query,
+            permission=subscribe,
+            header=QueryConsumerOffsetHeader,
+            overtakes=True,
+        )
+        add(
+            code.UPDATE_CONSUMER_OFFSET,
+            self.update,
+            permission=subscribe,
+            header=UpdateConsumerOffsetHeader,
+            overtakes=True,
+        )
         add(code.SEARCH_OFFSET_BY_TIMESTAMP, self.search, permission=subscribe, header=SearchOffsetHeader)
         add(code.GET_MAX_OFFSET, self.max_offset, permission=subscribe, header=QueueHeader)
         add(code.GET_MIN_OFFSET, self.min_offset, permission=subscribe, header=QueueHeader)

@@ -85,7 +85,7 @@ class PullProcessor:
         group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
         services = self._services
         if header.sys_flag & PullFlag.COMMIT_OFFSET:
-            services.offsets.commit(group, topic, queue_id, header.commit_offset)
+            self._commit(request)
         reset = services.offsets.take_reset(group, topic, queue_id)
         if reset is not None:
             return self._moved(request, reset)
@@ -99,6 +99,14 @@ class PullProcessor:
             return self._hold(request, header, wanted, result)
         self._answer(request, header, result, code)
         return None
+
+    def _commit(self, request: Request) -> None:
+        """Take the offset that a pull carries, unless the same peer has committed a later one meanwhile."""
+        header, offsets = request.header, self._services.offsets
+        queue = header.consumer_group, header.topic, header.queue_id
+        if request.connection.was_overtaken and (offsets.get(*queue) or 0) > header.commit_offset:
+            return
+        offsets.commit(*queue, header.commit_offset)
 
     # --- checks -----------------------------------------------------------------------------------------------
 

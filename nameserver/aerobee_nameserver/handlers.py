@@ -116,18 +116,20 @@ class Handlers:
             cluster,
             RegisterBrokerHeader,
             body_size_max=REGISTRATION_SIZE_MAX,
+            overtakes=True,
         )
-        serve(code.UNREGISTER_BROKER, self.unregister, cluster, identity)
-        serve(code.BROKER_HEARTBEAT, self.heartbeat, cluster, identity)
+        serve(code.UNREGISTER_BROKER, self.unregister, cluster, identity, overtakes=True)
+        serve(code.BROKER_HEARTBEAT, self.heartbeat, cluster, identity, overtakes=True)
         serve(
             code.QUERY_DATA_VERSION,
             self.query_data_version,
             cluster,
             identity,
             body_size_max=VERSION_SIZE_MAX,
+            overtakes=True,
         )
         serve(code.GET_BROKER_MEMBER_GROUP, self.member_group, cluster, identity)
-        serve(code.GET_ROUTEINFO_BY_TOPIC, self.route, Permission.ANYONE, RouteQueryHeader)
+        serve(code.GET_ROUTEINFO_BY_TOPIC, self.route, Permission.ANYONE, RouteQueryHeader, overtakes=True)
         serve(code.GET_BROKER_CLUSTER_INFO, self.cluster_info, Permission.ANYONE)
         serve(code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, self.all_topics, ask)
         serve(code.GET_TOPICS_BY_CLUSTER, self.topics_by_cluster, ask, ClusterHeader)

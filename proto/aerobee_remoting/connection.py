@@ -6,6 +6,10 @@ The same class serves broker, nameserver and client: requests of the peer go to 
 the futures that wait for them. One read is one batch: all whole frames are cut, handled in order, and what they
 answer leaves in one write.
 
+Who asks for much does not hold up who asks for little: a server's connections share `Turns`. What one may not handle at
+once is held back, in order, but for small control requests, which overtake what their own connection held back; what
+overtakes stays in order too.
+
 What is buffered for the peer is counted in its account (`PeerMemory`), in steps: after a read that leaves something,
 after a write that leaves much, and when the owner sweeps.
 
@@ -19,9 +23,10 @@ Bounds, all in `ConnectionLimits`
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any, Final, cast
 
 from aerobee_proto.codes import VERSION, ResponseCode
@@ -43,17 +48,18 @@ from aerobee_remoting.event_log import EventLog, event_logger
 from aerobee_remoting.handlers import BatchItem, Entry, HandlerTable, Request, Response
 from aerobee_remoting.loop_watch import LoopWatch, in_timed_steps
 from aerobee_remoting.peer_memory import PEER_LIMIT, PeerMemory
+from aerobee_remoting.turns import AT_ONCE, TURN_S, Turns
 
 __all__ = ["Connection", "ConnectionLimits", "format_addr"]
 
 log = event_logger("aerobee.remoting")
 
-TURN_S: Final = (
-    0.01  # of handlers that answer at once; what one read asks for beyond waits a turn of the loop
-)
 TIMEOUT_SCAN_S: Final = 0.05  # how late a request's time-out may be noticed
 NO_HANDLERS: Final = HandlerTable()
 BUFFERS: Final = "buffers of connections"  # in the account
+READ_AHEAD: Final = 262_144  # bytes held back at which reading stops; what overtakes must have been read
+SLICE_FRAMES_MAX: Final = 1024  # requests in one slice: a batch handler takes all of its code at once
+OVERTAKING_MAX: Final = 64  # requests that may overtake what is held back, until nothing is
 COUNT_STEP: Final = 65_536  # bytes that may wait to be sent before they are counted at once
 
 
@@ -91,6 +97,7 @@ class Connection(asyncio.Protocol):
         limits: ConnectionLimits | None = None,
         memory: PeerMemory | None = None,
         watch: LoopWatch | None = None,
+        turns: Turns | None = None,
         on_open: "Callable[[Connection], None] | None" = None,
         on_close: "Callable[[Connection], None] | None" = None,
         log: EventLog = log,
@@ -100,6 +107,8 @@ class Connection(asyncio.Protocol):
         self._limits = limits or ConnectionLimits()
         self._memory = memory or PeerMemory()
         self._watch = watch or LoopWatch()
+        self._turns = turns
+        self._clock = time.perf_counter if turns is None else turns.clock
         self._on_open = on_open
         self._on_close = on_close
         self._log = log  # a server's own, or the one of libraries
@@ -129,8 +138,15 @@ class Connection(asyncio.Protocol):
         self._write_blocked = False
         self._done_reading = False
         self._alone = 0  # pieces of work that what was read later has to wait for
-        self._held_back: list[Frame] = []  # read, and to be handled when what waits to be sent has shrunk
-        self._held_size = 0  # bytes of those, and of the requests that tasks are at work on
+        # Read, and to be handled in a later turn, or when what waits to be sent has shrunk.
+        self._held_back: deque[Frame] = deque()
+        self._held_back_size = 0  # bytes of those
+        self._waits = False  # for its turn
+        self._overtaking = (
+            0  # requests that have overtaken what is held back; at the bound they stay in order
+        )
+        self._was_overtaken = False  # what is handled now was read before something that was handled before
+        self._running_size = 0  # bytes of the requests that tasks are at work on
         self._counted = 0  # of `buffered_size`, in the account
         self._reading_paused = False
         self._close_reason = "closed by the peer"
@@ -182,8 +198,7 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._write_blocked = False
         self._blocked_since = None
-        if self._held_back:
-            self._loop.call_soon(self._go_on)
+        self._wait()
         self._gate_reading()
 
     def stop_reading(self) -> None:
@@ -195,8 +210,8 @@ class Connection(asyncio.Protocol):
         stop = (
             self._done_reading
             or self._write_blocked
-            or bool(self._held_back)
             or bool(self._alone)
+            or self._held_back_size > READ_AHEAD
             or self.in_flight >= self._limits.in_flight_max
         )
         if stop is self._reading_paused or self.transport.is_closing():
@@ -215,10 +230,16 @@ class Connection(asyncio.Protocol):
         try:
             frames = decoder.feed(data)
             if self._held_back or self._alone:
-                self._held_back += frames  # TLS may have had some more
-                self._held_size += _size_of(frames)
-            else:
-                self._handle(frames)
+                self._hold_back(frames)
+            elif frames:
+                turns = self._turns
+                deadline = time.perf_counter() + TURN_S if turns is None else turns.enter()
+                if deadline and len(frames) <= SLICE_FRAMES_MAX:
+                    left = self._handle(frames, deadline)
+                    if left:
+                        self._hold_back(left)
+                else:
+                    self._hold_back(frames)
             if decoder.error is not None:
                 self._break(decoder.error)
         finally:
@@ -236,37 +257,79 @@ class Connection(asyncio.Protocol):
             self.count_buffers()
 
     def _hold_back(self, frames: list[Frame]) -> None:
-        """Handle these later: one read can ask for a thousand times its own size, and for a thousand times the work
-        of one request."""
-        self._held_back = frames
-        self._held_size += _size_of(frames)
-        self._loop.call_soon(self._go_on)
+        """Handle these later, in order, but for the small control requests among them."""
+        by_key = self._handlers.by_key
+        for frame in frames:
+            codec, header, body = frame
+            if self._overtaking < OVERTAKING_MAX and codec < len(by_key):
+                entry = by_key[codec].get(request_code_key(codec, header))
+                if entry is not None and entry.overtakes:
+                    if not self._alone:
+                        self._overtaking += 1
+                        self._handle([frame], AT_ONCE)
+                        continue
+                    self._overtaking = OVERTAKING_MAX  # it waits, so those behind it do
+            self._held_back.append(frame)
+            self._held_back_size += len(header) + len(body)
+        self._wait()
         self._gate_reading()
 
-    def _go_on(self) -> None:
-        """Handle what was held back, as far as the peer reads the answers."""
-        if self._write_blocked or self._alone or not self._held_back or self.transport.is_closing():
-            return
-        frames, self._held_back = self._held_back, []
-        self._held_size -= _size_of(frames)
+    def _wait(self) -> None:
+        """Stand in the queue for the next turns."""
+        if self._held_back and not self._waits and not self._write_blocked and not self._alone:
+            self._waits = True
+            if self._turns is None:
+                self._loop.call_soon(lambda: self.go_on(time.perf_counter() + TURN_S))
+            else:
+                self._turns.join(self)
+
+    def go_on(self, deadline: float) -> bool:
+        """Handle some of what was held back, as far as the peer reads the answers; whether to go on in a later turn."""
+        held, self._waits = self._held_back, False
+        if self._write_blocked or self._alone or not held or self.transport.is_closing():
+            return False
+        frames = [held.popleft() for _ in range(min(len(held), SLICE_FRAMES_MAX))]
+        self._held_back_size -= _size_of(frames)
+        self._was_overtaken = self._overtaking > 0
         self._in_read = True
         try:
-            self._handle(frames)
+            left = self._handle(frames, deadline)
         finally:
+            self._was_overtaken = False
             self._in_read = False
             if self._out:
                 self._write_out()
+        held.extendleft(reversed(left))
+        self._held_back_size += _size_of(left)
+        if not held:
+            self._overtaking = 0
         self._gate_reading()
+        if not held or self._write_blocked or self._alone:
+            return False
+        if self._turns is None:
+            self._wait()
+            return False
+        self._waits = True
+        return True
+
+    @property
+    def was_overtaken(self) -> bool:
+        """Whether the request in hand is older than one of this peer that was handled before it."""
+        return self._was_overtaken
 
     # --- what the peer sends ----------------------------------------------------------------------------------
 
-    def _handle(self, frames: list[Frame]) -> None:
-        """Handle frames in order; consecutive requests of one batch handler go to it together."""
+    def _handle(self, frames: list[Frame], deadline: float) -> list[Frame]:
+        """Handle frames in order, and give back those that the deadline, or what waits to be sent, leaves for later.
+
+        Consecutive requests of one batch handler go to it together.
+        """
+        left: list[Frame] = []
+        clock, write_high = self._clock, self._limits.write_high
         json_keys = self._handlers.by_key[CODEC_JSON]
         run: list[BatchItem] = []
         run_entry: Entry | None = None
         broken: FrameError | None = None
-        began = perf_counter()
         rest = iter(frames)
         for frame in rest:
             codec, header, body = frame
@@ -297,7 +360,7 @@ class Connection(asyncio.Protocol):
                     self._run_batch(run_entry, run)
                     run = []
                     if self._alone:
-                        self._hold_back([frame, *rest])
+                        left = [frame, *rest]
                         break
                 run_entry = entry
                 run.append((envelope, body, codec))
@@ -306,18 +369,17 @@ class Connection(asyncio.Protocol):
                 self._run_batch(run_entry, run)
                 run = []
                 if self._alone:
-                    self._hold_back([frame, *rest])
+                    left = [frame, *rest]
                     break
             entry.requests += 1
             self._run(entry, Request(self, envelope, frame))
-            if self._out_size > self._limits.write_high or self._alone or perf_counter() - began > TURN_S:
-                left = list(rest)
-                if left:
-                    self._hold_back(left)
+            if self._out_size > write_high or self._alone or clock() >= deadline:
+                left = list(rest)  # and so this loop ends
         if run:
             self._run_batch(run_entry, run)
         if broken is not None:
             self._break(broken)
+        return left
 
     def _read(self, frame: Frame) -> tuple[Entry | None, Envelope[Any] | None]:
         """Any frame: a request and its entry, or nothing more to do. FrameError when the stream is broken."""
@@ -357,7 +419,7 @@ class Connection(asyncio.Protocol):
         entry.requests += len(run)
         envelope = run[-1][0]
         self.version = envelope.version
-        began = perf_counter()
+        began = time.perf_counter()
         try:
             entry.batch(self, run)
         except Exception as failed:
@@ -365,7 +427,7 @@ class Connection(asyncio.Protocol):
             for item, _, codec in run:
                 if not item.flag & FLAG_ONEWAY:
                     self.respond(codec, item.opaque, _failure(failed))
-        took_s = perf_counter() - began
+        took_s = time.perf_counter() - began
         if took_s >= self._watch.held_s:
             self._watch.took(entry, took_s, self.peer)
 
@@ -385,15 +447,14 @@ class Connection(asyncio.Protocol):
         finally:
             self._alone -= 1
             self.hold(-1)
-            if self._held_back:
-                self._loop.call_soon(self._go_on)
+            self._wait()
             self._gate_reading()
 
     def _run(self, entry: Entry, request: Request) -> None:
         if entry.is_async:
             self._start_task(self._run_async(entry, request))
             return
-        began = perf_counter()
+        began = time.perf_counter()
         try:
             response = entry.handler(request)
         except RequestError as refused:
@@ -403,7 +464,7 @@ class Connection(asyncio.Protocol):
             response = _failure(failed)
         if response is not None and not request.oneway:
             self.respond(request.codec, request.opaque, response)
-        took_s = perf_counter() - began
+        took_s = time.perf_counter() - began
         if took_s >= self._watch.held_s:
             self._watch.took(entry, took_s, self.peer)
 
@@ -423,7 +484,7 @@ class Connection(asyncio.Protocol):
     async def _run_async(self, entry: Entry, request: Request) -> None:
         self.hold(1)
         size = request.size
-        self._held_size += size
+        self._running_size += size
         if size > COUNT_STEP:
             self.count_buffers()
         try:
@@ -441,7 +502,7 @@ class Connection(asyncio.Protocol):
             response = _failure(failed)
         finally:
             self.hold(-1)
-            self._held_size -= size
+            self._running_size -= size
         if response is not None and not request.oneway:
             self.respond(request.codec, request.opaque, response)
 
@@ -624,7 +685,8 @@ class Connection(asyncio.Protocol):
     @property
     def buffered_size(self) -> int:
         """Bytes in memory for this peer: of frames that are not whole or not handled yet, and waiting to be sent."""
-        return self._decoder.pending_size + self._held_size + self.transport.get_write_buffer_size()
+        kept = self._decoder.pending_size + self._held_back_size + self._running_size
+        return kept + self.transport.get_write_buffer_size()
 
     def count_buffers(self) -> None:
         """Bring the account up to date; a peer that has more than it may is cut off."""
@@ -684,7 +746,7 @@ def _failure(failed: Exception) -> Response:
     return Response(ResponseCode.SYSTEM_ERROR, f"{type(failed).__name__}: {failed}")
 
 
-def _size_of(frames: list[Frame]) -> int:
+def _size_of(frames: Iterable[Frame]) -> int:
     return sum([len(header) + len(body) for _, header, body in frames])
 
 

@@ -170,6 +170,7 @@ class Entry:
         "handler",
         "is_async",
         "name",
+        "overtakes",
         "permission",
         "refused",
         "requests",
@@ -183,6 +184,8 @@ class Entry:
         header: type[msgspec.Struct] | None,
         permission: Permission,
         body_size_max: int,
+        *,
+        overtakes: bool = False,
     ) -> None:
         self.code = code
         self.handler: Any = handler
@@ -193,6 +196,7 @@ class Entry:
         self.decode_json = self.decoder.json.decode  # for the hot path; `ext` may be None, errors are raw
         self.permission = permission
         self.body_size_max = body_size_max
+        self.overtakes = overtakes
         self.requests = 0
         self.refused = 0
 
@@ -213,9 +217,14 @@ class HandlerTable:
         permission: Permission,
         header: type[msgspec.Struct] | None = None,
         body_size_max: int = 0,
+        overtakes: bool = False,
     ) -> None:
-        """Serve `code` with a plain or async handler. ValueError when the code is served already."""
-        self._add(Entry(int(code), handler, None, header, permission, body_size_max))
+        """Serve `code` with a plain or async handler. ValueError when the code is served already.
+
+        `overtakes`: a small control request (a heartbeat, an offset) that is served before the sends and pulls that its
+        connection has waiting. Its order towards those must not matter; among each other such requests stay in order.
+        """
+        self._add(Entry(int(code), handler, None, header, permission, body_size_max, overtakes=overtakes))
 
     def register_batch(
         self,

@@ -22,6 +22,7 @@ from aerobee_remoting.handlers import HandlerTable, Permission, Request, Respons
 from aerobee_remoting.loop_watch import LoopWatch
 from aerobee_remoting.peer_memory import TOTAL_LIMIT, PeerMemory
 from aerobee_remoting.start_failures import CannotListen
+from aerobee_remoting.turns import Turns
 
 __all__ = ["RemotingServer", "ServerConfig", "TlsMode"]
 
@@ -74,7 +75,9 @@ class RemotingServer:
             raise ValueError(f"TLS mode {self._config.tls_mode.value} needs a certificate")
         self.handlers = handlers
         if RequestCode.GET_CODECS not in handlers.by_code:
-            handlers.register(RequestCode.GET_CODECS, answer_codecs, permission=Permission.ANYONE)
+            handlers.register(
+                RequestCode.GET_CODECS, answer_codecs, permission=Permission.ANYONE, overtakes=True
+            )
         self._on_connect = on_connect
         self._on_disconnect = on_disconnect
         self.connections: set[Connection] = set()
@@ -91,6 +94,7 @@ class RemotingServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.TimerHandle | None = None
         self._closing = False
+        self._turns: Turns | None = None  # made when there is a loop
         self._excess_told = False  # in this turn of the loop
         self._config.memory.on_excess = self._excess
 
@@ -113,6 +117,7 @@ class RemotingServer:
     async def serve(self) -> None:
         """Accept connections on every bound address."""
         loop = asyncio.get_running_loop()
+        self._turns = self._turns or Turns()
         bound, self._bound = self._bound, []
         for listener in bound:
             if self._config.tls_mode is TlsMode.DISABLED:
@@ -162,6 +167,7 @@ class RemotingServer:
             limits=self._config.limits,
             memory=self._config.memory,
             watch=self.watch,
+            turns=self._turns,
             on_open=self._opened,
             on_close=self._closed,
             log=log,
@@ -306,6 +312,7 @@ class RemotingServer:
                     self.handlers,
                     limits=self._config.limits,
                     memory=self._config.memory,
+                    turns=self._turns,
                     on_open=opened,
                     on_close=self._closed,
                     log=log,

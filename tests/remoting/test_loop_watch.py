@@ -7,7 +7,7 @@ from structlog.testing import capture_logs
 
 from aerobee_proto.errors import RequestError
 from aerobee_proto.frames import Command
-from aerobee_remoting import connection as connections
+from aerobee_remoting import turns as turns_of_servers
 from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
 from aerobee_remoting.loop_watch import LAG_BOUNDS_S, LoopWatch, in_timed_steps
 from aerobee_remoting.server import ServerConfig
@@ -103,7 +103,7 @@ async def as_task(steps: list[float]) -> None:
 
 async def test_requests_of_one_read_share_a_turn_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of ten pipelined requests may take its time; others are answered between them."""
-    monkeypatch.setattr(connections, "TURN_S", -1.0)
+    monkeypatch.setattr(turns_of_servers, "SLICE_S", -1.0)
     handlers, turn = HandlerTable(), [0]
     turns: list[int] = []
     handlers.register(PLAIN, lambda _: turns.append(turn[0]), permission=Permission.ANYONE)
