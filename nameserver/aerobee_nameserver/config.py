@@ -102,6 +102,12 @@ class NameserverConfig(SettingsModel):
     max_topics: int = Field(default=200_000, ge=1)
     max_brokers: int = Field(default=10_000, ge=1)
     max_kv_entries: int = Field(default=100_000, ge=1)
+    max_kv_bytes: int = Field(default=8 << 20, ge=1024)  # of all of them; each change writes them all
+
+    # Memory for brokers and clients: buffers, topic tables, key-value settings.
+    max_peer_memory_bytes: int = Field(default=1 << 30, ge=1 << 20)
+    max_peer_memory_bytes_per_connection: int = Field(default=256 << 20, ge=256 << 10)
+    max_connections_per_host: int = Field(default=10_000, ge=1)
 
     # Time of one turn of the event loop from which on the log says who took it.
     loop_held_millis: int = Field(default=100, ge=1, le=60_000)  # ms

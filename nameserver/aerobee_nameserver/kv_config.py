@@ -6,6 +6,7 @@ Bytes    {"configTable":{"<namespace>":{"<key>":"<value>"}}}, as the official na
 Invariants
 - The table in memory is what the file holds: a change is planned, written and synced, then adopted.
 - Files are replaced as a whole by renames; a crash leaves the new file, or the old one, or its backup.
+- What the table takes is bounded (maxKvBytes: each change writes all of it), and in the account of what is kept.
 - A namespace stays when its last key goes, as in the official nameserver.
 """
 
@@ -18,12 +19,16 @@ import msgspec
 import structlog
 
 from aerobee_proto.codes import ResponseCode
-from aerobee_proto.errors import AerobeeError, RequestError
+from aerobee_proto.errors import AerobeeError, LimitReached, RequestError
+from aerobee_remoting.peer_memory import NOBODY, PeerMemory
 
 __all__ = ["ORDER_TOPIC_CONFIG", "KvConfig", "KvConfigDamaged", "Table"]
 
 ORDER_TOPIC_CONFIG: Final = "ORDER_TOPIC_CONFIG"  # namespace of ordered topics: topic -> "broker:count;…"
 TEXT_CHARS_MAX: Final = 65_536  # of a namespace, key or value
+SIZE_MAX: Final = 8 * 1024 * 1024
+ENTRY_SIZE: Final = 256  # bytes of an entry besides its texts
+KIND: Final = "key-value settings"
 
 log = structlog.get_logger()
 
@@ -52,12 +57,22 @@ class KvConfig:
     `table = kv.planned_put(…)`, `kv.write(table)`, `kv.adopt(table)`.
     """
 
-    def __init__(self, path: Path | None, *, entries_max: int = 100_000) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        *,
+        entries_max: int = 100_000,
+        size_max: int = SIZE_MAX,
+        memory: PeerMemory | None = None,
+    ) -> None:
         # Fixed for life.
         self._path = path
         self._entries_max = entries_max
+        self._size_max = size_max
+        self._memory = memory or PeerMemory()
         # Replaced by adopt() and load() only.
         self._table: Table = {}
+        self.size = 0  # bytes of the table
 
     # --- reading ----------------------------------------------------------------------------------------------
 
@@ -81,6 +96,20 @@ class KvConfig:
                 ResponseCode.SYSTEM_ERROR,
                 f"KV config holds {len(self)} entries, maxKvEntries is {self._entries_max}",
             )
+        more = _entry_size(key, value)
+        old = self.get(namespace, key)
+        if old is not None:
+            more -= _entry_size(key, old)
+        elif namespace not in self._table:
+            more += _entry_size(namespace, "")
+        if more > 0 and self.size + more > self._size_max:
+            raise LimitReached(
+                ResponseCode.SYSTEM_ERROR,
+                f"KV config takes {self.size} bytes, {more} more are wanted, {self._size_max} are allowed",
+                "maxKvBytes",
+            )
+        self._memory.take(NOBODY, KIND, more)
+        self._memory.give(NOBODY, KIND, more)  # there is room; `adopt` keeps it
         return self._table | {namespace: self._table.get(namespace, {}) | {key: value}}
 
     def planned_delete(self, namespace: str, key: str) -> Table | None:
@@ -108,6 +137,15 @@ class KvConfig:
     def adopt(self, table: Table) -> None:
         """`table` is on disk: use it."""
         self._table = table
+        self._weigh()
+
+    def _weigh(self) -> None:
+        size = sum(
+            _entry_size(namespace, "") + sum([_entry_size(key, value) for key, value in entries.items()])
+            for namespace, entries in self._table.items()
+        )
+        self._memory.note(NOBODY, KIND, size - self.size)
+        self.size = size
 
     def load(self) -> None:
         """Read the file, or its backup when the file is damaged. No file is an empty table.
@@ -123,6 +161,7 @@ class KvConfig:
             self._table = _read(backup) if backup.exists() else {}
         except (msgspec.MsgspecError, UnicodeDecodeError) as damage:
             self._table = self._load_backup(backup, str(damage))
+        self._weigh()
 
     def _load_backup(self, backup: Path, reason: str) -> Table:
         assert self._path is not None
@@ -132,6 +171,11 @@ class KvConfig:
             raise KvConfigDamaged(self._path, reason) from None
         log.warning("nameserver.kv_backup_used", path=str(self._path), reason=reason)
         return table
+
+
+def _entry_size(key: str, value: str) -> int:
+    """Bytes of an entry in memory; a character takes up to four."""
+    return ENTRY_SIZE + sum(len(text) if text.isascii() else 4 * len(text) for text in (key, value))
 
 
 def _check_text(**texts: str) -> None:

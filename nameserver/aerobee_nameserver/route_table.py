@@ -13,6 +13,8 @@ Invariants (`check()` walks them)
 - A group has at least one member; a topic has at least one broker; every broker name in a topic is a group.
 - One address of a cluster is one member of one group.
 - The indexes hold exactly what groups and topics hold.
+- What members and topic tables take is in the account of what is kept for peers: a member for its connection, the
+  topics of a broker name for the connection of one of its members.
 """
 
 from collections.abc import Hashable, Iterable, Mapping
@@ -22,6 +24,7 @@ from typing import Final
 from aerobee_proto.bodies import BrokerData, ClusterInfo, DataVersion, QueueData, TopicRouteData
 from aerobee_proto.codes import Perm, ResponseCode
 from aerobee_proto.errors import RequestError
+from aerobee_remoting.peer_memory import NOBODY, PeerMemory
 
 __all__ = [
     "MASTER_ID",
@@ -39,6 +42,12 @@ UNIT_FLAG: Final = 0x1  # bits of topicSysFlag
 UNIT_SUBSCRIPTION_FLAG: Final = 0x2
 # Brokers find their group through the topic with this prefix: its route must never show a slave as master.
 MEMBER_GROUP_TOPIC_PREFIX: Final = "rmq_sys_SYNC_BROKER_MEMBER_"
+
+
+MEMBERS: Final = "registered brokers"  # names in the account, and bytes of one besides its texts
+TABLES: Final = "topic tables"
+MEMBER_SIZE: Final = 2048
+SHARE_SIZE: Final = 512
 
 
 @dataclass(slots=True, frozen=True)
@@ -131,6 +140,7 @@ class LiveBroker:
     timeout_ms: int
     connection: Hashable
     filter_servers: tuple[str, ...]
+    size: int  # bytes in the account
 
     @property
     def key(self) -> tuple[str, str]:
@@ -145,6 +155,8 @@ class BrokerGroup:
     broker_name: str
     members: dict[int, LiveBroker]
     acting_master: bool = False
+    size: int = 0  # bytes of its topics
+    bearer: Hashable = None  # the connection that those are counted for
 
     @property
     def min_id(self) -> int:
@@ -172,7 +184,9 @@ class RouteTable:
         limits: RouteLimits | None = None,
         support_acting_master: bool = False,
         drop_unlisted_topics: bool = False,
+        memory: PeerMemory | None = None,
     ) -> None:
+        self._memory = memory or PeerMemory()
         # Set by the configuration; may change while running.
         self.limits = limits or RouteLimits()
         self.support_acting_master = support_acting_master
@@ -208,6 +222,7 @@ class RouteTable:
                 "one topic; send all topics first",
             )
         self._refuse_beyond_limits(new, held)
+        self._refuse_beyond_memory(new, connection)
         return self._admit(new, held, now_ms, connection)
 
     def _admit(
@@ -294,6 +309,10 @@ class RouteTable:
         if not queues or not self._groups.keys() >= queues.keys():
             return False
         self._refuse_new_topics({topic})
+        known = self._topics.get(topic, {})
+        size = share_size(topic) * len(queues.keys() - known.keys())
+        self._memory.take(NOBODY, TABLES, size)
+        self._memory.give(NOBODY, TABLES, size)
         for broker_name, shares in queues.items():
             self._put_queues(topic, broker_name, shares)
         return True
@@ -381,6 +400,12 @@ class RouteTable:
             for name in queues:
                 topics_of.setdefault(name, set()).add(topic)
         assert topics_of == self._topics_of, "the topic index differs"
+        for name, group in self._groups.items():
+            assert group.size == sum(map(share_size, topics_of.get(name, ()))), "the account differs"
+            assert group.bearer in {member.connection for member in group.members.values()}, "a lost bearer"
+        counted = sum(group.size for group in self._groups.values())
+        assert self._memory.kinds[TABLES] == counted, "the account's sum differs"
+        assert self._memory.kinds[MEMBERS] == sum(member.size for member in members)
         assert topics_of.keys() <= self._groups.keys(), "a topic of a broker that is not known"
 
     # --- refusals: nothing is changed in here -----------------------------------------------------------------
@@ -411,6 +436,18 @@ class RouteTable:
             )
         self._refuse_new_topics(new.topics.keys())
 
+    def _refuse_beyond_memory(self, new: Registration, connection: Hashable) -> None:
+        """Whether there is room for the member and those of its topics that are new."""
+        known = self._topics_of.get(new.broker_name, set())
+        size = sum([share_size(topic) for topic in new.topics if topic not in known])
+        group = self._groups.get(new.broker_name)
+        if group is not None and group.bearer is not connection:
+            self._memory.take(connection, TABLES, group.size, of_sum=0)
+            self._memory.give(connection, TABLES, group.size, of_sum=0)
+        size += _member_size(new)
+        self._memory.take(connection, TABLES, size)
+        self._memory.give(connection, TABLES, size)
+
     def _refuse_new_topics(self, topics: Iterable[str]) -> None:
         count = len(self._topics) + sum(topic not in self._topics for topic in topics)
         if count > self.limits.topics_max:
@@ -438,10 +475,13 @@ class RouteTable:
             timeout_ms=new.timeout_ms,
             connection=connection,
             filter_servers=new.filter_servers,
+            size=_member_size(new),
         )
+        self._memory.note(connection, MEMBERS, member.size)
         group = self._groups.setdefault(new.broker_name, BrokerGroup(new.cluster, new.broker_name, {}))
         group.acting_master = bool(new.acting_master)
         group.members[new.broker_id] = member
+        self._bear(group, connection)
         self._by_addr[member.key] = member
         self._by_connection.setdefault(connection, set()).add(member.key)
         self._clusters.setdefault(new.cluster, set()).add(new.broker_name)
@@ -451,6 +491,7 @@ class RouteTable:
         """Take a member out of its group and the indexes; the group may be left empty."""
         del self._groups[member.broker_name].members[member.broker_id]
         del self._by_addr[member.key]
+        self._memory.give(member.connection, MEMBERS, member.size)
         keys = self._by_connection[member.connection]
         keys.discard(member.key)
         if not keys:
@@ -475,8 +516,11 @@ class RouteTable:
         self._forget_member(member)
         if not group.members:
             self._remove_group(group)
-        elif group.acting_master and MASTER_ID not in group.members:
-            self.set_writable(group.broker_name, False)
+        else:
+            if group.bearer is member.connection:
+                self._bear(group, group.members[group.min_id].connection)
+            if group.acting_master and MASTER_ID not in group.members:
+                self.set_writable(group.broker_name, False)
         return Removal(
             cluster=member.cluster,
             broker_name=member.broker_name,
@@ -487,7 +531,17 @@ class RouteTable:
             change=self._member_change(group, member.broker_addr) if was_min and group.members else None,
         )
 
+    def _bear(self, group: BrokerGroup, connection: Hashable) -> None:
+        """From here on the group's topics are counted for this connection."""
+        if group.bearer is not connection:
+            if group.size:
+                self._memory.give(group.bearer, TABLES, group.size, of_sum=0)
+                self._memory.note(connection, TABLES, group.size, of_sum=0)
+            group.bearer = connection
+
     def _remove_group(self, group: BrokerGroup) -> None:
+        self._memory.give(group.bearer, TABLES, group.size)
+        group.size = 0
         del self._groups[group.broker_name]
         names = self._clusters[group.cluster]
         names.discard(group.broker_name)
@@ -521,11 +575,20 @@ class RouteTable:
         by_broker = self._topics.setdefault(topic, {})
         if by_broker.get(broker_name) == queues:
             return False
+        if broker_name not in by_broker:
+            self._count(broker_name, share_size(topic))
         by_broker[broker_name] = queues
         self._topics_of.setdefault(broker_name, set()).add(topic)
         return True
 
+    def _count(self, broker_name: str, size: int) -> None:
+        group = self._groups.get(broker_name)
+        if group is not None:  # else it is being removed, and has been given back as a whole
+            group.size += size
+            self._memory.note(group.bearer, TABLES, size)
+
     def _drop_queues(self, topic: str, broker_name: str) -> None:
+        self._count(broker_name, -share_size(topic))
         del self._topics[topic][broker_name]
         if not self._topics[topic]:
             del self._topics[topic]
@@ -574,6 +637,16 @@ class RouteTable:
             for member in self._groups[name].members.values()
             if member.filter_servers
         }
+
+
+def share_size(topic: str) -> int:
+    """Bytes that a topic of one broker takes; a character takes up to four."""
+    return SHARE_SIZE + (len(topic) if topic.isascii() else 4 * len(topic))
+
+
+def _member_size(new: Registration) -> int:
+    texts = (new.cluster, new.broker_name, new.broker_addr, new.ha_server_addr, *new.filter_servers)
+    return MEMBER_SIZE + sum([64 + 4 * len(text) for text in texts])
 
 
 def _queue_data(broker_name: str, queues: TopicQueues) -> QueueData:

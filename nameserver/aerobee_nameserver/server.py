@@ -31,6 +31,7 @@ from aerobee_proto.codes import RequestCode
 from aerobee_remoting.client import RemotingClient
 from aerobee_remoting.connection import Connection, ConnectionLimits, format_addr
 from aerobee_remoting.errors import RemotingError
+from aerobee_remoting.peer_memory import PeerMemory
 from aerobee_remoting.server import RemotingServer, ServerConfig, TlsMode
 
 __all__ = ["NameServer"]
@@ -60,13 +61,21 @@ class NameServer:
         config = config or NameserverConfig()
         # Fixed for life. `keep_kv` False: the KV config lives in memory only.
         self._now_ms = now_ms
-        self._kv = KvConfig(config.kv_config_path if keep_kv else None, entries_max=config.max_kv_entries)
-        self.routes = RouteTable()
+        self.memory = PeerMemory(config.max_peer_memory_bytes, config.max_peer_memory_bytes_per_connection)
+        self._kv = KvConfig(
+            config.kv_config_path if keep_kv else None,
+            entries_max=config.max_kv_entries,
+            size_max=config.max_kv_bytes,
+            memory=self.memory,
+        )
+        self.routes = RouteTable(memory=self.memory)
         self._handlers = Handlers(
             config, routes=self.routes, kv=self._kv, now_ms=now_ms, announce=self._announce
         )
         self._server = RemotingServer(
-            self._handlers.table(), config=_server_config(config), on_disconnect=self._on_disconnect
+            self._handlers.table(),
+            config=_server_config(config, self.memory),
+            on_disconnect=self._on_disconnect,
         )
         self._client = RemotingClient()
         # Moved by start() and close() only.
@@ -179,11 +188,14 @@ class NameServer:
             log.warning("nameserver.announcement_failed", broker_addr=addr, reason=str(failed))
 
 
-def _server_config(config: NameserverConfig) -> ServerConfig:
+def _server_config(config: NameserverConfig, memory: PeerMemory) -> ServerConfig:
     return ServerConfig(
         limits=ConnectionLimits(idle_s=float(config.server_channel_max_idle_time_seconds)),
         connections_max=config.max_connections,
         loop_held_s=config.loop_held_millis / 1000,
+        connections_per_host_max=config.max_connections_per_host,
+        buffered_max=config.max_peer_memory_bytes,
+        memory=memory,
         tls_mode=TlsMode(config.tls_server_mode),
         tls=_tls_context(config) if config.tls_server_mode != "disabled" else None,
     )

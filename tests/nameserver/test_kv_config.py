@@ -7,7 +7,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from aerobee_nameserver.kv_config import TEXT_CHARS_MAX, KvConfig, KvConfigDamaged
-from aerobee_proto.errors import RequestError
+from aerobee_proto.errors import LimitReached, RequestError
+from aerobee_remoting.peer_memory import TOTAL_LIMIT, PeerMemory
 
 
 @pytest.fixture
@@ -117,3 +118,42 @@ def test_empty_and_huge_texts_are_refused(namespace: str, key: str, value: str) 
 def test_without_a_path_nothing_is_written(tmp_path: Path) -> None:
     put(opened(None), "NS", "k", "v")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_bytes_of_all_entries_are_bounded_and_given_back() -> None:
+    """100,000 entries of 64 Ki + 64 Ki characters were allowed, kept, and written whole with each change."""
+    memory = PeerMemory()
+    kv = KvConfig(None, size_max=100_000, memory=memory)
+    for number in range(79):
+        put(kv, "NS", f"k{number}", "v" * 1000)
+    with pytest.raises(LimitReached) as refused:
+        kv.planned_put("NS", "k79", "v" * 1000)
+    assert (refused.value.limit, len(kv)) == ("maxKvBytes", 79)
+    assert memory.total == kv.size <= 100_000
+    with pytest.raises(LimitReached):
+        kv.planned_put("NS", "k0", "v" * 60_000)  # of an entry that is there, what is more counts
+    put(kv, "NS", "k0", "v")  # less is always taken
+    put(kv, "NS", "new", "v" * 500)
+    for number in range(1000):
+        table = kv.planned_delete("NS", f"k{number}")
+        if table is not None:
+            kv.adopt(table)
+    memory.check()
+    assert memory.total == kv.size < 2000
+
+
+def test_entries_count_against_the_sum_of_all_that_is_kept() -> None:
+    memory = PeerMemory(total_max=10_000)
+    memory.take("somebody", "buffers", 9_000)
+    kv = KvConfig(None, memory=memory)
+    with pytest.raises(LimitReached) as refused:
+        kv.planned_put("NS", "k", "v" * 1000)
+    assert (refused.value.limit, memory.total) == (TOTAL_LIMIT, 9_000)
+
+
+def test_what_is_loaded_is_counted(path: Path) -> None:
+    put(opened(path), "NS", "schlüssel", "v" * 1000)
+    memory = PeerMemory()
+    kv = KvConfig(path, memory=memory)
+    kv.load()
+    assert memory.total == kv.size > 1000

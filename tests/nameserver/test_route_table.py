@@ -14,10 +14,12 @@ from aerobee_nameserver.route_table import (
     RouteLimits,
     RouteTable,
     TopicQueues,
+    share_size,
 )
 from aerobee_proto.bodies import DataVersion
 from aerobee_proto.codes import Perm, ResponseCode
-from aerobee_proto.errors import RequestError
+from aerobee_proto.errors import LimitReached, RequestError
+from aerobee_remoting.peer_memory import PEER_LIMIT, TOTAL_LIMIT, PeerMemory
 
 T1 = {"T1": TopicQueues(4, 4, Perm.READ_WRITE)}
 TWO = T1 | {"T2": TopicQueues(8, 8, Perm.READ_WRITE)}
@@ -504,3 +506,68 @@ def test_no_sequence_breaks_an_invariant(steps: list[Any], support: bool, drop: 
         counts = table.routes.statistics()
         assert counts["topics"] <= limits.topics_max
         assert counts["brokers"] <= limits.brokers_max
+
+
+def many_topics(count: int, prefix: str = "topic") -> dict[str, TopicQueues]:
+    return {f"{prefix}-{number}": TopicQueues(4, 4, Perm.READ_WRITE) for number in range(count)}
+
+
+def test_what_a_connection_registers_is_bounded_refused_as_a_whole_and_given_back() -> None:
+    """Topics were counted by name alone: each of ten thousand broker names could have all of them."""
+    memory = PeerMemory(peer_max=100_000)
+    table = Table(memory=memory)
+    for number in range(3):
+        table.register(
+            registration(broker_name=f"b-{number}", broker_addr=f"10.0.0.{number}:1", topics=many_topics(50)),
+            connection="greedy",
+        )
+    with pytest.raises(LimitReached) as refused:
+        table.routes.register(
+            registration(broker_name="b-9", broker_addr="10.0.0.9:1", topics=many_topics(50)),
+            now_ms=0,
+            connection="greedy",
+        )
+    assert refused.value.limit == PEER_LIMIT
+    table.routes.check()
+    assert memory.of("greedy") <= 100_000
+    table.register(registration(broker_name="b-9", broker_addr="10.0.0.9:1", topics=many_topics(50)))
+    assert len(table.routes.connection_lost("greedy")) == 3
+    table.routes.check()
+    assert (memory.of("greedy"), memory.peer_count) == (0, 1)
+    table.unregister(registration(broker_name="b-9", broker_addr="10.0.0.9:1"))
+    assert memory.total == 0
+
+
+def test_the_sum_of_all_registrations_is_bounded() -> None:
+    memory = PeerMemory(total_max=100_000)
+    table = Table(memory=memory)
+    table.register(registration(topics=many_topics(150)))
+    other = registration(broker_name="b-b", broker_addr="10.0.0.8:1", topics=many_topics(150, "other"))
+    assert TOTAL_LIMIT in table.refused(other).remark
+    longer = registration(filter_servers=("x" * 20_000,), topics=many_topics(150))
+    assert TOTAL_LIMIT in table.refused(longer).remark
+    shares = {"b-a": TopicQueues(1, 1, Perm.READ)}
+    number = 0
+    while memory.total + share_size(f"more-{number}") <= memory.total_max:
+        assert table.routes.register_topic(f"more-{number}", shares)
+        number += 1
+    with pytest.raises(LimitReached):
+        table.routes.register_topic(f"more-{number}", shares)
+    table.routes.check()
+    assert memory.total <= 100_000
+
+
+def test_topics_of_a_group_are_counted_for_a_member_that_is_there() -> None:
+    memory = PeerMemory()
+    table = Table(memory=memory)
+    table.register(registration(topics=many_topics(100)), connection="master")
+    table.register(slave(topics=many_topics(2)), connection="slave")
+    table.routes.connection_lost("slave")
+    table.routes.check()
+    table.register(slave(topics=many_topics(2)), connection="slave")
+    table.routes.connection_lost("master")
+    table.routes.check()
+    assert memory.of("master") == 0
+    assert memory.of("slave") > 100 * 512
+    table.routes.connection_lost("slave")
+    assert memory.total == 0
