@@ -60,9 +60,12 @@ class Turns:
         def measured(handle: asyncio.Handle) -> None:
             began = time.thread_time()
             run(handle)
-            self._longest_ms = max(self._longest_ms, (time.thread_time() - began) * 1000)
+            if watching:  # still: the turn in which the test goes on is its own
+                self._longest_ms = max(self._longest_ms, (time.thread_time() - began) * 1000)
 
         before = min(cpu_ms(reference) for _ in range(5))
+        watching = True
         with patch.object(asyncio.Handle, "_run", measured):
             yield
+            watching = False
         self._unit_ms = max(before, min(cpu_ms(reference) for _ in range(5)))

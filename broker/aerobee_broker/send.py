@@ -10,10 +10,11 @@ Where the time goes, per message of 128 bytes (`bench/profile_send.py` measures 
 checks and properties 2.5 us, append and dispatch 3.3 us, answer 1.1 us.
 """
 
+import asyncio
 import random
 from collections.abc import Sequence
 from struct import Struct
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import structlog
 
@@ -56,6 +57,13 @@ DEAD_LETTER: Final = "\x02DELAY\x01-1\x02"  # behind other properties, where it 
 FRAME_WORDS: Final = Struct(">ii")
 TRANSACTION_BITS: Final = SysFlag.TRANSACTION_MASK
 ROUTES_MAX: Final = 65_536
+BATCH_COUNT_MAX: Final = 16_384  # messages of one batch; with what the broker adds they are 4 MiB of records
+APPEND_COUNT_MAX: Final = 4_096  # messages of a batch that are appended in one turn
+TURN_COUNT_MAX: Final = 1_000  # messages of batches that are made ready in one turn of the event loop
+RECORD_HEAD_SIZE: Final = 91  # bytes of a record besides body, topic and properties
+RECORD_EXTRA_MAX: Final = (
+    65_536  # as the store: a record, or a batch, may be this much longer than the longest body
+)
 
 Reply = tuple[Envelope[Any], int, int, str, Appended, dict[str, str] | None]
 """Request, codec to answer in, queue asked for, unique key, place, and fields that most answers do not have; for a
@@ -76,6 +84,15 @@ class _Route:
         retry = names.is_retry_topic(config.topic_name)
         self.queue_id_limit = 0 if retry else max(config.read_queue_nums, config.write_queue_nums)
         self.sys_flag = SysFlag.MULTI_TAGS if config.topic_filter_type == "MULTI_TAG" else 0
+
+
+class _BatchPlan(NamedTuple):
+    """One batch request as it was read, and where it goes."""
+
+    item: BatchItem
+    route: _Route
+    queue_id: int
+    entries: list[batch.BatchEntry]
 
 
 class SendProcessor:
@@ -271,14 +288,27 @@ class SendProcessor:
     def on_batches(self, connection: Connection, items: Sequence[BatchItem]) -> None:
         """SEND_BATCH_MESSAGE: each request is one group that is appended whole or not at all."""
         self._bring_up_to_date()
-        groups: list[list[NewMessage]] = []
-        accepted: list[BatchItem] = []
+        plans: list[_BatchPlan] = []
         for item in items:
             try:
-                groups.append(self._unpack(connection, item))
-                accepted.append(item)
+                plans.append(self._plan(item))
             except RequestError as refused:
                 self._refuse(connection, item, refused)
+        if sum([len(plan.entries) for plan in plans]) > TURN_COUNT_MAX:
+            connection.run_alone(lambda: self._store_in_turns(connection, plans))
+        elif plans:
+            self._store_at_once(connection, plans)
+
+    def _store_at_once(self, connection: Connection, plans: list["_BatchPlan"]) -> None:
+        groups: list[list[NewMessage]] = []
+        accepted: list[BatchItem] = []
+        sender = born_host(connection)
+        for plan in plans:
+            try:
+                groups.append(self._messages(plan, plan.entries, sender))
+                accepted.append(plan.item)
+            except RequestError as refused:
+                self._refuse(connection, plan.item, refused)
         replies: list[Reply] = []
         for item, group in zip(accepted, groups, strict=True):
             reply = self._append_group(connection, item, group)
@@ -287,8 +317,42 @@ class SendProcessor:
         if accepted:
             self._answer(connection, replies, {id(item[0]) for item in accepted if _is_hasty(item[0].ext)})
 
-    def _unpack(self, connection: Connection, item: BatchItem) -> list[NewMessage]:
-        """The messages of one batch request. RequestError when any of them is refused: it is all or nothing."""
+    async def _store_in_turns(self, connection: Connection, plans: list["_BatchPlan"]) -> None:
+        """As at once, for very many messages: others are served between the steps."""
+        for plan in plans:
+            await asyncio.sleep(0)
+            try:
+                await self._store_one_in_turns(connection, plan)
+            except RequestError as refused:
+                self._refuse(connection, plan.item, refused)
+
+    async def _store_one_in_turns(self, connection: Connection, plan: "_BatchPlan") -> None:
+        item, sender = plan.item, born_host(connection)
+        group: list[NewMessage] = []
+        for start in range(0, len(plan.entries), TURN_COUNT_MAX):
+            group += self._messages(plan, plan.entries[start : start + TURN_COUNT_MAX], sender)
+            await asyncio.sleep(0)
+        self._bring_up_to_date()
+        if self._routes.get(plan.route.topic) is not plan.route:
+            self._route(item[0].ext)  # settings or topics have changed meanwhile: it may be refused now
+        refusal = self._services.store.check_group(group)
+        if refusal is not PutStatus.PUT_OK:
+            raise self._group_refusal(group, Appended(refusal, -1, -1, 0, 0))
+        await asyncio.sleep(0)
+        appended: list[Appended] = []
+        for start in range(0, len(group), APPEND_COUNT_MAX):
+            # All of it has been checked: only a failing disk can still stop it half way.
+            try:
+                appended += self._services.store.append_group(group[start : start + APPEND_COUNT_MAX])
+            except StoreError as refused:
+                raise RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, str(refused)) from refused
+            await asyncio.sleep(0)
+        reply = self._group_reply(connection, item, group, appended)
+        replies = [] if reply is None else [reply]
+        self._answer(connection, replies, {id(item[0])} if _is_hasty(item[0].ext) else set())
+
+    def _plan(self, item: BatchItem) -> "_BatchPlan":
+        """Read one batch request and check what can be told without looking at each message. RequestError."""
         envelope, body, _ = item
         header: Any = envelope.ext
         route = self._routes.get(header.topic)
@@ -306,17 +370,35 @@ class SendProcessor:
         if not 0 < len(body) <= limit:
             raise _bad_body(topic, len(body), limit)
         try:
-            entries = batch.decode_batch(body)
+            entries = batch.decode_batch(body, BATCH_COUNT_MAX)
         except FormatError as broken:
             raise RequestError(ResponseCode.MESSAGE_ILLEGAL, f"batch to topic {topic}: {broken}") from broken
         if not entries:
             raise RequestError(ResponseCode.MESSAGE_ILLEGAL, f"batch to topic {topic} holds no message")
-        sender = born_host(connection)
-        sys_flag = header.sys_flag | route.sys_flag
+        # Each record has a head, the topic and the properties that the broker adds.
+        of_each = RECORD_HEAD_SIZE + len(topic) + len(self._stored_properties.suffix) - batch.ENTRY_OVERHEAD
+        stored_size = len(body) + len(entries) * of_each
+        if stored_size > limit + RECORD_EXTRA_MAX:
+            raise RequestError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"the {len(entries)} messages of a batch to topic {topic} take {stored_size} bytes or more as they are "
+                f"stored, at most {limit + RECORD_EXTRA_MAX} are allowed (maxMessageSize and 64 KiB): send it in parts",
+            )
+        return _BatchPlan(item, route, queue_id, entries)
+
+    def _messages(
+        self, plan: "_BatchPlan", entries: Sequence[batch.BatchEntry], sender: bytes
+    ) -> list[NewMessage]:
+        """Some of the messages of one batch request. RequestError when any of them is refused: it is all or nothing."""
+        header: Any = plan.item[0].ext
+        topic, queue_id = plan.route.topic, plan.queue_id
+        sys_flag = header.sys_flag | plan.route.sys_flag
         common = header.properties
         messages = []
         for entry in entries:
-            raw, mapping = self._stored_properties.prepare(_joined(entry.properties, common))
+            raw, mapping = self._stored_properties.prepare(
+                _joined(entry.properties, common) if common else entry.properties
+            )
             if needs_place(sys_flag, mapping):
                 raise RequestError(
                     ResponseCode.MESSAGE_ILLEGAL,
@@ -348,9 +430,14 @@ class SendProcessor:
         except StoreError as refused:
             self._refuse(connection, item, RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, str(refused)))
             return None
-        for message, done in zip(group, appended, strict=True):
+        return self._group_reply(connection, item, group, appended)
+
+    def _group_reply(
+        self, connection: Connection, item: BatchItem, group: list[NewMessage], appended: list[Appended]
+    ) -> Reply | None:
+        for done in appended:
             if done.status is not PutStatus.PUT_OK:
-                self._refuse(connection, item, _put_refusal(message, done))
+                self._refuse(connection, item, self._group_refusal(group, done))
                 return None
         self._services.stats.put(group[0].topic, len(group), sum([done.size for done in appended]))
         envelope = item[0]
@@ -361,6 +448,19 @@ class SendProcessor:
         unique_key = properties.decode_properties(header.properties).get(properties.UNIQ_KEY)
         keys = unique_key or ",".join([message.unique_key or "" for message in group])
         return envelope, item[2], group[0].queue_id, keys, appended[0], {"msgId": ids}
+
+    def _group_refusal(self, group: list[NewMessage], done: Appended) -> RequestError:
+        """Why none of a batch was stored. Each message alone is small enough: that has been looked at."""
+        if done.status is not PutStatus.MESSAGE_ILLEGAL or len(group) == 1:
+            return _put_refusal(max(group, key=lambda message: len(message.properties)), done)
+        config = self._config
+        limit = min(config.max_message_size + RECORD_EXTRA_MAX, config.mapped_file_size_commit_log)
+        return RequestError(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"the {len(group)} messages of a batch to topic {group[0].topic} are too large together as they are "
+            f"stored: less than {limit} bytes are allowed (maxMessageSize and 64 KiB, or one file of the log): "
+            "send it in parts",
+        )
 
     # --- checks -----------------------------------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ class StoredProperties:
             names.TRACE_ON: "true" if trace_on else "false",
             names.CLUSTER: cluster,
         }
-        self._suffix = _join(self.added).encode()
+        self.suffix = _join(self.added).encode()  # what every message gets, in bytes
         self._new_unique_key = new_unique_key
 
     def prepare(self, text: str) -> tuple[bytes, dict[str, str]]:
@@ -61,7 +61,7 @@ class StoredProperties:
             return self._prepare_any(text)
         if text[-1] != "\x02":
             text += "\x02"
-        return text.encode("utf-8", "replace") + self._suffix, mapping
+        return text.encode("utf-8", "replace") + self.suffix, mapping
 
     def _prepare_any(self, text: str) -> tuple[bytes, dict[str, str]]:
         """The general way: read, change, write anew."""

@@ -14,7 +14,7 @@ import struct
 import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from crc32c import crc32c
 
@@ -256,24 +256,43 @@ class Appender:
 
     def append_group(self, messages: Sequence[NewMessage], store_timestamp: int) -> list[Appended]:
         """Store the messages of one client batch: all or none, next to each other in one file."""
-        size = 0
-        for message in messages:
-            if len(remove_checksums(message.properties)) + self._reserve > _PROPERTIES_SIZE_MAX:
-                return [_refused(PutStatus.PROPERTIES_SIZE_EXCEEDED) for _ in messages]
-            queue = self._queue(message.topic, message.queue_id)
-            if queue is None or len(message.body) > self._config.body_size_max or not _fields_fit(message):
-                return [_refused(PutStatus.MESSAGE_ILLEGAL) for _ in messages]
-            size += self._record_size(message, queue)
-        if size > self._record_size_max:
-            return [_refused(PutStatus.MESSAGE_ILLEGAL) for _ in messages]
+        refusal, size = self.check_group(messages)
+        if refusal is not PutStatus.PUT_OK:
+            return [_refused(refusal) for _ in messages]
         if size > self._log.room() - BLANK_SIZE_MIN:
             self._log.roll()
         return self.append(messages, store_timestamp)
 
-    def _record_size(self, message: NewMessage, queue: ConsumeQueue) -> int:
-        hosts = len(message.born_host) + len(message.store_host)
-        properties = len(remove_checksums(message.properties)) + self._reserve
-        return 74 + hosts + len(message.body) + len(queue.prefix) + properties
+    def check_group(self, messages: Sequence[NewMessage]) -> tuple[PutStatus, int]:
+        """Whether append_group would take these messages, PUT_OK, and the bytes of their records together."""
+        # In one loop with little asked twice: messages of a batch are alike but for body and properties.
+        size = 0
+        reserve, body_size_max = self._reserve, self._config.body_size_max
+        place: tuple[str, int] | None = None
+        alike: tuple[Any, ...] | None = None
+        fixed = 0
+        for message in messages:
+            properties = message.properties
+            if b"__CRC32" in properties:
+                properties = remove_checksums(properties)
+            properties_size = len(properties) + reserve
+            if properties_size > _PROPERTIES_SIZE_MAX:
+                return PutStatus.PROPERTIES_SIZE_EXCEEDED, 0
+            fields = (
+                message.flag, message.sys_flag, message.reconsume_times, message.born_timestamp,
+                message.prepared_transaction_offset, message.born_host, message.store_host,
+            )  # fmt: skip
+            if fields != alike or (message.topic, message.queue_id) != place:
+                alike, place = fields, (message.topic, message.queue_id)
+                queue = self._queue(*place)
+                if queue is None or not _fields_fit(message):
+                    return PutStatus.MESSAGE_ILLEGAL, 0
+                fixed = 74 + len(message.born_host) + len(message.store_host) + len(queue.prefix)
+            if len(message.body) > body_size_max:
+                return PutStatus.MESSAGE_ILLEGAL, 0
+            size += fixed + len(message.body) + properties_size
+        ok = size <= self._record_size_max
+        return (PutStatus.PUT_OK if ok else PutStatus.MESSAGE_ILLEGAL), size
 
     def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """The queue, got ready at its first use; None if there can be no such queue, or no record of it."""

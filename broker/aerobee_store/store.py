@@ -58,7 +58,7 @@ from aerobee_store.index import IndexService, finished
 from aerobee_store.io import StoreIo
 from aerobee_store.lock import StoreGuard
 from aerobee_store.log_walk import Damage
-from aerobee_store.messages import Appended, Arrival, NewMessage
+from aerobee_store.messages import Appended, Arrival, NewMessage, PutStatus
 from aerobee_store.offset_by_time import offset_by_time
 from aerobee_store.query import QueryResult, query_messages
 from aerobee_store.queue_table import QueueTable
@@ -348,6 +348,10 @@ class MessageStore:
         sync failed: StorePoisoned) and StoreFull, with nothing stored.
         """
         return self._append(self._appender.append, messages)
+
+    def check_group(self, messages: Sequence[NewMessage]) -> PutStatus:
+        """What append_group() would answer, unless the disk is full or fails; nothing is stored."""
+        return self._appender.check_group(messages)[0]
 
     def append_group(self, messages: Sequence[NewMessage]) -> list[Appended]:
         """As append(), but all or none, in one file: a client's batch."""

@@ -57,8 +57,9 @@ def encode_batch(entries: Iterable[BatchEntry]) -> bytes:
     return b"".join([encode_batch_entry(entry.body, entry.properties, entry.flag) for entry in entries])
 
 
-def decode_batch(body: bytes | bytearray | memoryview) -> list[BatchEntry]:
-    """The messages of a batch body, none for an empty one; FormatError at the first broken entry.
+def decode_batch(body: bytes | bytearray | memoryview, count_max: int | None = None) -> list[BatchEntry]:
+    """The messages of a batch body, none for an empty one; FormatError at the first broken entry, and at the first
+    beyond `count_max`.
 
     There are at most len(body) / 22 of them; bodies and properties are copies.
     """
@@ -66,6 +67,8 @@ def decode_batch(body: bytes | bytearray | memoryview) -> list[BatchEntry]:
     entries: list[BatchEntry] = []
     position, limit = 0, len(raw)
     while position < limit:
+        if len(entries) == count_max:
+            raise FormatError(f"it holds more than {count_max} messages: send it in parts")
         if limit - position < ENTRY_OVERHEAD:
             raise FormatError(f"{limit - position} bytes at {position} are too few for a batch entry")
         size, _, _, flag, body_length = _HEAD.unpack_from(raw, position)

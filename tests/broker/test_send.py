@@ -1,5 +1,7 @@
 """Sends through real sockets: what is refused and with which code, what is stored, what the answers say."""
 
+import asyncio
+import gc
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -7,6 +9,7 @@ from typing import Any
 import pytest
 
 from aerobee_broker.broker import Broker
+from aerobee_broker.send import BATCH_COUNT_MAX, TURN_COUNT_MAX
 from aerobee_proto.batch import BatchEntry, encode_batch
 from aerobee_proto.bodies import TopicConfig
 from aerobee_proto.codes import RequestCode, ResponseCode
@@ -14,8 +17,10 @@ from aerobee_proto.frames import Command
 from aerobee_proto.message_ids import decode_offset_message_id
 from aerobee_proto.properties import decode_properties
 from aerobee_proto.records import StoredRecord, decode_record
+from aerobee_remoting.connection import Connection
 from system.faulty_disk import FaultyDisk
 from system.running import Talker, running_broker, send_request, talking, text_of
+from turns import TURN_MAX, Turns
 
 BODY_MAX = 4 * 1024 * 1024
 PROPERTIES_MAX = 32_767
@@ -684,3 +689,97 @@ def test_the_properties_of_the_record_hold_nothing_of_the_wire() -> None:
     assert "l" not in command.ext
     assert command.code == V2
     assert send_request("T", long_names=True).code == V1
+
+
+# --- batches of very many messages ----------------------------------------------------------------------------------
+
+
+async def test_a_batch_of_very_many_messages_is_stored_in_turns_and_keeps_the_order_of_its_peer(
+    broker: Broker, client: Talker
+) -> None:
+    count = 3 * TURN_COUNT_MAX + 7
+    many = [BatchEntry(0, b"%d" % number, f"UNIQ_KEY\x01K{number}\x02") for number in range(count)]
+    large = send_request("T", encode_batch(many), opaque=1, batch="true")
+    large.code = RequestCode.SEND_BATCH_MESSAGE
+    client.send(send_request("T", b"before", opaque=0), large, send_request("T", b"after", opaque=2))
+    answers = {answer.opaque: answer for answer in [await client.receive() for _ in range(3)]}
+    assert [answers[opaque].ext["queueOffset"] for opaque in range(3)] == ["0", "1", str(count + 1)]
+    assert len(answers[1].ext["msgId"].split(",")) == count
+    assert broker.services.store.max_offset("T", 0) == count + 2
+
+
+async def test_a_batch_of_too_many_messages_is_refused_for_that_before_the_work(client: Talker) -> None:
+    """180,000 messages of one byte took 1.5 s of the event loop, and were then refused for the size of one of them."""
+    answer = await client.put_batch("T", encode_batch([BatchEntry(0, b"x", "")]) * 180_000)
+    assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+    assert answer.remark == "batch to topic T: it holds more than 16384 messages: send it in parts"
+
+
+async def test_a_batch_that_is_too_large_with_its_unique_keys_is_refused_as_a_whole(client: Talker) -> None:
+    """It was told of one of its messages, of one byte, that it is too large."""
+    answer = await client.put_batch("T", [BatchEntry(0, b"x", "")] * BATCH_COUNT_MAX)
+    assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+    assert "the 16384 messages of a batch to topic T are too large together" in (answer.remark or "")
+
+
+async def test_a_batch_whose_records_are_too_large_together_is_refused_with_their_size(
+    tmp_path: Path,
+) -> None:
+    async with running_broker(tmp_path, max_message_size=100_000) as broker, talking(broker) as client:
+        answer = await client.put_batch("T", [BatchEntry(0, b"x", "")] * 1_500)
+        assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+        assert "the 1500 messages of a batch to topic T take" in (answer.remark or "")
+        assert "at most 165536 are allowed" in (answer.remark or "")
+
+
+@pytest.mark.parametrize("count", [TURN_COUNT_MAX, 6_000, 16_000, 180_000])
+async def test_no_batch_holds_the_event_loop(
+    tmp_path: Path, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three batches of 182,360 messages let others wait for 6 s."""
+    command = send_request("T", encode_batch([BatchEntry(0, b"x", "")]) * count, opaque=1, batch="true")
+    command.code = RequestCode.SEND_BATCH_MESSAGE
+    answered = asyncio.Event()
+    write_out = Connection._write_out
+
+    def written(connection: Connection) -> None:
+        write_out(connection)
+        answered.set()
+
+    monkeypatch.setattr(Connection, "_write_out", written)
+    longest = float("inf")
+    async with (
+        running_broker(tmp_path, mapped_file_size_commit_log=16 << 20) as broker,
+        talking(broker) as client,
+    ):
+        await client.put("T")
+        for _ in range(8):  # a busy machine and the collector make a turn longer, never shorter
+            answered.clear()
+            turns = Turns()
+            gc.collect()
+            client.send(command)
+            with turns.watched():
+                await answered.wait()  # to read it is the client's work, in the same loop here
+            assert (await client.answer_to(1)).code == (
+                0 if count <= BATCH_COUNT_MAX else ResponseCode.MESSAGE_ILLEGAL
+            )
+            longest = min(longest, turns.longest)
+            if longest < TURN_MAX:
+                break
+        assert longest < TURN_MAX
+
+
+async def test_a_large_batch_is_checked_anew_when_its_topic_has_changed_meanwhile(
+    broker: Broker, client: Talker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await client.put("T", b"x")
+    config = broker.services.config
+
+    async def close_for_sends(_: float) -> None:
+        if broker.services.config is config:
+            broker.services.live.replace({"brokerPermission": "4"}, origin="test", now_ms=0)
+
+    monkeypatch.setattr("aerobee_broker.send.asyncio.sleep", close_for_sends)
+    answer = await client.put_batch("T", [BatchEntry(0, b"x", "")] * (TURN_COUNT_MAX + 1))
+    assert answer.code == ResponseCode.NO_PERMISSION
+    assert broker.services.store.max_offset("T", 0) == 1
