@@ -10,7 +10,6 @@ import gc
 import os
 import signal
 import sys
-import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -82,8 +81,6 @@ def make_app() -> "App":
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code; no error leaves as an exception unless `--debug` asks for it."""
-    if arguments is None:  # a program of its own
-        _watch_for_lost_interrupts()
     words, debug = _split_debug(list(sys.argv[1:] if arguments is None else arguments))
     words = [_at_home(word) for word in words]
     if debug:
@@ -120,19 +117,6 @@ def _misuse(failed: Exception, words: list[str]) -> str:
     if not unused or type(failed).__name__ != "UnusedCliTokensError":
         return str(failed)
     return f"{_command_of(words).strip() or 'this'} takes no further argument: {' '.join(unused)}"
-
-
-def _watch_for_lost_interrupts() -> None:
-    """Ctrl-C while modules are loaded may fall into a callback of Python's own, which drops it with a traceback."""
-
-    def again(lost: "sys.UnraisableHookArgs") -> None:
-        if issubclass(lost.exc_type, KeyboardInterrupt):
-            # In a moment: this hook is such a callback too.
-            threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
-        else:
-            sys.__unraisablehook__(lost)
-
-    sys.unraisablehook = again
 
 
 def _split_debug(words: list[str]) -> tuple[list[str], bool]:

@@ -172,24 +172,3 @@ def test_a_word_too_many_is_told_in_words(aerobee: Runner) -> None:
     assert refused.code == 2
     assert "topic create takes no further argument: extra" in refused.err
     assert refused.err.endswith(" topic create --help\n")
-
-
-def test_an_interrupt_while_modules_are_loaded_is_an_interrupt() -> None:
-    """Ctrl-C at the start printed "Exception ignored in _get_module_lock" and the command went on."""
-    script = (
-        "import sys, time\n"
-        "from aerobee_console import main as module\n"
-        "class Loud:\n"
-        "    def __del__(self):\n"
-        "        raise KeyboardInterrupt\n"
-        "def load(*words):\n"
-        "    Loud()\n"
-        "    time.sleep(30)\n"
-        "module.make_app = lambda: lambda *words, **options: load()\n"
-        "sys.argv = ['aerobee', 'topic']\n"
-        "sys.exit(module.main())\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
