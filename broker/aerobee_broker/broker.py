@@ -20,6 +20,7 @@ import ssl
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +28,7 @@ import structlog
 
 from aerobee_broker.admin import register_admin
 from aerobee_broker.config import BrokerConfig, LiveConfig, to_store_config
+from aerobee_broker.descriptors import descriptors_of_process
 from aerobee_broker.disk_keeper import DiskKeeper
 from aerobee_broker.durability import Durability
 from aerobee_broker.file_watching import FileWatching
@@ -132,13 +134,19 @@ class Broker:
         `close` then too."""
         started = time.perf_counter()
         loop = asyncio.get_running_loop()
-        store = MessageStore(to_store_config(self._config), io=self._io, clock=self._clock)
+        plan = descriptors_of_process(
+            self._config.max_connections, was_asked_for="max_connections" in self._config.model_fields_set
+        )
+        store_config = replace(
+            to_store_config(self._config), descriptors_max=plan.store_files, maps_max=plan.store_maps
+        )
+        store = MessageStore(store_config, io=self._io, clock=self._clock)
         store.on_failure = self._on_disk_failure
         self._store = store
         recovered = await loop.run_in_executor(self._upkeep, store.open)
         self._server = RemotingServer(
             self.handlers,
-            config=_server_config(self._config, self._memory),
+            config=_server_config(self._config, self._memory, plan.connections),
             on_disconnect=self._disconnected,
         )
         self.port = self._server.bind(self._config.bind_address, self._config.listen_port)
@@ -511,7 +519,7 @@ def sync_pause_s(took_s: float, file_count: int) -> float:
     return min(max(took_s * SYNC_PAUSE_TIMES, file_count * SYNC_PAUSE_OF_FILE_S), SYNC_PAUSE_MAX_S)
 
 
-def _server_config(config: BrokerConfig, memory: PeerMemory) -> ServerConfig:
+def _server_config(config: BrokerConfig, memory: PeerMemory, connections: int) -> ServerConfig:
     mode = TlsMode(config.tls_server_mode)
     tls = None
     if mode is not TlsMode.DISABLED:
@@ -531,7 +539,7 @@ def _server_config(config: BrokerConfig, memory: PeerMemory) -> ServerConfig:
             frame_s=config.frame_timeout_seconds,
             idle_s=config.server_channel_max_idle_time_seconds,
         ),
-        connections_max=config.max_connections,
+        connections_max=connections,
         connections_per_host_max=config.max_connections_per_host,
         buffered_max=config.max_buffered_bytes,
         memory=memory,

@@ -396,7 +396,9 @@ class BrokerConfig(SettingsModel):
     )
 
     # Bounds of our own, so that one client cannot take all memory.
-    max_connections: Count = _key(20_000, "Open client connections.")
+    max_connections: Count = _key(
+        20_000, "Open client connections; at most half of the files that the process may open."
+    )
     max_in_flight_per_connection: Count = _key(
         4_096, "Unanswered requests of a connection; then reading stops."
     )

@@ -13,7 +13,6 @@ import asyncio
 import errno
 import gc
 import os
-import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ import uvloop
 from aerobee_broker.broker import Broker
 from aerobee_broker.config import BrokerConfig
 from aerobee_broker.crash_notes import explain_crashes
+from aerobee_broker.descriptors import raise_open_files_limit
 from aerobee_broker.threads import started_executor
 from aerobee_proto.errors import AerobeeError
 from aerobee_remoting.logs import configure_logging, stray_errors_told
@@ -117,7 +117,7 @@ def run(config: BrokerConfig, settings_file: Path | None = None) -> int:
         return EXIT_USAGE
     if armed:
         log.warning("broker.failpoints_armed", names=armed)
-    _raise_open_files_limit()
+    raise_open_files_limit()
     explain_crashes(config.store_path_root_dir)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     # Messages are not in cycles: collecting them early costs 4 % of the send rate and finds nothing.
@@ -141,12 +141,6 @@ def stray_store(config: BrokerConfig) -> str | None:
         f"{config.store_path_root_dir}. Either move it: mv '{stray}' {config.store_path_root_dir} , "
         f"or go on with it where it is: --set storePathRootDir='{stray}'"
     )
-
-
-def _raise_open_files_limit() -> None:
-    """Every store file and connection takes a descriptor: use all that may be had, as the JVM does."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def serve(config: BrokerConfig, notifier: ServiceNotifier, settings_file: Path | None = None) -> int:

@@ -52,6 +52,10 @@ class StoreConfig:
     index_enabled: bool = True
     delay_levels_ms: tuple[int, ...] = DEFAULT_DELAY_LEVELS_MS
 
+    # How many descriptors and maps all files together may take; None: what the limits of the process leave.
+    descriptors_max: int | None = None
+    maps_max: int | None = None
+
     # Reading.
     scan_size_max: int = 16_000
     memory_transfer_size_max: int = 262_144

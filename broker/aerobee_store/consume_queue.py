@@ -27,8 +27,9 @@ from numpy.typing import NDArray
 
 from aerobee_store import failpoints
 from aerobee_store.errors import CorruptStore, StoreError
-from aerobee_store.io import WRITE_CALL_MIN, DataFile, StoreIo
+from aerobee_store.io import WRITE_CALL_MIN, DataFile, StoreIo, is_zero
 from aerobee_store.mapped_files import MappedFile, MappedFileQueue
+from aerobee_store.queue_files import OpenQueueFiles, QueueFile
 
 __all__ = [
     "BLANK_ENTRY",
@@ -53,6 +54,7 @@ BLANK_ENTRY: Final = ENTRY.pack(0, BLANK_SIZE, 0)
 _FILES_VERIFIED_MAX: Final = 3
 # Entries looked at by one numpy step of a scan: a short tail is found without paging in the whole file.
 _SCAN_STEP: Final = 8192
+_FIRST_STEP: Final = 128
 _NOTHING: Final = memoryview(b"")
 _NEVER: Final = 1 << 62  # a physical offset that no record reaches
 
@@ -125,6 +127,7 @@ class ConsumeQueue:
         "_left",
         "_map",
         "_map_base",
+        "_open_files",
         "_writable",
         "deleted",
         "fresh",
@@ -139,9 +142,18 @@ class ConsumeQueue:
     )
 
     def __init__(
-        self, topic: str, queue_id: int, folder: Path, file_size: int, io: StoreIo, *, writable: bool = True
+        self,
+        topic: str,
+        queue_id: int,
+        folder: Path,
+        file_size: int,
+        io: StoreIo,
+        *,
+        writable: bool = True,
+        open_files: OpenQueueFiles | None = None,
     ) -> None:
-        """`file_size` in bytes, a multiple of ENTRY_SIZE. Touches no file before load() or put_entries().
+        """`file_size` in bytes, a multiple of ENTRY_SIZE. Touches no file before load() or put_entries(). `open_files`
+        is shared by the queues of a store; None: it has its own.
 
         Opened with `writable` false, recover() and the cuts leave the files as they are and only end the
         queue where they would.
@@ -151,7 +163,10 @@ class ConsumeQueue:
         # Fixed for life.
         self.topic = topic
         self.queue_id = queue_id
-        self._files = MappedFileQueue(folder, file_size, io, writable=writable, little_by_little=True)
+        self._open_files = OpenQueueFiles(io) if open_files is None else open_files
+        self._files = MappedFileQueue(
+            folder, file_size, io, writable=writable, queue=(self, self._open_files)
+        )
         self._file_entries = file_size // ENTRY_SIZE
         self._writable = writable
         # Logical offsets. min_offset is moved by correct_min_offset() and by what cuts or cleans;
@@ -259,7 +274,7 @@ class ConsumeQueue:
             end = base + good
             if good < self._file_entries:
                 break
-            last = ENTRY.unpack_from(file.view, (good - 1) * ENTRY_SIZE)
+            last = _fields(file, good - 1)
             previous_end = last[0] + last[1]
         return end
 
@@ -297,8 +312,9 @@ class ConsumeQueue:
         count = 0
         for _, entries in _steps(file, offset - file.offset // ENTRY_SIZE):
             filled = (entries["physical_offset"] != 0) | (entries["size"] != 0) | (entries["tag_hash"] != 0)
-            count += _leading_true(filled)
-            if count % _SCAN_STEP:
+            run = _leading_true(filled)
+            count += run
+            if run < len(entries):
                 break
         return count
 
@@ -324,7 +340,7 @@ class ConsumeQueue:
     def _cut(self, end: int) -> None:
         """Make `end` the max_offset; files without data go. Without any data the queue starts again at 0."""
         files = self._files
-        self._forget_window()
+        self.forget_window()
         if end <= self._first_data:
             if self._writable:
                 files.destroy()
@@ -398,13 +414,14 @@ class ConsumeQueue:
         last = self._files.files[-1]
         window = last.data.window()
         if window is None:
-            self._forget_window()
+            self.forget_window()
             return
         # As a number of entries, a small one as long as windows are pages: Python has only one object for each.
         self._left = max(last.offset + window.end - end, 0) // ENTRY_SIZE
         self._map, self._map_base = window.map, last.offset
 
-    def _forget_window(self) -> None:
+    def forget_window(self) -> None:
+        """Nothing may be stored through the map any more."""
         self._map, self._map_base, self._left = None, 0, 0
 
     def write_again(self, offset: int, entry: bytes) -> None:
@@ -465,8 +482,14 @@ class ConsumeQueue:
             return None
         failpoints.hit("consume_queue.before_sync")
         folders, new = self._files.new_names()
-        files = [file.data for file in self._files.files if file.end > flushed]
+        rows = self._files.files
+        files = [file.data for file in rows if file.end > flushed and isinstance(file.data, QueueFile)]
         return Unflushed(self, target, files, folders, new)
+
+    @property
+    def is_flushed(self) -> bool:
+        """Whether every entry is durable."""
+        return self._flushed_offset >= self.max_offset
 
     def flushed(self, unflushed: "Unflushed") -> None:
         """It has been synced."""
@@ -487,7 +510,8 @@ class ConsumeQueue:
         file = self._files.find(offset * ENTRY_SIZE)
         if file is None:
             return _NOTHING
-        return file.view[offset * ENTRY_SIZE - file.offset : min(end * ENTRY_SIZE, file.end) - file.offset]
+        begin = offset * ENTRY_SIZE
+        return memoryview(file.data.read(begin - file.offset, min(end * ENTRY_SIZE, file.end) - begin))
 
     def entry(self, offset: int) -> ConsumeQueueEntry | None:
         """The entry at the logical `offset`; None where the queue has no data."""
@@ -496,7 +520,8 @@ class ConsumeQueue:
         file = self._files.find(offset * ENTRY_SIZE)
         if file is None:
             return None
-        return ConsumeQueueEntry._make(ENTRY.unpack_from(file.view, offset * ENTRY_SIZE - file.offset))
+        raw = file.data.read(offset * ENTRY_SIZE - file.offset, ENTRY_SIZE)
+        return ConsumeQueueEntry._make(ENTRY.unpack(raw)) if raw else None
 
     def _entry_at(self, offset: int) -> ConsumeQueueEntry:
         found = self.entry(offset)
@@ -527,6 +552,7 @@ class ConsumeQueue:
         released = []
         while self._is_first_stale(log_min):
             released.append(self._files.release_first())
+            released[-1].data.close()  # by this thread, as it is open in this thread; it may be closed again
             self._first_data = self._files.min_offset // ENTRY_SIZE
         first = self.entry(self.min_offset)
         if first is None or first.physical_offset < log_min:
@@ -538,18 +564,17 @@ class ConsumeQueue:
         if len(self._files.files) < 2:
             return False
         first = self._files.files[0]
-        newest = ENTRY.unpack_from(first.view, first.end - first.offset - ENTRY_SIZE)
-        return bool(newest[0] < log_min)
+        return _fields(first, (first.end - first.offset) // ENTRY_SIZE - 1)[0] < log_min
 
     def destroy(self) -> None:
         """Delete all files and the folder; the queue is empty afterwards and may be used again."""
-        self._forget_window()
+        self.forget_window()
         self._files.destroy()
         self._start_again()
 
     def close(self) -> None:
         """Close the files; views handed out stay readable. Nothing is flushed."""
-        self._forget_window()
+        self.forget_window()
         self._files.close()
 
     # --- invariants ------------------------------------------------------------------------------------
@@ -574,8 +599,12 @@ class ConsumeQueue:
         check = _Check(None, 0, 0, _NEVER)
         good = check.good_entries(file, base, start, start, previous_end)
         self._require(good >= len(span), file, f"broken entry {base + good}", good * ENTRY_SIZE)
-        tail = file.view[len(span) * ENTRY_SIZE :]
-        self._require(not any(tail), file, "bytes behind the last entry are not zero", len(span) * ENTRY_SIZE)
+        self._require(
+            _is_zero_from(file, len(span) * ENTRY_SIZE),
+            file,
+            "bytes behind the last entry are not zero",
+            len(span) * ENTRY_SIZE,
+        )
         last = self._entry_at(span[-1])
         return last.physical_offset + last.size
 
@@ -595,7 +624,7 @@ class Unflushed(NamedTuple):
 
     queue: ConsumeQueue
     max_offset: int
-    files: list[DataFile]
+    files: list[QueueFile]
     folders: list[Path]
     new: int
 
@@ -619,7 +648,7 @@ class _Check:
         if deep_from > start:
             if not self._older_holds(file, base, start, deep_from, previous_end):
                 return self._good_run(file, base, start, previous_end)
-            physical_offset, size, _ = ENTRY.unpack_from(file.view, (deep_from - 1) * ENTRY_SIZE)
+            physical_offset, size, _ = _fields(file, deep_from - 1)
             previous_end = physical_offset + size
         return self._good_run(file, base, deep_from, previous_end)
 
@@ -628,7 +657,7 @@ class _Check:
         if self.proven_offset <= 0 and not self._all_sound(file, start, stop, previous_end):
             return False
         for index in sorted({start, stop - 1}):
-            entry = ConsumeQueueEntry._make(ENTRY.unpack_from(file.view, index * ENTRY_SIZE))
+            entry = ConsumeQueueEntry._make(_fields(file, index))
             if not self._edge_holds(entry, base + index, previous_end):
                 return False
             previous_end = entry.physical_offset + entry.size
@@ -683,12 +712,31 @@ class _Check:
 
 
 def _steps(file: MappedFile, start: int, stop: int | None = None) -> Iterator[tuple[int, _Entries]]:
-    """The entries [start, stop) of `file`, or all from `start` on, in arrays of at most _SCAN_STEP; numbers
-    count in the file."""
+    """The entries [start, stop) of `file`, or all from `start` on, in arrays of at most _SCAN_STEP, small ones first,
+    as most queues are short; numbers count in the file."""
     count = (file.end - file.offset) // ENTRY_SIZE if stop is None else stop
-    for first in range(start, count, _SCAN_STEP):
-        stop = min(first + _SCAN_STEP, count)
-        yield first, np.frombuffer(file.view[first * ENTRY_SIZE : stop * ENTRY_SIZE], ENTRY_DTYPE)
+    first, step = start, _FIRST_STEP
+    while first < count:
+        stop = min(first + step, count)
+        yield (
+            first,
+            np.frombuffer(file.data.read(first * ENTRY_SIZE, (stop - first) * ENTRY_SIZE), ENTRY_DTYPE),
+        )
+        first, step = stop, min(step * 4, _SCAN_STEP)
+
+
+def _fields(file: MappedFile, index: int) -> tuple[int, int, int]:
+    """The entry number `index` of `file`."""
+    return ENTRY.unpack(file.data.read(index * ENTRY_SIZE, ENTRY_SIZE))
+
+
+def _is_zero_from(file: MappedFile, position: int) -> bool:
+    """Whether everything in `file` from `position` on is zero."""
+    return all(
+        is_zero(file.data.read(at, min(_SCAN_STEP * ENTRY_SIZE, stop - at)))
+        for begin, stop in file.data.data_extents(position, file.data.size)
+        for at in range(begin, stop, _SCAN_STEP * ENTRY_SIZE)
+    )
 
 
 def _leading_true(flags: NDArray[Any]) -> int:

@@ -25,7 +25,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Concatenate, Final, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
@@ -56,7 +56,7 @@ __all__ = [
 Buffer = bytes | bytearray | memoryview
 
 _ZERO_CHUNK = 1 << 20
-_SPACE_STEP = 1 << 16  # bytes that a file opened with `room` is given at least
+_SPACE_STEP = 1 << 12  # bytes that a file opened with `room` is given at least; then as much again as it has
 _SYNC_WHOLE_MIN = 256  # files of a file system from which it is synced as a whole
 _PAGE = mmap.PAGESIZE
 WRITE_CALL_MIN = 400  # bytes from which writes are calls; two records are longer (see _DiskFile.write)
@@ -101,9 +101,17 @@ class DataFile(Protocol):
     later writes to the same bytes.
     """
 
-    path: Path
     size: int
-    view: memoryview
+
+    @property
+    def path(self) -> Path:
+        """Where it lies."""
+        ...
+
+    @property
+    def view(self) -> memoryview:
+        """All of it, mapped."""
+        ...
 
     def write(self, position: int, data: Buffer) -> None:
         """Store `data` at `position`; visible in `view` at once, durable after `sync()`.
@@ -113,7 +121,8 @@ class DataFile(Protocol):
         """
 
     def window(self) -> Window | None:
-        """Where the owner of a growing file may store by itself; None: `write` has to do it."""
+        """Where the owner of a growing file may store by itself; None: `write` has to do it. A file that was opened
+        with `room` is mapped for this, when it is asked for the second time."""
 
     def zero(self, position: int, length: int) -> None:
         """Make `length` bytes from `position` zero; bytes that are zero already are not touched."""
@@ -220,9 +229,13 @@ class _DiskFile:
         "_closing",
         "_fd",
         "_identity",
+        "_is_growing",
+        "_is_mapped",
         "_map",
         "_room",
         "_space",
+        "_windows_wanted",
+        "_writable",
         "file_system",
         "path",
         "size",
@@ -243,13 +256,36 @@ class _DiskFile:
         self.file_system: FileSystem | None = None if space is None else file_system_of(fd, path.parent)
         # A sync in another thread and a close must not meet: the descriptor's number is used again.
         self._closing = threading.Lock()
-        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-        # The map needs no descriptor of its own; each would count against the process limit.
-        if sys.version_info >= (3, 13):
-            self._map = mmap.mmap(fd, size, access=access, trackfd=False)
-        else:
-            self._map = mmap.mmap(fd, size, access=access)
-        self.view = memoryview(self._map).toreadonly()
+        self._writable = writable
+        # Those that there are many of are mapped by need: most of them are read or written to once, then closed.
+        self._is_growing = space is not None
+        self._is_mapped = False
+        self._windows_wanted = 0
+        if space is None:
+            self._make_map()
+
+    def __getattr__(self, name: str) -> Any:
+        """`_map` and `view`, which are not there before the file is mapped."""
+        if name not in ("_map", "view"):
+            raise AttributeError(name)
+        self._make_map()
+        return getattr(self, name)
+
+    def _make_map(self) -> None:
+        access = mmap.ACCESS_WRITE if self._writable else mmap.ACCESS_READ
+        try:
+            # The map needs no descriptor of its own; each would count against the process limit.
+            if sys.version_info >= (3, 13):
+                made = mmap.mmap(self._fd, self.size, access=access, trackfd=False)
+            else:
+                made = mmap.mmap(self._fd, self.size, access=access)
+        except OSError as error:
+            raise _named(self.path, error) from error
+        if self._is_growing:
+            _advise(made)
+        self._map = made
+        self.view = memoryview(made).toreadonly()
+        self._is_mapped = True
 
     def write(self, position: int, data: Buffer) -> None:
         size = len(data)
@@ -257,7 +293,7 @@ class _DiskFile:
         if position + size > end or position < begin:
             self._write_new_pages(position, data)
             return
-        if size < WRITE_CALL_MIN:
+        if size < WRITE_CALL_MIN and self._is_mapped:
             # Slice assignment on a map raises IndexError when lengths differ, so it cannot write past the end.
             self._map[position : position + size] = data
             return
@@ -265,7 +301,17 @@ class _DiskFile:
 
     def window(self) -> Window | None:
         begin, end = self._room
-        return Window(self._map, begin, end) if begin < end else None
+        if begin >= end:
+            return None
+        if not self._is_mapped:
+            self._windows_wanted += 1
+            if self._windows_wanted < 2:
+                return None
+            try:
+                self._make_map()
+            except OutOfResources:
+                return None  # every write is a call then
+        return Window(self._map, begin, end)
 
     def _write_by_call(self, position: int, data: Buffer) -> None:
         # The kernel copies front to back, whole pages between looks for a signal, so that SIGKILL leaves a beginning
@@ -298,12 +344,6 @@ class _DiskFile:
         self._write_by_call(position, data)
         begin, known_end = self._room
         if begin >= known_end:
-            if hasattr(mmap, "MADV_RANDOM"):
-                # No reading ahead: where a disk is set to 8 MiB of it, Linux may fill the whole file with nothing at
-                # the first store into a page that is there already, 2 ms for each of thousands of queues. Advice: when
-                # it is not taken (memory is short), everything is as right, and slower.
-                with contextlib.suppress(OSError):
-                    self._map.madvise(mmap.MADV_RANDOM)
             self._room = (position, page_end)
         elif begin <= position <= known_end:
             self._room = (begin, page_end)
@@ -316,7 +356,7 @@ class _DiskFile:
         if begin < known_end and not begin <= position <= known_end:
             self._allocate(position, end)  # somewhere else, once
             return
-        start = known_end if begin < known_end else position
+        start = known_end if begin < known_end else position // _PAGE * _PAGE
         wanted = start + max(known_end - begin, _SPACE_STEP)
         stop = min(max(end, -(-wanted // _PAGE) * _PAGE), self.size)
         self._allocate(start, stop)
@@ -347,7 +387,10 @@ class _DiskFile:
         for begin, stop in self.data_extents(position, end):
             for at in range(begin, stop, _ZERO_CHUNK):
                 count = min(_ZERO_CHUNK, stop - at)
-                if not is_zero(self.view[at : at + count]):
+                if not self._is_mapped:
+                    if not is_zero(self.read(at, count)):
+                        self._write_by_call(at, bytes(count))
+                elif not is_zero(self.view[at : at + count]):
                     self._map[at : at + count] = bytes(count)
 
     def data_extents(self, begin: int, end: int) -> list[tuple[int, int]]:
@@ -395,9 +438,10 @@ class _DiskFile:
         if self._fd < 0:
             return
         # Held slices and arrays keep the map alive; it goes when the last of them does.
-        with contextlib.suppress(BufferError):
-            self.view.release()
-            self._map.close()
+        if self._is_mapped:
+            with contextlib.suppress(BufferError):
+                self.view.release()
+                self._map.close()
         with self._closing:
             os.close(self._fd)
             self._fd = -1
@@ -690,6 +734,15 @@ class DiskIo:
 def _check_length(path: Path, found: int, wanted: int) -> None:
     if found != wanted:
         raise CorruptStore(path, None, f"length is {found}, must be {wanted}", _WRONG_LENGTH)
+
+
+def _advise(made: mmap.mmap) -> None:
+    """No reading ahead: where a disk is set to 8 MiB of it, Linux may fill the whole file with nothing at the first
+    store into a page that is there already, 2 ms for each of thousands of queues. Advice: when it is not taken (memory
+    is short), everything is as right, and slower."""
+    if hasattr(mmap, "MADV_RANDOM"):
+        with contextlib.suppress(OSError):
+            made.madvise(mmap.MADV_RANDOM)
 
 
 def _cut(found: int, size: int) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from aerobee_store.errors import CorruptStore, WrongLength
 from aerobee_store.io import DataFile, FolderEntry, StoreIo
+from aerobee_store.queue_files import OpenQueueFiles, QueueFile, QueueFileOwner
 
 __all__ = ["MappedFile", "MappedFileQueue", "file_name"]
 
@@ -31,10 +32,10 @@ def file_name(offset: int) -> str:
 
 
 class MappedFile:
-    """One file of the row, mapped whole.
+    """One file of the row.
 
     `offset` is the offset of its first byte in the log, `end` one past its last byte; `view` its readable
-    bytes; `data` the open file itself.
+    bytes, mapped whole; `data` the file itself. Files of queues may not be open: they have no `view` to keep.
     """
 
     __slots__ = ("data", "end", "offset", "view")
@@ -43,7 +44,13 @@ class MappedFile:
         self.offset = offset
         self.end = offset + data.size
         self.data = data
-        self.view = data.view
+        if not isinstance(data, QueueFile):
+            self.view = data.view
+
+    def __getattr__(self, name: str) -> memoryview:
+        if name == "view":
+            return self.data.view
+        raise AttributeError(name)
 
 
 class MappedFileQueue:
@@ -56,16 +63,16 @@ class MappedFileQueue:
         io: StoreIo,
         *,
         writable: bool = True,
-        little_by_little: bool = False,
+        queue: tuple[QueueFileOwner, OpenQueueFiles] | None = None,
     ) -> None:
-        """With `little_by_little` files take their space as they grow, and a new one is durable only
-        when its owner has synced it and what `new_names` returns."""
+        """The row of a `queue`: files are opened by need and take their space as they grow, and a new one is durable
+        only when its owner has synced it and what `new_names` returns."""
         # Fixed for life.
         self.folder = folder
         self.file_size = file_size
         self._io = io
         self._writable = writable
-        self._room = 0 if little_by_little else None
+        self._queue = queue
         # Whether load() removed an empty file.
         self.dropped_empty = False
         # Replaced, never changed in place.
@@ -109,7 +116,12 @@ class MappedFileQueue:
         return int(name)
 
     def _open(self, path: Path) -> DataFile:
-        return self._io.open_file(path, self.file_size, writable=self._writable, room=self._room)
+        if self._queue is not None:
+            return self._queue_file(path.name, *self._queue)
+        return self._io.open_file(path, self.file_size, writable=self._writable)
+
+    def _queue_file(self, name: str, owner: QueueFileOwner, files: OpenQueueFiles) -> QueueFile:
+        return QueueFile(self.folder, name, self.file_size, owner, files, writable=self._writable)
 
     @property
     def gaps(self) -> list[tuple[int, int]]:
@@ -151,24 +163,21 @@ class MappedFileQueue:
     def create(self, offset: int, room: int = 0) -> MappedFile:
         """Add the file that starts at `offset`, after all others. StoreFull when there is no room.
 
-        Little by little, `room` is how much of it is going to be written at once.
+        Of a queue, `room` is how much of it is going to be written at once.
         """
-        if self._room is not None and self.files:
+        if self._queue is None:
+            return self.adopt(self.prepare(offset), offset)
+        if self.files:
             self.files[-1].data.sync()  # a crash must not leave it without its length before another file
-        file = self.adopt(self.prepare(offset, room), offset)
-        if self._room is not None:
-            self._new_made += 1
-        return file
+        made = self._queue_file(file_name(offset), *self._queue)
+        self._queue[1].create(made, room)
+        self._new_made += 1
+        return self.adopt(made, offset)
 
-    def prepare(self, offset: int, room: int = 0) -> DataFile:
-        """Create the file for `offset` without adding it; may run in another thread."""
+    def prepare(self, offset: int) -> DataFile:
+        """Create the file for `offset` of a log without adding it; may run in another thread."""
         assert offset % self.file_size == 0
-        return self._io.open_file(
-            self.folder / file_name(offset),
-            self.file_size,
-            create=True,
-            room=None if self._room is None else room,
-        )
+        return self._io.open_file(self.folder / file_name(offset), self.file_size, create=True)
 
     def new_names(self) -> tuple[list[Path], int]:
         """The folders whose sync makes the names of new files durable, none when they are, and what to tell

@@ -16,6 +16,7 @@ from pathlib import Path
 from aerobee_store.consume_queue import ConsumeQueue
 from aerobee_store.errors import StoreError, WrongLength
 from aerobee_store.io import StoreIo
+from aerobee_store.queue_files import OpenQueueFiles
 
 __all__ = ["QueueTable"]
 
@@ -23,13 +24,23 @@ __all__ = ["QueueTable"]
 class QueueTable:
     """Finds, makes and removes queues, and does to all of them what the store does to all of them."""
 
-    def __init__(self, folder: Path, file_size: int, io: StoreIo, *, writable: bool = True) -> None:
-        """`folder` is <root>/consumequeue; `file_size` in bytes, a multiple of the entry's 20."""
+    def __init__(
+        self,
+        folder: Path,
+        file_size: int,
+        io: StoreIo,
+        *,
+        writable: bool = True,
+        open_files_max: int | None = None,
+    ) -> None:
+        """`folder` is <root>/consumequeue; `file_size` in bytes, a multiple of the entry's 20. `open_files_max`: see
+        OpenQueueFiles."""
         # Fixed for life.
         self.folder = folder
         self._file_size = file_size
         self._io = io
         self._writable = writable
+        self.open_files = OpenQueueFiles(io, open_files_max)
         # Changed by load(), get_or_create() and delete_topic().
         self._topics: dict[str, dict[int, ConsumeQueue]] = {}
         # Queues with a file that somebody cut, found by load(); they are not in the table.
@@ -76,7 +87,15 @@ class QueueTable:
 
     def _new_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
         folder = self.folder / topic / str(queue_id)
-        return ConsumeQueue(topic, queue_id, folder, self._file_size, self._io, writable=self._writable)
+        return ConsumeQueue(
+            topic,
+            queue_id,
+            folder,
+            self._file_size,
+            self._io,
+            writable=self._writable,
+            open_files=self.open_files,
+        )
 
     def get(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """The queue, if it was loaded or used before."""
@@ -149,7 +168,7 @@ class QueueTable:
         # Of new files; each folder once however many queues a topic got.
         folders = dict.fromkeys(folder for unflushed in work for folder in unflushed.folders)
         within = [folder for folder in folders if folder.is_relative_to(self.folder.parent)]
-        self._io.sync_all(files, within)
+        self.open_files.sync(files, within)
         for unflushed in work:
             unflushed.queue.flushed(unflushed)
         return len(files)

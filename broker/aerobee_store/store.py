@@ -61,6 +61,7 @@ from aerobee_store.log_walk import Damage
 from aerobee_store.messages import Appended, Arrival, NewMessage, PutStatus
 from aerobee_store.offset_by_time import offset_by_time
 from aerobee_store.query import QueryResult, query_messages
+from aerobee_store.queue_files import DESCRIPTORS_A_FILE
 from aerobee_store.queue_table import QueueTable
 from aerobee_store.recovery import QUARANTINE, REBUILD_MARKER, Parts, RecoveryReport, recover
 from aerobee_store.scrub import Scrubber, ScrubParts, ScrubStep
@@ -74,6 +75,7 @@ log = structlog.get_logger()
 # While the disk is full, how often a send may try again whether there is room.
 _INDEX_STEP = 4096  # messages whose keys a query indexes at a time
 _FULL_RETRY_MS = 1000
+_OTHER_FILES = 8  # checkpoint, lock, files of the timer, the next file of the log
 # physical offset, sys flag; then store time, behind a born host of 8 or 20 bytes
 _PLACE_AND_FLAG = struct.Struct(">28xqi")
 _STORE_TIME_AT = (56, 68)
@@ -179,6 +181,7 @@ class MessageStore:
             self._tombstones.load()
             if self._config.index_enabled:
                 self._index.load()
+            self._share_descriptors()
         except (StoreError, OSError):
             if not aborted:
                 self._guard.all_changes_durable()
@@ -202,6 +205,13 @@ class MessageStore:
         self._tombstones.save()
         self._begin(report)
         return report
+
+    def _share_descriptors(self) -> None:
+        """Queues get what the other files leave; there are more of those with time."""
+        others = len(self._log.mapped.files) + len(self._index.files) + _OTHER_FILES
+        if self._config.descriptors_max is not None and self._config.maps_max is not None:
+            left = self._config.descriptors_max - DESCRIPTORS_A_FILE * others
+            self._queues.open_files.allow(min(left // DESCRIPTORS_A_FILE, self._config.maps_max - others))
 
     def _sync_names(self) -> None:
         """Names that a killed process had made may not be on disk: it was to sync their folders next."""
@@ -493,6 +503,7 @@ class MessageStore:
         index_last = self._index.end_offset
         settled = not self._dispatcher.is_stuck
         what = "consume queue"
+        self._share_descriptors()
         try:
             count = self._queues.flush()
             what = "index"
@@ -675,7 +686,8 @@ class MessageStore:
         if self._scrubber is None:
             raise StoreNotWriteable("it is not open")
         try:
-            step = self._scrubber.step()
+            with self._queues.open_files.borrowing():
+                step = self._scrubber.step()
         except OSError as error:
             self._fail("scrub", error)
             raise
@@ -866,6 +878,8 @@ class MessageStore:
             "index_backlog": self._dispatcher.index_backlog,
             "commit_log_files": len(self._log.mapped.files),
             "queues": len(self._queues),
+            "open_queue_files": len(self._queues.open_files),
+            "closed_queue_files": self._queues.open_files.closed_count,
             "index_files": len(self._index.files),
             "damaged_stretches": len(self._log.damaged),
             "scrubbed_bytes": self._scrubbed,

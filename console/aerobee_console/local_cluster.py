@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from aerobee_broker.broker import Broker
+from aerobee_broker.descriptors import raise_open_files_limit
 from aerobee_broker.main import load_config as load_broker_config
 from aerobee_nameserver.config import load_config as load_nameserver_config
 from aerobee_nameserver.server import NameServer
@@ -58,6 +59,7 @@ class LocalCluster:
 
     async def start(self) -> None:
         """Serve. SettingsError for wrong settings, OSError for a taken port, StoreError for a bad store."""
+        raise_open_files_limit()
         await self._nameserver.start()
         settings = {
             "bindAddress": HOST,

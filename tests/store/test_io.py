@@ -206,24 +206,20 @@ def test_the_remark_says_which_limit_and_what_to_raise() -> None:
     assert str(pickle.loads(pickle.dumps(files))) == str(files)
 
 
-def test_advice_that_is_not_taken_is_no_fault(tmp_path: Path) -> None:
+def test_advice_that_is_not_taken_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where memory was short for madvise, which is advice, the broker ended as if its disk had failed."""
     asked = []
 
-    class Busy:
-        def __init__(self, real: mmap.mmap) -> None:
-            self._real = real
-
+    class Busy(mmap.mmap):
         def madvise(self, *_: object) -> None:
             asked.append(1)
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._real, name)
-
-    file: Any = IO.open_file(tmp_path / "file", 1 << 20, create=True, room=0)
-    file._map = Busy(file._map)
-    file.write(0, b"entry")
+    with monkeypatch.context() as patched:
+        patched.setattr(mmap, "mmap", Busy)
+        file = IO.open_file(tmp_path / "file", 1 << 20, create=True, room=0)
+        file.write(0, b"entry")
+        assert [file.window() is None for _ in range(2)] == [True, False]
     assert asked == [1]
     assert file.read(0, 5) == b"entry"
     file.close()
