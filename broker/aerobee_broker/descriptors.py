@@ -51,14 +51,16 @@ def descriptors_of_process(connections_wanted: int, *, was_asked_for: bool) -> D
     files = open_files_max()
     plan = plan_descriptors(files, maps_max(), connections_wanted)
     if plan.connections < connections_wanted:
-        tell = log.warning if was_asked_for else log.info
-        tell(
-            "broker.connections_limited",
-            wanted=connections_wanted,
-            connections=plan.connections,
-            open_files_limit=files,
-            way_out="raise the limit of open files (LimitNOFILE of systemd, ulimit -n) to twice what is wanted",
-        )
+        facts = {
+            "wanted": connections_wanted,
+            "connections": plan.connections,
+            "open_files_limit": files,
+            "way_out": "raise the limit of open files (LimitNOFILE of systemd, ulimit -n) to twice what is wanted",
+        }
+        if was_asked_for:
+            log.warning("broker.connections_limited", **facts)
+        else:
+            log.info("broker.connections_limited", **facts)
     return plan
 
 

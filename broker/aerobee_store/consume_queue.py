@@ -511,7 +511,7 @@ class ConsumeQueue:
         if file is None:
             return _NOTHING
         begin = offset * ENTRY_SIZE
-        return memoryview(file.data.read(begin - file.offset, min(end * ENTRY_SIZE, file.end) - begin))
+        return _piece(file, begin - file.offset, min(end * ENTRY_SIZE, file.end) - begin)
 
     def entry(self, offset: int) -> ConsumeQueueEntry | None:
         """The entry at the logical `offset`; None where the queue has no data."""
@@ -520,7 +520,7 @@ class ConsumeQueue:
         file = self._files.find(offset * ENTRY_SIZE)
         if file is None:
             return None
-        raw = file.data.read(offset * ENTRY_SIZE - file.offset, ENTRY_SIZE)
+        raw = _piece(file, offset * ENTRY_SIZE - file.offset, ENTRY_SIZE)
         return ConsumeQueueEntry._make(ENTRY.unpack(raw)) if raw else None
 
     def _entry_at(self, offset: int) -> ConsumeQueueEntry:
@@ -723,6 +723,12 @@ def _steps(file: MappedFile, start: int, stop: int | None = None) -> Iterator[tu
             np.frombuffer(file.data.read(first * ENTRY_SIZE, (stop - first) * ENTRY_SIZE), ENTRY_DTYPE),
         )
         first, step = stop, min(step * 4, _SCAN_STEP)
+
+
+def _piece(file: MappedFile, position: int, length: int) -> memoryview:
+    data = file.data
+    assert isinstance(data, QueueFile)
+    return data.piece(position, length)
 
 
 def _fields(file: MappedFile, index: int) -> tuple[int, int, int]:

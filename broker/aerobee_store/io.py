@@ -124,8 +124,8 @@ class DataFile(Protocol):
         """Where the owner of a growing file may store by itself; None: `write` has to do it. A file that was opened
         with `room` is mapped for this, when it is asked for the second time."""
 
-    def zero(self, position: int, length: int) -> None:
-        """Make `length` bytes from `position` zero; bytes that are zero already are not touched."""
+    def zero(self, position: int, length: int) -> bool:
+        """Make `length` bytes from `position` zero; whether any was not. Those that are zero are not touched."""
 
     def read(self, position: int, length: int) -> bytes:
         """A copy of these bytes. Unlike `view`, which ends the process at a bad sector, it raises OSError there,
@@ -230,13 +230,13 @@ class _DiskFile:
         "_fd",
         "_identity",
         "_is_growing",
-        "_is_mapped",
         "_map",
         "_room",
         "_space",
         "_windows_wanted",
         "_writable",
         "file_system",
+        "is_mapped",
         "path",
         "size",
         "view",
@@ -259,7 +259,7 @@ class _DiskFile:
         self._writable = writable
         # Those that there are many of are mapped by need: most of them are read or written to once, then closed.
         self._is_growing = space is not None
-        self._is_mapped = False
+        self.is_mapped = False
         self._windows_wanted = 0
         if space is None:
             self._make_map()
@@ -285,7 +285,7 @@ class _DiskFile:
             _advise(made)
         self._map = made
         self.view = memoryview(made).toreadonly()
-        self._is_mapped = True
+        self.is_mapped = True
 
     def write(self, position: int, data: Buffer) -> None:
         size = len(data)
@@ -293,7 +293,7 @@ class _DiskFile:
         if position + size > end or position < begin:
             self._write_new_pages(position, data)
             return
-        if size < WRITE_CALL_MIN and self._is_mapped:
+        if size < WRITE_CALL_MIN and self.is_mapped:
             # Slice assignment on a map raises IndexError when lengths differ, so it cannot write past the end.
             self._map[position : position + size] = data
             return
@@ -303,7 +303,7 @@ class _DiskFile:
         begin, end = self._room
         if begin >= end:
             return None
-        if not self._is_mapped:
+        if not self.is_mapped:
             self._windows_wanted += 1
             if self._windows_wanted < 2:
                 return None
@@ -381,17 +381,21 @@ class _DiskFile:
             raise _named(self.path, error) from error
         return b"".join(pieces)
 
-    def zero(self, position: int, length: int) -> None:
+    def zero(self, position: int, length: int) -> bool:
+        changed = False
         end = position + length
         assert 0 <= position <= end <= self.size
         for begin, stop in self.data_extents(position, end):
             for at in range(begin, stop, _ZERO_CHUNK):
                 count = min(_ZERO_CHUNK, stop - at)
-                if not self._is_mapped:
-                    if not is_zero(self.read(at, count)):
-                        self._write_by_call(at, bytes(count))
-                elif not is_zero(self.view[at : at + count]):
+                if is_zero(self.view[at : at + count] if self.is_mapped else self.read(at, count)):
+                    continue
+                changed = True
+                if self.is_mapped:
                     self._map[at : at + count] = bytes(count)
+                else:
+                    self._write_by_call(at, bytes(count))
+        return changed
 
     def data_extents(self, begin: int, end: int) -> list[tuple[int, int]]:
         # All at once: reading through the map brings pages behind into the cache, which then count as data.
@@ -438,7 +442,7 @@ class _DiskFile:
         if self._fd < 0:
             return
         # Held slices and arrays keep the map alive; it goes when the last of them does.
-        if self._is_mapped:
+        if self.is_mapped:
             with contextlib.suppress(BufferError):
                 self.view.release()
                 self._map.close()

@@ -201,7 +201,9 @@ class MappedFileQueue:
     def truncate(self, offset: int) -> None:
         """Forget everything from `offset` on: later files go, the rest of the file it lies in becomes zero.
 
-        Zeroed bytes are durable on return, so that what was cut cannot come back behind later writes.
+        Zeroed bytes are durable on return, so that what was cut cannot come back behind later writes. Where nothing
+        had to be zeroed in a file of a queue, nothing is synced: an earlier run may have zeroed it, and whoever cuts
+        the queues of such a run syncs them all, at once.
         """
         kept = tuple(f for f in self.files if f.offset <= offset)
         dropped = self.files[len(kept) :]
@@ -210,8 +212,8 @@ class MappedFileQueue:
             self._remove(file)
         if kept and kept[-1].end > offset:
             last = kept[-1]
-            last.data.zero(offset - last.offset, last.end - offset)
-            last.data.sync()
+            if last.data.zero(offset - last.offset, last.end - offset) or self._queue is None:
+                last.data.sync()
         if dropped:
             self._io.sync_folder(self.folder)
 

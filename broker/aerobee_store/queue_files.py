@@ -134,10 +134,11 @@ class QueueFile:
     def window(self) -> Window | None:
         return self._file.window() if self._file is not None else None
 
-    def zero(self, position: int, length: int) -> None:
+    def zero(self, position: int, length: int) -> bool:
         file = self._opened()
-        self.is_written = True
-        file.zero(position, length)
+        changed = file.zero(position, length)
+        self.is_written = self.is_written or changed
+        return changed
 
     def read(self, position: int, length: int) -> bytes:
         """As of any DataFile. Empty for a borrower that comes too late: the queue, or this file of it, is deleted."""
@@ -148,6 +149,14 @@ class QueueFile:
 
     def data_extents(self, begin: int, end: int) -> list[tuple[int, int]]:
         return self._opened().data_extents(begin, end)
+
+    def piece(self, position: int, length: int) -> memoryview:
+        """As read(), without a copy where the file is mapped anyway, as those are that messages go to."""
+        file = self._file
+        if file is None or self._files.is_borrower or not getattr(file, "is_mapped", True):
+            return memoryview(self.read(position, length))
+        self.was_used = True
+        return file.view[position : position + length]
 
     def sync(self) -> None:
         if self._files.is_borrower:

@@ -200,6 +200,9 @@ class MessageStore:
             self.on_progress,
         )
         report = recover(parts, aborted=aborted)
+        if aborted:
+            # What was cut and found zero may have been made so by a run that ended before its sync.
+            self._queues.flush()
         # Messages that are written where deleted ones were lost are not theirs.
         self._tombstones.clamp(report.end_offset)
         self._tombstones.save()

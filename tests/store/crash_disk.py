@@ -321,9 +321,11 @@ class CrashFile:
         assert 0 <= position <= position + len(data) <= self.size
         self._io.take(("write", self._number, position, bytes(data)))
 
-    def zero(self, position: int, length: int) -> None:
-        if any(self.view[position : position + length]):
+    def zero(self, position: int, length: int) -> bool:
+        changed = any(self.view[position : position + length])
+        if changed:
             self.write(position, bytes(length))
+        return changed
 
     def read(self, position: int, length: int) -> bytes:
         return bytes(self.view[position : position + length])

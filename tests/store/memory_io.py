@@ -50,9 +50,11 @@ class MemoryFile:
         self._content.live[position:end] = data
         self._content.dirty.update(range(position // PAGE_SIZE, -(-end // PAGE_SIZE)))
 
-    def zero(self, position: int, length: int) -> None:
-        if any(self._content.live[position : position + length]):
+    def zero(self, position: int, length: int) -> bool:
+        changed = any(self._content.live[position : position + length])
+        if changed:
             self.write(position, bytes(length))
+        return changed
 
     def read(self, position: int, length: int) -> bytes:
         return bytes(self.view[position : position + length])
