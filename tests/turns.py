@@ -28,7 +28,7 @@ def cpu_ms(work: Callable[[], object]) -> float:
     return (time.thread_time() - began) * 1000
 
 
-def turn_of(work: Callable[[], object], tries: int = 3) -> float:
+def turn_of(work: Callable[[], object], tries: int = 8) -> float:
     """What `work` costs in units of `reference`; the best of some tries, each beside its own reference."""
     best = float("inf")
     for _ in range(tries):

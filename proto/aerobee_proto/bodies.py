@@ -110,6 +110,7 @@ _SERVERS_SIZE_MAX: Final = 64 * 1024  # bytes of the list of filter servers
 REGISTER_TOLERANT_SIZE_MAX: Final = (
     1024 * 1024
 )  # bytes of near-JSON in one registration: a second, so in a thread
+OBJECTS_MAX: Final = 16_384  # in a stranger's body: each is up to 3 us for whoever reads it and looks at it
 LOOSE_SIZE_MAX: Final = (
     128 * 1024
 )  # bytes of a stranger's body that is not just as declared: nulls, references
@@ -175,6 +176,11 @@ class JsonBody(Struct, rename="camel", kw_only=True):
         that is not standard JSON in just this form (LOOSE_SIZE_MAX, javajson.TOLERANT_SIZE_MAX).
         """
         decoder: msgspec.json.Decoder[Self] = _decoder_of(cls)
+        objects = data.count(b"{")
+        if objects > OBJECTS_MAX:
+            raise FormatError(
+                f"not a {cls.__name__}: {objects} objects, at most {OBJECTS_MAX} are read at once; send it in parts"
+            )
         reason = "it holds references"
         if b"$ref" not in data:
             try:

@@ -646,8 +646,17 @@ def test_references_in_a_body_of_a_stranger_are_followed_and_bounded() -> None:
         HeartbeatData.from_stranger(json.dumps(heartbeat).encode())
 
 
+def test_a_body_of_very_many_small_objects_is_refused_before_it_is_read() -> None:
+    """4 MiB of standard JSON with 300,000 subscriptions held the event loop for 0.9 s."""
+    body = filled(b'{"clientID":"x","producerDataSet":[', b'{"groupName":"g"},', b"{}]}", 4 << 20)
+    with pytest.raises(FormatError, match=r"objects, at most 16384 are read at once; send it in parts"):
+        HeartbeatData.from_stranger(body)
+    body = b'{"clientID":"x","producerDataSet":[' + b'{"groupName":"g"},' * 10_000 + b"{}]}"
+    assert len(HeartbeatData.from_stranger(body).producer_data_set) == 10_001
+
+
 def test_a_large_body_that_is_not_as_declared_is_refused_with_the_reason() -> None:
-    body = filled(b'{"clientID":null,"a":[', b"{},", b"0]}", LOOSE_SIZE_MAX + 100)
+    body = filled(b'{"clientID":null,"a":[', b"0,", b"0]}", LOOSE_SIZE_MAX + 100)
     with pytest.raises(
         FormatError, match=r"not a HeartbeatData: Expected `str`, got `null`.* must be standard"
     ):
