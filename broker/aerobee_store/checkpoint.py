@@ -85,7 +85,8 @@ class Checkpoint:
         self._path = path
         self._io = io
         self._file: DataFile | None = None
-        self._generation = 0
+        # Of the newest copy; one more with each write().
+        self.generation = 0
         # What was last loaded or written. `watermark` is None when there is none that counts.
         self.stamps = Stamps()
         self.watermark: Watermark | None = None
@@ -99,7 +100,7 @@ class Checkpoint:
         copies = sorted((c for at in _COPY_AT if (c := _read_copy(raw, at))), reverse=True)
         if not copies:
             return
-        self._generation = copies[0].generation
+        self.generation = copies[0].generation
         present = raw[: _STAMPS.size]
         newest = copies[0]
         interrupted = (
@@ -112,7 +113,7 @@ class Checkpoint:
         """Make both durable. OSError is final for the store."""
         file = self._file or self._open()
         raw_stamps = _STAMPS.pack(*stamps)
-        generation = self._generation + 1
+        generation = self.generation + 1
         copy = _COPY.pack(_MAGIC, generation, *watermark, raw_stamps)
         file.write(_COPY_AT[generation % 2], copy + _CRC.pack(crc32c(copy)))
         file.sync()
@@ -120,7 +121,7 @@ class Checkpoint:
         file.write(0, raw_stamps)
         failpoints.hit("checkpoint.stamps_written")
         file.sync()
-        self._generation = generation
+        self.generation = generation
         self.stamps = stamps
         self.watermark = watermark
 

@@ -14,6 +14,8 @@ when it is small, else a file chosen by the checkpoint's times) and every record
 - Each queue is compared, entry by entry, with the records on the way. From the first entry that does not
   agree on, the queue is cut and dispatched again; a queue that misses records from before the walk makes the
   walk start one file earlier.
+- A queue that was there when the store was closed in good order, and of which files are missing, is built again from
+  the log, and gives out no number twice, also where the log has none of its messages any more.
 - A record that names another queue or number than the entry that leads to it is damaged, if no entry there confirms
   it: RocketMQ has no checksum over its name.
 - The index keeps what its own recovery proves, and is given all records behind that.
@@ -50,6 +52,7 @@ from aerobee_store.index import (
 from aerobee_store.io import StoreIo
 from aerobee_store.log_walk import Damage, LogWalker
 from aerobee_store.property_columns import Ints
+from aerobee_store.queue_list import ListedQueue, QueueList
 from aerobee_store.queue_table import QueueTable
 from aerobee_store.record_columns import Stretch
 from aerobee_store.record_scan import ScannedRecord
@@ -166,6 +169,9 @@ class _Recovery:
             self._log.checksum_from = self._watermark.checksum_from
         # What earlier starts have put aside already.
         self._log.damaged = quarantined(parts.io, parts.config.root / QUARANTINE)
+        # Queues of which files went away after the store was closed.
+        self._missing: list[ListedQueue] = []
+        self._queue_list = QueueList(parts.config.root, parts.io)
 
     def run(self) -> RecoveryReport:
         report = self._report
@@ -173,11 +179,15 @@ class _Recovery:
             self._recover_empty()
             return report
         emptied = [] if self._report.aborted else self._parts.queues.emptied
-        if self._parts.queues.cut or emptied:
+        there_were = self._see_what_is_missing()
+        if self._parts.queues.cut or emptied or self._missing:
             self._report.cut_queues += [
                 (queue.topic, queue.queue_id, "", "its last file was empty") for queue in emptied
             ]
             self._give_up_cut_queues()
+            if self._missing and self._watermark is not None:
+                # Known to the next start too, if this one is interrupted.
+                self._queue_list.save(there_were, self._parts.checkpoint.generation, self._watermark.log_end)
             start = self._log.min_offset
         else:
             start = self._start()
@@ -195,6 +205,7 @@ class _Recovery:
         report.start_offset, report.end_offset = start, end
         report.min_offset = self._log.min_offset
         self._parts.queues.cut_at_physical(end)
+        self._keep_all_numbers(end)
         self._parts.queues.correct_min_offsets(self._log.min_offset)
         self._recover_index(start, end)
         failpoints.hit("recovery.indexed")
@@ -208,6 +219,52 @@ class _Recovery:
             self._report.cut_queues.append((queue.topic, queue.queue_id, str(wrong.path), wrong.reason))
         self._distrust(0)
         self._parts.queues.drop_cut()
+
+    def _see_what_is_missing(self) -> list[ListedQueue]:
+        """Compare the queues with those there were when the store was closed; which these are, if that is known."""
+        parts, mark = self._parts, self._watermark
+        if mark is None or parts.config.rebuild:
+            return []
+        there_were = self._queue_list.load(parts.checkpoint.generation, mark.log_end)
+        told = {(queue.topic, queue.queue_id) for queue, _ in parts.queues.cut}
+        told |= {(queue.topic, queue.queue_id) for queue in parts.queues.emptied}
+        for listed in there_were:
+            wrong = listed.wrong(parts.queues.get(listed.topic, listed.queue_id))
+            if wrong is None:
+                continue
+            self._missing.append(listed)
+            if (listed.topic, listed.queue_id) not in told:
+                folder = parts.config.consume_queue_path / listed.topic / str(listed.queue_id)
+                self._report.cut_queues.append((listed.topic, listed.queue_id, str(folder), wrong))
+        return there_were
+
+    def _keep_all_numbers(self, end: int) -> None:
+        if not self._missing:
+            return
+        for listed in self._missing:
+            self._keep_numbers(listed, end)
+        # The next checkpoint, which may be the index's, makes the list void.
+        self._parts.queues.flush()
+
+    def _keep_numbers(self, listed: ListedQueue, end: int) -> None:
+        """The queue goes on where it ended, also when the log, which ends at `end`, has less of it: numbers of messages
+        that were cleaned away, or cannot be read, stay taken by entries that lead to no record."""
+        queue = self._parts.queues.get_or_create(listed.topic, listed.queue_id)
+        count = listed.end - queue.max_offset
+        if count <= 0:
+            return
+        if queue.max_offset == 0:
+            count = 1
+        if end - max(queue.last_physical_end, 0) < count:
+            self._lose(
+                end,
+                f"queue {listed.queue_id} of {listed.topic} had entries up to {listed.end} when the store was closed;"
+                f" its files are not there, and the log has its messages up to {queue.max_offset}",
+            )
+            return
+        holes = b"".join(ENTRY.pack(place, HOLE_SIZE, 0) for place in range(end - count, end))
+        queue.put_entries(listed.end - count, holes)
+        self._report.hole_entries += count
 
     # --- an empty log ----------------------------------------------------------------------------------
 

@@ -62,6 +62,7 @@ from aerobee_store.messages import Appended, Arrival, NewMessage, PutStatus
 from aerobee_store.offset_by_time import offset_by_time
 from aerobee_store.query import QueryResult, query_messages
 from aerobee_store.queue_files import DESCRIPTORS_A_FILE
+from aerobee_store.queue_list import QueueList, listed
 from aerobee_store.queue_table import QueueTable
 from aerobee_store.recovery import QUARANTINE, REBUILD_MARKER, Parts, RecoveryReport, recover
 from aerobee_store.scrub import Scrubber, ScrubParts, ScrubStep
@@ -317,6 +318,7 @@ class MessageStore:
             self.flush_queues()
             self.write_checkpoint()
             self._tombstones.save()
+            self._list_queues()
             failpoints.hit("store.settled")
             if not self._dispatcher.is_stuck and not self._appender.pending:
                 self._guard.all_changes_durable()
@@ -324,6 +326,17 @@ class MessageStore:
         except StoreFull as error:
             # The log has every message; the next start builds what found no room here.
             log.warning("store.closed_with_backlog", reason=str(error))
+
+    def _list_queues(self) -> None:
+        """Tell the next start which queues there are. Without it that start does not see when one goes away."""
+        mark = self._checkpoint.watermark
+        queues = listed(self._queues)
+        if mark is None or not queues or self._dispatcher.is_stuck:
+            return
+        try:
+            QueueList(self._config.root, self._io).save(queues, self._checkpoint.generation, mark.log_end)
+        except (OSError, StoreFull) as failed:
+            log.warning("store.queue_list_not_saved", reason=str(failed))
 
     def _release(self) -> None:
         self._checkpoint.close()

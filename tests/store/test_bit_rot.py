@@ -20,6 +20,7 @@ KINDS = {
     "topics.json",
     "topics.json.bak",
     "deletedTopics.json",
+    "queueEnds.json",
 }
 KINDS |= {"deletedTopics.json.bak", "abort", "lock"}
 

@@ -385,7 +385,7 @@ def test_a_clean_stop_leaves_a_folder_that_the_official_program_takes(tmp_path: 
     opened.preallocate()
     opened.close()
     names = sorted(p.name for p in (tmp_path / "store").iterdir())
-    assert names == ["checkpoint", "commitlog", "consumequeue", "index", "lock"]
+    assert names == ["checkpoint", "commitlog", "config", "consumequeue", "index", "lock"]
     for folder, size in (("commitlog", 16384), ("consumequeue/Orders/0", 320)):
         found = [p.stat().st_size for p in (tmp_path / "store" / folder).iterdir()]
         assert found
@@ -604,7 +604,8 @@ def test_a_stop_without_descriptors_leaves_the_rest_to_the_next_start() -> None:
     io.number = errno.EMFILE
     with capture_logs() as logs:
         opened.close()
-    assert [entry["event"] for entry in logs] == ["store.closed_with_backlog", "store.closed"]
+    events = [entry["event"] for entry in logs]
+    assert events == ["store.queue_list_not_saved", "store.closed_with_backlog", "store.closed"]
     io.number = None
     again = open_store(io)
     assert [record.body for record in read(again)] == [message().body]
