@@ -31,7 +31,14 @@ log = structlog.get_logger()
 TEMPLATE_TOPIC: Final = names.AUTO_CREATE_TOPIC
 UNIT_FLAG: Final = 1
 AUTO_CREATED: Final = "maxTopicsAutoCreated"
-PLAIN_QUEUES: Final = "SimpleCQ"
+# Attributes that come with a store of RocketMQ: the one value that is served, and what the others would lead to.
+SERVED: Final = {
+    "queue.type": ("SimpleCQ", "its messages would be numbered wrongly"),
+    "cleanup.policy": (
+        "DELETE",
+        "the newest messages of its keys would be deleted with the old files of the log, as all others",
+    ),
+}
 FILTER_TYPES: Final = ("SINGLE_TAG", "MULTI_TAG")
 
 
@@ -95,7 +102,7 @@ class TopicTable:
         """
         found = self._topics.get(topic)
         if found is not None:
-            _check_queue_type(found)
+            _check_served(found)
             return found
         names.check_topic(topic)
         model = self._topics.get(template)
@@ -304,6 +311,9 @@ class TopicTable:
         """Put parsed content in place of the table's own."""
         self._topics, self.version = parsed
         self.ensure_system_topics()
+        for topic in self._topics.values():
+            if (reason := _not_served(topic)) is not None:
+                log.warning("broker.topic_not_served", topic=topic.topic_name, reason=reason)
 
 
 def system_topics(config: BrokerConfig) -> list[TopicConfig]:
@@ -334,13 +344,21 @@ def system_topics(config: BrokerConfig) -> list[TopicConfig]:
     ]
 
 
-def _check_queue_type(topic: TopicConfig) -> None:
-    """MESSAGE_ILLEGAL for a topic that came with a store of RocketMQ and whose queues are of a kind not served."""
-    if topic.attributes and (kind := topic.attributes.get("queue.type", PLAIN_QUEUES)) != PLAIN_QUEUES:
+def _not_served(topic: TopicConfig) -> str | None:
+    """Why a topic that came with a store of RocketMQ takes no messages here; None when it does."""
+    for key, (served, else_) in SERVED.items():
+        if topic.attributes and (kind := topic.attributes.get(key, served)) != served:
+            return f"{key}={kind}, which is not served: {else_}"
+    return None
+
+
+def _check_served(topic: TopicConfig) -> None:
+    """MESSAGE_ILLEGAL for a topic whose attributes ask for what is not there."""
+    if topic.attributes and (reason := _not_served(topic)) is not None:
+        plain = ", ".join(f"{key}={served}" for key, (served, _) in SERVED.items())
         raise RequestError(
             ResponseCode.MESSAGE_ILLEGAL,
-            f"topic {topic.topic_name} has queue.type={kind}, which is not served: its messages would be numbered"
-            f" wrongly; make a topic with {PLAIN_QUEUES}",
+            f"topic {topic.topic_name} has {reason}; make a topic with {plain}",
         )
 
 

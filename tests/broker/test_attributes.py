@@ -61,6 +61,7 @@ def test_changes_that_are_taken(
         ({"+reserve.time": "9" * 30}, True, "integer"),
         ({"+reserve.time": "١"}, True, "integer"),
         ({"+queue.type": "BatchCQ"}, True, "SimpleCQ"),
+        ({"+cleanup.policy": "COMPACTION"}, True, "DELETE"),
         ({"+cleanup.policy": "DELETE"}, False, "after creation"),
     ],
 )

@@ -532,9 +532,14 @@ async def test_a_topic_whose_queues_are_of_another_kind_takes_no_messages(
     """It came with the settings of a RocketMQ broker; messages were stored in plain queues, on which that one stops."""
     make_topic(broker, "Batched", attributes={"queue.type": "BatchCQ"})
     make_topic(broker, "Plain", attributes={"queue.type": "SimpleCQ"})
-    for refused in (await client.put("Batched"), await client.put_batch("Batched", entries(b"a"))):
-        assert refused.code == ResponseCode.MESSAGE_ILLEGAL
-        assert "queue.type=BatchCQ, which is not served" in (refused.remark or "")
+    make_topic(broker, "Compacted", attributes={"cleanup.policy": "COMPACTION"})
+    for topic, why in (
+        ("Batched", "queue.type=BatchCQ, which is not served"),
+        ("Compacted", "cleanup.policy=COMPACTION, which is not served: the newest messages of its keys"),
+    ):
+        for refused in (await client.put(topic), await client.put_batch(topic, entries(b"a"))):
+            assert refused.code == ResponseCode.MESSAGE_ILLEGAL
+            assert why in (refused.remark or "")
     assert (await client.put("Plain")).code == 0
 
 

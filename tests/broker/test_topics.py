@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from aerobee_broker.config import BrokerConfig, LiveConfig
 from aerobee_broker.topics import TopicTable
@@ -228,3 +229,23 @@ def test_content_survives_a_round_trip() -> None:
 def test_content_of_another_form_is_refused(content: dict[str, Any]) -> None:
     with pytest.raises(FormatError):
         make_table().parse(content)
+
+
+def test_topics_that_came_with_attributes_that_are_not_served_are_named() -> None:
+    """A topic with compaction was treated as any other without a word: its newest values go with the old files."""
+    table = make_table()
+    content = table.to_json()
+    for topic, attributes in {
+        "Compacted": {"cleanup.policy": "COMPACTION"},
+        "Batched": {"queue.type": "BatchCQ"},
+        "Plain": {"queue.type": "SimpleCQ", "cleanup.policy": "DELETE"},
+    }.items():
+        content["topicConfigTable"][topic] = {"topicName": topic, "attributes": attributes}
+    with capture_logs() as logs:
+        table.take(table.parse(content))
+    told = {entry["topic"]: entry["reason"] for entry in logs if entry["event"] == "broker.topic_not_served"}
+    assert told.keys() == {"Compacted", "Batched"}
+    assert told["Compacted"].startswith("cleanup.policy=COMPACTION, which is not served")
+    for topic in told:
+        with pytest.raises(RequestError, match="which is not served"):
+            table.for_send(topic, template="TBW102", queue_count=4)
