@@ -22,6 +22,7 @@ class Outcome(Enum):
     FINAL = "final: sends are refused, exit code 74, `abort` stays"
     REFUSED = "sends are refused until it works again; reads go on"
     RETRIED = "told, and tried again; nothing is refused"
+    NOT_STARTED = "the start is refused with exit code 74; the next one finds everything as it was"
 
 
 class Failing(NamedTuple):
@@ -65,6 +66,15 @@ OUTCOMES: Final = (
         "store.disk_failed",
     ),
     Failing(
+        "sync of a new file and of its folder",
+        ("fsync",),
+        "log",
+        ("/commitlog",),
+        _DISK,
+        Outcome.FINAL,
+        "store.disk_failed",
+    ),
+    Failing(
         "a write",
         ("pwrite",),
         "log, queues, index",
@@ -75,7 +85,7 @@ OUTCOMES: Final = (
     ),
     Failing(
         "making a file",
-        ("open", "posix_fallocate"),
+        ("open", "posix_fallocate", "ftruncate", "fstatvfs", "mkdir"),
         "log, queues, index, timer",
         ("/commitlog/", "/consumequeue/", "/index/", "/timerlog/"),
         _DISK,
@@ -84,7 +94,7 @@ OUTCOMES: Final = (
     ),
     Failing(
         "making a file: no room",
-        ("posix_fallocate",),
+        ("posix_fallocate", "ftruncate", "mkdir"),
         "log, queues",
         ("/commitlog/", "/consumequeue/"),
         _FULL,
@@ -126,5 +136,14 @@ OUTCOMES: Final = (
         (*_DISK, errno.EACCES, errno.ENOMEM),
         Outcome.RETRIED,
         "store.files_not_looked_at",
+    ),
+    Failing(
+        "reading what is there at a start",
+        ("scandir", "open"),
+        "log, queues, index, `config/*.json`",
+        ("/commitlog", "/consumequeue", "/index", "/config/topics.json"),
+        _DISK,
+        Outcome.NOT_STARTED,
+        "broker.start_failed",
     ),
 )

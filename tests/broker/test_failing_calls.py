@@ -140,6 +140,7 @@ CASES = [
     for number, call in enumerate(row.calls)
     for position, error in enumerate(row.errors)
     for first in (1, 3)
+    if row.outcome is not Outcome.NOT_STARTED
     # All calls with one error, one call with all errors; the third call once.
     if (number == 0 or position == 0) and (first == 1 or number == position == 0)
 ]
@@ -188,6 +189,38 @@ async def test_every_failing_call_has_the_outcome_that_is_declared(
         async with asyncio.timeout(60):
             while await work(client, 1_000_000) != ResponseCode.SUCCESS:  # noqa: ASYNC110  # room has no event
                 await asyncio.sleep(0.05)
+        assert await broker.stopped() == 0
+
+
+STARTS = [
+    pytest.param(row, call, error, first, id=f"{call}-{errno.errorcode[error]}-{first}")
+    for row in OUTCOMES
+    if row.outcome is Outcome.NOT_STARTED
+    for call in row.calls
+    for error in row.errors
+    for first in (1, 2)
+]
+
+
+@pytest.mark.parametrize(("row", "call", "error", "first"), STARTS)
+async def test_a_start_that_cannot_read_the_store_is_refused_and_changes_nothing(
+    tmp_path: Path, row: Failing, call: str, error: int, first: int
+) -> None:
+    async with serving(tmp_path) as (broker, client):
+        assert await work(client, 0) == ResponseCode.SUCCESS
+        assert await broker.stopped() == 0
+    concerns = failing(
+        call, error, lambda path: any(part in path for part in row.parts), first=first, count=None
+    )
+    with capture_logs() as logs, concerns as made:
+        async with asyncio.timeout(30):
+            code = await main.serve(broker_config(tmp_path, **TIMER), Ready())
+    assert code == main.EXIT_DISK_FAILED
+    assert made.failed
+    assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == [row.event]
+    async with serving(tmp_path) as (broker, client):
+        assert await work(client, 0) == ResponseCode.SUCCESS
+        assert len(await client.records("New0")) >= 2
         assert await broker.stopped() == 0
 
 
