@@ -52,6 +52,20 @@ class Turns:
     def longest(self) -> float:
         return self._longest_ms / self._unit_ms
 
+    def begin(self) -> None:
+        """Forget the turns so far: what comes now is another piece of work."""
+        self._longest_ms = 0.0
+
+    @property
+    def longest_ms(self) -> float:
+        """The longest turn since `begin`, in milliseconds of this machine at this moment."""
+        return self._longest_ms
+
+    @property
+    def unit_ms(self) -> float:
+        """What one unit of `reference` took around the last watch."""
+        return self._unit_ms
+
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Measure every turn of asyncio's own loop (uvloop does not ask Python to run a callback)."""

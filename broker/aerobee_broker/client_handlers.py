@@ -4,7 +4,8 @@
 41 LOCK_BATCH_MQ   42 UNLOCK_BATCH_MQ
 """
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import structlog
@@ -23,6 +24,7 @@ from aerobee_proto.bodies import (
     LockBatchBody,
     LockedQueues,
     MessageQueue,
+    ProducerData,
     UnlockBatchBody,
 )
 from aerobee_proto.codes import RequestCode, ResponseCode
@@ -37,6 +39,10 @@ log = structlog.get_logger()
 HEARTBEAT_SIZE_MAX: Final = 4 * 1024 * 1024
 LOCK_BODY_SIZE_MAX: Final = 1024 * 1024
 CLIENT_ID_CHARS_MAX: Final = 512
+SLICE_MAX: Final = (
+    512  # groups and subscriptions of a heartbeat that are taken in one turn; a group at the least
+)
+GROUP_COST: Final = 8  # of a group, in subscriptions
 
 
 class ClientHandlers:
@@ -93,14 +99,41 @@ class ClientHandlers:
 
     # --- heartbeats -------------------------------------------------------------------------------------------
 
-    def heartbeat(self, request: Request) -> Response:
+    def heartbeat(self, request: Request) -> Response | None:
         """Take a client's groups. A short one (withoutSub) of a client that is unknown asks for a full one."""
         data = read_body(request, HeartbeatData)
         _check_client_id(data.client_id)
+        if (
+            sum([_cost(consumer) for consumer in data.consumer_data_set]) + len(data.producer_data_set)
+            > SLICE_MAX
+        ):
+            request.connection.answer_alone(request, lambda: self._heartbeat_in_turns(request, data))
+            return None
         known = [self._consumer(request, data, consumer) for consumer in data.consumer_data_set]
-        for producer in data.producer_data_set:
+        self._producers(request, data, data.producer_data_set)
+        return self._heard(data, known)
+
+    async def _heartbeat_in_turns(self, request: Request, data: HeartbeatData) -> Response:
+        """As at once, for one of very many groups: others are served in between."""
+        known: list[bool] = []
+        cost = 0
+        for consumer in data.consumer_data_set:
+            cost += _cost(consumer)
+            if cost > SLICE_MAX and known:
+                await asyncio.sleep(0)
+                cost = 0
+            known.append(self._consumer(request, data, consumer))
+        for start in range(0, len(data.producer_data_set), SLICE_MAX):
+            await asyncio.sleep(0)
+            self._producers(request, data, data.producer_data_set[start : start + SLICE_MAX])
+        return self._heard(data, known)
+
+    def _producers(self, request: Request, data: HeartbeatData, producers: Sequence[ProducerData]) -> None:
+        for producer in producers:
             if 0 < len(producer.group_name) <= names.GROUP_LENGTH_MAX:
                 self._services.producers.register(producer.group_name, self._member(request, data.client_id))
+
+    def _heard(self, data: HeartbeatData, known: Sequence[bool]) -> Response:
         uses_fingerprints = data.heartbeat_fingerprint != 0
         changed = not all(known) if uses_fingerprints else True
         return Response(
@@ -220,6 +253,10 @@ class ClientHandlers:
             if 0 <= queue.queue_id < max(topic.read_queue_nums, topic.write_queue_nums):
                 found.append(queue)
         return found
+
+
+def _cost(consumer: ConsumerData) -> int:
+    return GROUP_COST + len(consumer.subscription_data_set)
 
 
 def _check_client_id(client_id: str) -> None:

@@ -14,7 +14,7 @@ Invariants
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -44,7 +44,7 @@ class PersistentTable(Protocol):
     on_dirty: Callable[[], None]  # set by ConfigFiles, called after such a change
 
     def to_json(self) -> dict[str, Any]:
-        """The file's content."""
+        """The file's content as it is now; a thread goes through it, so nothing in it changes any more."""
 
     def parse(self, content: Mapping[str, Any]) -> Any:
         """A file's content as the table keeps it. FormatError when it is of another form."""
@@ -54,9 +54,37 @@ class PersistentTable(Protocol):
 
 
 def encode_config(content: Mapping[str, Any]) -> bytes:
-    """Content of a config file: standard JSON, sorted, indented."""
-    plain = msgspec.to_builtins(content, str_keys=True)  # queue ids become text: standard JSON
-    return msgspec.json.format(msgspec.json.encode(plain, order="sorted"), indent=INDENT) + b"\n"
+    """Content of a config file: standard JSON, sorted, indented.
+
+    Made entry by entry: a table may have 100,000 of them, and whoever makes all in one call holds the interpreter.
+    """
+    return _object([(str(name), _table(content[name])) for name in sorted(content)], 1) + b"\n"
+
+
+def _table(value: Any) -> bytes:
+    if not isinstance(value, Mapping):
+        return _indented(value, 1)
+    return _object([(name, _indented(member, 2)) for name, member in sorted(_by_text(value))], 2)
+
+
+def _by_text(table: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    return ((str(key), member) for key, member in table.items())
+
+
+def _object(members: Sequence[tuple[str, bytes]], depth: int) -> bytes:
+    if not members:
+        return b"{}"
+    start = b"\n" + b" " * (INDENT * depth)
+    lines = [start + msgspec.json.encode(name) + b": " + text for name, text in members]
+    return b"{" + b",".join(lines) + b"\n" + b" " * (INDENT * (depth - 1)) + b"}"
+
+
+def _indented(value: Any, depth: int) -> bytes:
+    plain = msgspec.to_builtins(value, str_keys=True)  # queue ids become text: standard JSON
+    if isinstance(value, msgspec.Struct):
+        plain = {name: member for name, member in plain.items() if member is not None}
+    text = msgspec.json.format(msgspec.json.encode(plain, order="sorted"), indent=INDENT)
+    return text.replace(b"\n", b"\n" + b" " * (INDENT * depth))
 
 
 def decode_config(raw: bytes) -> dict[str, Any]:
@@ -91,6 +119,10 @@ class _Entry:
         self.writer = JsonFile(path, io, decode_config)
         self.lock = asyncio.Lock()
         self.saved_revision = table.revision
+
+    def write(self, content: Mapping[str, Any]) -> None:
+        """In the thread for it: make the bytes and put them in the file."""
+        self.writer.save(encode_config(content))
 
     @property
     def is_dirty(self) -> bool:
@@ -165,9 +197,9 @@ class ConfigFiles:
             if not entry.is_dirty:
                 return
             revision = entry.table.revision
-            content = encode_config(entry.table.to_json())
+            content = entry.table.to_json()
             try:
-                await asyncio.get_running_loop().run_in_executor(self._thread, entry.writer.save, content)
+                await asyncio.get_running_loop().run_in_executor(self._thread, entry.write, content)
             except StoreFull as full:
                 raise OSError(full.number, str(full)) from full
             entry.saved_revision = revision

@@ -8,11 +8,12 @@
 314 CLONE_GROUP_OFFSET
 """
 
+import asyncio
 from collections.abc import Sequence
 from typing import Final
 
 from aerobee_broker.clients import connection_body
-from aerobee_broker.request_bodies import answer, read_body
+from aerobee_broker.request_bodies import IN_TURN_MAX, answer, in_turns, read_body
 from aerobee_broker.services import Services
 from aerobee_proto import javajson
 from aerobee_proto.bodies import (
@@ -103,7 +104,11 @@ class GroupHandlers:
 
     async def _update(self, wanted: Sequence[SubscriptionGroupConfig]) -> Response:
         groups = self._services.groups
-        groups.update([groups.check_update(config) for config in wanted])
+        checked = [groups.check_update(config) async for config in in_turns(wanted)]
+        groups.check_room(checked)
+        for start in range(0, len(checked), IN_TURN_MAX):
+            groups.update(checked[start : start + IN_TURN_MAX])
+            await asyncio.sleep(0)
         return await self._persisted()
 
     async def delete(self, request: Request) -> Response:

@@ -134,15 +134,8 @@ class SubscriptionGroups:
 
     def update(self, wanted: Sequence[SubscriptionGroupConfig]) -> list[str]:
         """Put checked settings into the table; the names of the groups that are new or differ."""
+        self.check_room(wanted)
         changed = [config for config in wanted if self._groups.get(config.group_name) != config]
-        new_count = sum(config.group_name not in self._groups for config in changed)
-        limit = self._live.value.max_groups
-        if new_count and len(self._groups) + new_count > limit:
-            raise LimitReached(
-                ResponseCode.INVALID_PARAMETER,
-                f"no group was created: there are {len(self._groups)} already, at most {limit} are allowed",
-                "maxGroups",
-            )
         for config in changed:
             created = config.group_name not in self._groups
             self._groups[config.group_name] = config
@@ -151,6 +144,17 @@ class SubscriptionGroups:
         if changed:
             self._changed()
         return [config.group_name for config in changed]
+
+    def check_room(self, wanted: Sequence[SubscriptionGroupConfig]) -> None:
+        """LimitReached when the table cannot take those of them that are new."""
+        new_count = sum(config.group_name not in self._groups for config in wanted)
+        limit = self._live.value.max_groups
+        if new_count and len(self._groups) + new_count > limit:
+            raise LimitReached(
+                ResponseCode.INVALID_PARAMETER,
+                f"no group was created: there are {len(self._groups)} already, at most {limit} are allowed",
+                "maxGroups",
+            )
 
     def delete(self, group: str) -> bool:
         """Forget a group; False when it was unknown. Its offsets are the caller's to delete."""
@@ -200,9 +204,7 @@ class SubscriptionGroups:
         return {
             "dataVersion": msgspec.to_builtins(self.version),
             "forbiddenTable": {group: dict(topics) for group, topics in self._forbidden.items()},
-            "subscriptionGroupTable": {
-                name: _without_none(msgspec.to_builtins(config)) for name, config in self._groups.items()
-            },
+            "subscriptionGroupTable": dict(self._groups),
         }
 
     def parse(self, content: Mapping[str, Any]) -> GroupFile:
@@ -220,10 +222,6 @@ class SubscriptionGroups:
         self._groups, forbidden, self.version = parsed
         self._forbidden = {group: topics for group, topics in forbidden.items() if topics}
         self._ensure_system_groups()
-
-
-def _without_none(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}
 
 
 def unknown_group(group: str) -> RequestError:

@@ -1,14 +1,19 @@
 """Reading JSON bodies of requests: what is broken becomes an answer, not a lost connection."""
 
-from typing import TypeVar
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Final, TypeVar
 
 from aerobee_proto.bodies import JsonBody
 from aerobee_proto.codes import ResponseCode
 from aerobee_proto.errors import FormatError, RequestError
 from aerobee_remoting.handlers import Request, Response
 
-__all__ = ["answer", "read_body"]
+__all__ = ["IN_TURN_MAX", "answer", "in_turns", "read_body"]
 
+IN_TURN_MAX: Final = 256  # entries of a list that are worked on in one turn of the event loop
+
+T = TypeVar("T")
 B = TypeVar("B", bound=JsonBody)
 
 
@@ -20,6 +25,14 @@ def read_body(request: Request, form: type[B]) -> B:
         return form.from_stranger(request.body)
     except FormatError as error:
         raise RequestError(ResponseCode.SYSTEM_ERROR, f"body of request {request.code}: {error}") from error
+
+
+async def in_turns(items: Sequence[T]) -> AsyncIterator[T]:
+    """Each of them, with a turn of the event loop for others after every IN_TURN_MAX."""
+    for number, item in enumerate(items, 1):
+        yield item
+        if number % IN_TURN_MAX == 0:
+            await asyncio.sleep(0)
 
 
 def answer(body: JsonBody) -> Response:

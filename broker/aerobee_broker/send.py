@@ -12,7 +12,7 @@ checks and properties 2.5 us, append and dispatch 3.3 us, answer 1.1 us.
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
@@ -60,6 +60,7 @@ ROUTES_MAX: Final = 65_536
 BATCH_COUNT_MAX: Final = 16_384  # messages of one batch; with what the broker adds they are 4 MiB of records
 APPEND_COUNT_MAX: Final = 4_096  # messages of a batch that are appended in one turn
 TURN_COUNT_MAX: Final = 1_000  # messages of batches that are made ready in one turn of the event loop
+TURN_PROPERTIES_MAX: Final = 128 * 1024  # bytes of their properties, which may be a name and a value in four
 RECORD_HEAD_SIZE: Final = 91  # bytes of a record besides body, topic and properties
 RECORD_EXTRA_MAX: Final = (
     65_536  # as the store: a record, or a batch, may be this much longer than the longest body
@@ -93,6 +94,27 @@ class _BatchPlan(NamedTuple):
     route: _Route
     queue_id: int
     entries: list[batch.BatchEntry]
+
+    @property
+    def properties_size(self) -> int:
+        """Bytes of properties that its messages have, with those of the request that all of them get."""
+        header: Any = self.item[0].ext
+        common = len(header.properties)
+        return sum([len(entry.properties) for entry in self.entries]) + common * len(self.entries)
+
+    def slices(self) -> Iterator[list[batch.BatchEntry]]:
+        """The messages, as many at once as one turn may make ready; always one."""
+        header: Any = self.item[0].ext
+        common = len(header.properties)
+        some: list[batch.BatchEntry] = []
+        size = 0
+        for entry in self.entries:
+            size += len(entry.properties) + common
+            if some and (size > TURN_PROPERTIES_MAX or len(some) >= TURN_COUNT_MAX):
+                yield some
+                some, size = [], len(entry.properties) + common
+            some.append(entry)
+        yield some
 
 
 class SendProcessor:
@@ -294,7 +316,10 @@ class SendProcessor:
                 plans.append(self._plan(item))
             except RequestError as refused:
                 self._refuse(connection, item, refused)
-        if sum([len(plan.entries) for plan in plans]) > TURN_COUNT_MAX:
+        if (
+            sum([len(plan.entries) for plan in plans]) > TURN_COUNT_MAX
+            or sum([plan.properties_size for plan in plans]) > TURN_PROPERTIES_MAX
+        ):
             connection.run_alone(lambda: self._store_in_turns(connection, plans))
         elif plans:
             self._store_at_once(connection, plans)
@@ -329,8 +354,8 @@ class SendProcessor:
     async def _store_one_in_turns(self, connection: Connection, plan: "_BatchPlan") -> None:
         item, sender = plan.item, born_host(connection)
         group: list[NewMessage] = []
-        for start in range(0, len(plan.entries), TURN_COUNT_MAX):
-            group += self._messages(plan, plan.entries[start : start + TURN_COUNT_MAX], sender)
+        for some in plan.slices():
+            group += self._messages(plan, some, sender)
             await asyncio.sleep(0)
         self._bring_up_to_date()
         if self._routes.get(plan.route.topic) is not plan.route:

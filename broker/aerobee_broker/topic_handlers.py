@@ -8,13 +8,14 @@
 A change is answered when it is in `topics.json` on disk and the nameservers that are up have heard of it.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 import structlog
 
 from aerobee_broker.attributes import parse_alterations
-from aerobee_broker.request_bodies import answer, read_body
+from aerobee_broker.request_bodies import IN_TURN_MAX, answer, in_turns, read_body
 from aerobee_broker.services import Services, save_deletions
 from aerobee_proto import names
 from aerobee_proto.bodies import (
@@ -102,10 +103,16 @@ class TopicHandlers:
 
     async def _update(self, wanted: Sequence[tuple[TopicConfig, Mapping[str, str]]]) -> Response:
         services = self._services
-        checked = [services.topics.check_update(topic, alterations) for topic, alterations in wanted]
-        before = {config.topic_name: services.topics.get(config.topic_name) for config in checked}
-        for config in services.topics.update(checked):
-            self._warn_of_unread(before[config.topic_name], config)
+        checked = [
+            services.topics.check_update(topic, alterations) async for topic, alterations in in_turns(wanted)
+        ]
+        services.topics.check_room(checked)
+        for start in range(0, len(checked), IN_TURN_MAX):
+            some = checked[start : start + IN_TURN_MAX]
+            before = {config.topic_name: services.topics.get(config.topic_name) for config in some}
+            for config in services.topics.update(some):
+                self._warn_of_unread(before[config.topic_name], config)
+            await asyncio.sleep(0)
         await self._persist_and_register()
         return Response()
 

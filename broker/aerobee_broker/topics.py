@@ -220,8 +220,7 @@ class TopicTable:
     def update(self, wanted: Sequence[TopicConfig]) -> list[TopicConfig]:
         """Put checked settings into the table; the ones that are new or differ. LimitReached: too many topics."""
         changed = [config for config in wanted if self._topics.get(config.topic_name) != config]
-        new = [config.topic_name for config in changed if config.topic_name not in self._topics]
-        self._check_count(", ".join(new[:3]), len(new))
+        self.check_room(changed)
         for config in changed:
             created = config.topic_name not in self._topics
             self._topics[config.topic_name] = config
@@ -235,6 +234,11 @@ class TopicTable:
         if changed:
             self._changed(changed)
         return changed
+
+    def check_room(self, wanted: Sequence[TopicConfig]) -> None:
+        """LimitReached when the table cannot take those of them that are new."""
+        new = [config.topic_name for config in wanted if config.topic_name not in self._topics]
+        self._check_count(", ".join(new[:3]), len(new))
 
     def check_delete(self, topic: str) -> None:
         """RequestError INVALID_PARAMETER when this topic may not be deleted."""
@@ -298,7 +302,7 @@ class TopicTable:
         """The content of `topics.json`, which is also the answer to GET_ALL_TOPIC_CONFIG but for mappings."""
         return {
             "dataVersion": msgspec.to_builtins(self.version),
-            "topicConfigTable": {name: msgspec.to_builtins(config) for name, config in self._topics.items()},
+            "topicConfigTable": dict(self._topics),
         }
 
     def parse(self, content: Mapping[str, Any]) -> tuple[dict[str, TopicConfig], DataVersion]:

@@ -111,6 +111,7 @@ REGISTER_TOLERANT_SIZE_MAX: Final = (
     1024 * 1024
 )  # bytes of near-JSON in one registration: a second, so in a thread
 OBJECTS_MAX: Final = 16_384  # in a stranger's body: each is up to 3 us for whoever reads it and looks at it
+VALUES_MAX: Final = 10 * OBJECTS_MAX  # commas: nothing that is kept has more members than that in its objects
 LOOSE_SIZE_MAX: Final = (
     128 * 1024
 )  # bytes of a stranger's body that is not just as declared: nulls, references
@@ -180,6 +181,11 @@ class JsonBody(Struct, rename="camel", kw_only=True):
         if objects > OBJECTS_MAX:
             raise FormatError(
                 f"not a {cls.__name__}: {objects} objects, at most {OBJECTS_MAX} are read at once; send it in parts"
+            )
+        values = data.count(b",")
+        if values > VALUES_MAX:
+            raise FormatError(
+                f"not a {cls.__name__}: {values} commas, at most {VALUES_MAX} are read at once; send it in parts"
             )
         reason = "it holds references"
         if b"$ref" not in data:

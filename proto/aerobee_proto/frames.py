@@ -38,6 +38,7 @@ __all__ = [
     "Frame",
     "FrameDecoder",
     "decode_command",
+    "decode_outline",
     "encode_command",
     "encode_frame",
     "language_name",
@@ -233,6 +234,14 @@ class Command:
         )
 
 
+class _Outline(msgspec.Struct):
+    """Of a JSON header, what an answer needs; the rest is passed over."""
+
+    code: I32 = 0
+    flag: I32 = 0
+    opaque: I32 = 0
+
+
 class _JsonHeader(msgspec.Struct):
     """The JSON header as peers write it. Unknown keys are ignored; numbers may come as text."""
 
@@ -256,6 +265,7 @@ class _MsgpackHeader(msgspec.Struct, array_like=True):
 
 
 _json_decoder = msgspec.json.Decoder(_JsonHeader, strict=False)
+_outline_decoder = msgspec.json.Decoder(_Outline, strict=False)
 _msgpack_decoder = msgspec.msgpack.Decoder(_MsgpackHeader)
 _json_encoder = msgspec.json.Encoder()
 _msgpack_encoder = msgspec.msgpack.Encoder()
@@ -284,6 +294,18 @@ def decode_command(frame: Frame) -> Command:
     if codec == CODEC_MSGPACK:
         return _decode_msgpack(header, body)
     raise FrameError(f"codec {codec} is not known; known are 0 JSON, 1 ROCKETMQ and 2 msgpack")
+
+
+def decode_outline(frame: Frame) -> Command:
+    """As decode_command for a frame that has been read, but without fields and body: what an answer needs."""
+    codec, header, _ = frame
+    if codec != CODEC_JSON:
+        return decode_command(frame)
+    try:
+        read = _outline_decoder.decode(header)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return decode_command(frame)  # names what is wrong
+    return Command(read.code, opaque=read.opaque, flag=read.flag, codec=CODEC_JSON)
 
 
 def _decode_json(header: bytes, body: bytes) -> Command:

@@ -60,17 +60,17 @@ class NoFields(msgspec.Struct, gc=False):
 class RequestDecoder(Generic[H]):
     """Reads headers of one request code. `header` is None for a request without fields of its own."""
 
-    __slots__ = ("_empty", "_header", "_msgpack", "json")
+    __slots__ = ("_empty", "_msgpack", "header", "json")
 
     def __init__(self, header: type[H] | None) -> None:
-        self._header: type[Any] = header or NoFields
-        self.json = msgspec.json.Decoder(Envelope[self._header], strict=False)  # type: ignore[name-defined]
+        self.header: type[Any] = header or NoFields
+        self.json = msgspec.json.Decoder(Envelope[self.header], strict=False)  # type: ignore[name-defined]
         self._msgpack = msgspec.msgpack.Decoder(
-            _ArrayEnvelope[self._header],  # type: ignore[name-defined]
+            _ArrayEnvelope[self.header],  # type: ignore[name-defined]
             strict=False,
         )
         try:
-            self._empty: msgspec.Struct | None = self._header()
+            self._empty: msgspec.Struct | None = self.header()
         except TypeError:
             self._empty = None  # the header has required fields
 
@@ -103,7 +103,7 @@ class RequestDecoder(Generic[H]):
     def convert(self, command: Command) -> Envelope[H]:
         """The same from a command whose fields are text. RequestError as for `decode`."""
         try:
-            ext = msgspec.convert(command.ext, self._header, strict=False)
+            ext = msgspec.convert(command.ext, self.header, strict=False)
         except msgspec.ValidationError as wrong:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR, f"header of request {command.code}: {wrong}"

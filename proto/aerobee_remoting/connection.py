@@ -39,6 +39,7 @@ from aerobee_proto.frames import (
     Frame,
     FrameDecoder,
     decode_command,
+    decode_outline,
     encode_command,
 )
 from aerobee_proto.headers import RequestHeader, ext_of
@@ -450,9 +451,14 @@ class Connection(asyncio.Protocol):
             self._wait()
             self._gate_reading()
 
+    def answer_alone(self, request: Request, work: Callable[[], Awaitable[Response | None]]) -> None:
+        """As `run_alone`, for one request: `work` gives its answer, or refuses it, as an async handler does."""
+        entry = self._handlers.by_code[request.code]
+        self.run_alone(lambda: self._run_async(entry, request, work))
+
     def _run(self, entry: Entry, request: Request) -> None:
         if entry.is_async:
-            self._start_task(self._run_async(entry, request))
+            self._start_task(self._run_async(entry, request, lambda: entry.handler(request)))
             return
         began = time.perf_counter()
         try:
@@ -481,7 +487,9 @@ class Connection(asyncio.Protocol):
             told.add(limit)
             self._log.warning("remoting.limit_reached", peer=self.peer, limit=limit, reason=reason)
 
-    async def _run_async(self, entry: Entry, request: Request) -> None:
+    async def _run_async(
+        self, entry: Entry, request: Request, work: Callable[[], Awaitable[Response | None]]
+    ) -> None:
         self.hold(1)
         size = request.size
         self._running_size += size
@@ -489,7 +497,7 @@ class Connection(asyncio.Protocol):
             self.count_buffers()
         try:
             response = await in_timed_steps(
-                entry.handler(request),
+                work(),
                 self._watch.held_s,
                 lambda took_s: self._watch.took(entry, took_s, self.peer),
             )
@@ -535,9 +543,9 @@ class Connection(asyncio.Protocol):
         self.respond(command.codec, command.opaque, Response(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark))
 
     def _refuse_header(self, frame: Frame, entry: Entry | None, refused: RequestError) -> None:
-        command = decode_command(frame)
+        command = decode_outline(frame)
         if command.flag & FLAG_RESPONSE:
-            self._on_response(command)
+            self._on_response(decode_command(frame))
             return
         if entry is not None:
             entry.requests += 1

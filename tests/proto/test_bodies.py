@@ -515,7 +515,7 @@ def pieces(*given: bytes | int) -> bytes:
         (pieces(b"{}", 0, filled(b"['a',", b"'',", b"]", 20_000)), "not standard JSON"),
         (pieces(b"{}", 1, b"T 8 8 6 SINGLE_TAG {'a':'b'}", b"[]"), "not standard JSON"),
         (pieces(b"{}", 1, b"T" + noise(70_000) + b" 8 8 6 SINGLE_TAG {}", b"[]"), "at most 65536"),
-        (pieces(b"{}", 0, b"[]", 1, filled(b"{'a':[", b"{},", b"]}", 40_000)), "at most 32768"),
+        (pieces(b"{}", 0, b"[]", 1, filled(b"{'a':[", b"{},", b"]}", 40_000)), "at most 24576"),
         (
             pieces(b"{}", 0, b"[]", 50, *[b"{a" + noise(24_000, seed) + b":1}" for seed in range(50)]),
             "mappings take more",

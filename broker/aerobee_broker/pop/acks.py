@@ -18,7 +18,7 @@ Invariants
 
 import asyncio
 from base64 import b64decode
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -45,6 +45,11 @@ INVISIBLE_MS_MAX: Final = 259_200_000  # three days, as far as RocketMQ's timer 
 BATCH_ACKS_MAX: Final = 4096
 BATCH_BODY_SIZE_MAX: Final = 256 * 1024
 BITS_SIZE_MAX: Final = 1024  # bytes of one bit set
+SLICE_MAX: Final = (
+    2048  # acknowledgements that are taken in one turn; a check-point counts as CHECK_POINT_COST
+)
+CHECK_POINT_COST: Final = 8
+_BITS_OF: Final = tuple(tuple(i for i in range(8) if byte >> i & 1) for byte in range(256))
 
 
 class _Ack(JsonBody):
@@ -136,26 +141,45 @@ class AckHandlers:
                 ResponseCode.INVALID_PARAMETER,
                 f"{len(body.acks)} check-points in one batch, at most {BATCH_ACKS_MAX} are allowed",
             )
-        refused: RequestError | None = None
-        for ack in body.acks:
-            try:
-                self._take_many(ack)
-            except RequestError as error:
-                refused = error
+        if sum([_cost(ack) for ack in body.acks]) > SLICE_MAX:
+            request.connection.run_alone(lambda: self._take_in_turns(request, body.acks))
+            return None
+        refused = self._take_some(body.acks)
         if refused is None:
             self._answer_later(request)
             return None
         self._write_soon()  # the others count all the same
         return Response(refused.code, refused.remark)
 
+    async def _take_in_turns(self, request: Request, acks: Sequence[_Ack]) -> None:
+        """As at once, for very many: each slice is written by itself, and others are served in between."""
+        refused: RequestError | None = None
+        for some in _slices(acks):
+            refused = self._take_some(some) or refused
+            self._write_soon()
+            await asyncio.sleep(0)
+        if refused is None:
+            self._answer_later(request)
+        else:
+            request.respond(Response(refused.code, refused.remark))
+
+    def _take_some(self, acks: Iterable[_Ack]) -> RequestError | None:
+        """Take the acknowledgements of some check-points; why the last one that was refused was."""
+        refused: RequestError | None = None
+        for ack in acks:
+            try:
+                self._take_many(ack)
+            except RequestError as error:
+                refused = error
+        return refused
+
     def _take_many(self, ack: _Ack) -> None:
         topic = real_topic(ack.t, ack.c, ack.r)
         found = self._services.store.readable_range(topic, ack.q)
         if found is None:
             return
-        bits = _bits(ack.b)
-        offsets = [ack.so + i for i in range(bits.bit_length()) if bits >> i & 1]
-        offsets = [offset for offset in offsets if found[0] <= offset <= found[1]]
+        low, high = found
+        offsets = [offset for offset in _offsets(ack.so, _bits(ack.b)) if low <= offset <= high]
         queue = (topic, ack.c, ack.q)
         if ack.rq == ORDERED:
             for offset in offsets:
@@ -374,8 +398,33 @@ def _changed(pop_time: int, invisible_ms: int, revive_queue: int) -> Response:
     )
 
 
-def _bits(value: str | list[int]) -> int:
-    """A bit set as fastjson writes bytes, base64 (or numbers). RequestError: it is none, or too long."""
+def _cost(ack: _Ack) -> int:
+    """How much work one check-point of a batch can be: its bits, and what it takes by itself."""
+    bits = len(ack.b) * (6 if isinstance(ack.b, str) else 8)
+    return CHECK_POINT_COST + min(bits, 8 * BITS_SIZE_MAX)
+
+
+def _slices(acks: Sequence[_Ack]) -> Iterator[list[_Ack]]:
+    """The check-points of a batch, as many at once as one turn may take; always one."""
+    some: list[_Ack] = []
+    cost = 0
+    for ack in acks:
+        more = _cost(ack)
+        if some and cost + more > SLICE_MAX:
+            yield some
+            some, cost = [], 0
+        some.append(ack)
+        cost += more
+    yield some
+
+
+def _offsets(start: int, bits: bytes) -> list[int]:
+    """The offsets whose bits are set, from `start` on."""
+    return [start + 8 * at + i for at, byte in enumerate(bits) if byte for i in _BITS_OF[byte]]
+
+
+def _bits(value: str | list[int]) -> bytes:
+    """A bit set, lowest byte first, as fastjson writes bytes: base64, or numbers. RequestError: it is none."""
     try:
         raw = b64decode(value, validate=True) if isinstance(value, str) else bytes(b & 0xFF for b in value)
     except ValueError as error:
@@ -385,4 +434,4 @@ def _bits(value: str | list[int]) -> int:
             ResponseCode.INVALID_PARAMETER,
             f"bit set of {len(raw)} bytes, at most {BITS_SIZE_MAX} are allowed",
         )
-    return int.from_bytes(raw, "little")
+    return raw
