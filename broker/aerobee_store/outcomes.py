@@ -29,7 +29,7 @@ class Failing(NamedTuple):
     """Calls about these files, with these errors, end so, with this event."""
 
     name: str
-    calls: tuple[str, ...]  # as `os` names them
+    calls: tuple[str, ...]  # as `os` names them, or `fcntl`
     files: str
     parts: tuple[str, ...]  # of the paths of such files, below the store's folder; any of them
     errors: tuple[int, ...]
@@ -136,6 +136,15 @@ OUTCOMES: Final = (
         (*_DISK, errno.EACCES, errno.ENOMEM),
         Outcome.RETRIED,
         "store.files_not_looked_at",
+    ),
+    Failing(
+        "taking the lock at a start",
+        ("flock", "lockf"),
+        "the store's folder, `lock`",
+        ("",),
+        (errno.EIO,),
+        Outcome.NOT_STARTED,
+        "broker.start_failed",
     ),
     Failing(
         "reading what is there at a start",

@@ -198,7 +198,7 @@ STARTS = [
     if row.outcome is Outcome.NOT_STARTED
     for call in row.calls
     for error in row.errors
-    for first in (1, 2)
+    for first in ((1,) if call in ("flock", "lockf") else (1, 2))
 ]
 
 

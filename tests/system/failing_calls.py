@@ -1,9 +1,11 @@
 """System calls that fail to order, in this process: by name, by the file they are about, from the n-th on."""
 
+import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -17,7 +19,7 @@ class FailingCall:
         self, call: str, error: int, concerns: Callable[[str], bool], *, first: int = 1, count: int | None = 1
     ) -> None:
         self.call = call
-        self._real = getattr(os, call)
+        self._real = getattr(_module_of(call), call)
         self._error = error
         self._concerns = concerns
         self._first = first
@@ -35,6 +37,10 @@ class FailingCall:
         return self._real(*arguments, **named)
 
 
+def _module_of(call: str) -> ModuleType:
+    return os if hasattr(os, call) and call != "lockf" else fcntl
+
+
 def _path_of(file: Any) -> str:
     if isinstance(file, int):
         return str(Path(f"/proc/self/fd/{file}").readlink())
@@ -45,7 +51,7 @@ def _path_of(file: Any) -> str:
 def failing(
     call: str, error: int, concerns: Callable[[str], bool], *, first: int = 1, count: int | None = 1
 ) -> Iterator[FailingCall]:
-    """While the block runs, `os.<call>` fails so."""
+    """While the block runs, `os.<call>`, or `fcntl.<call>` for locks, fails so."""
     one = FailingCall(call, error, concerns, first=first, count=count)
-    with patch.object(os, call, one):
+    with patch.object(_module_of(call), call, one):
         yield one
