@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import sys
+import tempfile
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -32,9 +35,17 @@ def command() -> list[str]:
 
 
 def start_nameserver(*, port: int | None = None) -> Server:
-    """Start our nameserver on 127.0.0.1 and wait until it serves."""
+    """Start our nameserver on 127.0.0.1 and wait until it serves.
+
+    Its key-value settings are in a folder of its own that goes away with the returned value: those in the home folder
+    would be met by the next test, and by the next run.
+    """
     address = f"127.0.0.1:{port or free_port()}"
-    return _start("our nameserver", ["nameserver", "--listen", address], address, r"nameserver\.ready")
+    folder = tempfile.mkdtemp(prefix="aerobee-nameserver-")
+    words = ["nameserver", "--listen", address, "--set", f"kvConfigPath={folder}/kvConfig.json"]
+    started = _start("our nameserver", words, address, r"nameserver\.ready")
+    weakref.finalize(started, shutil.rmtree, folder, ignore_errors=True)
+    return started
 
 
 def start_broker(

@@ -186,7 +186,13 @@ def test_any_bytes_are_content_or_a_value_error(raw: bytes) -> None:
     assert isinstance(content, dict)
 
 
-@given(st.dictionaries(st.text(), st.dictionaries(st.integers(0, 99), st.integers(0, 1 << 62))))
+# "$ref" is RocketMQ's mark of a reference; no topic and no group may have a name with a $ in it.
+@given(
+    st.dictionaries(
+        st.text().filter(lambda name: name != "$ref"),
+        st.dictionaries(st.integers(0, 99), st.integers(0, 1 << 62)),
+    )
+)
 def test_what_is_written_is_standard_json_and_read_back(content: dict[str, dict[int, int]]) -> None:
     assert normal(decode_config(encode_config(content))) == normal(content)
 

@@ -196,7 +196,7 @@ def test_members_that_subscribe_differently_are_named(consumed: Runner, nameserv
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["reset", "g-reader", "g-topic", "--to", "17", "--yes"], 2, "say which"),
+        (["reset", "g-reader", "g-topic", "--to", "17", "--yes"], 2, "add --queue"),
         (["reset", "g-reader", "g-topic", "--to", "soon", "--yes"], 2, "soon"),
         (["reset", "g-reader", "g-topic", "--to", "9", "--queue", "broker-a:0", "--yes"], 4, "outside queue"),
         (["reset", "g-reader", "g-topic", "--to", "1", "--queue", "0", "--yes"], 2, "BROKER:NUMBER"),
