@@ -463,9 +463,15 @@ def _rows(batch: pa.RecordBatch, settings: WriteSettings) -> Iterator[_Row]:
             tags = known.get("TAGS") if tags is None else tags
             keys = known.get("KEYS") if keys is None else keys
             sharding_key = known.get("__SHARDINGKEY") if sharding_key is None else sharding_key
+        words = _words(keys) if keys else None
         yield (
-            topic or default, body or b"", tags, keys, own, queue_id, sharding_key, delay_level, deliver_at,
+            topic or default, body or b"", tags, words, own, queue_id, sharding_key, delay_level, deliver_at,
         )  # fmt: skip
+
+
+def _words(keys: str | Sequence[str]) -> list[str]:
+    """Keys one by one: where a blank is in one, brokers take it for several."""
+    return " ".join([keys] if isinstance(keys, str) else keys).split()
 
 
 def _own_properties(pairs: Sequence[tuple[str, str]]) -> tuple[dict[str, str], dict[str, str]]:

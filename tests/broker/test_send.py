@@ -779,10 +779,13 @@ async def test_a_large_batch_is_checked_anew_when_its_topic_has_changed_meanwhil
 ) -> None:
     await client.put("T", b"x")
     config = broker.services.config
+    sleep = asyncio.sleep
 
-    async def close_for_sends(_: float) -> None:
-        if broker.services.config is config:
+    async def close_for_sends(delay_s: float) -> None:
+        """Everybody's sleep, the broker's tasks included: they go on as ever."""
+        if delay_s == 0 and broker.services.config is config:
             broker.services.live.replace({"brokerPermission": "4"}, origin="test", now_ms=0)
+        await sleep(delay_s)
 
     monkeypatch.setattr("aerobee_broker.send.asyncio.sleep", close_for_sends)
     answer = await client.put_batch("T", [BatchEntry(0, b"x", "")] * (TURN_COUNT_MAX + 1))

@@ -101,7 +101,7 @@ def test_queues_that_appear_are_read_from_their_beginning(server: Server) -> Non
         at = stream.start()
         assert counted(at) == 8
         with server.sync_client() as mq:
-            mq.admin.create_topic(topic, queues=6)
+            mq.admin.update_topic(topic, queues=6)
         fill(server.nameserver, topic, range(100, 110), queue=5)
         end = stream.next(at)
         assert stream.bodies(at, end) == list(range(100, 110))
