@@ -68,6 +68,10 @@ DIFFERENCES: dict[str, tuple[list[Answer], str]] = {
         [Answer(16, frozenset(), False)],
         "a key that does not exist is named; the official broker says that it has changed it",
     ),
+    "broker config": (
+        [Answer(0, frozenset({"version", "hotKeys"}), True)],
+        "which keys count at once is told besides, for those who ask before they change one",
+    ),
     "all delay offset": ([Answer(1, frozenset(), False)], "a fresh broker without delayed messages has no such file"),
 }  # fmt: skip
 NOT_REPLAYED = {
