@@ -1,5 +1,6 @@
 """Pulls through real sockets: every check, every status, and which pulls wait for what."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from aerobee_broker import pull
 from aerobee_broker.broker import Broker
 from aerobee_broker.pull import HOLD_MS_MAX
 from aerobee_proto.bodies import SubscriptionGroupConfig, TopicConfig
@@ -463,6 +465,32 @@ async def test_every_group_that_waits_is_answered(broker: Broker, client: Talker
     client.send(send_request("T", b"all", opaque=5))
     answers = await client.answers(21)
     assert {answers[opaque].code for opaque in waiting} == {0}
+
+
+async def test_very_many_that_wait_are_answered_in_several_turns(
+    broker: Broker, client: Talker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One message ran thousands of held pulls again in one turn of the event loop."""
+    monkeypatch.setattr(pull, "WAKE_MAX", 4)
+    await client.put("T")
+    waiting = [await held(client, broker, offset=1, consumerGroup=f"group-{i}") for i in range(20)]
+    in_turns: list[int] = [0]
+    run, again = asyncio.Handle._run, pull.PullProcessor._run_again
+
+    def turn(handle: asyncio.Handle) -> None:
+        in_turns.append(0)
+        run(handle)
+
+    def counted(self: pull.PullProcessor, one: Any) -> None:
+        in_turns[-1] += 1
+        again(self, one)
+
+    monkeypatch.setattr(pull.PullProcessor, "_run_again", counted)
+    monkeypatch.setattr(asyncio.Handle, "_run", turn)
+    client.send(send_request("T", b"all", opaque=5))
+    answers = await client.answers(21)
+    assert {answers[opaque].code for opaque in waiting} == {0}
+    assert (max(in_turns), sum(in_turns)) == (4, 20)
 
 
 async def test_only_tags_that_are_wanted_wake(broker: Broker, client: Talker) -> None:
