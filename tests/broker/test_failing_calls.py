@@ -161,7 +161,7 @@ async def test_every_failing_call_has_the_outcome_that_is_declared(
     is_refusal = row.outcome not in (Outcome.FINAL, Outcome.RETRIED)
     async with serving(tmp_path, **sizes) as (broker, client):
         assert await work(client, 0) == ResponseCode.SUCCESS
-        codes = set()
+        codes: set[int] = set()
         with failing(
             call, error, lambda path: any(part in path for part in row.parts), first=first, count=None
         ) as made:
