@@ -320,7 +320,7 @@ class Load:
         while True:
             try:
                 self.take(await client.receive())
-            except (EOFError, ConnectionResetError):
+            except (EOFError, ConnectionError):
                 return
             self.more(client, 1)
             if len(self.acknowledged) - first >= until:

@@ -50,7 +50,7 @@ class RawPeer:
         async with asyncio.timeout(10):
             try:
                 return await self.reader.read() == b""
-            except ConnectionResetError:
+            except ConnectionError:
                 return True
 
 

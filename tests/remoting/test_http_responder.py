@@ -39,7 +39,7 @@ async def talk(port: int, sent: bytes, *, end: bool = False) -> bytes:
             writer.write_eof()
         async with asyncio.timeout(10):
             return await reader.read()
-    except ConnectionResetError:
+    except ConnectionError:
         return b""
     finally:
         writer.close()
