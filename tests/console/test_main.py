@@ -149,8 +149,8 @@ def test_a_reader_that_goes_away_is_no_complaint(words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("word", "meant"),
     [
-        ("--store=~/x", "--store=/home/me/x"),
-        ("--to=~/", "--to=/home/me/"),
+        ("--store=~/x", "--store=/its/home/x"),
+        ("--to=~/", "--to=/its/home/"),
         ("--store=~me", "--store=~me"),
         ("--property=k=~/x", "--property=k=~/x"),
         ("-n=~/x", "-n=~/x"),
@@ -162,7 +162,7 @@ def test_the_home_folder_is_found_behind_an_equals_sign(
     word: str, meant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`--store=~/store` reached the command as it is, for shells do not look there."""
-    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("HOME", "/its/home")
     assert module._at_home(word) == meant
 
 
