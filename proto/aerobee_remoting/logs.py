@@ -11,6 +11,7 @@ main and nowhere else.
 import logging
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Literal, TextIO
@@ -20,6 +21,7 @@ import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from aerobee_remoting.event_log import LOGGER_NAME
+from aerobee_remoting.line_bound import LineBound
 
 __all__ = ["LEVELS", "configure_logging", "stray_errors_told"]
 
@@ -43,6 +45,7 @@ def configure_logging(
     number = logging.getLevelNamesMapping()[level.upper()]
     out = sys.stdout if stream is None else stream
     as_json = not out.isatty() if json == "auto" else json
+    bound = LineBound(time.monotonic)
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -52,12 +55,12 @@ def configure_logging(
     if as_json:
         rendering = [structlog.processors.format_exc_info, _head_first, _to_json]
     structlog.configure(
-        processors=[*shared, *rendering],
+        processors=[bound, *shared, *rendering],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.WriteLoggerFactory(file=out),
         cache_logger_on_first_use=True,
     )
-    _adopt_standard_logging(number, out, shared, rendering)
+    _adopt_standard_logging(number, out, bound, shared, rendering)
 
 
 def _head_first(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
@@ -103,7 +106,7 @@ def _adopted(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
 
 
 def _adopt_standard_logging(
-    number: int, out: TextIO, shared: list[Processor], rendering: list[Processor]
+    number: int, out: TextIO, bound: LineBound, shared: list[Processor], rendering: list[Processor]
 ) -> None:
     """Give records of the logging module the same form; whatever handlers were there are replaced."""
     formatter = structlog.stdlib.ProcessorFormatter(
@@ -112,6 +115,7 @@ def _adopt_standard_logging(
     )
     handler = logging.StreamHandler(out)
     handler.setFormatter(formatter)
+    handler.addFilter(bound.filter)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(number)
