@@ -8,12 +8,11 @@
 314 CLONE_GROUP_OFFSET
 """
 
-import asyncio
 from collections.abc import Sequence
 from typing import Final
 
 from aerobee_broker.clients import connection_body
-from aerobee_broker.request_bodies import IN_TURN_MAX, answer, in_turns, read_body
+from aerobee_broker.request_bodies import answer, in_slices, in_turns, read_body
 from aerobee_broker.services import Services
 from aerobee_proto import javajson
 from aerobee_proto.bodies import (
@@ -106,9 +105,8 @@ class GroupHandlers:
         groups = self._services.groups
         checked = [groups.check_update(config) async for config in in_turns(wanted)]
         groups.check_room(checked)
-        for start in range(0, len(checked), IN_TURN_MAX):
-            groups.update(checked[start : start + IN_TURN_MAX])
-            await asyncio.sleep(0)
+        async for some in in_slices(checked):
+            groups.update(some)
         return await self._persisted()
 
     async def delete(self, request: Request) -> Response:

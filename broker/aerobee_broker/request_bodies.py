@@ -9,7 +9,7 @@ from aerobee_proto.codes import ResponseCode
 from aerobee_proto.errors import FormatError, RequestError
 from aerobee_remoting.handlers import Request, Response
 
-__all__ = ["IN_TURN_MAX", "answer", "in_turns", "read_body"]
+__all__ = ["IN_TURN_MAX", "answer", "in_slices", "in_turns", "read_body"]
 
 IN_TURN_MAX: Final = 256  # entries of a list that are worked on in one turn of the event loop
 
@@ -27,12 +27,22 @@ def read_body(request: Request, form: type[B]) -> B:
         raise RequestError(ResponseCode.SYSTEM_ERROR, f"body of request {request.code}: {error}") from error
 
 
-async def in_turns(items: Sequence[T]) -> AsyncIterator[T]:
-    """Each of them, with a turn of the event loop for others after every IN_TURN_MAX."""
-    for number, item in enumerate(items, 1):
-        yield item
-        if number % IN_TURN_MAX == 0:
+async def in_slices(items: Sequence[T]) -> AsyncIterator[Sequence[T]]:
+    """Runs of at most IN_TURN_MAX of them, with a turn of the event loop for others between two runs.
+
+    None after the last: who changed a table goes on to write it before others can meet the change.
+    """
+    for start in range(0, len(items), IN_TURN_MAX):
+        if start:
             await asyncio.sleep(0)
+        yield items[start : start + IN_TURN_MAX]
+
+
+async def in_turns(items: Sequence[T]) -> AsyncIterator[T]:
+    """Each of them, with a turn of the event loop for others between two runs of IN_TURN_MAX."""
+    async for run in in_slices(items):
+        for item in run:
+            yield item
 
 
 def answer(body: JsonBody) -> Response:

@@ -8,14 +8,13 @@
 A change is answered when it is in `topics.json` on disk and the nameservers that are up have heard of it.
 """
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 import structlog
 
 from aerobee_broker.attributes import parse_alterations
-from aerobee_broker.request_bodies import IN_TURN_MAX, answer, in_turns, read_body
+from aerobee_broker.request_bodies import answer, in_slices, in_turns, read_body
 from aerobee_broker.services import Services, save_deletions
 from aerobee_proto import names
 from aerobee_proto.bodies import (
@@ -107,12 +106,10 @@ class TopicHandlers:
             services.topics.check_update(topic, alterations) async for topic, alterations in in_turns(wanted)
         ]
         services.topics.check_room(checked)
-        for start in range(0, len(checked), IN_TURN_MAX):
-            some = checked[start : start + IN_TURN_MAX]
+        async for some in in_slices(checked):
             before = {config.topic_name: services.topics.get(config.topic_name) for config in some}
             for config in services.topics.update(some):
                 self._warn_of_unread(before[config.topic_name], config)
-            await asyncio.sleep(0)
         await self._persist_and_register()
         return Response()
 
