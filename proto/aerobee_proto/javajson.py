@@ -18,12 +18,13 @@ Invariants
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from decimal import Decimal
 from functools import cache
-from itertools import accumulate
+from heapq import merge
+from itertools import accumulate, islice
 from json.encoder import encode_basestring, encode_basestring_ascii
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 import msgspec
 
@@ -36,14 +37,21 @@ __all__ = [
     "MessageQueue",
     "dumps",
     "dumps_standard",
+    "dumps_steps",
     "loads",
     "message_queue_of",
+    "sorted_steps",
 ]
 
 DEPTH_MAX: Final = 64
 SIZE_MAX: Final = 16 * 1024 * 1024  # bytes; no frame carries more
 TOLERANT_SIZE_MAX: Final = 24 * 1024  # bytes of a stranger's near-JSON: 40 ms of an event loop at the worst
 REFERENCED_MIN: Final = 10_000  # values that references may add to a text of any size
+STEP_MEMBERS: Final = 256  # values that are written in one step
+STEP_SIZE: Final = 65_536  # characters of a text from which on it is a step of its own
+SORT_MAX: Final = 4096  # values that are sorted in one step
+
+T = TypeVar("T")
 
 
 class MessageQueue(msgspec.Struct, frozen=True, order=True, rename="camel"):
@@ -68,6 +76,40 @@ def dumps(value: Any) -> bytes:
 def dumps_standard(value: Any) -> bytes:
     """As dumps, but strictly valid JSON in ASCII: every key quoted, other characters as \\uXXXX."""
     return _Writer(encode_basestring_ascii, raw_keys=False).text(value).encode("ascii")
+
+
+def dumps_steps(
+    value: Any, *, standard: bool = False, size_max: int | None = None
+) -> Generator[None, None, bytes]:
+    """As dumps (or dumps_standard) in steps of a fraction of a millisecond each, for large values.
+
+    Lists may be given as iterators, and any Mapping as a map: members are made when they are written.
+    FormatError as soon as it has more than `size_max` bytes.
+    """
+    quote = encode_basestring_ascii if standard else encode_basestring
+    writer = _StepWriter(quote, raw_keys=not standard, size_max=size_max)
+    yield from writer.write(value, 0)
+    return writer.end()
+
+
+def sorted_steps(
+    values: Iterable[T], key: Callable[[T], Any] | None = None
+) -> Generator[None, None, list[T]]:
+    """sorted(), in steps: runs are sorted one by one, and merged."""
+    order: Any = key  # None too: for values that can be compared
+    items = list(values)
+    if len(items) <= SORT_MAX:
+        return sorted(items, key=order)
+    runs = []
+    for start in range(0, len(items), SORT_MAX):
+        runs.append(sorted(items[start : start + SORT_MAX], key=order))
+        yield
+    result: list[T] = []
+    merged = merge(*runs, key=order)
+    while piece := list(islice(merged, STEP_MEMBERS)):
+        result += piece
+        yield
+    return result
 
 
 @cache
@@ -150,6 +192,73 @@ class _Writer:
             raise TypeError(f"{type(key).__name__} cannot be a key")
         raw = self.text(key, depth)
         return raw if self._raw_keys else self._quote(raw)
+
+
+class _StepWriter(_Writer):
+    """As _Writer, with a pause every so many values."""
+
+    def __init__(self, quote: Callable[[str], str], raw_keys: bool, size_max: int | None) -> None:
+        super().__init__(quote, raw_keys)
+        self._size_max = size_max
+        self._size = 0
+        self._done: list[bytes] = []
+        self._texts: list[str] = []  # since the last step
+        self._left = STEP_MEMBERS
+
+    def end(self) -> bytes:
+        self._flush()
+        return b"".join(self._done)
+
+    def _flush(self) -> None:
+        piece = "".join(self._texts).encode("utf-8", "replace")
+        self._texts.clear()
+        self._done.append(piece)
+        self._size += len(piece)
+        self._left = STEP_MEMBERS
+        if self._size_max is not None and self._size > self._size_max:
+            raise FormatError(f"the value takes more than {self._size_max} bytes")
+
+    def write(self, value: Any, depth: int) -> Generator[None, None, None]:
+        if not isinstance(value, _CONTAINERS):
+            text = self.text(value)
+            self._texts.append(text)
+            self._left -= 1 + len(text) * STEP_MEMBERS // STEP_SIZE
+            if self._left <= 0:
+                self._flush()
+                yield
+            return
+        if depth >= DEPTH_MAX:
+            raise FormatError(f"the value is nested deeper than {DEPTH_MAX} levels")
+        if isinstance(value, msgspec.Struct | Mapping):
+            yield from self._members(value, depth + 1)
+            return
+        if isinstance(value, set | frozenset):
+            value = yield from sorted_steps(value, key=_key_order)
+        opening = "["
+        for member in value:
+            self._texts.append(opening)
+            yield from self.write(member, depth + 1)
+            opening = ","
+        self._texts.append("[]" if opening == "[" else "]")
+
+    def _members(self, value: Any, depth: int) -> Generator[None, None, None]:
+        opening = "{"
+        if isinstance(value, msgspec.Struct):
+            pairs: Iterable[tuple[str, Any]] = (
+                (f'"{name}"', getattr(value, attribute)) for name, attribute in _members_of(type(value))
+            )
+        else:
+            keys = yield from sorted_steps(value, key=_key_order)
+            pairs = ((self._key(key, depth), value[key]) for key in keys)
+        for name, member in pairs:
+            if member is not None:
+                self._texts.append(f"{opening}{name}:")
+                yield from self.write(member, depth)
+                opening = ","
+        self._texts.append("{}" if opening == "{" else "}")
+
+
+_CONTAINERS: Final = (msgspec.Struct, Mapping, set, frozenset, list, tuple, Iterator)
 
 
 # --- reading ------------------------------------------------------------------------------------------------

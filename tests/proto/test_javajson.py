@@ -1,8 +1,10 @@
 """fastjson's dialect: what it writes, what it reads, captured bodies, and any bytes at all."""
 
 import gzip
+import itertools
 import json
 import math
+import time
 from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,14 +16,26 @@ from hypothesis import strategies as st
 
 from aerobee_proto import javajson
 from aerobee_proto.errors import FormatError
-from aerobee_proto.javajson import DEPTH_MAX, MessageQueue, dumps, dumps_standard, loads, message_queue_of
+from aerobee_proto.javajson import (
+    DEPTH_MAX,
+    SORT_MAX,
+    MessageQueue,
+    dumps,
+    dumps_standard,
+    dumps_steps,
+    loads,
+    message_queue_of,
+    sorted_steps,
+)
 from proto.strategies import I32, I64, TEXT_CHARACTERS, TOPICS, json_values
 from proto.tables import GOLDEN
+from turns import TURN_MAX, cpu_ms, reference
 
 QUEUE = MessageQueue("T1", "b-a", 0)
 QUEUES = st.builds(MessageQueue, TOPICS, TOPICS, I32)
 # Where standard JSON and the tolerant parser must agree, the parser is asked directly.
 parse = javajson._Parser
+END = object()
 
 
 @pytest.mark.parametrize(
@@ -158,6 +172,78 @@ KEYED = st.recursive(
 @given(KEYED)
 def test_tables_with_raw_keys_round_trip(value: Any) -> None:
     assert loads(dumps(value)) == value
+
+
+@given(st.one_of(json_values(), KEYED))
+@example({"n": None, "m": {"n": None}, "e": [[], {}]})
+@example([{"b", "a"}, ("x", None, 1.5), QUEUE])
+def test_what_is_written_in_steps_is_what_is_written_at_once(value: Any) -> None:
+    assert run(dumps_steps(value))[0] == dumps(value)
+    assert run(dumps_steps(value, standard=True))[0] == dumps_standard(value)
+
+
+def run(steps: Any) -> tuple[Any, int]:
+    """What the steps return, and how many there were."""
+    for count in itertools.count():
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value, count
+    raise AssertionError
+
+
+def longest_step(steps: Any) -> float:
+    """Processor time of the longest step, in units of `turns.reference`."""
+    longest = 0.0
+    for _ in range(100_000):
+        began = time.thread_time()
+        ended = next(steps, END) is END
+        longest = max(longest, time.thread_time() - began)
+        if ended:
+            return longest * 1000 / min(cpu_ms(reference) for _ in range(5))
+    raise AssertionError
+
+
+def test_a_large_value_is_written_in_steps_none_of_which_is_long() -> None:
+    """Lists of 100,000 topics were sorted and written in one turn of the event loop."""
+    names = [f"topic-{number * 7919 % 100_003}" for number in range(50_000)]
+    table = {name: {"x": [number, "y" * 100]} for number, name in enumerate(names)}
+    for value in (names, table, set(names), dict(enumerate(names))):
+        assert longest_step(dumps_steps(value)) < TURN_MAX / 4
+    assert run(dumps_steps(table))[0] == dumps(table)
+    assert run(sorted_steps(names)) == (sorted(names), -(-50_000 // SORT_MAX) + -(-50_000 // 256))
+
+
+def test_members_of_a_list_may_be_made_one_by_one() -> None:
+    made: list[int] = []
+
+    def members() -> Iterator[int]:
+        for number in range(1000):
+            made.append(number)
+            yield number
+
+    steps = dumps_steps({"all": members()})
+    next(steps)
+    assert 0 < len(made) < 1000
+    assert run(steps)[0] == dumps({"all": list(range(1000))})
+
+
+def test_a_value_beyond_its_size_is_refused_before_it_is_written_out() -> None:
+    made: list[int] = []
+
+    def members() -> Iterator[str]:
+        for number in range(1000):
+            made.append(number)
+            yield "x" * 1000
+
+    steps = dumps_steps(members(), size_max=50_000)
+    with pytest.raises(FormatError, match="more than 50000 bytes"):
+        run(steps)
+    assert len(made) < 200
+    with pytest.raises(FormatError, match="deeper than 64"):
+        run(dumps_steps([loads(b"[" * DEPTH_MAX + b"]" * DEPTH_MAX)]))
+    with pytest.raises(TypeError):
+        run(dumps_steps([b"bytes"]))
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
