@@ -47,8 +47,9 @@ DEPTH_MAX: Final = 64
 SIZE_MAX: Final = 16 * 1024 * 1024  # bytes; no frame carries more
 TOLERANT_SIZE_MAX: Final = 24 * 1024  # bytes of a stranger's near-JSON: 40 ms of an event loop at the worst
 REFERENCED_MIN: Final = 10_000  # values that references may add to a text of any size
+SMALL_MAX: Final = 16  # members of a container that is written in one go
 STEP_MEMBERS: Final = 256  # values that are written in one step
-STEP_SIZE: Final = 65_536  # characters of a text from which on it is a step of its own
+TEXT_OF_MEMBER: Final = 32  # characters of a text that count as a member
 SORT_MAX: Final = 4096  # values that are sorted in one step
 
 T = TypeVar("T")
@@ -219,10 +220,10 @@ class _StepWriter(_Writer):
             raise FormatError(f"the value takes more than {self._size_max} bytes")
 
     def write(self, value: Any, depth: int) -> Generator[None, None, None]:
-        if not isinstance(value, _CONTAINERS):
-            text = self.text(value)
+        if _is_small(value):
+            text = self.text(value, depth)
             self._texts.append(text)
-            self._left -= 1 + len(text) * STEP_MEMBERS // STEP_SIZE
+            self._left -= 1 + len(text) // TEXT_OF_MEMBER
             if self._left <= 0:
                 self._flush()
                 yield
@@ -259,6 +260,25 @@ class _StepWriter(_Writer):
 
 
 _CONTAINERS: Final = (msgspec.Struct, Mapping, set, frozenset, list, tuple, Iterator)
+_PLAIN_KINDS: Final = frozenset({str, int, float, bool, type(None)})
+
+
+def _is_small(value: Any) -> bool:
+    """Whether it is written in one go, a third of the work of many steps: one value, or a few in one object.
+
+    Texts may be of any length: those that are written this way are names, and settings within their bounds.
+    """
+    if type(value) in _PLAIN_KINDS or not isinstance(value, _CONTAINERS):
+        return True
+    if isinstance(value, msgspec.Struct):
+        return all(map(_is_plain, msgspec.structs.astuple(value)))
+    if isinstance(value, dict):
+        return len(value) <= SMALL_MAX and all(map(_is_plain, value.values()))
+    return isinstance(value, list | tuple) and len(value) <= SMALL_MAX and all(map(_is_plain, value))
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in _PLAIN_KINDS or not value
 
 
 # --- reading ------------------------------------------------------------------------------------------------
