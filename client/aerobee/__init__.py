@@ -52,7 +52,12 @@ if TYPE_CHECKING:
     from aerobee.pull_consumer import PullConsumer
     from aerobee.reader import Reader
     from aerobee.routes import MessageQueue
-    from aerobee.statistics import ClientStatistics, ConsumerStatistics, ProducerStatistics
+    from aerobee.statistics import (
+        ClientStatistics,
+        ConsumerStatistics,
+        ProducerStatistics,
+        ReaderStatistics,
+    )
     from aerobee.transactions import Transaction, TransactionUnresolved
 
 __all__ = [
@@ -104,6 +109,7 @@ __all__ = [
     "QueueOffsets",
     "QueueProgress",
     "Reader",
+    "ReaderStatistics",
     "RequestTimeout",
     "RetryLater",
     "SendFailed",
@@ -161,7 +167,12 @@ _HOMES = {
     "aerobee.pull_consumer": ("PullConsumer",),
     "aerobee.reader": ("Reader",),
     "aerobee.routes": ("MessageQueue",),
-    "aerobee.statistics": ("ClientStatistics", "ConsumerStatistics", "ProducerStatistics"),
+    "aerobee.statistics": (
+        "ClientStatistics",
+        "ConsumerStatistics",
+        "ProducerStatistics",
+        "ReaderStatistics",
+    ),
     "aerobee.transactions": ("Transaction", "TransactionUnresolved"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -17,7 +17,7 @@ from aerobee.arguments import checked
 from aerobee.config import ClientConfig, ConsumerConfig, FetchConfig, ProducerConfig, parse_addrs
 from aerobee.delivery import Delivery
 from aerobee.errors import ClientClosed, InvalidMessage, NoRoute
-from aerobee.fetching import Fetcher
+from aerobee.fetching import READER_GROUP, Fetcher
 from aerobee.filters import Filter, chosen_filter
 from aerobee.message import Message
 from aerobee.outgoing import Encoder, checked_group, checked_topic
@@ -46,7 +46,6 @@ __all__ = ["Client"]
 T = TypeVar("T")
 
 # RocketMQ's own group for tools: known to every broker, so reading needs no group of its own.
-READER_GROUP: Final = "TOOLS_CONSUMER"
 DEFAULT_PRODUCER_GROUP: Final = "AEROBEE_PRODUCER"
 TRACE_GROUP: Final = "_INNER_TRACE_PRODUCER"  # the official clients' name for it
 TRACE_TIMEOUT_S: Final = 3.0  # traces are not worth a long wait, above all not when the client is closed
@@ -498,7 +497,7 @@ class Client:
         return (await self._open().routes.for_subscribe(topic)).subscribe
 
     def statistics(self) -> ClientStatistics:
-        """What this client, its producers and its group consumers have done; they have a `statistics()` each."""
+        """What this client, its producers, consumers and readers have done; they have a `statistics()` each."""
         return self._open().statistics()
 
     def _open(self) -> Session:

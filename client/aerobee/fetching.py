@@ -19,7 +19,7 @@ Invariants
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from aerobee.config import ClientConfig, FetchConfig
 from aerobee.errors import (
@@ -37,13 +37,17 @@ from aerobee.message import Message, MessageBatch
 from aerobee.peers import Peers
 from aerobee.route_table import RouteTable
 from aerobee.routes import MASTER_ID, MessageQueue, pull_addr
+from aerobee.statistics import ReaderStatistics
 from aerobee_proto.codes import PullFlag, RequestCode, ResponseCode
 from aerobee_proto.errors import RecordError
 from aerobee_proto.frames import Command
 from aerobee_proto.records import StoredRecord, decode_record, decode_records, scan_header
 from aerobee_remoting.event_log import event_logger
 
-__all__ = ["Fetcher"]
+if TYPE_CHECKING:
+    from aerobee.meters import Meters
+
+__all__ = ["READER_GROUP", "Fetcher"]
 
 log = event_logger("aerobee.reader")
 
@@ -59,6 +63,7 @@ PASSING_CODES: Final = frozenset(
         ResponseCode.GO_AWAY,
     }
 )
+READER_GROUP: Final = "TOOLS_CONSUMER"  # RocketMQ's own group for tools, known to every broker
 NO_PROGRESS_CODES: Final = frozenset({ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY})
 LITE_FLAGS: Final = PullFlag.SUSPEND | PullFlag.SUBSCRIPTION
 
@@ -83,7 +88,17 @@ class _Fetched:
 class _Source:
     """Fetching state of one queue."""
 
-    __slots__ = ("broken", "end", "floor", "generation", "offset", "queue", "suggested_id", "task")
+    __slots__ = (
+        "broken",
+        "end",
+        "floor",
+        "generation",
+        "max_offset",
+        "offset",
+        "queue",
+        "suggested_id",
+        "task",
+    )
 
     def __init__(self, queue: MessageQueue, offset: int, end: int | None, floor: int) -> None:
         self.queue = queue
@@ -92,6 +107,7 @@ class _Source:
         self.end = end
         self.floor = floor
         self.generation = 0
+        self.max_offset = 0  # by the last answer
         self.suggested_id = MASTER_ID
         self.task: asyncio.Task[None] | None = None
         self.broken: ClientError | None = None
@@ -110,9 +126,11 @@ class Fetcher:
         client_config: ClientConfig,
         peers: Peers,
         routes: RouteTable,
+        meters: "Meters | None" = None,
     ) -> None:
         # Fixed for life.
         self.group = group
+        self._meters = meters
         self._topic = topic
         self.filter = wanted
         self._config = config
@@ -131,6 +149,9 @@ class Fetcher:
         self.positions: dict[MessageQueue, int] = {}
         # Counted by seek(): a batch that was handed out before a seek must not be worked on after it.
         self.seeks = 0
+        # For statistics().
+        self._read_count = 0
+        self._retried_count = 0
 
     @property
     def queues(self) -> tuple[MessageQueue, ...]:
@@ -195,6 +216,24 @@ class Fetcher:
             self._arrived.clear()
             await self._arrived.wait()
 
+    def statistics(self) -> ReaderStatistics:
+        """What was done so far. May be called from any thread."""
+        return ReaderStatistics(
+            group=self._own_group,
+            topic=self._topic,
+            read_count=self._read_count,
+            retried_count=self._retried_count,
+            waiting_bytes=self._buffered_bytes,
+            lags={
+                one.queue: max(0, _last(one) - self.positions.get(one.queue, one.offset))
+                for one in list(self._sources.values())
+            },
+        )
+
+    @property
+    def _own_group(self) -> str:
+        return "" if self.group == READER_GROUP else self.group
+
     async def messages(self) -> AsyncIterator[Message]:
         """Single messages, `positions` kept with each. Within a batch no step leaves to the event loop."""
         while (batch := await self.next_batch()) is not None:
@@ -243,6 +282,9 @@ class Fetcher:
             next_offset = records[-1].queue_offset + 1 if records else max(fetched.offset, source.floor)
         self.positions[queue] = next_offset
         messages = [Message(record, broker_name, limit) for record in records]
+        self._read_count += len(messages)
+        if self._meters is not None and messages:
+            self._meters.read(self._own_group, self._topic, len(messages))
         return MessageBatch(queue, messages, next_offset, fetched.min_offset, fetched.max_offset)
 
     def _decode(self, fetched: _Fetched) -> list[StoredRecord]:
@@ -328,6 +370,7 @@ class Fetcher:
                     raise
                 if config.give_up_s is not None and now() - started >= config.give_up_s:
                     raise
+                self._retried_count += 1
                 log.warning("client.pull_failed", queue=str(source.queue), reason=str(failed), pause_s=pause)
             else:
                 return
@@ -397,11 +440,16 @@ class Fetcher:
             )
         body = bytes(answer.body) if code == ResponseCode.SUCCESS else b""
         source.offset = next_offset
+        source.max_offset = max_offset
         if body or next_offset != offset:
             self._buffer.append(_Fetched(source, offset, body, next_offset, min_offset, max_offset))
             self._buffered_bytes += len(body)
             self._gate()
             self._arrived.set()
+
+
+def _last(source: _Source) -> int:
+    return source.max_offset if source.end is None else min(source.max_offset, source.end)
 
 
 def _offset_at(body: bytes, position: int, before: list[StoredRecord], pulled_from: int) -> int:

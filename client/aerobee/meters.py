@@ -2,11 +2,13 @@
 
     messaging.client.sent.messages        counter      messages, by topic; failed ones have error.type
     messaging.client.operation.duration   histogram    seconds from the call to the answer, for each batch sent
-    messaging.client.consumed.messages    counter      messages that a consumer is done with, by topic, group, outcome
+    messaging.client.consumed.messages    counter      messages that a consumer is done with, by topic, group, outcome;
+                                                       of readers and pull consumers those handed out (`receive`)
     messaging.process.duration            histogram    seconds in the handler, or in the loop
     aerobee.producer.retries              counter      tries to send that failed
     aerobee.producer.pending              gauge        messages that wait for their answer
     aerobee.consumer.lag                  gauge        messages behind, by group and topic
+    aerobee.reader.lag                    gauge        the same of readers and pull consumers
     aerobee.client.reconnects             counter      connections that were lost and made again
 
 Those named aerobee are read from `statistics()` when the program collects, and end with their client.
@@ -59,6 +61,11 @@ class Meters:
             self._sent.add(failed_count, failed)
         self._sending.record(took_s, failed if failed_count else facts)
 
+    def read(self, group: str, topic: str, count: int) -> None:
+        """A reader, or a pull consumer with its group, has handed out so many messages."""
+        facts = {**COMMON, "messaging.destination.name": topic, "messaging.operation.name": "receive"}
+        self._consumed.add(count, facts | {"messaging.consumer.group.name": group} if group else facts)
+
     def processed(self, group: str, topic: str, outcome: str, took_s: float) -> None:
         """A consumer has settled a message, or will hand it out again."""
         facts = {
@@ -93,6 +100,7 @@ def _instruments() -> tuple[Any, Any, Any, Any]:
     meter.create_observable_counter("aerobee.producer.retries", observed(_retries), "{try}")
     meter.create_observable_gauge("aerobee.producer.pending", observed(_pending), "{message}")
     meter.create_observable_gauge("aerobee.consumer.lag", observed(_lags), "{message}")
+    meter.create_observable_gauge("aerobee.reader.lag", observed(_reader_lags), "{message}")
     return (
         meter.create_counter("messaging.client.sent.messages", "{message}"),
         meter.create_histogram("messaging.client.operation.duration", "s"),
@@ -119,6 +127,16 @@ def _by_group(counts: Iterable[tuple[str, int]]) -> Iterable[tuple[int, dict[str
     for group, count in counts:
         total[group] += count
     return [(count, {"messaging.rocketmq.client_group": group}) for group, count in total.items()]
+
+
+def _reader_lags(found: ClientStatistics) -> Iterable[tuple[int, dict[str, str]]]:
+    """Readers of one topic are one series, as are pull consumers of one group and topic."""
+    total: Counter[tuple[str, str]] = Counter()
+    for one in found.readers:
+        total[one.group, one.topic] += one.lag
+    for (group, topic), lag in total.items():
+        facts = {"messaging.destination.name": topic}
+        yield lag, facts | {"messaging.consumer.group.name": group} if group else facts
 
 
 def _lags(found: ClientStatistics) -> Iterable[tuple[int, dict[str, str]]]:

@@ -17,6 +17,7 @@ from aerobee.message import Message, MessageBatch
 from aerobee.offsets import Offsets
 from aerobee.routes import MessageQueue
 from aerobee.start_at import Where, floor_of, parse_where
+from aerobee.statistics import ReaderStatistics
 
 __all__ = ["PullConsumer"]
 
@@ -95,6 +96,10 @@ class PullConsumer:
     def walk(self, batch: MessageBatch) -> Iterator[Message]:
         """Single messages of a batch from next_batch(), with `positions` kept as the loop over messages does."""
         return self._fetcher.walk(batch)
+
+    def statistics(self) -> ReaderStatistics:
+        """What this consumer has read since it was made, and how far behind it is."""
+        return self._fetcher.statistics()
 
     @property
     def positions(self) -> dict[MessageQueue, int]:

@@ -36,7 +36,7 @@ from aerobee.errors import (
     NoBroker,
     RequestTimeout,
 )
-from aerobee.fetching import PASSING_CODES
+from aerobee.fetching import PASSING_CODES, READER_GROUP
 from aerobee.filters import Filter, SqlFilter, TagFilter
 from aerobee.offsets import Offsets
 from aerobee.peers import Peers
@@ -53,7 +53,6 @@ log = event_logger("aerobee.reader")
 
 __all__ = ["Piece", "QueueRange", "RangeConfig", "RangeReader", "Ranges"]
 
-READER_GROUP: Final = "TOOLS_CONSUMER"  # RocketMQ's own group for tools, known to every broker
 STRIPE_OVERRUN: Final = 4
 STRIPE_STEP_FIRST: Final = 256  # messages, before anything is known of their sizes
 STRIPE_STEP_MIN, STRIPE_STEP_MAX = 32, 1 << 16

@@ -9,6 +9,7 @@ from aerobee.errors import ClientClosed
 from aerobee.fetching import Fetcher
 from aerobee.message import Message, MessageBatch
 from aerobee.routes import MessageQueue
+from aerobee.statistics import ReaderStatistics
 
 __all__ = ["Reader"]
 
@@ -56,6 +57,10 @@ class Reader:
     def walk(self, batch: MessageBatch) -> Iterator[Message]:
         """Single messages of a batch from next_batch(), with `positions` kept as the loop over messages does."""
         return self._fetcher.walk(batch)
+
+    def statistics(self) -> ReaderStatistics:
+        """What this reader has read since it was made, and how far behind it is."""
+        return self._fetcher.statistics()
 
     @property
     def positions(self) -> dict[MessageQueue, int]:

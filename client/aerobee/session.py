@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 from aerobee.backoff import pauses
 from aerobee.config import ClientConfig, FetchConfig
@@ -89,7 +89,7 @@ class Session:
         self.traces: TraceWriter | None = None  # set by the client when traces are switched on
         # Moved by the calls below.
         # Those that still pull are kept alive by their tasks; the others go when nobody reads any more.
-        self._fetchers: WeakSet[Fetcher] = WeakSet()
+        self._fetchers: WeakKeyDictionary[Fetcher, None] = WeakKeyDictionary()
         self._producers: set[Producer] = set()
         self._consumers: set[PullConsumer] = set()
         self._tasks: list[asyncio.Task[None]] = []
@@ -127,7 +127,13 @@ class Session:
             reconnect_count=self.reconnect_count,
             producers=tuple([producer.statistics() for producer in list(self._producers)]),
             consumers=tuple([member.statistics() for member in list(self.requests.consumers.values())]),
+            readers=tuple([fetcher.statistics() for fetcher in self._open_fetchers()]),
         )
+
+    def _open_fetchers(self) -> list[Fetcher]:
+        # References, as going through those that they lead to is not safe beside another thread.
+        found = [reference() for reference in self._fetchers.keyrefs()]
+        return [fetcher for fetcher in found if fetcher is not None and not fetcher.closed]
 
     async def close(self) -> None:
         self._started = False
@@ -227,9 +233,16 @@ class Session:
 
     def fetcher(self, group: str, topic: str, wanted: Filter, config: FetchConfig) -> Fetcher:
         fetcher = Fetcher(
-            group, topic, wanted, config, client_config=self._config, peers=self.peers, routes=self.routes
+            group,
+            topic,
+            wanted,
+            config,
+            client_config=self._config,
+            peers=self.peers,
+            routes=self.routes,
+            meters=self.meters,
         )
-        self._fetchers.add(fetcher)
+        self._fetchers[fetcher] = None
         return fetcher
 
     async def open_queues(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from aerobee.routes import MessageQueue
 
-__all__ = ["ClientStatistics", "ConsumerStatistics", "ProducerStatistics"]
+__all__ = ["ClientStatistics", "ConsumerStatistics", "ProducerStatistics", "ReaderStatistics"]
 
 
 @dataclass(slots=True, frozen=True)
@@ -54,8 +54,33 @@ class ConsumerStatistics:
 
 
 @dataclass(slots=True, frozen=True)
+class ReaderStatistics:
+    """One reader or pull consumer, since it was made.
+
+    group             of a pull consumer; empty for a reader
+    read_count        messages that were handed out; those of a batch when the batch was
+    retried_count     pulls that failed and were tried again
+    waiting_bytes     what was pulled and not handed out
+    lags              for each queue the messages that were not handed out, up to its end, by what its broker said last;
+                      with a filter also those that it leaves out
+    """
+
+    group: str
+    topic: str
+    read_count: int
+    retried_count: int
+    waiting_bytes: int
+    lags: Mapping[MessageQueue, int]
+
+    @property
+    def lag(self) -> int:
+        """Messages of all queues that were not handed out."""
+        return sum(self.lags.values())
+
+
+@dataclass(slots=True, frozen=True)
 class ClientStatistics:
-    """A client, its open producers and its group consumers.
+    """A client, its open producers, group consumers, readers and pull consumers.
 
     connection_count  connections that are open now
     reconnect_count   connections that were lost and made again
@@ -66,3 +91,4 @@ class ClientStatistics:
     reconnect_count: int
     producers: tuple[ProducerStatistics, ...]
     consumers: tuple[ConsumerStatistics, ...]
+    readers: tuple[ReaderStatistics, ...] = ()

@@ -37,7 +37,7 @@ from aerobee.pull_consumer import PullConsumer as AsyncPullConsumer
 from aerobee.reader import Reader as AsyncReader
 from aerobee.routes import MessageQueue
 from aerobee.start_at import Where
-from aerobee.statistics import ClientStatistics, ConsumerStatistics, ProducerStatistics
+from aerobee.statistics import ClientStatistics, ConsumerStatistics, ProducerStatistics, ReaderStatistics
 from aerobee.transactions import Transaction as AsyncTransaction
 
 if TYPE_CHECKING:
@@ -338,6 +338,10 @@ class _Reading(Generic[R]):
     def positions(self) -> dict[MessageQueue, int]:
         """For each queue the logical offset after the last message handed out."""
         return self._reading.positions
+
+    def statistics(self) -> ReaderStatistics:
+        """As of the same class of `aerobee`."""
+        return self._thread.call(self._reading.statistics)
 
     def close(self) -> None:
         """Stop reading."""

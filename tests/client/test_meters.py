@@ -77,3 +77,23 @@ async def test_sends_deliveries_lag_and_reconnects_are_measured() -> None:
     assert total("messaging.client.consumed.messages", messaging__consumer__group__name="g") == 3
     assert total("messaging.process.duration", aerobee__outcome="acked") == 3
     assert not [one for one in points("aerobee.client.reconnects") if mq.client_id in one.attributes.values()]
+
+
+async def test_what_readers_and_pull_consumers_read_is_measured() -> None:
+    async with fake_cluster(queues=1) as cluster, Client(cluster.nameserver.addr, metrics=True) as mq:
+        for number in range(5):
+            cluster.broker.append("T", 0, b"%d" % number)
+        async with (
+            mq.reader("T", start="earliest", max_messages=2) as reader,
+            mq.pull_consumer("pulling", "T", start="earliest", max_messages=5) as consumer,
+        ):
+            assert await reader.next_batch() is not None
+            assert await consumer.next_batch() is not None
+            mine = {"messaging__client__id": mq.client_id, "messaging__destination__name": "T"}
+            lag = "aerobee.reader.lag"
+            assert total(lag, **mine) == 3
+            assert total(lag, **mine, messaging__consumer__group__name="pulling") == 0
+    read = {"messaging__operation__name": "receive", "messaging__destination__name": "T"}
+    consumed = "messaging.client.consumed.messages"
+    assert total(consumed, **read) == 7
+    assert total(consumed, **read, messaging__consumer__group__name="pulling") == 5

@@ -69,6 +69,43 @@ async def test_a_consumer_counts_what_it_did_and_how_far_it_is_behind() -> None:
             await running
 
 
+@pytest.mark.parametrize("group", ["", "g"])
+async def test_a_reader_and_a_pull_consumer_count_what_they_read_and_how_far_they_are_behind(
+    group: str,
+) -> None:
+    """They had no statistics: a program that read by itself could not be watched."""
+    async with fake_cluster(queues=1) as cluster, Client(cluster.nameserver.addr) as mq:
+        for number in range(5):
+            cluster.broker.append("T", 0, b"%d" % number)
+        cluster.broker.script(RequestCode.PULL_MESSAGE, BUSY)
+        made = (
+            mq.pull_consumer(group, "T", start="earliest", max_messages=2, retry_s=0.01)
+            if group
+            else mq.reader("T", start="earliest", max_messages=2, retry_s=0.01)
+        )
+        async with made as reading:
+            assert (reading.statistics().read_count, reading.statistics().waiting_bytes) == (0, 0)
+            assert await reading.next_batch() is not None
+            told = reading.statistics()
+            assert (told.group, told.topic, told.read_count, told.lag) == (group, "T", 2, 3)
+            assert told.retried_count == 1
+            assert [queue.topic for queue in told.lags] == ["T"]
+            for _ in range(2):
+                assert await reading.next_batch() is not None
+            assert (reading.statistics().read_count, reading.statistics().lag) == (5, 0)
+            assert [one.read_count for one in mq.statistics().readers] == [5]
+        assert mq.statistics().readers == ()
+
+
+async def test_what_lies_behind_the_end_of_a_reader_is_not_its_lag() -> None:
+    async with fake_cluster(queues=1) as cluster, Client(cluster.nameserver.addr) as mq:
+        for number in range(5):
+            cluster.broker.append("T", 0, b"%d" % number)
+        async with mq.reader("T", start="earliest", end=3, max_messages=1) as reader:
+            assert await reader.next_batch() is not None
+            assert reader.statistics().lag == 2
+
+
 async def test_lost_connections_that_are_made_again_are_counted() -> None:
     async with fake_cluster() as cluster, Client(cluster.nameserver.addr) as mq, mq.producer() as producer:
         await producer.send("T", b"x")
@@ -86,6 +123,8 @@ async def test_the_blocking_client_tells_the_same() -> None:
             producer.send("T", b"x")
             assert producer.statistics().sent_count == 1
             assert consumer.statistics().group == "g"
+            with mq.reader("T", start="latest") as reader:
+                assert (reader.statistics().group, reader.statistics().read_count) == ("", 0)
             return mq.statistics()
 
     async with fake_cluster() as cluster:
