@@ -58,16 +58,12 @@ class Peers:
     ) -> Command:
         """The answer, whatever its code. RequestTimeout or BrokerUnreachable when there is none."""
         limit = self.timeout_s if timeout_s is None else timeout_s
-        if self._credentials is not None:
-            header = signed(header, body, self._credentials)
         try:
-            return await self._remoting.request(addr, code, header, body, limit)
+            return await self._remoting.request(addr, code, self._signed(header, body), body, limit)
         except RemotingTimeout as late:
             raise RequestTimeout(what, addr, limit) from late
-        except ClosedHere:
-            raise ClientClosed("client") from None
         except RemotingError as failed:
-            raise BrokerUnreachable(what, addr, _reason(failed)) from failed
+            raise _told(failed, what, addr) from failed
 
     async def call(
         self,
@@ -95,25 +91,22 @@ class Peers:
     ) -> None:
         """Send and expect no answer. BrokerUnreachable when it cannot even be sent, or not in time."""
         limit = self.timeout_s if timeout_s is None else timeout_s
-        if self._credentials is not None:
-            header = signed(header, body, self._credentials)
         try:
             async with asyncio.timeout(limit):
-                await self._remoting.oneway(addr, code, header, body)
+                await self._remoting.oneway(addr, code, self._signed(header, body), body)
         except TimeoutError:
             raise BrokerUnreachable(what, addr, f"no connection within {limit:.3g} s") from None
-        except ClosedHere:
-            raise ClientClosed("client") from None
         except RemotingError as failed:
-            raise BrokerUnreachable(what, addr, _reason(failed)) from failed
+            raise _told(failed, what, addr) from failed
 
     def oneway_if_connected(self, addr: str, code: int, header: dict[str, str]) -> None:
         """Send and expect no answer, if there is a connection; it is not made for this."""
         connection = self._remoting.connected(addr)
         if connection is not None:
-            connection.send_oneway(
-                code, header if self._credentials is None else signed(header, b"", self._credentials)
-            )
+            connection.send_oneway(code, self._signed(header, b""))
+
+    def _signed(self, header: Header, body: bytes) -> Header:
+        return header if self._credentials is None else signed(header, body, self._credentials)
 
 
 class Nameservers:
@@ -179,6 +172,13 @@ def outcome_of(failed: ClientError) -> str:
     if isinstance(failed, RequestTimeout):
         return f"no answer within {failed.timeout_s:.3g} s"
     return failed.reason if isinstance(failed, BrokerUnreachable) else str(failed)
+
+
+def _told(failed: RemotingError, what: str, addr: str) -> ClientError:
+    """A request that could not be made, as an error of this room."""
+    if isinstance(failed, ClosedHere):
+        return ClientClosed("client")
+    return BrokerUnreachable(what, addr, _reason(failed))
 
 
 def _reason(failed: RemotingError) -> str:
