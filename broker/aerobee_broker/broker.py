@@ -40,7 +40,6 @@ from aerobee_broker.pop.service import PopService
 from aerobee_broker.pull import PullProcessor
 from aerobee_broker.query import QueryProcessor
 from aerobee_broker.retries import Retries
-from aerobee_broker.runtime_info import VERSION_OF_AEROBEE
 from aerobee_broker.schedule_delivery import ScheduleDelivery
 from aerobee_broker.scrubbing import Scrubbing
 from aerobee_broker.send import SendProcessor
@@ -52,6 +51,7 @@ from aerobee_proto.message_ids import UniqueKeyFactory
 from aerobee_remoting.connection import Connection, ConnectionLimits
 from aerobee_remoting.handlers import HandlerTable
 from aerobee_remoting.peer_memory import PeerMemory
+from aerobee_remoting.release import VERSION_OF_AEROBEE
 from aerobee_remoting.server import RemotingServer, ServerConfig, TlsMode
 from aerobee_store.errors import FileGone, OutOfResources, StoreError, StoreFull
 from aerobee_store.io import DiskIo, StoreIo

@@ -13,12 +13,13 @@ from itertools import accumulate
 from typing import Final, Literal
 
 from aerobee_broker.clients import Member
-from aerobee_broker.runtime_info import VERSION_OF_AEROBEE, VERSION_TEXT, earliest_ms
+from aerobee_broker.runtime_info import VERSION_TEXT, earliest_ms
 from aerobee_broker.services import Services
 from aerobee_broker.stats import Histogram
 from aerobee_proto import names
 from aerobee_proto.bodies import TopicConfig
 from aerobee_remoting.loop_watch import LAG_BOUNDS_S, LoopWatch
+from aerobee_remoting.release import VERSION_OF_AEROBEE
 
 __all__ = ["Family", "MetricsSnapshot", "families", "take_snapshot"]
 

@@ -6,7 +6,6 @@ pools, which this broker does not have, are zero.
 
 import os
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
@@ -14,12 +13,12 @@ from aerobee_broker.services import Services
 from aerobee_proto.codes import VERSION
 from aerobee_proto.names import SCHEDULE_TOPIC
 from aerobee_proto.records import scan_header
+from aerobee_remoting.release import VERSION_OF_AEROBEE
 from aerobee_store import disk_space
 
 __all__ = ["disk_use", "earliest_ms", "runtime_table"]
 
 VERSION_TEXT: Final = "V5_3_3"  # on the wire, where clients decide by it what they may ask for
-VERSION_OF_AEROBEE: Final = version("aerobee")
 POOLS: Final = {"send": 10_000, "pull": 100_000, "litePull": 100_000, "query": 20_000, "ack": 100_000}
 SPANS_S: Final = (10, 60, 600)
 GIB: Final = 1 << 30

@@ -4,26 +4,23 @@
     /health /readyz    200 when routes are answered, else 503; JSON with the reason
     /startupz /livez   200
 
-Touches  one listening socket. A port that is taken is a warning: the nameserver answers routes without it.
+Touches  one listening socket, as `operators_port` says.
 """
 
 from collections.abc import Iterator
-from importlib.metadata import version
 from typing import Final
 
-import msgspec
-import structlog
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from aerobee_nameserver.server import NameServer
-from aerobee_remoting.http_responder import HttpResponder, Page
+from aerobee_remoting.http_responder import Page
+from aerobee_remoting.operators_port import OperatorsPort, health_page
+from aerobee_remoting.release import VERSION_OF_AEROBEE
 
 __all__ = ["MetricsServer"]
-
-log = structlog.get_logger()
 
 GAUGES: Final = {
     "aerobee_nameserver_clusters": "Clusters that have a broker.",
@@ -44,7 +41,7 @@ class _Facts(Collector):
         build = GaugeMetricFamily(
             "aerobee_build_info", "1; the label says which version of Aerobee this is.", labels=["version"]
         )
-        build.add_metric([version("aerobee")], 1)
+        build.add_metric([VERSION_OF_AEROBEE], 1)
         yield build
         facts = self._server.statistics()
         for name, text in GAUGES.items():
@@ -56,15 +53,11 @@ class _Facts(Collector):
         )
 
 
-class MetricsServer:
+class MetricsServer(OperatorsPort):
     """Metrics and health over HTTP. `start` once, `close` once."""
 
     def __init__(self, server: NameServer) -> None:
-        self._server = server
-        self._registry = CollectorRegistry()
-        self._registry.register(_Facts(server))
-        ProcessCollector(registry=self._registry)
-        self._responder = HttpResponder(
+        super().__init__(
             {
                 "/metrics": self._metrics,
                 "/health": self._ready,
@@ -73,32 +66,17 @@ class MetricsServer:
                 "/livez": self._live,
             }
         )
-        self.port = 0  # 0 while it does not listen
+        self._server = server
+        self._registry = CollectorRegistry()
+        self._registry.register(_Facts(server))
+        ProcessCollector(registry=self._registry)
 
     async def start(self) -> None:
-        """Listen where the settings say; a port that cannot be taken is a warning."""
+        """Listen where the settings say."""
         config = self._server.config
-        host, port = (
-            config.metrics_prom_exporter_host or config.bind_address,
-            config.metrics_prom_exporter_port,
+        await self.listen(
+            config.metrics_prom_exporter_host or config.bind_address, config.metrics_prom_exporter_port
         )
-        try:
-            self.port = await self._responder.start(host, port)
-        except OSError as error:
-            log.warning(
-                "metrics.not_served",
-                host=host,
-                port=port,
-                reason=error.strerror or str(error),
-                way_out="set metricsPromExporterPort to a free port, or to 0",
-            )
-        else:
-            log.info("metrics.served", host=host, port=self.port)
-
-    async def close(self) -> None:
-        """Stop listening."""
-        await self._responder.close()
-        self.port = 0
 
     async def _metrics(self) -> Page:
         return Page(generate_latest(self._registry), content_type=CONTENT_TYPE_LATEST)
@@ -115,5 +93,4 @@ class MetricsServer:
 
 def _page(reason: str, *, ok: bool) -> Page:
     content = {"status": "ok" if ok else "failing", "checks": {"routes": {"ok": ok, "reason": reason}}}
-    body = msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
-    return Page(body, 200 if ok else 503, "application/json")
+    return health_page(content, ok=ok)

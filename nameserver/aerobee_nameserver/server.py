@@ -18,7 +18,6 @@ import asyncio
 import ssl
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Final
 
 import structlog
@@ -32,6 +31,7 @@ from aerobee_remoting.client import RemotingClient
 from aerobee_remoting.connection import Connection, ConnectionLimits, format_addr
 from aerobee_remoting.errors import RemotingError
 from aerobee_remoting.peer_memory import PeerMemory
+from aerobee_remoting.release import VERSION_OF_AEROBEE
 from aerobee_remoting.server import RemotingServer, ServerConfig, TlsMode
 
 __all__ = ["NameServer"]
@@ -115,7 +115,7 @@ class NameServer:
         await asyncio.to_thread(self._kv.load)
         self.port = await self._server.start(self.config.bind_address, self.config.listen_port)
         self._scanner = asyncio.create_task(self._scan(), name="nameserver scan")
-        log.info("nameserver.ready", version=version("aerobee"), address=self.address)
+        log.info("nameserver.ready", version=VERSION_OF_AEROBEE, address=self.address)
         return self.port
 
     async def close(self) -> None:
