@@ -17,9 +17,11 @@ from pathlib import Path
 from plain_remoting import wait_route
 from programs import ProgramError, Server, free_port
 
-__all__ = ["command", "start_broker", "start_nameserver"]
+__all__ = ["DEV_READY", "command", "start_broker", "start_dev", "start_nameserver"]
 
 START_TIMEOUT_S = 30.0
+DEV_READY = "Ctrl-C stops both"
+OWN_PORTS = {"listenPort": 0, "metricsPromExporterPort": 0}
 
 
 def command() -> list[str]:
@@ -72,8 +74,7 @@ def start_broker(
         "metricsPromExporterPort": 0,
         **(config or {}),
     }
-    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    broker = _start("our broker", ["broker", *words], f"127.0.0.1:{port}", r"broker\.ready")
+    broker = _start("our broker", ["broker", *_set(settings)], f"127.0.0.1:{port}", r"broker\.ready")
     try:
         for nameserver in nameservers.split(";"):
             wait_route(nameserver, "TBW102", name)
@@ -81,6 +82,22 @@ def start_broker(
         broker.kill()
         raise
     return broker
+
+
+def start_dev(
+    *words: str, port: int | None = None, settings: Mapping[str, object] = OWN_PORTS, cwd: Path | None = None
+) -> Server:
+    """Start `aerobee dev` with these words, and wait until its nameserver, on a port of its own, and broker serve.
+
+    What is served is what it has by itself; unless `settings` say other things, only ports differ.
+    """
+    port = port or free_port()
+    command_words = [*command(), "dev", *words, "--port", str(port), *_set(settings)]
+    return Server("dev", command_words, f"127.0.0.1:{port}", DEV_READY, cwd=cwd)
+
+
+def _set(settings: Mapping[str, object]) -> list[str]:
+    return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
 
 
 def _start(name: str, words: list[str], address: str, ready: str) -> Server:

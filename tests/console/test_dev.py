@@ -15,8 +15,6 @@ from aerobee_console.dev import _sizes_of
 from console.support import program
 from programs import Program, Server, free_port
 
-READY = r"Ctrl-C stops both"
-
 
 def address(output: str, what: str) -> str:
     found = re.search(rf"^{what} +(\S+)", output, re.MULTILINE)
@@ -26,7 +24,7 @@ def address(output: str, what: str) -> str:
 
 @contextlib.contextmanager
 def dev(*words: str) -> Iterator[Server]:
-    with Server("dev", [*ours.command(), "dev", *words], "", READY) as started:
+    with Server("dev", [*ours.command(), "dev", *words], "", ours.DEV_READY) as started:
         yield started
 
 

@@ -8,11 +8,8 @@ from programs import Server, free_port
 
 
 def dev(folder: Path, store: str, port: int) -> Server:
-    words = [*ours.command(), "dev", "--store", store, "--port", str(port)]
     small = {"mappedFileSizeCommitLog": 1 << 20, "maxHashSlotNum": 1000, "maxIndexNum": 4000}
-    for key, value in {"metricsPromExporterPort": 0, **small}.items():
-        words += ["--set", f"{key}={value}"]
-    return Server("dev", words, f"127.0.0.1:{port}", "Ctrl-C stops both", cwd=folder)
+    return ours.start_dev("--store", store, port=port, settings={**ours.OWN_PORTS, **small}, cwd=folder)
 
 
 def test_a_copy_of_a_stopped_store_is_a_backup(tmp_path: Path) -> None:

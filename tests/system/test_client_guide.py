@@ -4,28 +4,14 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-import ours
 from console.support import environment
-from programs import Server, free_port
 
 GUIDE = (Path(__file__).resolve().parents[2] / "docs" / "client.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"^```python\n(.*?)^```$", GUIDE, re.DOTALL | re.MULTILINE)
 FRAME = re.findall(r"^```\n(.*?)^```$", GUIDE, re.DOTALL | re.MULTILINE)[0]
 NAMESERVER = "127.0.0.1:9876"  # as the guide writes it
-
-
-@pytest.fixture(scope="module")
-def nameserver() -> Iterator[str]:
-    """What `aerobee dev` serves with nothing but what it has by itself; only its ports are others."""
-    port = free_port()
-    words = ["dev", "--port", str(port), "--set", "listenPort=0", "--set", "metricsPromExporterPort=0"]
-    with Server("dev", [*ours.command(), *words], "", "Ctrl-C stops both"):
-        yield f"127.0.0.1:{port}"
 
 
 def test_every_example_runs_in_order_and_prints_what_it_says(nameserver: str, tmp_path: Path) -> None:

@@ -3,24 +3,12 @@
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import ours
-from programs import Server, free_port
 from readme import code_block, shell_lines
 
 NAMESERVER = "127.0.0.1:9876"  # as the README writes it
-
-
-@pytest.fixture(scope="module")
-def nameserver() -> Iterator[str]:
-    port = free_port()
-    words = ["dev", "--port", str(port), "--set", "listenPort=0", "--set", "metricsPromExporterPort=0"]
-    with Server("dev", [*ours.command(), *words], "", "Ctrl-C stops both"):
-        yield f"127.0.0.1:{port}"
 
 
 def run(command: list[str], folder: Path) -> str:

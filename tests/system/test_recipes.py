@@ -3,14 +3,13 @@
 import json
 import subprocess
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import ours
 from guides import Guide
-from programs import Server, free_port
+from programs import free_port
 
 MANAGE = """
 import sys
@@ -20,14 +19,6 @@ from django.core.management import execute_from_command_line
 settings.configure(INSTALLED_APPS=["recipes"])
 execute_from_command_line(sys.argv)
 """
-
-
-@pytest.fixture(scope="module")
-def nameserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    port = free_port()
-    words = [*ours.command(), "dev", "--port", str(port), "--set", "metricsPromExporterPort=0"]
-    with Server("dev", words, f"127.0.0.1:{port}", "Ctrl-C stops both") as started:
-        yield started.address
 
 
 @pytest.fixture

@@ -2,27 +2,14 @@
 
 import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-import ours
 from aerobee import SqlFilter
 from aerobee.sync import Client
 from aerobee_console.program_name import program_name
 from console.support import environment
-from programs import Server, free_port
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-
-
-@pytest.fixture(scope="module")
-def nameserver() -> Iterator[str]:
-    port = free_port()
-    words = ["dev", "--port", str(port), "--set", "listenPort=0", "--set", "metricsPromExporterPort=0"]
-    with Server("dev", [*ours.command(), *words], "", "Ctrl-C stops both"):
-        yield f"127.0.0.1:{port}"
 
 
 def shown(page: str, pattern: str) -> list[str]:

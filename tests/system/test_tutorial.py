@@ -13,10 +13,9 @@ def test_the_shop_works_from_nothing_to_a_restart(tmp_path: Path) -> None:
     nameserver, web = free_port(), free_port()
     guide = Guide("tutorial.md", tmp_path, {"127.0.0.1:9876": f"127.0.0.1:{nameserver}", "8000": str(web)})
     dev = guide.command("./dev run").removeprefix("./dev run ").split()
-    words = [*ours.command(), "dev", *dev, "--port", str(nameserver)]
 
     def broker() -> Server:
-        return Server("dev", words, f"127.0.0.1:{nameserver}", "Ctrl-C stops both", cwd=tmp_path)
+        return ours.start_dev(*dev, port=nameserver, settings={}, cwd=tmp_path)
 
     with broker() as first:
         assert "orders" in guide.run("topic create orders")
