@@ -109,12 +109,11 @@ def table_of(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 class _Entry:
     """A table and its file."""
 
-    __slots__ = ("lock", "prompt", "reader", "saved_revision", "table", "writer")
+    __slots__ = ("lock", "reader", "saved_revision", "table", "writer")
 
-    def __init__(self, table: PersistentTable, folder: Path, io: StoreIo, *, prompt: bool | None) -> None:
+    def __init__(self, table: PersistentTable, folder: Path, io: StoreIo) -> None:
         path = folder / table.file_name
         self.table = table
-        self.prompt = prompt
         self.reader = JsonFile(path, io, lambda raw: _parse(table, raw))
         self.writer = JsonFile(path, io, decode_config)
         self.lock = asyncio.Lock()
@@ -138,7 +137,7 @@ def _parse(table: PersistentTable, raw: bytes) -> Any:
 
 class ConfigFiles:
     """Loads the tables, writes them. `prompt` tables are written on change, `periodic` ones after every
-    `pause`,    `owned` ones when their owners call `save`; at the end all of them."""
+    `pause`, `owned` ones when their owners call `save`; at the end all of them."""
 
     def __init__(
         self,
@@ -152,15 +151,14 @@ class ConfigFiles:
     ) -> None:
         self._folder = folder
         self._io = io
-        self._entries = [_Entry(table, folder, io, prompt=True) for table in prompt]
-        self._entries += [_Entry(table, folder, io, prompt=False) for table in periodic]
-        self._entries += [_Entry(table, folder, io, prompt=None) for table in owned]
+        self._prompt = [_Entry(table, folder, io) for table in prompt]
+        self._periodic = [_Entry(table, folder, io) for table in periodic]
+        self._entries = [*self._prompt, *self._periodic, *(_Entry(table, folder, io) for table in owned)]
         self._pause = pause
         self._changed = asyncio.Event()
         self._thread = started_executor(1, "config-files")
-        for entry in self._entries:
-            if entry.prompt:
-                entry.table.on_dirty = self._changed.set
+        for entry in self._prompt:
+            entry.table.on_dirty = self._changed.set
 
     def load(self) -> None:
         """Fill the tables from their files; a missing one leaves its table as it is.
@@ -212,25 +210,24 @@ class ConfigFiles:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            if not await self._try_save(prompt=True):
+            if not await self._try_save(self._prompt):
                 await asyncio.sleep(RETRY_S)
                 self._changed.set()
 
     async def _run_periodic(self) -> None:
         while True:
             await self._pause()
-            await self._try_save(prompt=False)
+            await self._try_save(self._periodic)
 
-    async def _try_save(self, *, prompt: bool) -> bool:
+    async def _try_save(self, entries: Sequence[_Entry]) -> bool:
         done = True
-        for entry in self._entries:
-            if entry.prompt is prompt:
-                try:
-                    await self._save(entry)
-                except OSError as error:
-                    path = str(entry.writer.path)
-                    log.error("broker.config_not_saved", path=path, reason=str(error))  # noqa: TRY400
-                    done = False
+        for entry in entries:
+            try:
+                await self._save(entry)
+            except OSError as error:
+                path = str(entry.writer.path)
+                log.error("broker.config_not_saved", path=path, reason=str(error))  # noqa: TRY400
+                done = False
         return done
 
     async def close(self) -> None:
