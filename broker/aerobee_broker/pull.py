@@ -227,7 +227,6 @@ class PullProcessor:
             None if wanted is EVERYTHING else (wanted, wanted.size),
         )
         if self.held.hold(pull):
-            self._services.stats.pulls_held += 1
             return None
         of_peer = self.held.count_of(request.connection)
         limit = "maxHeldPulls" if self.held.is_full else "maxHeldPullsPerConnection"

@@ -188,7 +188,6 @@ class BrokerStats:
         self.pulls_missed = Counter()
         # Plain numbers since start.
         self.put_failed = 0
-        self.pulls_held = 0  # that were ever held
         self.flush_count = 0
         self.put_took_ms_max = 0
         self.put_took_ms = [0] * (len(LATENCY_BOUNDS_MS) + 1)

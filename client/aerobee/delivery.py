@@ -193,7 +193,7 @@ class Delivery:
                 raise self._routes.no_answer(topic) from None
             except (NoRoute, NoBroker) as missing:
                 left_s = deadline - self._now()
-                if left_s <= 0 or not self._routes.may_come_back(topic, missing):
+                if left_s <= 0 or not self._routes.may_come_back(missing):
                     raise
                 waits = waits or pauses()
                 log.debug("client.route_awaited", topic=topic, reason=str(missing))

@@ -76,7 +76,7 @@ class RouteTable:
             raise NoBroker(topic, "queue that may be read", list(route.brokers))
         return route
 
-    def may_come_back(self, topic: str, missing: NoRoute | NoBroker) -> bool:
+    def may_come_back(self, missing: NoRoute | NoBroker) -> bool:
         """Whether a route that is missing now may be there in a moment.
 
         A client that no nameserver has ever answered is not made to wait: its address is more likely to be wrong.

@@ -109,11 +109,11 @@ def _only_zeros(view: memoryview, position: int) -> bool:
 
 
 def _is_end_of_log(store: StoreFolder, partition: LogPartition) -> bool:
-    return partition.file == store.log_files()[-1] and partition.end >= _last_border(store, partition.file)
+    return partition.file == store.log_files()[-1] and partition.end >= _last_border(store)
 
 
-def _last_border(store: StoreFolder, file: LogFile) -> int:
-    """Behind this offset of the last file no queue has an entry."""
+def _last_border(store: StoreFolder) -> int:
+    """Behind this offset no queue has an entry."""
     ends = [0]
     for topic in store.topics():
         for queue in store.queues(topic):

@@ -16,10 +16,9 @@ from typing import Final, Literal
 from aerobee_proto.codes import SysFlag
 from aerobee_proto.errors import AerobeeError, FormatError
 
-__all__ = ["COMPRESS_OVER", "CompressionKind", "CompressionUnavailable", "compress_body", "decompress_body"]
+__all__ = ["CompressionKind", "CompressionUnavailable", "compress_body", "decompress_body"]
 
 CompressionKind = Literal["zlib", "lz4", "zstd"]
-COMPRESS_OVER: Final = 4096  # bytes; official clients compress larger bodies
 _LEVEL: Final = 5
 
 

@@ -33,7 +33,6 @@ __all__ = [
 _I64: Final = Struct(">q")
 _UNIQUE_TAIL: Final = Struct(">HIIH")  # pid, salt, ms since the month began, counter
 _ID_LENGTHS: Final = (32, 56)
-_ID_SIZE_V4: Final = 16
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MS: Final = timedelta(milliseconds=1)
 

@@ -15,7 +15,6 @@ from typing import Final
 
 from aerobee_proto.codes import ResponseCode
 from aerobee_proto.errors import RequestError
-from aerobee_proto.properties import PROPERTIES_SIZE_MAX
 
 __all__ = [
     "DLQ_PREFIX",
@@ -31,10 +30,8 @@ __all__ = [
     "SYSTEM_TOPIC_PREFIX",
     "TOPIC_LENGTH_MAX",
     "check_group",
-    "check_properties",
     "check_topic",
     "dlq_topic",
-    "is_dlq_topic",
     "is_internal_topic",
     "is_kept_topic",
     "is_retry_topic",
@@ -126,20 +123,6 @@ def check_group(group: str) -> None:
     _check_name("group", group, GROUP_LENGTH_MAX)
 
 
-def check_properties(properties: bytes, reserved: int = 0) -> None:
-    """Raise RequestError (MESSAGE_ILLEGAL) when raw property bytes are too many for a record.
-
-    `reserved` is the number of bytes that the broker itself will add.
-    """
-    limit = PROPERTIES_SIZE_MAX - reserved
-    if len(properties) > limit:
-        raise RequestError(
-            ResponseCode.MESSAGE_ILLEGAL,
-            f"the message's properties have {len(properties)} bytes, at most {limit} are allowed"
-            f" ({PROPERTIES_SIZE_MAX} less {reserved} that the broker adds)",
-        )
-
-
 def is_kept_topic(topic: str) -> bool:
     """Whether a broker keeps its own notes there (parked messages, check-points of POP): nobody may send to it.
 
@@ -165,11 +148,6 @@ def is_system_group(group: str) -> bool:
 def is_retry_topic(topic: str) -> bool:
     """Whether a topic holds messages that a group will see again."""
     return topic.startswith(RETRY_PREFIX)
-
-
-def is_dlq_topic(topic: str) -> bool:
-    """Whether a topic holds messages that a group gave up."""
-    return topic.startswith(DLQ_PREFIX)
 
 
 def is_internal_topic(topic: str) -> bool:

@@ -15,8 +15,6 @@ from typing import Final
 
 from aerobee_proto.errors import FormatError
 
-NAME_VALUE_SEPARATOR: Final = "\x01"
-PROPERTY_SEPARATOR: Final = "\x02"
 PROPERTIES_SIZE_MAX: Final = 32767  # bytes; the length field of a record is a signed 16-bit integer
 
 # Names that brokers and clients act upon.
@@ -145,13 +143,6 @@ def remove_property(properties: bytes, name: bytes) -> bytes:
         return properties
     pieces = properties.split(b"\x02")
     return b"\x02".join([piece for piece in pieces if not piece.startswith(entry)])
-
-
-def join_properties(own: bytes, common: bytes) -> bytes:
-    """A batch entry's own raw properties followed by those of the whole batch, separated where needed."""
-    if own and common and not own.endswith(b"\x02"):
-        return own + b"\x02" + common
-    return own + common
 
 
 def split_keys(keys: str) -> list[str]:

@@ -101,7 +101,6 @@ RECORD_OVERHEAD_V4: Final = HEAD_V4.size + 3  # version 1, IPv4: everything but 
 RECORD_SIZE_MIN: Final = RECORD_OVERHEAD_V4
 TOPIC_LENGTH_V1_MAX: Final = 127  # bytes; the length is a signed byte
 TOPIC_LENGTH_MAX: Final = 32767
-SYS_FLAG_OFFSET: Final = 36
 _HOSTS_REMEMBERED_MAX: Final = 4096
 _TOPICS_REMEMBERED_MAX: Final = 4096
 _BORN_HOST_V6: Final = 0x10

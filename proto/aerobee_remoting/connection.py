@@ -118,7 +118,6 @@ class Connection(asyncio.Protocol):
         self.transport: asyncio.Transport = None  # type: ignore[assignment]  # set by connection_made
         self.peer = "unknown"  # host:port
         self.peer_host = ""  # host alone
-        self.local_host = ""
         self.closed: asyncio.Future[None] = self._loop.create_future()  # done when the connection is gone
         self.attrs: dict[str, Any] = {}  # what the rooms above remember about this peer
         # Learned from the peer's frames.
@@ -166,8 +165,6 @@ class Connection(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self.peer = format_addr(peer)
         self.peer_host = str(peer[0]) if isinstance(peer, tuple) else ""
-        local = transport.get_extra_info("sockname")
-        self.local_host = str(local[0]) if isinstance(local, tuple) else ""
         if self._on_open is not None:
             self._on_open(self)
 

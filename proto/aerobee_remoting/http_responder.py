@@ -69,7 +69,6 @@ class HttpResponder:
     def __init__(self, pages: Mapping[str, Callable[[], Awaitable[Page]]]) -> None:
         self._pages = pages
         self._server: asyncio.Server | None = None
-        self.sent_away = 0  # connections that had to make room
         self._visits: dict[_Visit, None] = {}  # in the order in which they came
         self._leaving: set[asyncio.Task[None]] = set()
         self._room: asyncio.TimerHandle | None = None
@@ -125,7 +124,6 @@ class HttpResponder:
         self._leaving.add(leaver.task)
         leaver.task.add_done_callback(self._leaving.discard)
         leaver.task.cancel()
-        self.sent_away += 1
         return leaver
 
     async def _serve(

@@ -64,7 +64,6 @@ def test_special_topics_are_known() -> None:
     assert names.dlq_topic("g1") == "%DLQ%g1"
     assert names.reply_topic("c1") == "c1_REPLY_TOPIC"
     assert names.is_retry_topic("%RETRY%g1")
-    assert names.is_dlq_topic("%DLQ%g1")
     assert not names.is_retry_topic("RETRY")
     assert names.is_internal_topic("%DLQ%g1")
     assert not names.is_internal_topic("T1")
@@ -75,11 +74,3 @@ def test_special_topics_are_known() -> None:
     assert not names.is_system_topic("")
     assert not names.is_system_topic("T1", cluster_name="c1", broker_name="b1")
     assert all(names.is_system_topic(topic) for topic in names.KEPT_TOPICS)
-
-
-def test_properties_have_a_limit_that_counts_what_the_broker_adds() -> None:
-    names.check_properties(b"p" * 32767)
-    names.check_properties(b"p" * 32667, reserved=100)
-    with pytest.raises(RequestError, match="32668 bytes, at most 32667") as refusal:
-        names.check_properties(b"p" * 32668, reserved=100)
-    assert refusal.value.code == ResponseCode.MESSAGE_ILLEGAL

@@ -9,7 +9,6 @@ from aerobee_proto.properties import (
     decode_properties,
     encode_properties,
     find_property,
-    join_properties,
     remove_property,
     split_keys,
 )
@@ -76,14 +75,6 @@ def test_removal_takes_one_name_and_keeps_the_others(text: str, name: str) -> No
 def test_removal_of_an_absent_name_copies_nothing() -> None:
     raw = b"KEYS\x01k\x02"
     assert remove_property(raw, b"TAGS") is raw
-
-
-@given(PROPERTIES, PROPERTIES, st.booleans())
-def test_joined_properties_hold_both(own: dict[str, str], common: dict[str, str], cut: bool) -> None:
-    own_text = encode_properties(own)
-    raw = (own_text.removesuffix("\x02") if cut else own_text).encode()
-    joined = join_properties(raw, encode_properties(common).encode())
-    assert decode_properties(joined.decode()) == {**own, **common}
 
 
 @given(st.lists(PROPERTY_TEXT.filter(lambda key: " " not in key)), st.integers(1, 3))
