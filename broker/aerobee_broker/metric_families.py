@@ -9,7 +9,6 @@ Our own metrics start with `aerobee_` and follow Prometheus' conventions (base u
 from collections import Counter as Tally
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Final, Literal
 
 from aerobee_broker.clients import Member
@@ -18,7 +17,6 @@ from aerobee_broker.services import Services
 from aerobee_broker.stats import Histogram
 from aerobee_proto import names
 from aerobee_proto.bodies import TopicConfig
-from aerobee_remoting.loop_watch import LAG_BOUNDS_S, LoopWatch
 from aerobee_remoting.release import VERSION_OF_AEROBEE
 
 __all__ = ["Family", "MetricsSnapshot", "families", "take_snapshot"]
@@ -103,7 +101,7 @@ def take_snapshot(services: Services, facts: Mapping[str, object]) -> MetricsSna
         transaction_checks=services.transactions.asked,
         transactions_given_up=services.transactions.given_up,
         loop_held=[((str(code), name), float(n)) for (code, name), n in services.watch.held.items()],
-        loop_lags=_lag_rows(services.watch),
+        loop_lags=[((bound,), float(n)) for bound, n in services.watch.looks()],
         loop_lag_sum_s=services.watch.lag_sum_s,
         put_took=stats.put_histogram(),
         flush_took=stats.flush_histogram(),
@@ -254,11 +252,6 @@ def families(snapshot: MetricsSnapshot) -> Iterator[Family]:
     )
     yield from _transaction_families(snapshot)
     yield from _loop_families(snapshot)
-
-
-def _lag_rows(watch: LoopWatch) -> list[Row]:
-    bounds = [*map(str, LAG_BOUNDS_S), "+Inf"]
-    return [((bound,), float(n)) for bound, n in zip(bounds, accumulate(watch.lags), strict=True)]
 
 
 def _loop_families(snapshot: MetricsSnapshot) -> Iterator[Family]:

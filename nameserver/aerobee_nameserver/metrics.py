@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from aerobee_nameserver.server import NameServer
 from aerobee_remoting.http_responder import Page
+from aerobee_remoting.loop_watch import LoopWatch
 from aerobee_remoting.operators_port import OperatorsPort, health_page
 from aerobee_remoting.release import VERSION_OF_AEROBEE
 
@@ -51,6 +52,29 @@ class _Facts(Collector):
             "Connections beyond the bounds.",
             value=facts["connections_refused"],
         )
+        yield from _of_loop(self._server.watch)
+
+
+def _of_loop(watch: LoopWatch) -> Iterator[Metric]:
+    held = CounterMetricFamily(
+        "aerobee_loop_held",
+        "Turns of the event loop that took loopHeldMillis or longer, by who took them.",
+        labels=["code", "handler"],
+    )
+    for (code, name), count in watch.held.items():
+        held.add_metric([str(code), name], count)
+    yield held
+    looks = CounterMetricFamily(
+        "aerobee_loop_looks",
+        "Looks at the event loop, ten a second, by how late they came at most (seconds).",
+        labels=["le"],
+    )
+    for bound, count in watch.looks():
+        looks.add_metric([bound], count)
+    yield looks
+    yield CounterMetricFamily(
+        "aerobee_loop_late_seconds", "How late all looks came together.", value=watch.lag_sum_s
+    )
 
 
 class MetricsServer(OperatorsPort):

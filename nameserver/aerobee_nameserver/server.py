@@ -30,6 +30,7 @@ from aerobee_proto.codes import RequestCode
 from aerobee_remoting.client import RemotingClient
 from aerobee_remoting.connection import Connection, ConnectionLimits, format_addr
 from aerobee_remoting.errors import RemotingError
+from aerobee_remoting.loop_watch import LoopWatch
 from aerobee_remoting.peer_memory import PeerMemory
 from aerobee_remoting.release import VERSION_OF_AEROBEE
 from aerobee_remoting.server import RemotingServer, ServerConfig, TlsMode
@@ -99,6 +100,11 @@ class NameServer:
     def is_waiting(self) -> bool:
         """Whether no routes are answered yet (`needWaitForService`)."""
         return self._handlers.is_waiting
+
+    @property
+    def watch(self) -> LoopWatch:
+        """Who holds the event loop, and how late it is."""
+        return self._server.watch
 
     def statistics(self) -> dict[str, int]:
         """How many of what, for metrics and health."""

@@ -10,6 +10,7 @@ makes the loop late (the process was stopped, the machine is busy, a thread hold
 import asyncio
 from bisect import bisect_left
 from collections import Counter
+from itertools import accumulate
 from time import perf_counter
 from types import coroutine
 from typing import TYPE_CHECKING, Any, Final
@@ -51,6 +52,10 @@ class LoopWatch:
     @property
     def held_count(self) -> int:
         return self.held.total()
+
+    def looks(self) -> list[tuple[str, int]]:
+        """Looks that came at most so late: bounds in seconds as text, the last one is +Inf."""
+        return list(zip([*map(str, LAG_BOUNDS_S), "+Inf"], accumulate(self.lags), strict=True))
 
     def start(self) -> None:
         """Look at the loop from now on."""

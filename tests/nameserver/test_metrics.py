@@ -57,6 +57,27 @@ async def test_a_scrape_shows_version_routes_and_process(metrics: MetricsServer)
     assert found["process_resident_memory_bytes"].value > 0
 
 
+async def test_who_holds_the_loop_is_counted_by_handler() -> None:
+    """Only brokers counted it: a nameserver that was held up said so in its log alone."""
+    config = NameserverConfig.model_validate({"bindAddress": "127.0.0.1", "metricsPromExporterPort": 0})
+    server = NameServer(config, keep_kv=False, now_ms=lambda: Clock.now_ms)
+    server.watch.held[105, "Handlers.route"] = 3
+    server.watch.saw(0.007)
+    metrics = MetricsServer(server)
+    await metrics.start()
+    _, text = await get(metrics.port, "/metrics")
+    await metrics.close()
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert found["aerobee_loop_held_total", "105", "Handlers.route"] == 3.0
+    looks = [found["aerobee_loop_looks_total", bound] for bound in ("0.005", "0.01", "+Inf")]
+    assert looks == [0.0, 1.0, 1.0]
+    assert found["aerobee_loop_late_seconds_total",] == pytest.approx(0.007)
+
+
 async def test_it_is_ready_when_routes_are_answered(
     metrics: MetricsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
