@@ -162,9 +162,33 @@ def test_the_request_drawn_in_the_docs_is_the_same_in_both_codecs() -> None:
     assert (second.code, second.ext, second.opaque) == (first.code, first.ext, first.opaque)
 
 
-@pytest.mark.parametrize(
+PAGES = pytest.mark.parametrize(
     "page", sorted(ROOT.glob("*.md")) + sorted(ROOT.glob("d*/*.md")), ids=lambda page: page.name
 )
+
+
+@PAGES
 def test_links_lead_somewhere(page: Path) -> None:
     targets = LINK.findall(page.read_text(encoding="utf-8"))
     assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+@PAGES
+def test_links_lead_to_headings_that_are_there(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text(encoding="utf-8"))
+    assert [
+        f"{target}#{name}" for target, name in links if name not in anchors(page.parent, target or page.name)
+    ] == []
+
+
+def anchors(folder: Path, page: str) -> set[str]:
+    """What a link into a page may name: its headings, as they are made into anchors."""
+    headings = re.findall(r"^#+ (.*)$", (folder / page).read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@PAGES
+def test_what_is_to_be_installed_is_the_checkout(page: Path) -> None:
+    """docs/pipeline.md asked a registry for `aerobee`: the project is on none: somebody else may have the name."""
+    installed = re.findall(r"pip install [^\n`]*", page.read_text(encoding="utf-8"))
+    assert [words for words in installed if re.search(r"[\s'\"]aerobee\b", words)] == []
