@@ -15,6 +15,8 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
+pytest_plugins = ["workers"]
+
 settings.register_profile(
     "aerobee",
     deadline=None,

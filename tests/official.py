@@ -4,7 +4,7 @@ Touches  target folders in tests/interop/java (git-ignored; built once and rebui
          subprocesses, and the folders that callers pass in.
 
 Invariants
-- One Maven run a machine and source state; concurrent callers wait for it at a lock file.
+- One Maven run at a time, of whichever project, and one a source state; concurrent callers wait at a lock file.
 - Servers listen on ports of 20000-32000 and advertise 127.0.0.1; logs and stores stay in the caller's folder.
 """
 
@@ -97,10 +97,11 @@ def classpath(project: Path = JAVA_PROJECT) -> str:
 
     Raises ProgramError with Maven's output when the build fails.
     """
-    target = project / "target"
+    target, locks = project / "target", JAVA_PROJECT / "target"
     target.mkdir(exist_ok=True)
+    locks.mkdir(exist_ok=True)
     stamp, jars = target / "built.sha256", target / "classpath.txt"
-    with (target / "build.lock").open("w") as lock:
+    with (locks / "build.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         digest = _source_digest(project)
         built = stamp.exists() and stamp.read_text() == digest

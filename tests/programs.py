@@ -28,6 +28,7 @@ __all__ = ["Program", "ProgramError", "Server", "free_port", "memory_kib"]
 
 OUTPUT_LINES_MAX = 2_000
 PORT_FIRST, PORT_LAST = 20_000, 32_000  # below the ephemeral range, so no outgoing connection takes one
+PORT_RANGES = 6  # as many as there may be workers: one must not find free what another is about to take
 
 
 class ProgramError(Exception):
@@ -168,11 +169,22 @@ class Server(Program):
 
 def free_port(*around: int) -> int:
     """A TCP port that is free on all addresses, as are its neighbours at the distances `around`."""
+    first, last = _ports_of_this_worker()
     for _ in range(200):
-        port = random.randint(PORT_FIRST, PORT_LAST)
+        port = random.randint(first - min(0, *around, 0), last - max(0, *around, 0))
         if all(_is_free(port + distance) for distance in (0, *around)):
             return port
     raise ProgramError(f"no free port with free neighbours {around} found in {PORT_FIRST}-{PORT_LAST}")
+
+
+def _ports_of_this_worker() -> tuple[int, int]:
+    """First and last of the ports that only this one of the processes of a test run takes (tests/workers.py)."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is None:
+        return PORT_FIRST, PORT_LAST
+    size = (PORT_LAST - PORT_FIRST) // PORT_RANGES
+    first = PORT_FIRST + int(worker.removeprefix("gw")) % PORT_RANGES * size
+    return first, first + size - 1
 
 
 def memory_kib(pid: int) -> dict[str, int]:

@@ -157,6 +157,7 @@ def test_pulls_of_a_closing_connection_are_not_run_again() -> None:
     assert len(pulls) == 0
 
 
+@pytest.mark.alone
 def test_forty_thousand_pulls_of_one_queue_come_and_go_quickly() -> None:
     """Each one that left copied the list of those that stayed: the sweep took minutes, and nothing else ran."""
     count = 40_000

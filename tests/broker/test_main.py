@@ -188,6 +188,7 @@ async def test_a_damaged_store_ends_it_with_code_1_and_the_way_out(tmp_path: Pat
     assert "length is 5" in told["reason"]
 
 
+@pytest.mark.alone
 async def test_a_failing_disk_ends_it_with_a_code_of_its_own_within_a_second(tmp_path: Path) -> None:
     def fail() -> None:
         raise OSError(errno.EIO, "Input/output error")
@@ -213,6 +214,7 @@ async def test_a_failing_disk_ends_it_with_a_code_of_its_own_within_a_second(tmp
 # --- as a process -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 async def test_the_process_with_a_failing_disk_is_gone_within_a_second(tmp_path: Path) -> None:
     flag, store = tmp_path / "the disk fails", tmp_path / "store"
     with program(["-c", FAILING, str(flag), *words(store)]) as (server, port):
@@ -232,6 +234,7 @@ async def test_the_process_with_a_failing_disk_is_gone_within_a_second(tmp_path:
             assert (await client.records("T"))[0].body == b"safe"
 
 
+@pytest.mark.alone
 async def test_a_broker_whose_log_is_deleted_stops_within_a_second(tmp_path: Path) -> None:
     """It went on for ever, healthy, and acknowledged into files that no start found again."""
     with program(["-m", "aerobee_broker", *words(tmp_path)]) as (server, port):

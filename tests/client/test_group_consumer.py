@@ -471,6 +471,7 @@ async def test_closing_waits_for_handlers_and_ends_those_that_take_too_long() ->
     assert offsets(cluster.broker) == {0: 1}
 
 
+@pytest.mark.alone
 async def test_a_silent_broker_does_not_keep_a_member_from_closing() -> None:
     async with member(queues=1, close_timeout_s=0.1) as (cluster, _, consumer):
         cluster.broker.append("T", 0, b"x")

@@ -74,6 +74,8 @@ class Outcomes:
 
     trials: int = 0
     kinds: Counter[tuple[str, str]] = field(default_factory=Counter)
+    # Kinds of files that there were to spoil.
+    possible: set[str] = field(default_factory=set)
 
 
 def _serve(store: MessageStore, messages: dict[int, Message]) -> set[int]:
@@ -219,7 +221,7 @@ def _truncate(raw: bytes, random: Random) -> tuple[bytes, range]:
 def _try_many(seed: int, count: int, spoil: Callable[[bytes, Random], tuple[bytes, range]]) -> Outcomes:
     random = Random(seed)
     stores = images(seed)
-    found = Outcomes()
+    found = Outcomes(possible={kind for store in stores for kind in store.kinds()})
     for number in range(count):
         image = random.choice(stores)
         kinds = image.kinds()

@@ -50,6 +50,10 @@ class Explored:
     digests: set[bytes] = field(default_factory=set)
 
 
+class _Enough(Exception):
+    """As many states as were asked for have been looked at."""
+
+
 class CrashFailure(Exception):
     """A state in which the store was not what it had promised to be."""
 
@@ -226,9 +230,12 @@ class Life:
 
 
 class Explorer:
-    """Goes through one scenario."""
+    """Goes through one scenario, or the beginning of one: `distinct_max` states that differ."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, distinct_max: int = 1 << 60, twice_each: int = 1) -> None:
+        # What is recovered is recovered again, or of so many only one.
+        self._twice_each = twice_each
+        self._distinct_max = distinct_max
         self._random = Random(seed)
         self._config = config_of(self._random)
         self._clock = Clock()
@@ -242,6 +249,8 @@ class Explorer:
         """Everything; CrashFailure at the first state that is not as promised."""
         try:
             self._explore_lives()
+        except _Enough:
+            pass
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             raise CrashFailure(self.result.seed, self._place, reason) from error
@@ -302,10 +311,13 @@ class Explorer:
         report = store.open()
         check_store(store, report, promise)
         assert settings_file(ROOT, io).load() in promise.settings
-        self._recover_again(io, report)
+        if self.result.states % self._twice_each == 0:
+            self._recover_again(io, report)
         self.result.states += 1
         self.result.digests.add(digest)
         self.result.deepest = max(self.result.deepest, depth)
+        if len(self.result.digests) == self._distinct_max:
+            raise _Enough
         if depth < DEPTH_MAX and io.steps and self._random.random() < 0.1:
             self._crash_on_the_way(start, io.steps, promise, depth)
 
@@ -332,10 +344,10 @@ class Explorer:
         self._place = place
 
 
-def explore(seed: int) -> Explored:
-    """One scenario."""
+def explore(seed: int, *, distinct_max: int = 1 << 60, twice_each: int = 1) -> Explored:
+    """One scenario, to its end or up to so many distinct states; one of `twice_each` is recovered a second time."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
-    return Explorer(seed).run()
+    return Explorer(seed, distinct_max=distinct_max, twice_each=twice_each).run()
 
 
 def main() -> None:

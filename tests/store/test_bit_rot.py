@@ -1,17 +1,17 @@
 """Single flipped bits and missing file ends in every kind of file: found, never served, little lost, never a riddle."""
 
-import multiprocessing
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-from store.bit_rot import Outcomes, flip_many, truncate_many
+from store.bit_rot import Outcomes, flip_many, images, truncate_many
+
+pytestmark = [pytest.mark.spread, pytest.mark.slow, pytest.mark.timeout(300)]
 
 FLIPS = 10_000
 TRUNCATIONS = 2_000
-PIECES = 20
+PIECES = 20  # each with stores of its own, and each a test, so that workers share them
 KINDS = {
     "commitlog",
     "consumequeue",
@@ -23,43 +23,35 @@ KINDS = {
     "queueEnds.json",
 }
 KINDS |= {"deletedTopics.json.bak", "abort", "lock"}
+Record = Callable[[str, object], None]
 
 
-def tried(trial: Callable[[int, int], Outcomes], count: int) -> Counter[tuple[str, str]]:
-    """`count` trials in pieces, each on stores of its own, by two processes; RotFailure at the first that fails."""
-    total: Counter[tuple[str, str]] = Counter()
-    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-        for found in pool.map(trial, range(PIECES), [count // PIECES] * PIECES):
-            assert found.trials == count // PIECES
-            total += found.kinds
-    return total
-
-
-def tell(capsys: pytest.CaptureFixture[str], what: str, total: Counter[tuple[str, str]]) -> None:
+def told(found: Outcomes, what: str, record_property: Record) -> None:
+    """How many ended how, for the sums at the end of the run."""
     ends: Counter[str] = Counter()
-    for (_, end), count in total.items():
+    for (_, end), count in found.kinds.items():
         ends[end] += count
-    with capsys.disabled():
-        print(
-            f"\n{total.total()} {what}: " + ", ".join(f"{end} {count}" for end, count in sorted(ends.items()))
-        )
+    for end, count in ends.items():
+        record_property(f"{what}: {end}", count)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_flipped_bit_is_found_and_never_served(capsys: pytest.CaptureFixture[str]) -> None:
-    total = tried(flip_many, FLIPS)
-    tell(capsys, "flipped bits", total)
-    assert total.total() == FLIPS
-    assert {kind for kind, _ in total} == KINDS
-    assert total["commitlog", "message lost and named"] > FLIPS // 50
+@pytest.mark.parametrize("piece", range(PIECES))
+def test_a_flipped_bit_is_found_and_never_served(piece: int, record_property: Record) -> None:
+    found = flip_many(piece, FLIPS // PIECES)
+    told(found, "flipped bits", record_property)
+    assert found.trials == found.kinds.total() == FLIPS // PIECES
+    assert {kind for kind, _ in found.kinds} == found.possible
+    assert found.kinds["commitlog", "message lost and named"] > FLIPS // PIECES // 50
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_file_without_its_end_costs_at_most_what_was_in_it(capsys: pytest.CaptureFixture[str]) -> None:
-    total = tried(truncate_many, TRUNCATIONS)
-    tell(capsys, "truncated files", total)
-    assert total.total() == TRUNCATIONS
-    assert {kind for kind, _ in total} == KINDS
-    assert total["commitlog", "start refused"] > TRUNCATIONS // 100
+@pytest.mark.parametrize("piece", range(PIECES))
+def test_a_file_without_its_end_costs_at_most_what_was_in_it(piece: int, record_property: Record) -> None:
+    found = truncate_many(piece, TRUNCATIONS // PIECES)
+    told(found, "truncated files", record_property)
+    assert found.trials == found.kinds.total() == TRUNCATIONS // PIECES
+    assert {kind for kind, _ in found.kinds} == found.possible
+    assert found.kinds["commitlog", "start refused"] > TRUNCATIONS // PIECES // 100
+
+
+def test_every_kind_of_file_is_there_to_be_spoilt() -> None:
+    assert {kind for image in images(0) for kind in image.kinds()} == KINDS

@@ -1,7 +1,6 @@
 """Groups with more than one broker, and with one that goes away and comes back."""
 
 import asyncio
-import socket
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from aerobee import Client, GroupMessage
 from aerobee_nameserver.config import NameserverConfig
 from aerobee_nameserver.server import NameServer
 from client_scenarios import SCENARIOS, fresh, own, until
+from programs import free_port
 from system.running import running_broker
 from system.test_client import cluster
 
@@ -35,12 +35,6 @@ async def test_with_two_brokers(tmp_path: Path, name: str) -> None:
         await SCENARIOS[name](running.mq, tmp_path)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.mark.parametrize("orderly", [False, True], ids=["concurrent", "orderly"])
 async def test_a_group_goes_on_when_its_broker_comes_back(tmp_path: Path, orderly: bool) -> None:
     seen: Counter[bytes] = Counter()
@@ -50,7 +44,7 @@ async def test_a_group_goes_on_when_its_broker_comes_back(tmp_path: Path, orderl
 
     nameserver = NameServer(NameserverConfig(listen_port=0, bind_address="127.0.0.1"), keep_kv=False)
     addr = f"127.0.0.1:{await nameserver.start()}"
-    settings: dict[str, Any] = {"namesrv_addr": addr, "listen_port": free_port()}
+    settings: dict[str, Any] = {"namesrv_addr": addr, "listen_port": free_port(-2, 1)}
     try:
         async with Client(addr) as mq:
             async with running_broker(tmp_path, **settings) as broker:

@@ -11,11 +11,12 @@ from programs import Server, free_port
 
 def test_the_shop_works_from_nothing_to_a_restart(tmp_path: Path) -> None:
     nameserver, web = free_port(), free_port()
+    ports = {"listenPort": free_port(-2, 1), "metricsPromExporterPort": 0}  # the same after the restart
     guide = Guide("tutorial.md", tmp_path, {"127.0.0.1:9876": f"127.0.0.1:{nameserver}", "8000": str(web)})
     dev = guide.command("./dev run").removeprefix("./dev run ").split()
 
     def broker() -> Server:
-        return ours.start_dev(*dev, port=nameserver, settings={}, cwd=tmp_path)
+        return ours.start_dev(*dev, port=nameserver, settings=ports, cwd=tmp_path)
 
     with broker() as first:
         assert "orders" in guide.run("topic create orders")
