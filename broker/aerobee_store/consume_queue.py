@@ -49,6 +49,7 @@ ENTRY_SIZE: Final = ENTRY.size
 ENTRY_DTYPE: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tag_hash", ">i8")])
 BLANK_SIZE: Final = 0x7FFFFFFF
 BLANK_ENTRY: Final = ENTRY.pack(0, BLANK_SIZE, 0)
+_ZERO_ENTRY: Final = bytes(ENTRY_SIZE)
 
 # Files whose every entry is verified when nothing says how far the queue is known to be durable.
 _FILES_VERIFIED_MAX: Final = 3
@@ -122,6 +123,7 @@ class ConsumeQueue:
         "_file_entries",
         "_files",
         "_first_data",
+        "_first_place",
         "_flushed_offset",
         "_last_end",
         "_left",
@@ -174,6 +176,8 @@ class ConsumeQueue:
         self.min_offset = 0
         self.max_offset = 0
         self._first_data = 0
+        # Where the record of that entry begins, once recover() has seen it; -1: unknown.
+        self._first_place = -1
         # As last_physical_end says; None when the newest entry has to be asked.
         self._last_end: int | None = -1
         # The map of the last file, the byte of the row where it begins, and how many entries may be stored in it at
@@ -199,7 +203,7 @@ class ConsumeQueue:
     # --- loading and recovery --------------------------------------------------------------------------
 
     def load(self) -> bool:
-        """Open the files; whether an empty one was removed, as a crash may leave it, and nothing else.
+        """See which files there are; whether an empty one was removed, as a crash may leave it, and nothing else.
 
         Until recover() has run, the queue claims every entry the files have room for.
 
@@ -207,8 +211,7 @@ class ConsumeQueue:
         """
         self._files.load()
         self.max_offset = self._files.end_offset // ENTRY_SIZE
-        self._first_data = self._find_first_data()
-        self.min_offset = self._first_data
+        self.min_offset = self._first_data = self._files.min_offset // ENTRY_SIZE
         return self._files.dropped_empty
 
     def recover(
@@ -227,11 +230,18 @@ class ConsumeQueue:
         known to be durable: only the last of them is verified, and of the files before it the first and
         last entry. Without that knowledge (0) every entry must be sound by itself and behind the one
         before it (about 13 ms a million), and the entries of the last three files are all verified.
+
+        A store may have many more queues than files may be open: everything that is asked of all queues at a start is
+        read now, while this one's are.
         """
+        self.min_offset = self._first_data = self._find_first_data()
         end = self._valid_end(_Check(verify, log_min, proven_offset, walked_from))
         cut_entries = self._count_until_zero(end)
         self._cut(end)
         self._flushed_offset = 0
+        if self.max_offset:
+            self._first_place = self._entry_at(self._first_data).physical_offset
+            assert self.last_physical_end >= 0
         return QueueRecovery(self.min_offset, self.max_offset, cut_entries, self.gaps)
 
     @property
@@ -250,6 +260,8 @@ class ConsumeQueue:
         if not self._files.files:
             return 0
         file = self._files.files[0]
+        if _piece(file, 0, ENTRY_SIZE) != BLANK_ENTRY:
+            return file.offset // ENTRY_SIZE  # as of nearly all
         for start, entries in _steps(file, 0):
             blank = (entries["physical_offset"] == 0) & (entries["size"] == BLANK_SIZE)
             blank &= entries["tag_hash"] == 0
@@ -299,7 +311,13 @@ class ConsumeQueue:
         if index == 0:
             return spans[0].start if spans else self.max_offset
         span = spans[index - 1]
-        found = bisect_left(span, True, key=lambda offset: not holds(self._entry_at(offset)))
+        # Most queues are short and the files have room for many: ever further from the beginning first.
+        low, high = 0, 1
+        while high < len(span) and holds(self._entry_at(span[high])):
+            low, high = high, 2 * high
+        found = bisect_left(
+            span, True, low, min(high, len(span)), key=lambda offset: not holds(self._entry_at(offset))
+        )
         if found < len(span):
             return span[found]
         return spans[index].start if index < len(spans) else self.max_offset
@@ -307,7 +325,7 @@ class ConsumeQueue:
     def _count_until_zero(self, offset: int) -> int:
         """Entries from `offset` on, within its file, until one that is all zero."""
         file = self._files.find(offset * ENTRY_SIZE)
-        if file is None:
+        if file is None or _piece(file, offset * ENTRY_SIZE - file.offset, ENTRY_SIZE) == _ZERO_ENTRY:
             return 0
         count = 0
         for _, entries in _steps(file, offset - file.offset // ENTRY_SIZE):
@@ -360,7 +378,7 @@ class ConsumeQueue:
 
     def _start_again(self) -> None:
         self.min_offset = self.max_offset = self._first_data = self._flushed_offset = 0
-        self._last_end = -1
+        self._last_end = self._first_place = -1
 
     @property
     def last_physical_end(self) -> int:
@@ -429,6 +447,7 @@ class ConsumeQueue:
         return. Nothing happens outside the queue's data. For any thread."""
         file = self._files.find(offset * ENTRY_SIZE)
         if file is not None and self._first_data <= offset < self.max_offset:
+            self._first_place = -1
             file.data.write(offset * ENTRY_SIZE - file.offset, entry)
             file.data.sync()
 
@@ -440,6 +459,7 @@ class ConsumeQueue:
         blanks = first_offset % self._file_entries
         self._write((first_offset - blanks) * ENTRY_SIZE, BLANK_ENTRY * blanks + entries)
         self._first_data = self.min_offset = self._flushed_offset = first_offset
+        self._first_place = -1
 
     def _write(self, position: int, data: bytes) -> None:
         """Write at the end of the row, where byte `position` is; one write a file, files created first."""
@@ -535,14 +555,19 @@ class ConsumeQueue:
 
         When all records are gone, min_offset is max_offset: the queue's numbers go on.
         """
-        self.min_offset = self._first_not(lambda entry: entry.physical_offset < log_min)
+        if log_min <= self._first_place:
+            self.min_offset = self._first_data
+        elif log_min >= self.last_physical_end:
+            self.min_offset = self.max_offset
+        else:
+            self.min_offset = self._first_not(lambda entry: entry.physical_offset < log_min)
 
     def clean_before(self, log_min: int) -> int:
         """Delete the oldest files whose every record lies below `log_min`, never the last; how many."""
         removed = 0
         while self._is_first_stale(log_min):
             self._files.drop_first()
-            self._first_data = self._files.min_offset // ENTRY_SIZE
+            self._first_data, self._first_place = self._files.min_offset // ENTRY_SIZE, -1
             removed += 1
         self.correct_min_offset(log_min)
         return removed
@@ -553,7 +578,7 @@ class ConsumeQueue:
         while self._is_first_stale(log_min):
             released.append(self._files.release_first())
             released[-1].data.close()  # by this thread, as it is open in this thread; it may be closed again
-            self._first_data = self._files.min_offset // ENTRY_SIZE
+            self._first_data, self._first_place = self._files.min_offset // ENTRY_SIZE, -1
         first = self.entry(self.min_offset)
         if first is None or first.physical_offset < log_min:
             self.correct_min_offset(log_min)
@@ -581,6 +606,9 @@ class ConsumeQueue:
 
     def check(self) -> None:
         """Walk every entry and the space behind the last; raise CorruptStore at the first broken invariant."""
+        for file in self.open_files():
+            if isinstance(file, QueueFile):
+                file.forget_block()  # what is in the file is asked
         if not self._files.files:
             self._require(self.max_offset == 0, None, "entries without files")
             return
@@ -720,7 +748,7 @@ def _steps(file: MappedFile, start: int, stop: int | None = None) -> Iterator[tu
         stop = min(first + step, count)
         yield (
             first,
-            np.frombuffer(file.data.read(first * ENTRY_SIZE, (stop - first) * ENTRY_SIZE), ENTRY_DTYPE),
+            np.frombuffer(_piece(file, first * ENTRY_SIZE, (stop - first) * ENTRY_SIZE), ENTRY_DTYPE),
         )
         first, step = stop, min(step * 4, _SCAN_STEP)
 
@@ -733,7 +761,7 @@ def _piece(file: MappedFile, position: int, length: int) -> memoryview:
 
 def _fields(file: MappedFile, index: int) -> tuple[int, int, int]:
     """The entry number `index` of `file`."""
-    return ENTRY.unpack(file.data.read(index * ENTRY_SIZE, ENTRY_SIZE))
+    return ENTRY.unpack(_piece(file, index * ENTRY_SIZE, ENTRY_SIZE))
 
 
 def _is_zero_from(file: MappedFile, position: int) -> bool:

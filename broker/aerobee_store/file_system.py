@@ -58,9 +58,8 @@ _unfit: set[int] = set()
 _opening = threading.Lock()
 
 
-def file_system_of(fd: int, folder: Path) -> FileSystem | None:
-    """The file system of an open file that lies in `folder`; None if it has to be synced file by file."""
-    device = os.fstat(fd).st_dev
+def file_system_of(device: int, folder: Path) -> FileSystem | None:
+    """The file system with this number, of a file in `folder`; None if it has to be synced file by file."""
     known = _open.get(device)
     if known is not None or device in _unfit:
         return known

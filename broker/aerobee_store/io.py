@@ -21,7 +21,7 @@ import mmap
 import os
 import sys
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
@@ -242,18 +242,30 @@ class _DiskFile:
         "view",
     )
 
-    def __init__(self, path: Path, fd: int, size: int, *, writable: bool, space: int | None = None) -> None:
-        """`space` bytes from the beginning are allocated, and pages come one by one; None: all of the file."""
+    def __init__(
+        self,
+        path: Path,
+        fd: int,
+        size: int,
+        found: os.stat_result,
+        *,
+        writable: bool,
+        space: int | None = None,
+    ) -> None:
+        """`found` is what fstat says of it. `space` bytes from the beginning are allocated, and pages come one by one;
+        None: all of the file."""
         self.path = path
         self.size = size
         self._fd = fd
-        self._identity = _identity(os.fstat(fd))
+        self._identity = _identity(found)
         # [begin, end), replaced whole, because threads may write to one file: where stores through the map are
         # fine, and what is certain to be allocated. The second holds the first.
         self._room = (0, size if space is None else 0)
         self._space = (0, size if space is None else space)
         # Of files that there are many of, where it can be synced as a whole. Held as long as the file is open.
-        self.file_system: FileSystem | None = None if space is None else file_system_of(fd, path.parent)
+        self.file_system: FileSystem | None = None
+        if space is not None:
+            self.file_system = file_system_of(found.st_dev, path.parent)
         # A sync in another thread and a close must not meet: the descriptor's number is used again.
         self._closing = threading.Lock()
         self._writable = writable
@@ -429,6 +441,11 @@ class _DiskFile:
                 if found.st_size != self.size:
                     raise FileGone(self.path, _cut(found.st_size, self.size))
 
+    @property
+    def inode(self) -> int:
+        """Its number in the file system."""
+        return self._identity[1]
+
     def displaced(self) -> str | None:
         try:
             found = self.path.stat()
@@ -566,19 +583,19 @@ class DiskIo:
     ) -> DataFile:
         taken = size if room is None else min(max(room, _SPACE_STEP), size)
         if create:
-            fd = self._create(path, size, taken, lasting=room is None)
+            fd, found = self._create(path, size, taken, lasting=room is None)
         else:
-            fd = self._open(path, size, writable=writable, fill=writable and room is None)
+            fd, found = self._open(path, size, writable=writable, fill=writable and room is None)
         space = None if room is None else taken if create else 0
         try:
-            return _DiskFile(path, fd, size, writable=writable, space=space)
+            return _DiskFile(path, fd, size, found, writable=writable, space=space)
         except BaseException:
             os.close(fd)
             if create:
                 path.unlink()
             raise
 
-    def _create(self, path: Path, size: int, taken: int, *, lasting: bool) -> int:
+    def _create(self, path: Path, size: int, taken: int, *, lasting: bool) -> tuple[int, os.stat_result]:
         self._make_folder(path.parent, lasting=lasting)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
@@ -592,11 +609,12 @@ class DiskIo:
             if lasting:
                 os.fsync(fd)
                 self.sync_folder(path.parent)
+            found = os.fstat(fd)
         except BaseException:
             os.close(fd)
             path.unlink()
             raise
-        return fd
+        return fd, found
 
     def _check_room(self, fd: int, size: int) -> None:
         """An allocation that fails may take all that is left before it gives it back, and others fail meanwhile."""
@@ -604,7 +622,7 @@ class DiskIo:
         if facts.f_blocks and facts.f_bavail * facts.f_frsize < size:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def _open(self, path: Path, size: int, *, writable: bool, fill: bool) -> int:
+    def _open(self, path: Path, size: int, *, writable: bool, fill: bool) -> tuple[int, os.stat_result]:
         fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
         try:
             found = os.fstat(fd)
@@ -615,7 +633,7 @@ class DiskIo:
         except BaseException:
             os.close(fd)
             raise
-        return fd
+        return fd, found
 
     @_told
     def read_bytes(self, path: Path) -> bytes | None:
@@ -705,20 +723,29 @@ class DiskIo:
         for file in files:
             if isinstance(file, _DiskFile) and (system := file.file_system) is not None:
                 together[system] += 1
+        devices = {folder: device for folder in folders if (device := self._device_of(folder)) is not None}
+        if len(devices) >= _SYNC_WHOLE_MIN:
+            for device, count in Counter(devices.values()).items():
+                folder = next(folder for folder, own in devices.items() if own == device)
+                if (system := file_system_of(device, folder)) is not None:
+                    together[system] += count
         durable = {system for system, count in together.items() if count >= _SYNC_WHOLE_MIN and system.sync()}
-        devices = {system.device for system in durable}
         for file in files:
             if not isinstance(file, _DiskFile) or file.file_system not in durable:
                 file.sync()
-        for folder in folders:
-            with contextlib.suppress(FileNotFoundError):
-                self._sync_folder_elsewhere(folder, devices)
+        done = {system.device for system in durable}
+        for folder, device in devices.items():
+            if device not in done:
+                with contextlib.suppress(FileNotFoundError):
+                    self.sync_folder(folder)
 
     @_told
-    def _sync_folder_elsewhere(self, folder: Path, devices: set[int]) -> None:
-        """Unless it lies on one of the devices, which are durable."""
-        if folder.stat().st_dev not in devices:
-            self.sync_folder(folder)
+    def _device_of(self, folder: Path) -> int | None:
+        """Where it lies; None when it is gone."""
+        try:
+            return folder.stat().st_dev
+        except FileNotFoundError:
+            return None
 
     @_told
     def lock(self, path: Path) -> LockHandle:

@@ -96,29 +96,32 @@ class MappedFileQueue:
             self.dropped_empty = True
         offsets = [self._checked_offset(e.name, e.size, entries) for e in entries]
         opened = [
-            MappedFile(offset, self._open(self.folder / entry.name))
-            for offset, entry in zip(offsets, entries, strict=True)
+            MappedFile(offset, self._open(entry.name)) for offset, entry in zip(offsets, entries, strict=True)
         ]
         self.files = tuple(opened)
 
     def _checked_offset(self, name: str, size: int, entries: Sequence[FolderEntry]) -> int:
-        path = self.folder / name
         if not (len(name) == _NAME_DIGITS and name.isascii() and name.isdecimal()):
-            raise CorruptStore(path, None, "foreign file in a data folder", "move it out of the store")
+            raise CorruptStore(
+                self.folder / name, None, "foreign file in a data folder", "move it out of the store"
+            )
         if size != self.file_size:
+            path = self.folder / name
             alone = not any(entry.size == self.file_size for entry in entries)
             raise WrongLength(
                 path, size, self.file_size, _way_out(path, self.file_size, alone), is_alone=alone
             )
         if int(name) % self.file_size:
             reason = f"name is not a multiple of the file size {self.file_size}"
-            raise CorruptStore(path, None, reason, "configure the size the store was written with")
+            raise CorruptStore(
+                self.folder / name, None, reason, "configure the size the store was written with"
+            )
         return int(name)
 
-    def _open(self, path: Path) -> DataFile:
+    def _open(self, name: str) -> DataFile:
         if self._queue is not None:
-            return self._queue_file(path.name, *self._queue)
-        return self._io.open_file(path, self.file_size, writable=self._writable)
+            return self._queue_file(name, *self._queue)
+        return self._io.open_file(self.folder / name, self.file_size, writable=self._writable)
 
     def _queue_file(self, name: str, owner: QueueFileOwner, files: OpenQueueFiles) -> QueueFile:
         return QueueFile(self.folder, name, self.file_size, owner, files, writable=self._writable)

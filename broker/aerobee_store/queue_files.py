@@ -13,6 +13,9 @@ Invariants
   is then synced as a whole (`is_blind`); elsewhere it is synced before it is closed.
 - Nobody stores through a map that is closed: the owner is told first.
 
+- Of a file that is open and not mapped, the block that was read last is kept, of few files at a time. It is what is in
+  the file: whoever writes to it, from whatever thread, drops it.
+
 Threads: one thread does everything, but sync() of the open files and displaced(), which any may call. A thread within
 borrowing() may read, and write what it syncs itself: it has a descriptor of its own, as that of an open file may be
 closed, and its number given to another file, at any moment.
@@ -22,8 +25,9 @@ import errno
 import os
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -37,6 +41,10 @@ __all__ = ["DESCRIPTORS_A_FILE", "OpenQueueFiles", "QueueFile", "QueueFileOwner"
 # Python keeps a second one for a map before 3.13, which can do without.
 DESCRIPTORS_A_FILE: Final = 1 if sys.version_info >= (3, 13) else 2
 _COUNT_MIN: Final = 8
+# What is read at once where less is asked for, and of how many files it is kept (4 MiB). A queue that is recovered is
+# read 30 times, most of it in one block; a reader that catches up finds 200 entries in one.
+_BLOCK_SIZE: Final = 4096
+_BLOCKS_MAX: Final = 1024
 _NOT_THERE: Final = "somebody deleted it or moved it away under the running broker"
 _REPLACED: Final = "somebody put another file in its place under the running broker"
 
@@ -59,6 +67,7 @@ class QueueFile:
     """One file of a queue; see DataFile."""
 
     __slots__ = (
+        "_block",
         "_file",
         "_files",
         "_folder",
@@ -97,6 +106,8 @@ class QueueFile:
         self._inode = 0
         # Not None: open.
         self._file: DataFile | None = None
+        # Where the block begins that was read last, and its bytes. Never of a file that is closed.
+        self._block: tuple[int, bytes] | None = None
         # Something may have been stored since the last sync() or opening.
         self.is_written = False
         # It was closed before its sync.
@@ -126,9 +137,12 @@ class QueueFile:
             borrowed = self._files.borrow(self)
             if borrowed is not None:
                 borrowed.write(position, data)
+                self._files.rewrites += 1
+                self._block = None
             return
         file = self._opened()
         self.is_written = True
+        self._block = None
         file.write(position, data)
 
     def window(self) -> Window | None:
@@ -136,7 +150,10 @@ class QueueFile:
 
     def zero(self, position: int, length: int) -> bool:
         file = self._opened()
+        block, self._block = self._block, None
         changed = file.zero(position, length)
+        if not changed:
+            self._block = block
         self.is_written = self.is_written or changed
         return changed
 
@@ -151,12 +168,33 @@ class QueueFile:
         return self._opened().data_extents(begin, end)
 
     def piece(self, position: int, length: int) -> memoryview:
-        """As read(), without a copy where the file is mapped anyway, as those are that messages go to."""
-        file = self._file
-        if file is None or self._files.is_borrower or not getattr(file, "is_mapped", True):
+        """As read(), without a copy where the file is mapped anyway, as those are that messages go to, and where it
+        was just read."""
+        if self._files.is_borrower:
             return memoryview(self.read(position, length))
-        self.was_used = True
-        return file.view[position : position + length]
+        file = self._opened()
+        if getattr(file, "is_mapped", True):
+            return file.view[position : position + length]
+        known = self._block
+        if known is None or position < known[0] or position + length > known[0] + _BLOCK_SIZE:
+            if length > _BLOCK_SIZE:
+                return memoryview(file.read(position, length))
+            known = self._read_block(file, position, length)
+        at = position - known[0]
+        return memoryview(known[1])[at : at + length]
+
+    def _read_block(self, file: DataFile, position: int, length: int) -> tuple[int, bytes]:
+        """The block that holds this, which is kept; it begins there when it would end before it otherwise."""
+        begin = position - position % _BLOCK_SIZE
+        if position + length > begin + _BLOCK_SIZE:
+            begin = position
+        rewrites = self._files.rewrites
+        block = begin, file.read(begin, min(_BLOCK_SIZE, self.size - begin))
+        self._files.keep_block(self)
+        self._block = block
+        if self._files.rewrites != rewrites:
+            self._block = None  # it may have been read before another thread wrote
+        return block
 
     def sync(self) -> None:
         if self._files.is_borrower:
@@ -207,15 +245,20 @@ class QueueFile:
         self.is_written = False
         self.seen_offset = self._owner.max_offset
         if not self._inode:
-            with suppress(OSError):  # only so that displaced() sees more; files in memory have none
-                self._inode = self.path.stat().st_ino
+            self._inode = getattr(
+                file, "inode", 0
+            )  # only so that displaced() sees more; files in memory have none
         self._file = file
 
     def give_up(self) -> DataFile | None:
         """It is not open any more; the caller closes what it was."""
         self._owner.forget_window()
-        file, self._file = self._file, None
+        file, self._file, self._block = self._file, None, None
         return file
+
+    def forget_block(self) -> None:
+        """What was read last is not kept any longer."""
+        self._block = None
 
     def reopen(self, io: StoreIo) -> DataFile:
         """Another descriptor of it."""
@@ -241,6 +284,10 @@ class OpenQueueFiles:
         self._borrowed: dict[int, tuple[QueueFile, DataFile]] = {}
         # The first sync of a file that was to be closed and failed: final, and told by the next sync() too.
         self._failure: OSError | None = None
+        # Of which files a block is kept; some are in it more than once, some not any more.
+        self._blocks: deque[QueueFile] = deque()
+        # Counts what borrowers have written.
+        self.rewrites = 0
         # How many were closed to make room.
         self.closed_count = 0
 
@@ -305,6 +352,12 @@ class OpenQueueFiles:
                 file.is_blind = True
         self.closed_count += 1
         self.close(file)
+
+    def keep_block(self, file: QueueFile) -> None:
+        """A block of it is kept from now on, and maybe one of another file not any more."""
+        if len(self._blocks) >= _BLOCKS_MAX:
+            self._blocks.popleft().forget_block()
+        self._blocks.append(file)
 
     def close(self, file: QueueFile) -> None:
         """Let go of a file, whatever state it is in."""

@@ -58,9 +58,10 @@ class QueueTable:
         for topic in self._io.list_names(self.folder):
             if not topic.is_dir:
                 continue
-            for name in self._io.list_names(self.folder / topic.name):
+            folder = self.folder / topic.name
+            for name in self._io.list_names(folder):
                 if name.is_dir and _is_queue_id(name.name):
-                    self._load(self._new_queue(topic.name, int(name.name)))
+                    self._load(self._new_queue(topic.name, int(name.name), folder / name.name))
         lengths = {wrong.found for _, wrong in self.cut}
         alone = all(wrong.is_alone for _, wrong in self.cut)
         if len(lengths) == 1 and alone and not any(queue.file_spans for queue in self):
@@ -85,8 +86,7 @@ class QueueTable:
             self._io.sync_folder(folder)
         self.cut = []
 
-    def _new_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
-        folder = self.folder / topic / str(queue_id)
+    def _new_queue(self, topic: str, queue_id: int, folder: Path) -> ConsumeQueue:
         return ConsumeQueue(
             topic,
             queue_id,
@@ -107,7 +107,7 @@ class QueueTable:
         queue = self.get(topic, queue_id)
         if queue is None:
             _check_place(topic, queue_id)
-            queue = self._new_queue(topic, queue_id)
+            queue = self._new_queue(topic, queue_id, self.folder / topic / str(queue_id))
             self._topics.setdefault(topic, {})[queue_id] = queue
         return queue
 

@@ -21,7 +21,7 @@ when it is small, else a file chosen by the checkpoint's times) and every record
 - The index keeps what its own recovery proves, and is given all records behind that.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from aerobee_proto.javahash import index_key_hash
 from aerobee_proto.properties import find_property
-from aerobee_proto.records import RECORD_SIZE_MIN
+from aerobee_proto.records import RECORD_SIZE_MIN, RecordHeader
 from aerobee_store import failpoints
 from aerobee_store.agreement import Agreement, header_at
 from aerobee_store.checkpoint import Checkpoint, Watermark
@@ -71,6 +71,8 @@ _CAREFUL_RUN_MAX = 1024
 # Bytes of the log whose keys may have to be indexed again when a recovery is interrupted.
 _SAVE_STEP = 1 << 30
 _COMPARE_WINDOW = 4096
+# Bytes of entries that are kept for the walk when the queues are looked at, so that not each has to be opened again.
+_KEPT_MAX = 64 << 20
 # Size in the entries that keep the numbers of records which cannot be read; no record is so short.
 HOLE_SIZE = 1
 # Below the store's root: copies of damaged stretches, named <first offset>-<one past the last>.
@@ -511,12 +513,24 @@ class _Cursor:
 
     def present(self) -> memoryview:
         """The packed entry at next_offset, empty if there is none."""
+        return self.presents(1)
+
+    def presents(self, count: int) -> memoryview:
+        """Packed entries from next_offset on, at most `count`; empty if there are none."""
         at = (self.next_offset - self.view_first) * ENTRY_SIZE
         if not 0 <= at < len(self.view):
             self.view = self.queue.read(self.next_offset, _COMPARE_WINDOW)
             self.view_first = self.next_offset
             at = 0
-        return self.view[at : at + ENTRY_SIZE]
+        return self.view[at : at + count * ENTRY_SIZE]
+
+    def keep(self, room: int) -> int:
+        """Read what presents() is going to be asked for, if it fits into `room` bytes; how many it took."""
+        found = self.queue.read(self.next_offset, _COMPARE_WINDOW)
+        if len(found) > room:
+            return 0
+        self.view, self.view_first = memoryview(bytes(found)), self.next_offset
+        return len(found)
 
 
 class _QueueRepair:
@@ -535,7 +549,15 @@ class _QueueRepair:
         self._cursors: dict[tuple[str, int], _Cursor] = {}
 
     def prepare(self) -> None:
-        """Find the end of every queue and the entry from which the walk will judge it."""
+        """Find the end of every queue and the entry from which the walk will judge it.
+
+        Queue after queue, as there may be many more than files may be open: all that is read of one is read at once.
+        """
+        claims = Claims(self._log, self._queues, self._prepared())
+        self._claims = claims if len(claims) else None
+
+    def _prepared(self) -> Iterator[tuple[ConsumeQueue, int]]:
+        room = _KEPT_MAX
         for queue in self._queues:
             doubts: list[int] = []
             recovery = queue.recover(
@@ -551,14 +573,13 @@ class _QueueRepair:
                 queue.cut_at(0)
             elif (doubts or recovery.gaps) and self._may_start_earlier:
                 raise _StartEarlier(max(queue.last_physical_end, 0))
-            self._cursors[queue.topic, queue.queue_id] = self._cursor(queue)
-        walked = [(cursor.queue, cursor.next_offset) for cursor in self._cursors.values()]
-        claims = Claims(self._log, self._queues, walked)
-        self._claims = claims if len(claims) else None
+            cursor = self._cursors[queue.topic, queue.queue_id] = self._cursor(queue)
+            room -= cursor.keep(room)
+            yield queue, cursor.next_offset
 
     def _is_dead(self, queue: ConsumeQueue) -> bool:
         """Whether all of it was deleted with its topic, and only the files came back."""
-        if self._tombstones is None:
+        if self._tombstones is None or not self._tombstones.end_of(queue.topic):
             return False
         # Not the newest entry: that may be what a lost page held before.
         known = queue.entry(self._first_walked(queue) - 1) or queue.entry(queue.min_offset)
@@ -574,7 +595,12 @@ class _QueueRepair:
             place = entry.physical_offset
             if entry.size == HOLE_SIZE:
                 return True
-            if _agrees(self._log, queue, entry) and self._number_agrees(queue, entry, offset):
+            header = header_at(self._log, place)
+            if (
+                header is not None
+                and _is_of(header, queue, entry)
+                and self._agreement.of_entry(queue, offset, header) is None
+            ):
                 return True
             if self._log.is_damaged(place) or self._log.mapped.find(place) is None:
                 return True
@@ -582,10 +608,6 @@ class _QueueRepair:
             return False
 
         return verify
-
-    def _number_agrees(self, queue: ConsumeQueue, entry: ConsumeQueueEntry, offset: int) -> bool:
-        header = header_at(self._log, entry.physical_offset)
-        return header is None or self._agreement.of_entry(queue, offset, header) is None
 
     def _first_walked(self, queue: ConsumeQueue) -> int:
         """Logical offset of the first entry whose record the walk will see."""
@@ -610,17 +632,17 @@ class _QueueRepair:
 
     def _shift(self, queue: ConsumeQueue, offset: int) -> int:
         """By how much the queue's numbers differ from its records', if two neighbours say the same."""
-        found = {self._shift_at(queue, at) for at in (offset - 1, offset - 2)}
-        found |= {self._shift_at(queue, at) for at in (queue.max_offset - 1, queue.max_offset - 2)}
+        asked = {offset - 1, offset - 2, queue.max_offset - 1, queue.max_offset - 2}
+        found = {self._shift_at(queue, at) for at in asked}
         found.discard(None)
         return found.pop() or 0 if len(found) == 1 else 0
 
     def _shift_at(self, queue: ConsumeQueue, offset: int) -> int | None:
         entry = queue.entry(offset)
-        if entry is None or not _agrees(self._log, queue, entry):
+        header = header_at(self._log, entry.physical_offset) if entry is not None else None
+        if entry is None or header is None or not _is_of(header, queue, entry):
             return None
-        record = header_at(self._log, entry.physical_offset)
-        return offset - record.queue_offset if record is not None else None
+        return offset - header.queue_offset
 
     # --- during the walk -------------------------------------------------------------------------------
 
@@ -701,7 +723,7 @@ class _QueueRepair:
             if count:
                 self._append(cursor, packed[:count].tobytes())
             return count
-        present = np.frombuffer(cursor.queue.read(cursor.next_offset, count), ENTRY_DTYPE)
+        present = np.frombuffer(cursor.presents(count), ENTRY_DTYPE)
         packed = packed[: len(present)]
         same = (present["physical_offset"] == packed["physical_offset"]) & (present["size"] == packed["size"])
         # Due times of delayed messages stay as they were given, whatever the delay levels are now.
@@ -869,15 +891,9 @@ def quarantined(io: StoreIo, folder: Path) -> tuple[tuple[int, int], ...]:
 # --- records as queues and index see them --------------------------------------------------------------------
 
 
-def _agrees(log: CommitLog, queue: ConsumeQueue, entry: ConsumeQueueEntry) -> bool:
-    """Whether the record that the entry points at is there and belongs to the queue."""
-    header = header_at(log, entry.physical_offset)
-    return (
-        header is not None
-        and header.size == entry.size
-        and header.topic == queue.topic
-        and header.queue_id == queue.queue_id
-    )
+def _is_of(header: RecordHeader, queue: ConsumeQueue, entry: ConsumeQueueEntry) -> bool:
+    """Whether the record with this head, which the entry leads to, belongs to the queue."""
+    return header.size == entry.size and header.topic == queue.topic and header.queue_id == queue.queue_id
 
 
 def keyed_record(record: ScannedRecord) -> KeyedRecord | None:

@@ -224,9 +224,7 @@ class MessageStore:
         folders += [self._config.commit_log_path, self._config.index_path, queues, root / "timerlog"]
         folders += [queues / topic for topic in self._queues.topics]
         folders += [queues / queue.topic / str(queue.queue_id) for queue in self._queues]
-        for folder in folders:
-            if self._io.list_names(folder):
-                self._io.sync_folder(folder)
+        self._io.sync_all([], folders)
 
     def _begin(self, report: RecoveryReport) -> None:
         end = report.end_offset

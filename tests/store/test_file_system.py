@@ -31,7 +31,7 @@ def trusted(folder: Path) -> FileSystem:
     """The file system of the folder; skips where it is none that can be synced as a whole."""
     fd = os.open(folder, os.O_RDONLY)
     try:
-        found = file_system_of(fd, folder)
+        found = file_system_of(os.fstat(fd).st_dev, folder)
     finally:
         os.close(fd)
     if found is None:
@@ -131,6 +131,31 @@ def test_many_files_are_synced_together(tmp_path: Path, monkeypatch: pytest.Monk
     files, watched = grown(tmp_path, MANY), Watched(monkeypatch, None)
     DiskIo().sync_all(files, [tmp_path])
     assert (watched.whole, watched.single, held.device) == (1, 0, tmp_path.stat().st_dev)
+
+
+def test_many_folders_are_synced_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The start after a kill synced the folders of 80,000 queues one by one."""
+    trusted(tmp_path)
+    folders = [tmp_path / str(number) for number in range(MANY)]
+    for folder in folders:
+        folder.mkdir()
+    single: list[Path] = []
+    real = DiskIo.sync_folder
+
+    def sync_folder(io: DiskIo, path: Path) -> None:
+        single.append(path)
+        real(io, path)
+
+    monkeypatch.setattr(DiskIo, "sync_folder", sync_folder)
+    watched = Watched(monkeypatch, None)
+    DiskIo().sync_all([], [*folders, tmp_path / "gone"])
+    assert (watched.whole, single) == (1, [])
+    DiskIo().sync_all([], folders[:20])
+    assert (watched.whole, single) == (1, folders[:20])
+    watched = Watched(monkeypatch, False)
+    single.clear()
+    DiskIo().sync_all([], folders)
+    assert (watched.whole, single) == (1, folders)
 
 
 def test_few_files_are_synced_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

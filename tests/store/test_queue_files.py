@@ -217,7 +217,7 @@ def test_a_failed_write_of_a_closed_file_is_final(tmp_path: Path, monkeypatch: p
     for topic in range(20):
         put(table, topic)
     if _file(table, 0).is_elsewhere or table.open_files._system is None:
-        assert file_system_of(os.open(tmp_path, os.O_RDONLY), tmp_path) is None
+        assert file_system_of(tmp_path.stat().st_dev, tmp_path) is None
         return  # this one is synced file by file
     monkeypatch.setattr(FileSystem, "sync", lambda self: False)
     with pytest.raises(OSError, match="Errno 5"):
@@ -291,6 +291,95 @@ def test_a_borrower_reads_by_a_descriptor_of_its_own(tmp_path: Path) -> None:
     assert failed == []
     assert len(set(descriptors(tmp_path))) <= COUNT_MAX
     assert any(open_before)
+    table.close()
+
+
+def test_a_block_of_a_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each entry that was asked for was a call; a search in a queue asks for many."""
+    table = table_of(tmp_path)
+    put(table, 0, 290)
+    file = _file(table, 0)
+    reads = 0
+    real = os.pread
+
+    def counting(*arguments: int) -> bytes:
+        nonlocal reads
+        reads += 1
+        return real(*arguments)
+
+    monkeypatch.setattr(os, "pread", counting)
+    queue = table.get_or_create("T0", 0)
+    for offset in (0, 150, 199, 7):
+        assert queue.entry(offset) == (offset * RECORD, RECORD, 0)
+    assert reads == 1
+    assert bytes(queue.read(190, 30)) == b"".join(ENTRY.pack(n * RECORD, RECORD, 0) for n in range(190, 220))
+    assert reads == 2
+    assert len(queue.read(0, 290)) == 290 * ENTRY_SIZE
+    assert file.is_open
+    table.close()
+
+
+def test_a_block_is_not_kept_when_the_file_changes(tmp_path: Path) -> None:
+    table = table_of(tmp_path)
+    put(table, 0, 290)
+    queue, file = table.get_or_create("T0", 0), _file(table, 0)
+    old, new = ENTRY.pack(10 * RECORD, RECORD, 0), ENTRY.pack(10 * RECORD, RECORD, 5)
+
+    def scrub() -> None:
+        with table.open_files.borrowing():
+            queue.write_again(10, new)
+
+    assert queue.read(10, 1) == old
+    thread = threading.Thread(target=scrub)
+    thread.start()
+    thread.join()
+    assert queue.read(10, 1) == new
+    file.write(10 * ENTRY_SIZE, old)
+    assert queue.read(10, 1) == old
+    assert file.zero(10 * ENTRY_SIZE, ENTRY_SIZE)
+    assert queue.read(10, 1) == bytes(ENTRY_SIZE)
+    table.open_files.close(file)
+    with file.path.open("r+b") as elsewhere:
+        elsewhere.seek(10 * ENTRY_SIZE)
+        elsewhere.write(new)
+    assert queue.read(10, 1) == new
+    table.close()
+
+
+def test_a_block_that_was_read_before_another_thread_wrote_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = table_of(tmp_path)
+    put(table, 0, 290)
+    queue = table.get_or_create("T0", 0)
+    new = ENTRY.pack(10 * RECORD, RECORD, 5)
+    real = os.pread
+
+    def scrub() -> None:
+        with table.open_files.borrowing():
+            queue.write_again(10, new)
+
+    def slow(*arguments: int) -> bytes:
+        found = real(*arguments)
+        monkeypatch.setattr(os, "pread", real)
+        thread = threading.Thread(target=scrub)
+        thread.start()
+        thread.join()
+        return found
+
+    monkeypatch.setattr(os, "pread", slow)
+    queue.read(10, 1)
+    assert queue.read(10, 1) == new
+    table.close()
+
+
+def test_blocks_of_few_files_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aerobee_store.queue_files._BLOCKS_MAX", 3)
+    table = table_of(tmp_path)
+    for topic in range(6):
+        put(table, topic)
+        table.get_or_create(f"T{topic}", 0).entry(0)
+    assert [topic for topic in range(6) if _file(table, topic)._block is not None] == [3, 4, 5]
     table.close()
 
 

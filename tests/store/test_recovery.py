@@ -1,13 +1,20 @@
 """Crashes at any moment: what was promised is there, what is there was stored, twice recovered is once."""
 
 import errno
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
 from aerobee_store.errors import CorruptStore, StorePoisoned
+from aerobee_store.file_system import file_system_of
+from aerobee_store.io import DiskIo
 from aerobee_store.messages import PutStatus
 from aerobee_store.recovery import RecoveryReport
 from aerobee_store.store import MessageStore
@@ -330,3 +337,59 @@ def test_a_failed_sync_is_final_and_loses_nothing_promised(number: int) -> None:
     report = work.restart(after).open()
     assert report.aborted
     verify(work, report)
+
+
+# --- very many queues -----------------------------------------------------------------------------------
+
+TOPICS, QUEUES = 75, 8
+
+
+def many_queues(root: Path, *, killed: bool) -> Path:
+    """A store with 600 queues of a few messages each, closed in order, or as it is found after a kill."""
+    store = open_store(DiskIo(), root=root / "store", commit_log_file_size=1 << 20)
+    for _ in range(3):
+        for topic in range(TOPICS):
+            store.append([message(f"T{topic}", queue) for queue in range(QUEUES)])
+    store.flush_disk()
+    store.confirm(store.flushed_offset)
+    if killed:
+        shutil.copytree(root / "store", root / "copy")
+    store.close()
+    return root / ("copy" if killed else "store")
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["closed in order", "killed"])
+def test_a_start_makes_few_calls_for_each_of_very_many_queues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    """With more queues than may be open, each was opened five times and read 37 times, and after a kill each folder was
+    synced by itself: 80,000 queues took 107 s."""
+    root = many_queues(tmp_path, killed=killed)
+    counts = Counter[str]()
+
+    def counted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counting(*arguments: Any, **named: Any) -> Any:
+            counts[name] += 1
+            return call(*arguments, **named)
+
+        return counting
+
+    with monkeypatch.context() as patch:
+        for name in ("open", "pread", "scandir", "lseek", "fstat", "stat", "fsync", "fdatasync"):
+            patch.setattr(os, name, counted(name, getattr(os, name)))
+        # Few files may be open: each queue's is closed before the next pass over all queues.
+        store = open_store(DiskIo(), root=root, commit_log_file_size=1 << 20, descriptors_max=64, maps_max=64)
+    queues = TOPICS * QUEUES
+    others = 60  # log, index, checkpoint and so on, whatever the number of queues
+    assert counts["open"] <= queues + others
+    assert counts["pread"] <= 2 * queues + others
+    assert counts["scandir"] <= queues + TOPICS + others
+    assert counts["fstat"] <= queues + others
+    assert counts["lseek"] <= 3 * queues + others
+    assert counts["stat"] <= killed * (queues + TOPICS) + others
+    if file_system_of(root.stat().st_dev, root) is not None:
+        assert counts["fsync"] + counts["fdatasync"] <= others
+    assert store.statistics()["open_queue_files"] < 32
+    assert [store.max_offset("T7", queue) for queue in range(QUEUES)] == [3] * QUEUES
+    store.check()
+    store.close()
