@@ -101,7 +101,7 @@ def _print_verdict(facts: dict[str, Any], findings: list[Finding]) -> None:
         topic = f" [topic {printable(finding.topic)}]" if finding.topic else ""
         sys.stdout.write(f"DAMAGED    {finding}{topic}\n           {finding.advice}\n")
     for note in facts["notes"]:
-        sys.stdout.write(f"note       {note}\n")
+        sys.stdout.write(f"note       {printable(note)}\n")
     sys.stdout.write(f"{len(findings)} findings\n" if findings else "sound\n")
 
 

@@ -9,6 +9,8 @@ Touches  a store folder through `StoreFolder`, reading.
     timers      the timer log: its units, the messages that they lead to, its checkpoint; the wheel's length
     tables      config/*.json can be read
 
+Not looked at: `compaction/`, which RocketMQ alone reads; a note says so where there is something in it.
+
 In a store that a broker has open, what arrives during the walk is left out.
 """
 
@@ -54,6 +56,7 @@ ORPHANED: Final = (
     "their records are damaged or missing: see what is said of the log, and restore them from a copy"
 )
 FINDINGS_PER_QUEUE_MAX: Final = 3
+SHOWN_MAX: Final = 5  # topics in a note
 # Bytes of log after which a run that can be gone on with writes down where it is.
 SAVE_STEP: Final = 256 << 20
 
@@ -120,6 +123,7 @@ def verify(folder: StoreFolder, advance: Advance, resume: Resume | None = None) 
     _check_checkpoint(folder)
     _check_timers(folder)
     _check_tables(folder)
+    _note_compacted(result)
     # What was met just before an interruption may have been met again.
     result.findings[:] = dict.fromkeys(result.findings)
     if resume is not None:
@@ -311,6 +315,18 @@ class _Queue:
 
         whole = len(self._views[number]) // ENTRY_SIZE * ENTRY_SIZE
         return np.frombuffer(self._views[number][:whole], ENTRY_DTYPE)
+
+
+def _note_compacted(result: Verified) -> None:
+    """Say of which topics RocketMQ keeps values of its own, which may be in no other file any more."""
+    folder = result.folder.root / "compaction" / "compactionLog"
+    topics = sorted(topic.name for topic in folder.iterdir() if topic.is_dir()) if folder.is_dir() else []
+    if topics:
+        more = f" and {len(topics) - SHOWN_MAX} others" if len(topics) > SHOWN_MAX else ""
+        result.notes.append(
+            f"not verified: what RocketMQ keeps in compaction/ of {', '.join(topics[:SHOWN_MAX])}{more}; it is served"
+            " by RocketMQ only, and may be in no other file"
+        )
 
 
 def _check_queue(result: Verified, topic: str, queue_id: int, queue: _Queue) -> None:

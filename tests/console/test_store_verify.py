@@ -35,6 +35,21 @@ def test_a_store_with_queues_of_batches_is_not_judged(tmp_path: Path) -> None:
     assert failed.value.code == 2
 
 
+def test_what_rocketmq_has_compacted_is_said_not_to_be_verified(tmp_path: Path) -> None:
+    """A store was sound, without a word of the values that nobody had looked at."""
+    flipped(tmp_path, lambda header, record: None, crashed=False)
+    folder = tmp_path / "compaction" / "compactionLog"
+    folder.mkdir(parents=True)
+    assert verify(StoreFolder(tmp_path), lambda _: None).notes == []
+    for number in range(7):
+        (folder / f"Prices{number}" / "0").mkdir(parents=True)
+    found = verify(StoreFolder(tmp_path), lambda _: None)
+    assert found.findings == []
+    (note,) = found.notes
+    assert note.startswith("not verified: what RocketMQ keeps in compaction/ of Prices0, Prices1, ")
+    assert "Prices4 and 2 others; it is served by RocketMQ only" in note
+
+
 def test_zeros_in_a_table_are_a_finding(tmp_path: Path) -> None:
     flipped(tmp_path, lambda header, record: None, crashed=False)
     path = tmp_path / "config" / "topics.json"
