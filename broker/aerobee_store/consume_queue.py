@@ -606,9 +606,9 @@ class ConsumeQueue:
 
     def check(self) -> None:
         """Walk every entry and the space behind the last; raise CorruptStore at the first broken invariant."""
-        for file in self.open_files():
-            if isinstance(file, QueueFile):
-                file.forget_block()  # what is in the file is asked
+        for data in self.open_files():
+            if isinstance(data, QueueFile):
+                data.forget_block()  # what is in the file is asked
         if not self._files.files:
             self._require(self.max_offset == 0, None, "entries without files")
             return
