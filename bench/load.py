@@ -265,9 +265,9 @@ Load = Callable[[Side], loadgen.Figure]
 def start(stack: contextlib.ExitStack, folder: Path) -> Side:
     """A nameserver and a broker, frozen until they are measured."""
     folder.mkdir()
-    nameserver = stack.enter_context(ours.start_nameserver())
+    nameserver = stack.enter_context(ours.start_nameserver(forked=False))
     config = {"flushDiskType": "ASYNC_FLUSH", "maxTopicsAutoCreated": 100_000}
-    broker = stack.enter_context(ours.start_broker(folder, nameserver.address, config=config))
+    broker = stack.enter_context(ours.start_broker(folder, nameserver.address, config=config, forked=False))
     side = Side("ours", "async", nameserver, broker)
     stack.callback(side.thaw)
     side.freeze()

@@ -300,9 +300,11 @@ def _archive_figure(spark: SparkSession, path: str, count: int, scratch: Path) -
 def topic_figures(spark: SparkSession, root: Path, count: int, scratch: Path) -> None:
     """A broker on the same two cores; rates by wall time."""
     with ExitStack() as stack:
-        nameserver = stack.enter_context(ours.start_nameserver())
+        nameserver = stack.enter_context(ours.start_nameserver(forked=False))
         config = {"mappedFileSizeCommitLog": STORE_FILE, "mappedFileSizeConsumeQueue": 20 * 300_000}
-        broker = stack.enter_context(ours.start_broker(scratch / "broker", nameserver.address, config=config))
+        broker = stack.enter_context(
+            ours.start_broker(scratch / "broker", nameserver.address, config=config, forked=False)
+        )
         SERVERS[:] = [nameserver.pid, broker.pid]
         _create_topic(nameserver.address)
         stored_rows = spark.read.format("aerobee").schema("body binary, tags string, keys array<string>")

@@ -139,7 +139,7 @@ def restarts(maker: Maker, folder: Path, mib: int) -> dict[str, float]:
     say(f"{maker}: a log of {mib} MiB, killed with {UNFLUSHED_MIB} MiB that are not flushed")
     make_store(folder / "store", mib, 128, kill=True)
     found = {}
-    nameserver = ours.start_nameserver() if maker == "ours" else official.start_nameserver(folder)
+    nameserver = ours.start_nameserver(forked=False) if maker == "ours" else official.start_nameserver(folder)
     with nameserver:
         found["killed"] = start_once(maker, folder, nameserver.address)
         found["stopped"] = min(start_once(maker, folder, nameserver.address) for _ in range(RESTARTS))
@@ -151,7 +151,7 @@ def restarts(maker: Maker, folder: Path, mib: int) -> dict[str, float]:
 def start_once(maker: Maker, folder: Path, nameserver: str) -> float:
     """Seconds from the start of the process to its ready line; it is stopped in order again."""
     if maker == "ours":
-        broker = ours.start_broker(folder, nameserver, config=SETTINGS)
+        broker = ours.start_broker(folder, nameserver, config=SETTINGS, forked=False)
     else:
         heap = [f"-Xms{heap_gib()}g", f"-Xmx{heap_gib()}g", *OFFICIAL_JVM]
         broker = official.start_broker(folder, nameserver, config=SETTINGS, heap=heap)

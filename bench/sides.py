@@ -113,8 +113,10 @@ def start_side(maker: Maker, flush: Flush, folder: Path) -> Iterator[Side]:
     settings = {"flushDiskType": f"{flush.upper()}_FLUSH", "mappedFileSizeCommitLog": 1 << 30}
     with contextlib.ExitStack() as stack:
         if maker == "ours":
-            nameserver = stack.enter_context(ours.start_nameserver())
-            broker = stack.enter_context(ours.start_broker(folder, nameserver.address, config=settings))
+            nameserver = stack.enter_context(ours.start_nameserver(forked=False))
+            broker = stack.enter_context(
+                ours.start_broker(folder, nameserver.address, config=settings, forked=False)
+            )
         else:
             nameserver = stack.enter_context(official.start_nameserver(folder))
             heap = [f"-Xms{heap_gib()}g", f"-Xmx{heap_gib()}g", *OFFICIAL_JVM]

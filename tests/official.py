@@ -21,8 +21,10 @@ import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
+from judge_shell import JudgeShell
 from plain_remoting import UPDATE_BROKER_CONFIG, call, has_route
 from programs import Program, ProgramError, Server, free_port
 
@@ -50,6 +52,10 @@ JAVA_MIN = 17
 BUILD_TIMEOUT_S = 900.0
 START_TIMEOUT_S = 60.0
 JUDGE_TIMEOUT_S = 120.0
+# Judges that leave no client, thread or file behind in their JVM.
+SHARING = frozenset(
+    {"admin", "delay-send", "lite", "pop-api", "pop-ordered", "pop-push", "push", "send", "sql"}
+)
 
 # What the official start script adds for Java 9 and later, plus what unmapping files on 17 needs.
 JAVA_OPENS = [
@@ -234,10 +240,22 @@ def start_judge(
 
     `codec` is the header codec that official clients use: JSON or ROCKETMQ.
     """
+    return Program(f"java {command}", _judging(codec, ["interop.Main", command, *_named(args)], jvm))
+
+
+@functools.cache
+def _shell(codec: str) -> JudgeShell:
+    return JudgeShell(lambda: Program(f"judges ({codec})", _judging(codec, ["interop.JudgeShell"])))
+
+
+def _judging(codec: str, words: list[str], jvm: list[str] | None = None) -> list[str]:
     options = [*(jvm or ["-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"])]
     options += [QUIET, f"-Drocketmq.serialize.type={codec}", "-Drocketmq.client.logLevel=ERROR"]
-    words = [word for key, value in args.items() for word in (f"--{key}", str(value))]
-    return Program(f"java {command}", _java(options, ["interop.Main", command, *words]))
+    return _java(options, words)
+
+
+def _named(args: Mapping[str, object]) -> list[str]:
+    return [word for key, value in args.items() for word in (f"--{key}", str(value))]
 
 
 def judge(
@@ -248,7 +266,13 @@ def judge(
     jvm: list[str] | None = None,
     **args: object,
 ) -> dict[str, Any]:
-    """Run a Java sub-command to its end and return the one JSON object that it prints as `RESULT {...}`."""
+    """Run a Java sub-command to its end and return the one JSON object that it prints as `RESULT {...}`.
+
+    Commands that close what they open run in one JVM for all tests of this process; others, and those with options
+    of the JVM in `jvm`, in one of their own.
+    """
+    if jvm is None and command in SHARING:
+        return _shell(codec).judge([command, *_named(args)], timeout_s)
     with start_judge(command, codec=codec, jvm=jvm, **args) as program:
         return result_of(program, timeout_s)
 
@@ -309,7 +333,19 @@ def _start(
 ) -> Server:
     options = [*heap, f"-Duser.home={home}", f"-Drocketmq.home.dir={home}"]
     env = {"ROCKETMQ_HOME": str(home)}
-    return Server(name, _java(options, words, project), address, ready, timeout_s=START_TIMEOUT_S, env=env)
+    return _Official(name, _java(options, words, project), address, ready, timeout_s=START_TIMEOUT_S, env=env)
+
+
+class _Official(Server):
+    """A server of which nobody needs what it has when its block ends: its orderly stop takes up to ten seconds.
+
+    Who hands its store on calls stop().
+    """
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
 
 
 def _register(server: Server, name: str, nameservers: list[str]) -> None:

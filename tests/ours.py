@@ -1,4 +1,7 @@
-"""Our own nameserver and broker as subprocesses, started by the `aerobee` command as users start them.
+"""Our own nameserver and broker as subprocesses: what the `aerobee` command runs as users start it.
+
+Tests start them as forks of a process that has done the imports (nursery.py). `forked=False` runs the command itself,
+for measurements; so does AEROBEE_COMMAND.
 
 Touches  subprocesses, and the folders that callers pass in.
 """
@@ -14,6 +17,7 @@ import weakref
 from collections.abc import Mapping
 from pathlib import Path
 
+from nursery import forking
 from plain_remoting import wait_route
 from programs import ProgramError, Server, free_port
 
@@ -36,7 +40,7 @@ def command() -> list[str]:
     return [str(script)]
 
 
-def start_nameserver(*, port: int | None = None) -> Server:
+def start_nameserver(*, port: int | None = None, forked: bool = True) -> Server:
     """Start our nameserver on 127.0.0.1 and wait until it serves.
 
     Its key-value settings are in a folder of its own that goes away with the returned value: those in the home folder
@@ -45,7 +49,7 @@ def start_nameserver(*, port: int | None = None) -> Server:
     address = f"127.0.0.1:{port or free_port()}"
     folder = tempfile.mkdtemp(prefix="aerobee-nameserver-")
     words = ["nameserver", "--listen", address, "--set", f"kvConfigPath={folder}/kvConfig.json"]
-    started = _start("our nameserver", words, address, r"nameserver\.ready")
+    started = _start("our nameserver", words, address, r"nameserver\.ready", forked=forked)
     weakref.finalize(started, shutil.rmtree, folder, ignore_errors=True)
     return started
 
@@ -57,6 +61,7 @@ def start_broker(
     name: str = "broker-a",
     port: int | None = None,
     config: Mapping[str, object] | None = None,
+    forked: bool = True,
 ) -> Server:
     """Start our broker, registered at `nameservers` ("host:port;host:port"), and wait until it serves and is known.
 
@@ -74,7 +79,8 @@ def start_broker(
         "metricsPromExporterPort": 0,
         **(config or {}),
     }
-    broker = _start("our broker", ["broker", *_set(settings)], f"127.0.0.1:{port}", r"broker\.ready")
+    words = ["broker", *_set(settings)]
+    broker = _start("our broker", words, f"127.0.0.1:{port}", r"broker\.ready", forked=forked)
     try:
         for nameserver in nameservers.split(";"):
             wait_route(nameserver, "TBW102", name)
@@ -100,5 +106,7 @@ def _set(settings: Mapping[str, object]) -> list[str]:
     return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
 
 
-def _start(name: str, words: list[str], address: str, ready: str) -> Server:
+def _start(name: str, words: list[str], address: str, ready: str, *, forked: bool) -> Server:
+    if forked and "AEROBEE_COMMAND" not in os.environ:
+        return Server(name, words, address, ready, timeout_s=START_TIMEOUT_S, spawn=forking("aerobee"))
     return Server(name, [*command(), *words], address, ready, timeout_s=START_TIMEOUT_S)

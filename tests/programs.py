@@ -20,11 +20,12 @@ import socket
 import subprocess
 import threading
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Protocol, Self
 
-__all__ = ["Program", "ProgramError", "Server", "free_port", "memory_kib"]
+__all__ = ["Process", "Program", "ProgramError", "Server", "Spawn", "free_port", "memory_kib"]
 
 OUTPUT_LINES_MAX = 2_000
 PORT_FIRST, PORT_LAST = 20_000, 32_000  # below the ephemeral range, so no outgoing connection takes one
@@ -35,26 +36,62 @@ class ProgramError(Exception):
     """A program ended early, said nothing in time, or answered with failure; the text holds its last output."""
 
 
+class Process(Protocol):
+    """What is asked of a `subprocess.Popen`, and of what stands for one."""
+
+    pid: int
+    stdout: IO[str] | None
+
+    def poll(self) -> int | None:
+        """The exit code, or None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code, once it has ended."""
+
+    def send_signal(self, number: int, /) -> None:
+        """Send a signal, unless it has ended."""
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+
+    def kill(self) -> None:
+        """SIGKILL."""
+
+
+Spawn = Callable[[list[str], Mapping[str, str], Path | None], Process]
+
+
+def _popen(command: list[str], environ: Mapping[str, str], folder: Path | None) -> Process:
+    return subprocess.Popen(
+        [*_dying_with_parent(), *command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environ,
+        cwd=folder,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+
+
 class Program:
     """One subprocess whose output (both streams) is read by a thread and can be waited for."""
 
     def __init__(
-        self, name: str, command: list[str], *, env: dict[str, str] | None = None, cwd: Path | None = None
+        self,
+        name: str,
+        command: list[str],
+        *,
+        env: dict[str, str] | None = None,
+        cwd: Path | None = None,
+        spawn: Spawn = _popen,
     ) -> None:
+        """`spawn` starts the process, of which the output is read: by its command, or in a way of its own."""
         # Fixed for life.
         self.name = name
         self.started_at = time.monotonic()
-        self.process = subprocess.Popen(
-            [*_dying_with_parent(), *command],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **(env or {})},
-            cwd=cwd,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
+        self.process = spawn(command, {**os.environ, **(env or {})}, cwd)
         # Guarded by _changed; moved by the reader thread only.
         self._changed = threading.Condition()
         self._lines: collections.deque[str] = collections.deque(maxlen=OUTPUT_LINES_MAX)
@@ -155,9 +192,10 @@ class Server(Program):
         timeout_s: float = 60.0,
         env: dict[str, str] | None = None,
         cwd: Path | None = None,
+        spawn: Spawn = _popen,
     ) -> None:
         """Start it and wait for the line `ready` (a regular expression); kills it and raises ProgramError else."""
-        super().__init__(name, command, env=env, cwd=cwd)
+        super().__init__(name, command, env=env, cwd=cwd, spawn=spawn)
         self.address = address
         try:
             self.wait_line(ready, timeout_s)

@@ -5,13 +5,15 @@ With AEROBEE_INTEROP_CONTROL=1 each test also runs against the official servers:
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import official
+from client_scenarios import BROKER_SETTINGS
 from clusters import KINDS, Cluster, start_cluster
 
 
@@ -25,11 +27,34 @@ def _java() -> None:
         pytest.skip(reason)
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster that the tests of one module share."""
-    with start_cluster(request.param, tmp_path_factory.mktemp(request.param)) as started:
-        yield started
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Cluster]]:
+    """The cluster of a kind that all tests share which need no settings of their own and stop nothing.
+
+    Each uses topics and groups of its own. It is started by the first who asks.
+    """
+    started: dict[str, Cluster] = {}
+    with contextlib.ExitStack() as stack:
+
+        def get(kind: str) -> Cluster:
+            if kind not in started:
+                folder = tmp_path_factory.mktemp(kind)
+                started[kind] = stack.enter_context(start_cluster(kind, folder, BROKER_SETTINGS))
+            return started[kind]
+
+        yield get
+
+
+@pytest.fixture(scope="session", params=KINDS)
+def cluster(request: pytest.FixtureRequest, shared: Callable[[str], Cluster]) -> Cluster:
+    """The shared cluster of ours, that official programs judge."""
+    return shared(request.param)
+
+
+@pytest.fixture(scope="session", params=["ours", "official"])
+def either(request: pytest.FixtureRequest, shared: Callable[[str], Cluster]) -> Cluster:
+    """The shared cluster of each kind, for our client must work with both alike."""
+    return shared(request.param)
 
 
 @pytest.fixture(params=KINDS)

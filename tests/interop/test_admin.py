@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 import official
+from admin_shell import AdminShell
 from clusters import Cluster
 from plain_remoting import wait_route
 
@@ -42,27 +45,30 @@ def test_the_admin_client_makes_topics_and_groups_and_finds_messages(cluster: Cl
     }
 
 
-def test_mqadmin_makes_and_lists_topics(cluster: Cluster) -> None:
-    address = cluster.nameserver.address
-    made = official.mqadmin(
-        address, "updateTopic", "-c", "DefaultCluster", "-t", "ByMqadmin", "-r", "3", "-w", "3"
-    )
+@pytest.fixture(scope="module")
+def mqadmin(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AdminShell]:
+    with AdminShell(cluster.nameserver.address, tmp_path_factory.mktemp("mqadmin")) as shell:
+        yield shell
+
+
+def test_mqadmin_makes_and_lists_topics(cluster: Cluster, mqadmin: AdminShell) -> None:
+    made = mqadmin.run("updateTopic", "-c", "DefaultCluster", "-t", "ByMqadmin", "-r", "3", "-w", "3")
     assert "success" in made
-    wait_route(address, "ByMqadmin", "broker-a")
-    listed = official.mqadmin(address, "topicList").split()
+    wait_route(cluster.nameserver.address, "ByMqadmin", "broker-a")
+    listed = mqadmin.run("topicList").split()
     assert {"ByMqadmin", "TBW102", "DefaultCluster", "broker-a"} <= set(listed)
-    route = "".join(official.mqadmin(address, "topicRoute", "-t", "ByMqadmin").split())
+    route = "".join(mqadmin.run("topicRoute", "-t", "ByMqadmin").split())
     assert '"readQueueNums":3' in route
     assert f'0:"{cluster.broker.address}"' in route
-    status = official.mqadmin(address, "topicStatus", "-t", "ByMqadmin")
+    status = mqadmin.run("topicStatus", "-t", "ByMqadmin")
     rows = [line.split()[:4] for line in status.splitlines() if line.startswith("broker-a")]
     assert rows == [["broker-a", str(queue), "0", "0"] for queue in range(3)]
 
 
-def test_mqadmin_shows_the_cluster_and_the_broker(cluster: Cluster) -> None:
-    listed = official.mqadmin(cluster.nameserver.address, "clusterList")
+def test_mqadmin_shows_the_cluster_and_the_broker(cluster: Cluster, mqadmin: AdminShell) -> None:
+    listed = mqadmin.run("clusterList")
     rows = [line.split()[:4] for line in listed.splitlines() if not line.startswith("#")]
     assert ["DefaultCluster", "broker-a", "0", cluster.broker.address] in rows
-    status = official.mqadmin(cluster.nameserver.address, "brokerStatus", "-b", cluster.broker.address)
+    status = mqadmin.run("brokerStatus", "-b", cluster.broker.address)
     assert "putTps" in status
     assert "commitLogMaxOffset" in status

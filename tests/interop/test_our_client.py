@@ -10,7 +10,7 @@ import pytest
 import official
 from aerobee import Client, Message, OutgoingMessage
 from client_scenarios import shown
-from clusters import Cluster, start_cluster
+from clusters import Cluster
 from plain_remoting import make_topic
 from traffic import ByTag, Ledger, Piece, by_tag, pieces
 
@@ -19,18 +19,11 @@ pytestmark = [pytest.mark.java, pytest.mark.slow, pytest.mark.timeout(300)]
 EACH = 500
 
 
-@pytest.fixture(scope="module", params=["official", "ours"])
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """The client must work with both kinds of servers alike."""
-    with start_cluster(request.param, tmp_path_factory.mktemp(request.param)) as started:
-        yield started
-
-
-async def test_an_official_consumer_gets_what_our_producer_sent(served: Cluster) -> None:
-    sent = await send_all(served, "FromPython")
+async def test_an_official_consumer_gets_what_our_producer_sent(either: Cluster) -> None:
+    sent = await send_all(either, "FromPython")
     received = official.judge(
         "lite",
-        namesrv=served.nameserver.address,
+        namesrv=either.nameserver.address,
         topic="FromPython",
         group="from-python",
         filter="*",
@@ -40,18 +33,18 @@ async def test_an_official_consumer_gets_what_our_producer_sent(served: Cluster)
     assert (received["duplicates"], received["placesReused"]) == (0, 0)
 
 
-async def test_our_readers_get_what_an_official_producer_sent(served: Cluster) -> None:
-    make_topic(served.nameserver.address, served.broker.address, "FromJava")
+async def test_our_readers_get_what_an_official_producer_sent(either: Cluster) -> None:
+    make_topic(either.nameserver.address, either.broker.address, "FromJava")
     report = official.judge(
         "send",
-        namesrv=served.nameserver.address,
+        namesrv=either.nameserver.address,
         topic="FromJava",
         modes="sync,async,oneway,batch",
         each=EACH,
         run="j",
     )
     sent = by_tag(report)
-    async with Client(served.nameserver.address) as client:
+    async with Client(either.nameserver.address) as client:
         await shown(client, "FromJava", sum(count for count, _ in sent.values()))
         everything = await read(client.reader("FromJava", end="now"), "FromJava")
         filtered = await read(client.reader("FromJava", end="now", tags="TagB || TagC"), "FromJava")
@@ -67,9 +60,9 @@ async def test_our_readers_get_what_an_official_producer_sent(served: Cluster) -
     assert (left, len(queues)) == ({}, 4)
 
 
-async def test_our_client_finds_messages_by_key_and_by_both_ids(served: Cluster) -> None:
-    make_topic(served.nameserver.address, served.broker.address, "Found")
-    async with Client(served.nameserver.address) as client, client.producer() as producer:
+async def test_our_client_finds_messages_by_key_and_by_both_ids(either: Cluster) -> None:
+    make_topic(either.nameserver.address, either.broker.address, "Found")
+    async with Client(either.nameserver.address) as client, client.producer() as producer:
         result = await producer.send("Found", "a body", keys=["first", "second"], tags="TagA")
         by_key = await find_by_key(client, "Found", "second")
         by_offset_id = await client.query_by_id(result.offset_message_id)
@@ -80,11 +73,11 @@ async def test_our_client_finds_messages_by_key_and_by_both_ids(served: Cluster)
     assert {message.message_id if message else None for message in found} == {result.message_id}
 
 
-async def send_all(served: Cluster, topic: str) -> Ledger:
+async def send_all(either: Cluster, topic: str) -> Ledger:
     """Send in each way the producer has; what was sent."""
-    make_topic(served.nameserver.address, served.broker.address, topic)
+    make_topic(either.nameserver.address, either.broker.address, topic)
     sent = Ledger(topic)
-    async with Client(served.nameserver.address) as client, client.producer() as producer:
+    async with Client(either.nameserver.address) as client, client.producer() as producer:
         for piece in note(sent, pieces("awaited", EACH)):
             await producer.send(topic, piece.body, **fields(piece))  # type: ignore[arg-type]
         futures = [

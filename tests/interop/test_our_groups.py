@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,8 +13,7 @@ import pytest
 import official
 from admin_shell import AdminShell
 from aerobee import Client, ClientConfig, GroupConsumer, GroupMessage
-from client_scenarios import BROKER_SETTINGS
-from clusters import Cluster, start_cluster
+from clusters import Cluster
 from plain_remoting import make_topic
 from traffic import Ledger, Piece, add_up, by_tag, pieces
 
@@ -22,12 +21,6 @@ pytestmark = [pytest.mark.java, pytest.mark.slow, pytest.mark.timeout(300)]
 
 QUEUES = 4
 EACH = 50
-
-
-@pytest.fixture(scope="module", params=["ours", "official"])
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with start_cluster(request.param, tmp_path_factory.mktemp(request.param), BROKER_SETTINGS) as started:
-        yield started
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -41,9 +34,9 @@ def own(consumer: GroupConsumer[bytes], topic: str) -> int:
     return sum(queue.topic == topic for queue in consumer.queues)
 
 
-async def test_members_in_java_and_in_python_share_a_topic(served: Cluster) -> None:
+async def test_members_in_java_and_in_python_share_a_topic(either: Cluster) -> None:
     topic = "Mixed"
-    make_topic(served.nameserver.address, served.broker.address, topic)
+    make_topic(either.nameserver.address, either.broker.address, topic)
     mine, sent = Ledger(topic), Ledger(topic)
 
     async def handler(message: GroupMessage[bytes]) -> None:
@@ -58,14 +51,14 @@ async def test_members_in_java_and_in_python_share_a_topic(served: Cluster) -> N
         )
 
     async with (
-        Client(served.nameserver.address) as mq,
+        Client(either.nameserver.address) as mq,
         mq.consumer("mixed", topic) as consumer,
         mq.producer() as producer,
     ):
         working = asyncio.create_task(consumer.run(handler))
         with official.start_judge(
             "push",
-            namesrv=served.nameserver.address,
+            namesrv=either.nameserver.address,
             topic=topic,
             group="mixed",
             filter="*",
@@ -93,11 +86,11 @@ async def test_members_in_java_and_in_python_share_a_topic(served: Cluster) -> N
 
 
 async def test_mqadmin_sees_and_moves_our_members_and_reads_their_traces(
-    served: Cluster, tmp_path: Path
+    either: Cluster, tmp_path: Path
 ) -> None:
     topic, group = "Seen", "seen-group"
-    nameserver = served.nameserver.address
-    make_topic(nameserver, served.broker.address, topic)
+    nameserver = either.nameserver.address
+    make_topic(nameserver, either.broker.address, topic)
     seen: Counter[str] = Counter()
 
     async def handler(message: GroupMessage[bytes]) -> None:

@@ -15,6 +15,7 @@ from aerobee_proto.properties import POP_CK
 from aerobee_proto.records import decode_records
 from clusters import FILE_SIZES, Cluster
 from plain_remoting import call, make_topic, wait_until
+from programs import Server
 
 pytestmark = [pytest.mark.java, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -77,7 +78,10 @@ def test_in_order_as_the_proxy_asks_for_it(cluster: Cluster) -> None:
 
 # --- a store that changes hands -----------------------------------------------------------------------------------
 
-START = {"ours": ours.start_broker, "official": official.start_broker}
+
+def start(kind: str, folder: Path, nameserver: str) -> Server:
+    start_broker = ours.start_broker if kind == "ours" else official.start_broker
+    return start_broker(folder, nameserver, config=FILE_SIZES)
 
 
 def pop_all(address: str, topic: str, *, invisible_ms: int) -> dict[int, str]:
@@ -127,8 +131,8 @@ def acknowledge(address: str, topic: str, name: str) -> None:
 def test_what_is_outstanding_outlives_a_change_of_brokers(tmp_path: Path, first: str, second: str) -> None:
     """Acknowledged with either broker: gone. The others come back, once their time is over."""
     with ExitStack() as stack:
-        nameserver = stack.enter_context(official.start_nameserver(tmp_path))
-        broker = START[first](tmp_path, nameserver.address, config=FILE_SIZES)
+        nameserver = stack.enter_context(ours.start_nameserver())
+        broker = start(first, tmp_path, nameserver.address)
         stack.callback(broker.kill)
         cluster = Cluster(first, nameserver, broker, tmp_path)
         filled(cluster, "Moved", 40)
@@ -143,7 +147,7 @@ def test_what_is_outstanding_outlives_a_change_of_brokers(tmp_path: Path, first:
         for number in range(0, 40, 4):
             acknowledge(broker.address, "Moved", names[number])
         assert broker.stop() in (0, 143)  # a JVM says which signal it was
-        broker = START[second](tmp_path, nameserver.address, config=FILE_SIZES)
+        broker = start(second, tmp_path, nameserver.address)
         stack.callback(broker.kill)
         for number in range(1, 40, 4):
             acknowledge(broker.address, "Moved", names[number])

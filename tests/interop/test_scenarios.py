@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 import official
+from admin_shell import AdminShell
 from aerobee import Client
 from clusters import KINDS, Cluster, start_cluster
 from plain_remoting import make_topic, max_offset, wait_until
@@ -278,18 +279,20 @@ def test_a_consumer_whose_filter_is_no_sql_is_told_so_at_its_start(stage: Stage)
     assert "CODE: 23" in stage.result("Sql")["refusal"]
 
 
-def test_what_clients_trace_is_read_back_by_message_id(stage: Stage) -> None:
+def test_what_clients_trace_is_read_back_by_message_id(stage: Stage, tmp_path: Path) -> None:
     facts = stage.result("Trace")
     each_once(facts["deliveries"], facts["sent"])
     message_id = next(iter(facts["ids"].values()))
     said: list[list[str]] = []
 
-    def both_are_there() -> bool:
-        text = official.mqadmin(stage.cluster.nameserver.address, "queryMsgTraceById", "-i", message_id)
-        said[:] = [line.split() for line in text.splitlines() if line.startswith(("Pub ", "Sub "))]
-        return len(said) == 2
+    with AdminShell(stage.cluster.nameserver.address, tmp_path) as shell:
 
-    wait_until(both_are_there, f"producer's and consumer's trace of {message_id}", timeout_s=30)
+        def both_are_there() -> bool:
+            text = shell.run("queryMsgTraceById", "-i", message_id)
+            said[:] = [line.split() for line in text.splitlines() if line.startswith(("Pub ", "Sub "))]
+            return len(said) == 2
+
+        wait_until(both_are_there, f"producer's and consumer's trace of {message_id}", timeout_s=30)
     topic = stage.topic("Trace")
     assert [(line[0], line[1], line[-1]) for line in said] == [
         ("Pub", f"{topic}-producer", "success"),

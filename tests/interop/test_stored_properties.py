@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import pytest
 
 from aerobee_proto.batch import BatchEntry
 from aerobee_proto.properties import decode_properties
-from clusters import Cluster, start_cluster
+from clusters import Cluster
 from plain_remoting import make_topic
 from system.running import talking, text_of
 
@@ -25,15 +25,6 @@ SENT = [
     {"A": "1", "Grüße": "東京"},
     {},
 ]
-
-
-@pytest.fixture(scope="module")
-def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Cluster]]:
-    with (
-        start_cluster("ours", tmp_path_factory.mktemp("ours")) as ours,
-        start_cluster("official", tmp_path_factory.mktemp("official")) as theirs,
-    ):
-        yield {"ours": ours, "official": theirs}
 
 
 async def stored(cluster: Cluster, topic: str, how: str) -> list[list[tuple[str, str]]]:
@@ -63,10 +54,10 @@ async def stored(cluster: Cluster, topic: str, how: str) -> list[list[tuple[str,
 
 
 @pytest.mark.parametrize("how", ["single", "each of a batch", "a whole batch"])
-async def test_properties_are_stored_as_the_original_does(clusters: dict[str, Cluster], how: str) -> None:
+async def test_properties_are_stored_as_the_original_does(shared: Callable[[str], Cluster], how: str) -> None:
     """`WAIT` was taken out: whoever read the message back could not see how it had been sent."""
     topic = "P-" + how.replace(" ", "-")
-    ours, theirs = [await stored(clusters[kind], topic, how) for kind in ("ours", "official")]
+    ours, theirs = [await stored(shared(kind), topic, how) for kind in ("ours", "official")]
     if how != "single":
         # The original gives the messages of a batch no key; here they get one, by which they are found.
         theirs = [sorted({**dict(of), "UNIQ_KEY": dict(of).get("UNIQ_KEY", "made")}.items()) for of in theirs]

@@ -19,7 +19,15 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FAST_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+SPARK_TIMEOUT_S = 400
 TOPICS = ("Orders", "Payments", "%RETRY%g")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whichever test asks for Spark first waits for its start: a minute, on a machine that is busy with others."""
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_S))
 
 
 @pytest.fixture(scope="session")

@@ -30,6 +30,7 @@ from aerobee_proto.records import StoredRecord, decode_records
 from aerobee_store.failpoints import FAILPOINTS
 from aerobee_store.io import DiskIo
 from aerobee_store.store import MessageStore
+from nursery import forking
 from programs import Program, ProgramError
 from system.running import Talker, send_request, talking, text_of
 
@@ -229,8 +230,13 @@ async def start(
     """
     given = {"storePathRootDir": store, **SETTINGS, **settings}
     words = [word for key, value in given.items() for word in ("--set", f"{key}={value}")]
-    command = [*prefix, sys.executable, "-m", "aerobee_broker", *words]
-    program = Program("the broker", command, env={"AEROBEE_FAILPOINTS": failpoints})
+    environ = {"AEROBEE_FAILPOINTS": failpoints}
+    if prefix:
+        program = Program(
+            "the broker", [*prefix, sys.executable, "-m", "aerobee_broker", *words], env=environ
+        )
+    else:
+        program = Program("the broker", words, env=environ, spawn=forking("aerobee_broker"))
     try:
         line = await asyncio.to_thread(program.wait_line, r'"broker\.ready"', TIMEOUT_S)
     except ProgramError as failed:

@@ -15,9 +15,7 @@ public final class Main {
 
     public static void main(String[] words) {
         try {
-            Map<String, Object> result = run(words[0], new Arguments(words));
-            System.out.println("RESULT " + JSON.toJSONString(result,
-                SerializerFeature.MapSortField, SerializerFeature.WriteNonStringKeyAsString));
+            System.out.println(result(words));
         } catch (Throwable e) {
             e.printStackTrace();
             System.err.flush();
@@ -25,6 +23,13 @@ public final class Main {
         }
         System.out.flush();
         Runtime.getRuntime().halt(0); // official clients leave threads behind that would keep the JVM
+    }
+
+    /** Runs one command to its end; its line. */
+    static String result(String[] words) throws Exception {
+        Map<String, Object> result = run(words[0], new Arguments(words));
+        return "RESULT " + JSON.toJSONString(result,
+            SerializerFeature.MapSortField, SerializerFeature.WriteNonStringKeyAsString);
     }
 
     private static Map<String, Object> run(String command, Arguments arguments) throws Exception {
