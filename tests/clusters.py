@@ -22,7 +22,8 @@ FILE_SIZES: dict[str, Any] = {
     "maxHashSlotNum": 1000,
     "maxIndexNum": 4000,
 }
-TIMER_FLUSH_MS = 60_000  # each time the official broker goes through all slots: a fifth of a core, once a second
+# Each time the official broker goes through all slots of its timer: once a second is a fifth of a core.
+TIMER_FLUSH_MS = 60_000
 KINDS = ["ours", "official"] if os.environ.get("AEROBEE_INTEROP_CONTROL") == "1" else ["ours"]
 
 
