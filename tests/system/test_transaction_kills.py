@@ -101,13 +101,17 @@ async def answer_questions(talker: Talker, ledger: Ledger) -> None:
 
 
 async def none_is_open(talker: Talker) -> None:
-    """Return when every half message has its end: each mark that arrives is a reason to look."""
+    """Return when every half message has its end: each mark that arrives is a reason to look.
+
+    The progress is asked for before the end of the queue: it passes a message that a check copies, and equals the end
+    that the queue had before the copy.
+    """
     marks = 0
     while True:
         place = {"topic": HALF_TOPIC, "queueId": "0"}
-        until = (await talker.ask(RequestCode.GET_MAX_OFFSET, place)).ext["offset"]
         fields = place | {"consumerGroup": "CID_RMQ_SYS_TRANS", "setZeroIfNotFound": "false"}
         answer = await talker.ask(RequestCode.QUERY_CONSUMER_OFFSET, fields)
+        until = (await talker.ask(RequestCode.GET_MAX_OFFSET, place)).ext["offset"]
         if answer.code == 0 and answer.ext["offset"] == until:
             return
         answer = await talker.pull(OP_TOPIC, marks, sysFlag=6, suspendTimeoutMillis=200)
