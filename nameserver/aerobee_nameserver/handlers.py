@@ -5,8 +5,9 @@ typed request and returns a response; whatever takes the disk runs in a worker t
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Set
+from collections.abc import AsyncIterator, Callable, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import structlog
@@ -14,6 +15,7 @@ import structlog
 from aerobee_nameserver.config import LIVE_FIELDS, NameserverConfig
 from aerobee_nameserver.kv_config import ORDER_TOPIC_CONFIG, KvConfig, Table
 from aerobee_nameserver.registration import AT_ONCE_SIZE_MAX, checked_queues, checked_topic, read_registration
+from aerobee_nameserver.removals import Removals
 from aerobee_nameserver.route_table import MemberChange, Registered, Registration, RouteLimits, RouteTable
 from aerobee_proto.bodies import (
     BrokerMemberGroup,
@@ -48,6 +50,7 @@ from aerobee_remoting.settings import (
 )
 from aerobee_remoting.settings_edit import store_changes
 from aerobee_remoting.settings_signal import SettingsSignal
+from aerobee_remoting.slices import Steps, at_once, in_slices
 
 __all__ = ["Handlers"]
 
@@ -57,6 +60,7 @@ ROUTE_SIZE_MAX: Final = 64 << 10
 VERSION_SIZE_MAX: Final = 1 << 10
 SETTINGS_SIZE_MAX: Final = 64 << 10
 DISABLED: Final = "disable"
+ANSWERED_AT_ONCE_MAX: Final = 512  # topics, brokers or settings in an answer; with more it is made in slices
 
 log = structlog.get_logger()
 
@@ -79,16 +83,23 @@ class Handlers:
         kv: KvConfig,
         now_ms: Callable[[], int],
         announce: Callable[[MemberChange], None],
+        removals: Removals,
     ) -> None:
         # Fixed for life.
         self._routes = routes
         self._kv = kv
         self._now_ms = now_ms
         self._announce = announce
+        self._removals = removals
         self._started_ms = now_ms()
         self._disk = asyncio.Lock()  # one change of a file at a time
         # Large registrations are read here, so that nobody else waits for it.
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="registrations")
+        self._of_names = _Orders()  # registrations of one broker name
+        self._ordered: tuple[Mapping[str, str], bytes] = (
+            {},
+            b"",
+        )  # the table of ordered topics, and as an answer
         # Replaced by an admin request.
         self.config = config
         self.settings_changed = SettingsSignal()
@@ -162,13 +173,13 @@ class Handlers:
     # --- brokers ----------------------------------------------------------------------------------------------
 
     async def register(self, request: Request) -> Response:
-        """One registration of a connection after the other, in the order in which they came."""
-        order = request.connection.attrs.setdefault("registration", asyncio.Lock())
+        """One registration of a connection after the other, and of a broker name, in the order in which they came."""
+        order = _order_of(request)
         if order.locked() and len(request.body) > AT_ONCE_SIZE_MAX:
             raise RequestError(
                 ResponseCode.SYSTEM_BUSY, "the last registration through this connection is still being read"
             )
-        async with order:
+        async with order, self._of_names.turn(request.header.broker_name):
             return await self._register(request)
 
     async def _register(self, request: Request) -> Response:
@@ -180,7 +191,9 @@ class Handlers:
                 new = await loop.run_in_executor(self._reader, read_registration, *arguments)
             else:
                 new = read_registration(*arguments)
-            done = self._routes.register(new, now_ms=self._now_ms(), connection=request.connection)
+            done = await in_slices(
+                self._routes.registering(new, now_ms=self._now_ms(), connection=request.connection)
+            )
         except RequestError as refused:
             log.warning(
                 "nameserver.registration_refused",
@@ -191,35 +204,30 @@ class Handlers:
             )
             raise
         _log_registration(new, done, request.connection.peer)
-        if done.change is not None and self.config.notify_min_broker_id_changed:
+        if done.change is not None:
             self._announce(done.change)
         ext = {}
         if done.master_addr is not None:
             ext = {"haServerAddr": done.master_ha_addr or "", "masterAddr": done.master_addr}
-        return Response(ext=ext, body=self._order_topics())
+        await in_slices(new.gone())
+        return Response(ext=ext, body=await self._order_topics())
 
-    def _order_topics(self) -> bytes:
+    async def _order_topics(self) -> bytes:
         """The KV table of ordered topics, which brokers mark as such; empty when there never was one."""
         table = self._kv.namespace(ORDER_TOPIC_CONFIG)
         if table is None or not self.config.return_order_topic_config_to_broker:
             return b""
-        return KVTable(table=dict(table)).to_bytes()
+        if self._ordered[0] is not table:  # a change makes another one
+            self._ordered = table, await in_slices(KVTable(table=dict(table)).to_steps())
+        return self._ordered[1]
 
-    def unregister(self, request: Request) -> Response:
+    async def unregister(self, request: Request) -> Response:
+        """Behind the registrations that came before it through this connection."""
         cluster, broker_addr = _identity(request.header)
-        removal = self._routes.unregister(cluster, broker_addr)
+        async with _order_of(request):
+            removal = self._routes.unregister(cluster, broker_addr)
         if removal is not None:
-            log.info(
-                "nameserver.broker_unregistered",
-                cluster=cluster,
-                broker_name=removal.broker_name,
-                broker_id=removal.broker_id,
-                broker_addr=broker_addr,
-                topics_removed=removal.topics_removed,
-                reason="asked",
-            )
-            if removal.change is not None and self.config.notify_min_broker_id_changed:
-                self._announce(removal.change)
+            self._removals.follow(iter([removal]), "nameserver.broker_unregistered", "asked")
         return Response()
 
     def heartbeat(self, request: Request) -> Response:
@@ -235,14 +243,15 @@ class Handlers:
             ext={"changed": "true" if changed else "false"}, body=stored.to_bytes() if stored else b""
         )
 
-    def member_group(self, request: Request) -> Response:
+    def member_group(self, request: Request) -> Response | None:
         header: BrokerIdentityHeader = request.header
         members = BrokerMembers(
             broker_addrs=self._routes.member_group(header.broker_name),
             broker_name=header.broker_name,
             cluster=header.cluster_name or "",
         )
-        return Response(body=BrokerMemberGroup(broker_member_group=members).to_bytes())
+        body = BrokerMemberGroup(broker_member_group=members)
+        return _answered(request, len(members.broker_addrs), body.to_steps())
 
     @property
     def is_waiting(self) -> bool:
@@ -252,59 +261,84 @@ class Handlers:
 
     # --- routes and lists -------------------------------------------------------------------------------------
 
-    def route(self, request: Request) -> Response:
+    def route(self, request: Request) -> Response | None:
         header: RouteQueryHeader = request.header
         if self.is_waiting:
             raise RequestError(ResponseCode.SYSTEM_ERROR, "name server not ready")
-        route = self._routes.route(header.topic) if header.topic else None
+        topic = header.topic or ""
+        strict = header.accept_standard_json_only or request.version >= VERSION_STRICT_ROUTE_JSON
+        if self._routes.breadth(topic) > ANSWERED_AT_ONCE_MAX:
+            steps = self._route_steps(topic, strict=strict)
+            request.connection.answer_alone(request, lambda: _body_in_slices(steps))
+            return None
+        route = self._whole(topic, self._routes.route(topic))
+        return Response(body=route.to_standard() if strict else route.to_bytes())
+
+    def _route_steps(self, topic: str, *, strict: bool) -> Steps[bytes]:
+        route = self._whole(topic, (yield from self._routes.routing(topic)))
+        return (yield from route.to_steps(standard=strict))
+
+    def _whole(self, topic: str, route: TopicRouteData | None) -> TopicRouteData:
         if route is None:
             raise RequestError(
                 ResponseCode.TOPIC_NOT_EXIST,
-                f"No topic route info in name server for the topic: {header.topic or 'null'}",
+                f"No topic route info in name server for the topic: {topic or 'null'}",
             )
-        if self.config.order_message_enable and header.topic:
-            route.order_topic_conf = self._kv.get(ORDER_TOPIC_CONFIG, header.topic)
-        strict = header.accept_standard_json_only or request.version >= VERSION_STRICT_ROUTE_JSON
-        return Response(body=route.to_standard() if strict else route.to_bytes())
+        if self.config.order_message_enable:
+            route.order_topic_conf = self._kv.get(ORDER_TOPIC_CONFIG, topic)
+        return route
 
-    def cluster_info(self, _: Request) -> Response:
-        return Response(body=self._routes.cluster_info().to_bytes())
+    def cluster_info(self, request: Request) -> Response | None:
+        def steps() -> Steps[bytes]:
+            info = yield from self._routes.describing()
+            return (yield from info.to_steps())
 
-    def all_topics(self, _: Request) -> Response:
+        return _answered(request, self._routes.statistics()["brokers"], steps())
+
+    def all_topics(self, request: Request) -> Response | None:
         _refuse_unless(self.config.enable_all_topic_list)
-        return _topic_list(self._routes.topics())
+        return self._listed(request, self._routes.listing())
 
-    def topics_by_cluster(self, request: Request) -> Response:
+    def topics_by_cluster(self, request: Request) -> Response | None:
         _refuse_unless(self.config.enable_topic_list)
-        return _topic_list(self._routes.topics_of_cluster(request.header.cluster))
+        return self._listed(request, self._routes.listing(cluster=request.header.cluster))
 
-    def system_topics(self, _: Request) -> Response:
+    def system_topics(self, request: Request) -> Response | None:
         names, broker_addr = self._routes.system_topics()
-        return _topic_list(names, broker_addr)
+        body = TopicList(topic_list=names, broker_addr=broker_addr)
+        return _answered(request, len(names), body.to_steps())
 
-    def unit_topics(self, _: Request) -> Response:
+    def unit_topics(self, request: Request) -> Response | None:
         _refuse_unless(self.config.enable_topic_list)
-        return _topic_list(self._routes.topics_by_flag(unit=True))
+        return self._listed(request, self._routes.listing(unit=True))
 
-    def unit_sub_topics(self, _: Request) -> Response:
+    def unit_sub_topics(self, request: Request) -> Response | None:
         _refuse_unless(self.config.enable_topic_list)
-        return _topic_list(self._routes.topics_by_flag(unit_subscription=True))
+        return self._listed(request, self._routes.listing(unit_subscription=True))
 
-    def unit_sub_ununit_topics(self, _: Request) -> Response:
+    def unit_sub_ununit_topics(self, request: Request) -> Response | None:
         _refuse_unless(self.config.enable_topic_list)
-        return _topic_list(self._routes.topics_by_flag(unit=False, unit_subscription=True))
+        return self._listed(request, self._routes.listing(unit=False, unit_subscription=True))
+
+    def _listed(self, request: Request, listing: Steps[list[str]]) -> Response | None:
+        def steps() -> Steps[bytes]:
+            topics = yield from listing
+            return (yield from TopicList(topic_list=topics).to_steps())
+
+        return _answered(request, self._routes.statistics()["topics"], steps())
 
     # --- changes that admins make -----------------------------------------------------------------------------
 
-    def wipe_write_perm(self, request: Request) -> Response:
-        return Response(ext={"wipeTopicCount": str(self._set_writable(request, writable=False))})
+    async def wipe_write_perm(self, request: Request) -> Response:
+        return Response(ext={"wipeTopicCount": str(await self._set_writable(request, writable=False))})
 
-    def add_write_perm(self, request: Request) -> Response:
-        return Response(ext={"addTopicCount": str(self._set_writable(request, writable=True))})
+    async def add_write_perm(self, request: Request) -> Response:
+        return Response(ext={"addTopicCount": str(await self._set_writable(request, writable=True))})
 
-    def _set_writable(self, request: Request, *, writable: bool) -> int:
+    async def _set_writable(self, request: Request, *, writable: bool) -> int:
         name = request.header.broker_name
-        count = self._routes.set_writable(name, writable)
+        async with self._of_names.turn(name):
+            count = await in_slices(self._routes.setting_writable(name, writable))
         event = "nameserver.write_perm_added" if writable else "nameserver.write_perm_wiped"
         log.info(event, broker_name=name, topics=count, peer=request.connection.peer)
         return count
@@ -369,12 +403,12 @@ class Handlers:
             )
         return Response(ext={"value": value})
 
-    def list_kv(self, request: Request) -> Response:
+    def list_kv(self, request: Request) -> Response | None:
         namespace = request.header.namespace
         table = self._kv.namespace(namespace)
         if table is None:
             raise RequestError(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace}")
-        return Response(body=KVTable(table=dict(table)).to_bytes())
+        return _answered(request, len(table), KVTable(table=dict(table)).to_steps())
 
     def get_config(self, _: Request) -> Response:
         lines = [f"{key}={value}\n" for key, value in dump_settings(self.config).items()]
@@ -419,6 +453,53 @@ class Handlers:
         self._routes.support_acting_master = config.support_acting_master
         self._routes.drop_unlisted_topics = config.delete_topic_with_broker_registration
         self.settings_changed.tell()
+
+
+class _Orders:
+    """Who may change what has a name: one after the other, in the order in which they ask."""
+
+    def __init__(self) -> None:
+        self._locks: dict[
+            str, tuple[asyncio.Lock, list[None]]
+        ] = {}  # with one entry for each who has it or waits
+
+    @asynccontextmanager
+    async def turn(self, name: str) -> AsyncIterator[None]:
+        """It is my turn inside."""
+        lock, users = self._locks.setdefault(name, (asyncio.Lock(), []))
+        users.append(None)
+        try:
+            async with lock:
+                yield
+        finally:
+            users.pop()
+            if not users:
+                del self._locks[name]
+
+
+def _order_of(request: Request) -> asyncio.Lock:
+    """Registrations of one connection, and its goodbye."""
+    order: asyncio.Lock = request.connection.attrs.setdefault("registration", asyncio.Lock())
+    return order
+
+
+def _answered(request: Request, count: int, steps: Steps[bytes]) -> Response | None:
+    """A body that is made of so many: at once, or in slices before anything else of this peer is handled."""
+    if count <= ANSWERED_AT_ONCE_MAX:
+        return Response(body=at_once(_bounded(steps)))
+    request.connection.answer_alone(request, lambda: _body_in_slices(steps))
+    return None
+
+
+async def _body_in_slices(steps: Steps[bytes]) -> Response:
+    return Response(body=await in_slices(_bounded(steps)))
+
+
+def _bounded(steps: Steps[bytes]) -> Steps[bytes]:
+    try:
+        return (yield from steps)
+    except FormatError as large:
+        raise RequestError(ResponseCode.SYSTEM_ERROR, f"the answer cannot be sent: {large}") from large
 
 
 def _log_registration(new: Registration, done: Registered, peer: str) -> None:
@@ -476,7 +557,3 @@ def _keys_for_next_start(changes: Set[str]) -> list[str]:
 def _refuse_unless(enabled: bool) -> None:
     if not enabled:
         raise RequestError(ResponseCode.SYSTEM_ERROR, DISABLED)
-
-
-def _topic_list(topics: list[str], broker_addr: str | None = None) -> Response:
-    return Response(body=TopicList(topic_list=topics, broker_addr=broker_addr).to_bytes())

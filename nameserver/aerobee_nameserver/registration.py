@@ -7,11 +7,10 @@ numbers of queues, sizes. A registration is taken as a whole or refused as a who
 """
 
 import zlib
-from collections.abc import Mapping
 from typing import Final
 
 from aerobee_nameserver.route_table import Registration, TopicQueues
-from aerobee_proto.bodies import DataVersion, QueueData, RegisterBrokerBody, TopicConfig
+from aerobee_proto.bodies import DataVersion, QueueData, RegistrationReader, TopicConfig
 from aerobee_proto.codes import ResponseCode
 from aerobee_proto.errors import FormatError, RequestError
 from aerobee_proto.headers import RegisterBrokerHeader
@@ -47,41 +46,37 @@ def read_registration(header: RegisterBrokerHeader, body: bytes, version: int) -
     """
     if header.body_crc32 and zlib.crc32(body) & 0x7FFFFFFF != header.body_crc32:
         raise RequestError(ResponseCode.SYSTEM_ERROR, "crc32 not match")
-    data_version, topics, filter_servers = _read_body(header, body, version)
-    return Registration(
-        cluster=_checked_name("clusterName", header.cluster_name),
-        broker_name=_checked_name("brokerName", header.broker_name),
-        broker_id=_checked_id(header.broker_id),
-        broker_addr=_checked_addr("brokerAddr", header.broker_addr),
-        ha_server_addr=header.ha_server_addr or "",
-        data_version=data_version,
-        topics={checked_topic(name): checked_queues(name, config) for name, config in topics.items()},
-        acting_master=header.enable_acting_master,
-        timeout_ms=_checked_timeout(header.heartbeat_timeout_millis),
-        filter_servers=filter_servers,
-    )
-
-
-def _read_body(
-    header: RegisterBrokerHeader, body: bytes, version: int
-) -> tuple[DataVersion, Mapping[str, TopicConfig], tuple[str, ...]]:
-    if not body:
-        return DataVersion(), {}, ()
     try:
-        if version < VERSION_REGISTER_BODY:
-            read = RegisterBrokerBody.from_wrapper_bytes(body)
-        elif header.compressed:
-            read = RegisterBrokerBody.from_compressed(body, with_mapping=version >= VERSION_MAPPING)
-        else:
-            read = RegisterBrokerBody.from_stranger(body)
+        reader = _reader(header, body, version)
+        topics = {checked_topic(name): checked_queues(name, config) for name, config in reader.topics()}
     except FormatError as broken:
         raise RequestError(
             ResponseCode.SYSTEM_ERROR,
             f"register broker failed: the body of {header.broker_name} ({header.broker_addr}) cannot be read: "
             f"{broken}",
         ) from broken
-    wrapper = read.topic_config_serialize_wrapper
-    return wrapper.data_version, wrapper.topic_config_table, tuple(read.filter_server_list)
+    return Registration(
+        cluster=_checked_name("clusterName", header.cluster_name),
+        broker_name=_checked_name("brokerName", header.broker_name),
+        broker_id=_checked_id(header.broker_id),
+        broker_addr=_checked_addr("brokerAddr", header.broker_addr),
+        ha_server_addr=header.ha_server_addr or "",
+        data_version=reader.data_version,
+        topics=topics,
+        acting_master=header.enable_acting_master,
+        timeout_ms=_checked_timeout(header.heartbeat_timeout_millis),
+        filter_servers=tuple(reader.filter_servers),
+    )
+
+
+def _reader(header: RegisterBrokerHeader, body: bytes, version: int) -> RegistrationReader:
+    if not body:
+        return RegistrationReader(DataVersion())
+    if version < VERSION_REGISTER_BODY:
+        return RegistrationReader.old(body)
+    if header.compressed:
+        return RegistrationReader.compressed(body, with_mapping=version >= VERSION_MAPPING)
+    return RegistrationReader.plain(body)
 
 
 def checked_topic(topic: str) -> str:

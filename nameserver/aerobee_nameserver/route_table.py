@@ -1,30 +1,43 @@
 """Route table: which brokers live, and which of them serves which topic.
 
-Plain and synchronous: no sockets, no clock. Time comes in as `now_ms`; a connection is any hashable token that
-the shell chooses. Every change goes through one method, which either happens as a whole or raises RequestError
-and leaves the table as it was.
+Plain: no sockets, no clock. Time comes in as `now_ms`; a connection is any hashable token that the shell chooses.
+Every change either happens as a whole or raises RequestError and leaves the table as it was.
+
+A broker may have 100,000 topics, so what walks all of them is a generator that yields where others may be served
+(`Steps`); each has a twin that runs it at once. A large change is made ready aside and takes effect in one step, by
+putting another dict of topics into the group: whoever asks sees the old topics of a broker or the new ones. If what it
+was made ready for has changed meanwhile, it is made ready again. What is only bookkeeping is left over, and tidied up
+afterwards: at once where it is little, else when the shell, told by `on_left`, runs `tidying()`.
 
 State
-    groups    broker name -> BrokerGroup: its cluster and its members, broker id -> LiveBroker (0 is the master)
-    topics    topic -> broker name -> TopicQueues
-    indexes   the same facts by address, by connection, by cluster and by broker name
+    groups    broker name -> BrokerGroup: its cluster, its topics and its members, broker id -> LiveBroker (0: master)
+    names_of  topic -> names of the brokers that may serve it; whoever looks asks the group whether it does
+    indexes   members by address, by connection, and broker names by cluster
 
 Invariants (`check()` walks them)
-- A group has at least one member; a topic has at least one broker; every broker name in a topic is a group.
+- A group has at least one member. What a group serves is in `names_of`.
+- `names_of` has more than that only while something is left over, or a registration under way.
 - One address of a cluster is one member of one group.
-- The indexes hold exactly what groups and topics hold.
+- The indexes hold exactly what groups hold.
 - What members and topic tables take is in the account of what is kept for peers: a member for its connection, the
   topics of a broker name for the connection of one of its members.
 """
 
-from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Final
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final, NamedTuple
+
+import msgspec
 
 from aerobee_proto.bodies import BrokerData, ClusterInfo, DataVersion, QueueData, TopicRouteData
 from aerobee_proto.codes import Perm, ResponseCode
 from aerobee_proto.errors import RequestError
+from aerobee_proto.javajson import sorted_steps
 from aerobee_remoting.peer_memory import NOBODY, PeerMemory
+from aerobee_remoting.slices import Steps, at_once
 
 __all__ = [
     "MASTER_ID",
@@ -48,6 +61,10 @@ MEMBERS: Final = "registered brokers"  # names in the account, and bytes of one 
 TABLES: Final = "topic tables"
 MEMBER_SIZE: Final = 2048
 SHARE_SIZE: Final = 512
+STEP_TOPICS: Final = 256  # looked at between two yields
+IN_PLACE_MAX: Final = 512  # topics that are changed where they are; more: in a new dict
+TIDY_AT_ONCE: Final = 8  # steps of what is left over by a change that are done with it
+PLANS_MAX: Final = 8  # times that a large change is made ready while others change the same topics
 
 
 @dataclass(slots=True, frozen=True)
@@ -58,9 +75,11 @@ class RouteLimits:
     brokers_max: int = 10_000  # addresses, of all clusters together
 
 
-@dataclass(slots=True, frozen=True)
-class TopicQueues:
-    """How one broker serves one topic; the counts are numbers of queues."""
+class TopicQueues(msgspec.Struct, frozen=True, gc=False):
+    """How one broker serves one topic; the counts are numbers of queues.
+
+    The garbage collector does not look at these: 200,000 of them made every full collection 30 ms longer.
+    """
 
     read_queue_nums: int
     write_queue_nums: int
@@ -86,6 +105,11 @@ class Registration:
     acting_master: bool | None = None
     timeout_ms: int = 120_000
     filter_servers: tuple[str, ...] = ()
+
+    def gone(self) -> Steps[None]:
+        """Its topics are not needed any more, bit by bit: to free 100,000 at once takes long too."""
+        if isinstance(self.topics, dict):
+            yield from _emptied(self.topics)
 
 
 @dataclass(slots=True, frozen=True)
@@ -113,7 +137,7 @@ class Registered:
     change: MemberChange | None = None
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True, eq=False)
 class Removal:
     """A broker that left the table."""
 
@@ -122,11 +146,11 @@ class Removal:
     broker_id: int
     broker_addr: str
     connection: Hashable
-    topics_removed: int  # topics that nobody serves any more
     change: MemberChange | None
+    topics_removed: int | None = 0  # topics that nobody serves any more; None until they have been counted
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class LiveBroker:
     """One member of a group, as it registered last."""
 
@@ -146,25 +170,31 @@ class LiveBroker:
     def key(self) -> tuple[str, str]:
         return self.cluster, self.broker_addr
 
+    def is_late(self, now_ms: int) -> bool:
+        return now_ms - self.last_update_ms > self.timeout_ms
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, eq=False)
 class BrokerGroup:
     """The members that share a broker name: a master and its slaves."""
 
     cluster: str
     broker_name: str
-    members: dict[int, LiveBroker]
+    members: dict[int, LiveBroker] = field(default_factory=dict)
+    ids: list[int] = field(default_factory=list)  # of the members, sorted
+    topics: dict[str, TopicQueues] = field(default_factory=dict)
+    changes: int = 0  # of the topics
     acting_master: bool = False
     size: int = 0  # bytes of its topics
     bearer: Hashable = None  # the connection that those are counted for
 
     @property
     def min_id(self) -> int:
-        return min(self.members)
+        return self.ids[0]
 
     def addrs(self) -> dict[int, str]:
         """Broker id to address, in order of the ids."""
-        return {broker_id: self.members[broker_id].broker_addr for broker_id in sorted(self.members)}
+        return {broker_id: self.members[broker_id].broker_addr for broker_id in self.ids}
 
     def data(self) -> BrokerData:
         return BrokerData(
@@ -173,6 +203,32 @@ class BrokerGroup:
             cluster=self.cluster,
             enable_acting_master=self.acting_master,
         )
+
+
+class _Stance(NamedTuple):
+    """What a registration is measured against; compared by identity of group and member."""
+
+    group: BrokerGroup | None
+    changes: int  # of the group's topics
+    held: LiveBroker | None  # who has the broker's id
+    speaks: bool  # its topics are the group's
+    all_of_them: bool  # not only those that are missing
+    read_only: bool
+
+
+class _Change:
+    """What a registration changes in the topics of its group."""
+
+    __slots__ = ("changed", "fresh", "gone", "gone_size", "size", "table", "unknown")
+
+    def __init__(self) -> None:
+        self.changed: dict[str, TopicQueues] = {}
+        self.fresh: set[str] = set()  # topics that the group does not serve yet
+        self.size = 0  # bytes of those
+        self.unknown = 0  # how many of those nobody serves
+        self.gone: list[str] = []
+        self.gone_size = 0
+        self.table: dict[str, TopicQueues] | None = None  # all of it, where it is large
 
 
 class RouteTable:
@@ -196,52 +252,140 @@ class RouteTable:
         self._by_addr: dict[tuple[str, str], LiveBroker] = {}
         self._by_connection: dict[Hashable, set[tuple[str, str]]] = {}
         self._clusters: dict[str, set[str]] = {}
-        # Changed by _put_queues() and _drop_queues() only.
-        self._topics: dict[str, dict[str, TopicQueues]] = {}
-        self._topics_of: dict[str, set[str]] = {}
+        # Changed by _index() and _unindex() only.
+        self._names_of: dict[str, tuple[str, ...]] = {}
+        # Broker name -> topics that registrations under way are about to serve.
+        self._coming: dict[str, list[Collection[str]]] = {}
+        # Bookkeeping that is not done yet, and who is told of it.
+        self._left: deque[Steps[None]] = deque()
+        self.on_left: Callable[[], None] = lambda: None
 
     # --- brokers come, stay and go ----------------------------------------------------------------------------
 
     def register(self, new: Registration, *, now_ms: int, connection: Hashable) -> Registered:
-        """Take a broker in, or renew what is known of it.
+        """`registering` at once."""
+        return at_once(self.registering(new, now_ms=now_ms, connection=connection))
+
+    def registering(self, new: Registration, *, now_ms: int, connection: Hashable) -> Steps[Registered]:
+        """Take a broker in, or renew what is known of it; nothing of it is seen before the last step.
 
         Raises RequestError, with nothing changed, when a broker that is not known yet sends a single topic, when
         the name belongs to another cluster, and when a bound would be passed.
         """
-        self._refuse_foreign_cluster(new)
+        name = new.broker_name
+        for _ in range(PLANS_MAX):
+            self._refuse_foreign_cluster(new)
+            stance = self._stance(new)
+            if self._holds_newer_state(stance.held, new):
+                self._drop_addr(new.cluster, new.broker_addr)
+                self._tidy()
+                return Registered(accepted=False)
+            self._refuse_unknown(new, stance.held)
+            change = yield from self._planned(new, stance)
+            self._refuse_new_topics(change.unknown)
+            self._refuse_beyond_memory(new, connection, change.size)
+            self._coming.setdefault(name, []).append(change.fresh)
+            done = None
+            try:
+                yield from self._index_all(name, change.fresh)
+                yield from self._made_ready(change, stance.group)
+                if self._stance(new) == stance:
+                    self._refuse_unknown(new, stance.held)
+                    self._refuse_beyond_memory(new, connection, change.size)
+                    done = self._admit(new, stance, change, now_ms, connection)
+                    return done
+            finally:
+                coming = self._coming[name]
+                coming[:] = [fresh for fresh in coming if fresh is not change.fresh]
+                if not coming:
+                    del self._coming[name]
+                if done is None and change.fresh:
+                    self._left.append(self._swept(name, change.fresh, None))
+                self._tidy()
+        raise _busy(name)
+
+    def _stance(self, new: Registration) -> _Stance:
         group = self._groups.get(new.broker_name)
-        members = group.members if group else {}
-        held = members.get(new.broker_id)
-        if self._holds_newer_state(held, new):
-            self._drop_addr(new.cluster, new.broker_addr)
-            return Registered(accepted=False)
-        if held is None and len(new.topics) == 1:
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR,
-                f"register broker failed: {new.broker_name} ({new.broker_addr}) is not known here and sent only "
-                "one topic; send all topics first",
-            )
-        self._refuse_beyond_limits(new, held)
-        self._refuse_beyond_memory(new, connection)
-        return self._admit(new, held, now_ms, connection)
+        held = group.members.get(new.broker_id) if group else None
+        before = self._by_addr.get((new.cluster, new.broker_addr))
+        ids = group.ids if group else []
+        if before is not None and before.broker_name == new.broker_name and ids[0] == before.broker_id:
+            ids = ids[1:2]  # it leaves its old id
+        is_master = new.broker_id == MASTER_ID
+        is_prime_slave = (
+            not is_master and new.acting_master is not None and not (ids and ids[0] < new.broker_id)
+        )
+        return _Stance(
+            group=group,
+            changes=group.changes if group else 0,
+            held=held,
+            speaks=is_master or is_prime_slave,
+            all_of_them=held is None or before is None or before.data_version != new.data_version,
+            read_only=is_prime_slave and bool(new.acting_master),
+        )
+
+    def _planned(self, new: Registration, stance: _Stance) -> Steps[_Change]:
+        """What is to be changed; nothing is."""
+        change = _Change()
+        if not stance.speaks:
+            return change
+        known = stance.group.topics if stance.group else {}
+        for number, (topic, queues) in enumerate(new.topics.items(), 1):
+            if number % STEP_TOPICS == 0:
+                yield
+            held = known.get(topic)
+            if held is None:
+                change.fresh.add(topic)
+                change.size += share_size(topic)
+                change.unknown += topic not in self._names_of
+            elif not stance.all_of_them:
+                continue
+            shares = _with_perm(queues, queues.perm & ~Perm.WRITE) if stance.read_only else queues
+            if held != shares:
+                change.changed[topic] = shares
+        if self.drop_unlisted_topics:
+            for number, topic in enumerate(list(known), 1):
+                if number % STEP_TOPICS == 0:
+                    yield
+                if topic not in new.topics:
+                    change.gone.append(topic)
+                    change.gone_size += share_size(topic)
+        return change
+
+    def _made_ready(self, change: _Change, group: BrokerGroup | None) -> Steps[None]:
+        """A large change becomes a new dict of topics."""
+        if len(change.changed) + len(change.gone) <= IN_PLACE_MAX:
+            return
+        known = group.topics if group else {}
+        if not known:
+            change.table = change.changed
+            return
+        change.table = table = dict(known)
+        for number, topic in enumerate(change.gone, 1):
+            table.pop(topic, None)
+            if number % STEP_TOPICS == 0:
+                yield
+        for number, (topic, queues) in enumerate(change.changed.items(), 1):
+            table[topic] = queues
+            if number % STEP_TOPICS == 0:
+                yield
 
     def _admit(
-        self, new: Registration, held: LiveBroker | None, now_ms: int, connection: Hashable
+        self, new: Registration, stance: _Stance, change: _Change, now_ms: int, connection: Hashable
     ) -> Registered:
-        """The registration is good: change the table."""
-        known = self._groups.get(new.broker_name)
-        old_min_id = known.min_id if known else None
+        """The registration is good, and nothing has changed since it was looked at: change the table."""
+        held = stance.held
+        old_min_id = stance.group.min_id if stance.group else None
         before = self._by_addr.get((new.cluster, new.broker_addr))
         if before is not None and (before.broker_name, before.broker_id) != (new.broker_name, new.broker_id):
             self._leave_for_switch(before, new.broker_name)
-        version_changed = before is None or before.data_version != new.data_version
         group = self._join(new, held, now_ms, connection)
-        changed = self._take_topics(group, new, all_of_them=held is None or version_changed)
+        self._take_topics(group, change)
         min_id_fell = old_min_id is not None and new.broker_id < old_min_id
         master = group.members.get(MASTER_ID) if new.broker_id != MASTER_ID else None
         return Registered(
             first=held is None,
-            topics_changed=changed,
+            topics_changed=len(change.changed) + len(change.gone),
             replaced_addr=held.broker_addr if held and held.broker_addr != new.broker_addr else None,
             master_addr=master.broker_addr if master else None,
             master_ha_addr=master.ha_server_addr if master else None,
@@ -250,21 +394,41 @@ class RouteTable:
 
     def unregister(self, cluster: str, broker_addr: str) -> Removal | None:
         """A broker says goodbye. None when it is not known."""
-        return self._drop_addr(cluster, broker_addr)
+        removal = self._drop_addr(cluster, broker_addr)
+        self._tidy()
+        return removal
 
     def connection_lost(self, connection: Hashable) -> list[Removal]:
-        """The connection of a broker is gone, and with it every broker that registered through it last."""
-        keys = sorted(self._by_connection.get(connection, ()))
-        return [removal for key in keys if (removal := self._drop_addr(*key))]
+        """`losing` at once."""
+        return list(self.losing(connection))
+
+    def losing(self, connection: Hashable) -> Iterator[Removal]:
+        """The connection of a broker is gone, and with it every broker that registered through it last.
+
+        Each is removed when it is asked for: there may be thousands.
+        """
+        for member in self._leavers(self._by_addr[key] for key in self._by_connection.get(connection, ())):
+            if member.connection == connection and self._by_addr.get(member.key) is member:
+                yield self._left_alone(member)
 
     def expire(self, now_ms: int) -> list[Removal]:
-        """Remove every broker that has been silent longer than the time-out it asked for."""
-        late = [
-            broker.key
-            for broker in self._by_addr.values()
-            if now_ms - broker.last_update_ms > broker.timeout_ms
-        ]
-        return [removal for key in late if (removal := self._drop_addr(*key))]
+        """`expiring` at once."""
+        return list(self.expiring(now_ms))
+
+    def expiring(self, now_ms: int) -> Iterator[Removal]:
+        """Remove every broker that has been silent longer than the time-out it asked for, each when it is asked for."""
+        for member in self._leavers(one for one in self._by_addr.values() if one.is_late(now_ms)):
+            if member.is_late(now_ms) and self._by_addr.get(member.key) is member:
+                yield self._left_alone(member)
+
+    def _leavers(self, members: Iterable[LiveBroker]) -> list[LiveBroker]:
+        """In the order in which they leave: of each name the smallest id last, so that one change is told."""
+        return sorted(members, key=lambda one: (one.cluster, one.broker_name, -one.broker_id))
+
+    def _left_alone(self, member: LiveBroker) -> Removal:
+        removal = self._leave(member)
+        self._tidy()
+        return removal
 
     def heartbeat(self, cluster: str, broker_addr: str, now_ms: int) -> bool:
         """A sign of life. False when the broker is not known."""
@@ -287,55 +451,101 @@ class RouteTable:
     # --- topics -----------------------------------------------------------------------------------------------
 
     def set_writable(self, broker_name: str, writable: bool) -> int:
+        """`setting_writable` at once."""
+        return at_once(self.setting_writable(broker_name, writable))
+
+    def setting_writable(self, broker_name: str, writable: bool) -> Steps[int]:
         """Give or take write permission on every topic of a broker name; the number of its topics."""
-        topics = self._topics_of.get(broker_name, set())
-        for topic in topics:
-            queues = self._topics[topic][broker_name]
-            perm = Perm.READ_WRITE if writable else queues.perm & ~Perm.WRITE
-            self._topics[topic][broker_name] = replace(queues, perm=perm)
-        return len(topics)
+        for _ in range(PLANS_MAX):
+            group = self._groups.get(broker_name)
+            if group is None:
+                return 0
+            changes, table = group.changes, {}
+            for number, (topic, queues) in enumerate(list(group.topics.items()), 1):
+                table[topic] = _with_perm(queues, Perm.READ_WRITE if writable else queues.perm & ~Perm.WRITE)
+                if number % STEP_TOPICS == 0:
+                    yield
+            if self._groups.get(broker_name) is group and group.changes == changes:
+                count = len(table)
+                self._swap(group, table)
+                self._tidy()
+                return count
+        raise _busy(broker_name)
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> int:
         """Forget a topic, everywhere or on the brokers of one cluster; the number of brokers that lost it."""
-        names = set(self._topics.get(topic, ()))
-        if cluster:
-            names &= self._clusters.get(cluster, set())
-        for name in names:
-            self._drop_queues(topic, name)
-        return len(names)
+        groups = [group for group, _ in self._serving(topic) if not cluster or group.cluster == cluster]
+        for group in groups:
+            del group.topics[topic]
+            group.changes += 1
+            self._count(group, -share_size(topic))
+            self._unindex(topic, group.broker_name)
+        return len(groups)
 
     def register_topic(self, topic: str, queues: Mapping[str, TopicQueues]) -> bool:
         """Add a topic on brokers that are known. False, with nothing changed, when one of them is not."""
         if not queues or not self._groups.keys() >= queues.keys():
             return False
-        self._refuse_new_topics({topic})
-        known = self._topics.get(topic, {})
-        size = share_size(topic) * len(queues.keys() - known.keys())
+        self._refuse_new_topics(topic not in self._names_of)
+        fresh = [name for name in queues if topic not in self._groups[name].topics]
+        size = share_size(topic) * len(fresh)
         self._memory.take(NOBODY, TABLES, size)
         self._memory.give(NOBODY, TABLES, size)
         for broker_name, shares in queues.items():
-            self._put_queues(topic, broker_name, shares)
+            group = self._groups[broker_name]
+            if group.topics.get(topic) == shares:
+                continue
+            self._index(topic, broker_name)
+            if topic not in group.topics:
+                self._count(group, share_size(topic))
+            group.topics[topic] = shares
+            group.changes += 1
         return True
 
     # --- answers ----------------------------------------------------------------------------------------------
 
     def route(self, topic: str) -> TopicRouteData | None:
+        """`routing` at once."""
+        return at_once(self.routing(topic))
+
+    def breadth(self, topic: str) -> int:
+        """How many brokers a route may have to name, each with its address."""
+        groups = self._groups
+        return sum([len(groups[name].ids) for name in self._names_of.get(topic, ()) if name in groups])
+
+    def routing(self, topic: str) -> Steps[TopicRouteData | None]:
         """Where a topic lives, or None when nobody serves it."""
-        queues = self._topics.get(topic)
-        if not queues:
-            return None
-        names = sorted(queues)
-        return TopicRouteData(
-            broker_datas=[self._shown_group(topic, self._groups[name], queues[name]) for name in names],
-            filter_server_table=self._filter_servers(names),
-            queue_datas=[_queue_data(name, queues[name]) for name in names],
-        )
+        route = TopicRouteData()
+        passed = 0
+        for name in sorted(self._names_of.get(topic, ())):
+            group = self._groups.get(name)
+            queues = group.topics.get(topic) if group else None
+            if group is None or queues is None:
+                continue
+            route.broker_datas.append(self._shown_group(topic, group, queues))
+            route.filter_server_table |= _filter_servers(group)
+            route.queue_datas.append(_queue_data(name, queues))
+            passed += len(group.ids)
+            if passed >= STEP_TOPICS // 2:
+                passed = 0
+                yield
+        return route if route.queue_datas else None
 
     def cluster_info(self) -> ClusterInfo:
-        return ClusterInfo(
-            broker_addr_table={name: self._groups[name].data() for name in sorted(self._groups)},
-            cluster_addr_table={name: sorted(self._clusters[name]) for name in sorted(self._clusters)},
-        )
+        """`describing` at once."""
+        return at_once(self.describing())
+
+    def describing(self) -> Steps[ClusterInfo]:
+        """All clusters and brokers."""
+        info = ClusterInfo()
+        for number, name in enumerate(sorted(self._groups), 1):
+            group = self._groups.get(name)
+            if group is not None:  # it may leave meanwhile
+                info.broker_addr_table[name] = group.data()
+                info.cluster_addr_table.setdefault(group.cluster, []).append(name)
+            if number % STEP_TOPICS == 0:
+                yield
+        return info
 
     def member_group(self, broker_name: str) -> dict[int, str]:
         """Broker id to address of a broker name; empty when it is not known."""
@@ -343,18 +553,48 @@ class RouteTable:
         return group.addrs() if group else {}
 
     def topics(self) -> list[str]:
-        return sorted(self._topics)
+        return at_once(self.listing())
 
     def topics_of_cluster(self, cluster: str) -> list[str]:
-        names = self._clusters.get(cluster, set())
-        return sorted(set().union(*(self._topics_of.get(name, set()) for name in names)))
+        return at_once(self.listing(cluster=cluster))
 
     def topics_by_flag(self, *, unit: bool | None = None, unit_subscription: bool | None = None) -> list[str]:
-        """Topics whose flags are as asked; None means either. The first broker's flags count."""
+        return at_once(self.listing(unit=unit, unit_subscription=unit_subscription))
+
+    def listing(
+        self,
+        *,
+        cluster: str | None = None,
+        unit: bool | None = None,
+        unit_subscription: bool | None = None,
+    ) -> Steps[list[str]]:
+        """Topics that somebody serves, of a cluster or with flags as asked; None means any. The first broker's flags
+        count.
+        """
+        found = []
+        for number, topic in enumerate(list(self._names_of), 1):
+            if number % STEP_TOPICS == 0:
+                yield
+            serving = self._serving(topic)
+            if cluster is not None:
+                wanted = any(group.cluster == cluster for group, _ in serving)
+            elif unit is None and unit_subscription is None:
+                wanted = bool(serving)
+            else:
+                wanted = bool(serving) and _flags_match(
+                    min(serving, key=_name_of)[1].topic_sys_flag, unit, unit_subscription
+                )
+            if wanted:
+                found.append(topic)
+        return (yield from sorted_steps(found))
+
+    def _serving(self, topic: str) -> list[tuple[BrokerGroup, TopicQueues]]:
+        """Who serves a topic, and how."""
+        groups = self._groups
         return [
-            topic
-            for topic, queues in sorted(self._topics.items())
-            if _flags_match(queues[min(queues)].topic_sys_flag, unit, unit_subscription)
+            (group, queues)
+            for name in self._names_of.get(topic, ())
+            if (group := groups.get(name)) is not None and (queues := group.topics.get(topic)) is not None
         ]
 
     def system_topics(self) -> tuple[list[str], str | None]:
@@ -375,7 +615,7 @@ class RouteTable:
             "clusters": len(self._clusters),
             "broker_names": len(self._groups),
             "brokers": len(self._by_addr),
-            "topics": len(self._topics),
+            "topics": len(self._names_of),
         }
 
     def check(self) -> None:
@@ -394,19 +634,21 @@ class RouteTable:
         for name, group in self._groups.items():
             clusters.setdefault(group.cluster, set()).add(name)
         assert clusters == self._clusters, "the cluster index differs"
-        topics_of: dict[str, set[str]] = {}
-        for topic, queues in self._topics.items():
-            assert queues, f"topic {topic} without brokers"
-            for name in queues:
-                topics_of.setdefault(name, set()).add(topic)
-        assert topics_of == self._topics_of, "the topic index differs"
+        served: dict[str, set[str]] = {}
         for name, group in self._groups.items():
-            assert group.size == sum(map(share_size, topics_of.get(name, ()))), "the account differs"
+            for topic in group.topics:
+                served.setdefault(topic, set()).add(name)
+            assert group.ids == sorted(group.members), "the list of ids differs"
+            assert group.size == sum(map(share_size, group.topics)), "the account differs"
             assert group.bearer in {member.connection for member in group.members.values()}, "a lost bearer"
+        may_serve = {topic: set(names) for topic, names in self._names_of.items()}
+        assert all(may_serve.get(topic, set()) >= names for topic, names in served.items()), "not indexed"
+        if not self._left and not self._coming:
+            assert may_serve == served, "the topic index differs"
+        assert all(map(self._names_of.get, self._names_of)), "a topic without brokers"
         counted = sum(group.size for group in self._groups.values())
         assert self._memory.kinds[TABLES] == counted, "the account's sum differs"
         assert self._memory.kinds[MEMBERS] == sum(member.size for member in members)
-        assert topics_of.keys() <= self._groups.keys(), "a topic of a broker that is not known"
 
     # --- refusals: nothing is changed in here -----------------------------------------------------------------
 
@@ -426,7 +668,13 @@ class RouteTable:
             return False
         return held.data_version.state_version > new.data_version.state_version
 
-    def _refuse_beyond_limits(self, new: Registration, held: LiveBroker | None) -> None:
+    def _refuse_unknown(self, new: Registration, held: LiveBroker | None) -> None:
+        if held is None and len(new.topics) == 1:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"register broker failed: {new.broker_name} ({new.broker_addr}) is not known here and sent only "
+                "one topic; send all topics first",
+            )
         known = (new.cluster, new.broker_addr) in self._by_addr or held is not None
         if not known and len(self._by_addr) >= self.limits.brokers_max:
             raise RequestError(
@@ -434,12 +682,9 @@ class RouteTable:
                 f"register broker failed: {len(self._by_addr)} brokers are registered, maxBrokers is "
                 f"{self.limits.brokers_max}",
             )
-        self._refuse_new_topics(new.topics.keys())
 
-    def _refuse_beyond_memory(self, new: Registration, connection: Hashable) -> None:
-        """Whether there is room for the member and those of its topics that are new."""
-        known = self._topics_of.get(new.broker_name, set())
-        size = sum([share_size(topic) for topic in new.topics if topic not in known])
+    def _refuse_beyond_memory(self, new: Registration, connection: Hashable, size: int) -> None:
+        """Whether there is room for the member and those of its topics that are new, which have `size` bytes."""
         group = self._groups.get(new.broker_name)
         if group is not None and group.bearer is not connection:
             self._memory.take(connection, TABLES, group.size, of_sum=0)
@@ -448,8 +693,8 @@ class RouteTable:
         self._memory.take(connection, TABLES, size)
         self._memory.give(connection, TABLES, size)
 
-    def _refuse_new_topics(self, topics: Iterable[str]) -> None:
-        count = len(self._topics) + sum(topic not in self._topics for topic in topics)
+    def _refuse_new_topics(self, more: int) -> None:
+        count = len(self._names_of) + more
         if count > self.limits.topics_max:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
@@ -478,9 +723,10 @@ class RouteTable:
             size=_member_size(new),
         )
         self._memory.note(connection, MEMBERS, member.size)
-        group = self._groups.setdefault(new.broker_name, BrokerGroup(new.cluster, new.broker_name, {}))
+        group = self._groups.setdefault(new.broker_name, BrokerGroup(new.cluster, new.broker_name))
         group.acting_master = bool(new.acting_master)
         group.members[new.broker_id] = member
+        insort(group.ids, new.broker_id)
         self._bear(group, connection)
         self._by_addr[member.key] = member
         self._by_connection.setdefault(connection, set()).add(member.key)
@@ -489,7 +735,9 @@ class RouteTable:
 
     def _forget_member(self, member: LiveBroker) -> None:
         """Take a member out of its group and the indexes; the group may be left empty."""
-        del self._groups[member.broker_name].members[member.broker_id]
+        group = self._groups[member.broker_name]
+        del group.members[member.broker_id]
+        del group.ids[bisect_left(group.ids, member.broker_id)]
         del self._by_addr[member.key]
         self._memory.give(member.connection, MEMBERS, member.size)
         keys = self._by_connection[member.connection]
@@ -512,24 +760,34 @@ class RouteTable:
         """Remove a member, its group when it was the last one, and the topics that nobody serves any more."""
         group = self._groups[member.broker_name]
         was_min = member.broker_id == group.min_id
-        topics_before = len(self._topics)
-        self._forget_member(member)
-        if not group.members:
-            self._remove_group(group)
-        else:
-            if group.bearer is member.connection:
-                self._bear(group, group.members[group.min_id].connection)
-            if group.acting_master and MASTER_ID not in group.members:
-                self.set_writable(group.broker_name, False)
-        return Removal(
+        removal = Removal(
             cluster=member.cluster,
             broker_name=member.broker_name,
             broker_id=member.broker_id,
             broker_addr=member.broker_addr,
             connection=member.connection,
-            topics_removed=topics_before - len(self._topics),
-            change=self._member_change(group, member.broker_addr) if was_min and group.members else None,
+            change=None,
         )
+        self._forget_member(member)
+        if not group.members:
+            self._remove_group(group, removal)
+            return removal
+        if group.bearer is member.connection:
+            self._bear(group, group.members[group.min_id].connection)
+        if group.acting_master and MASTER_ID not in group.members:
+            self._left.append(self._closed_to_writes(group))
+        if was_min:
+            removal.change = self._member_change(group, member.broker_addr)
+        return removal
+
+    def _closed_to_writes(self, group: BrokerGroup) -> Steps[None]:
+        """A group that has lost its master is read only."""
+        if self._groups.get(group.broker_name) is not group or MASTER_ID in group.members:
+            return
+        try:
+            yield from self.setting_writable(group.broker_name, False)
+        except RequestError:  # others change the same topics all the time: later
+            self._left.append(self._closed_to_writes(group))
 
     def _bear(self, group: BrokerGroup, connection: Hashable) -> None:
         """From here on the group's topics are counted for this connection."""
@@ -539,62 +797,101 @@ class RouteTable:
                 self._memory.note(connection, TABLES, group.size, of_sum=0)
             group.bearer = connection
 
-    def _remove_group(self, group: BrokerGroup) -> None:
+    def _remove_group(self, group: BrokerGroup, removal: Removal) -> None:
         self._memory.give(group.bearer, TABLES, group.size)
-        group.size = 0
         del self._groups[group.broker_name]
         names = self._clusters[group.cluster]
         names.discard(group.broker_name)
         if not names:
             del self._clusters[group.cluster]
-        for topic in list(self._topics_of.get(group.broker_name, ())):
-            self._drop_queues(topic, group.broker_name)
+        if group.topics:
+            removal.topics_removed = None
+            self._left.append(self._swept(group.broker_name, group.topics, removal))
 
-    def _take_topics(self, group: BrokerGroup, new: Registration, *, all_of_them: bool) -> int:
-        """Store the topics of a member that speaks for its group; the number of shares that changed."""
-        is_master = new.broker_id == MASTER_ID
-        is_prime_slave = not is_master and new.acting_master is not None and new.broker_id == group.min_id
-        if not is_master and not is_prime_slave:
-            return 0
-        known = self._topics_of.get(new.broker_name, set())
-        changed = 0
-        if self.drop_unlisted_topics:
-            gone = known - new.topics.keys()
-            for topic in gone:
-                self._drop_queues(topic, new.broker_name)
-            changed = len(gone)
-        read_only = is_prime_slave and group.acting_master
-        for topic, queues in new.topics.items():
-            if not all_of_them and topic in known:
-                continue
-            shares = replace(queues, perm=queues.perm & ~Perm.WRITE) if read_only else queues
-            changed += self._put_queues(topic, new.broker_name, shares)
-        return changed
+    def _take_topics(self, group: BrokerGroup, change: _Change) -> None:
+        """The prepared change takes effect."""
+        if change.table is not None:
+            self._swap(group, change.table)
+        elif change.changed or change.gone:
+            for topic in change.gone:
+                del group.topics[topic]
+            group.topics.update(change.changed)
+            group.changes += 1
+        self._count(group, change.size - change.gone_size)
+        if change.gone:
+            self._left.append(self._swept(group.broker_name, set(change.gone), None))
 
-    def _put_queues(self, topic: str, broker_name: str, queues: TopicQueues) -> bool:
-        by_broker = self._topics.setdefault(topic, {})
-        if by_broker.get(broker_name) == queues:
-            return False
-        if broker_name not in by_broker:
-            self._count(broker_name, share_size(topic))
-        by_broker[broker_name] = queues
-        self._topics_of.setdefault(broker_name, set()).add(topic)
-        return True
+    def _swap(self, group: BrokerGroup, table: dict[str, TopicQueues]) -> None:
+        old, group.topics = group.topics, table
+        group.changes += 1
+        if old:
+            self._left.append(_emptied(old))
 
-    def _count(self, broker_name: str, size: int) -> None:
+    def _count(self, group: BrokerGroup, size: int) -> None:
+        group.size += size
+        self._memory.note(group.bearer, TABLES, size)
+
+    def _index_all(self, broker_name: str, topics: Iterable[str]) -> Steps[None]:
+        """Whoever asks for these looks at the broker from here on."""
+        for number, topic in enumerate(topics, 1):
+            self._index(topic, broker_name)
+            if number % STEP_TOPICS == 0:
+                self._refuse_new_topics(0)  # others register too
+                yield
+        self._refuse_new_topics(0)
+
+    def _index(self, topic: str, broker_name: str) -> None:
+        names = self._names_of.get(topic, ())
+        if broker_name not in names:
+            self._names_of[topic] = (*names, broker_name)
+
+    def _unindex(self, topic: str, broker_name: str) -> bool:
+        """Whether nobody serves the topic any more. Nothing happens when the broker serves it, or is about to."""
+        names = self._names_of.get(topic, ())
         group = self._groups.get(broker_name)
-        if group is not None:  # else it is being removed, and has been given back as a whole
-            group.size += size
-            self._memory.note(group.bearer, TABLES, size)
+        if broker_name not in names or (group is not None and topic in group.topics):
+            return False
+        if any(topic in coming for coming in self._coming.get(broker_name, ())):
+            return False
+        if len(names) == 1:
+            del self._names_of[topic]
+            return True
+        self._names_of[topic] = tuple([name for name in names if name != broker_name])
+        return False
 
-    def _drop_queues(self, topic: str, broker_name: str) -> None:
-        self._count(broker_name, -share_size(topic))
-        del self._topics[topic][broker_name]
-        if not self._topics[topic]:
-            del self._topics[topic]
-        self._topics_of[broker_name].discard(topic)
-        if not self._topics_of[broker_name]:
-            del self._topics_of[broker_name]
+    # --- what is left over ------------------------------------------------------------------------------------
+
+    def tidying(self) -> Steps[None]:
+        """Do what changes have left over."""
+        while self._left:
+            steps = self._left.popleft()
+            for _ in steps:
+                self._left.appendleft(steps)  # it is not over
+                break
+            yield
+
+    def _tidy(self) -> None:
+        """Little is done at once."""
+        for _ in islice(self.tidying(), TIDY_AT_ONCE):
+            pass
+        if self._left:
+            self.on_left()
+
+    def _swept(
+        self, broker_name: str, topics: dict[str, TopicQueues] | set[str], removal: Removal | None
+    ) -> Steps[None]:
+        """The broker does not serve these any more: take it out of the index."""
+        pop = topics.popitem if isinstance(topics, dict) else topics.pop
+        count = number = 0
+        while topics:
+            popped = pop()
+            topic = popped if isinstance(popped, str) else popped[0]
+            count += self._unindex(topic, broker_name)
+            number += 1
+            if number % STEP_TOPICS == 0:
+                yield
+        if removal is not None:
+            removal.topics_removed = count
 
     # --- shaping answers --------------------------------------------------------------------------------------
 
@@ -629,14 +926,38 @@ class RouteTable:
             data.broker_addrs = {MASTER_ID: acting, **addrs}
         return data
 
-    def _filter_servers(self, broker_names: Iterable[str]) -> dict[str, list[str]]:
-        """Address to filter servers, for the members that announced some (a feature of old brokers)."""
-        return {
-            member.broker_addr: list(member.filter_servers)
-            for name in broker_names
-            for member in self._groups[name].members.values()
-            if member.filter_servers
-        }
+
+def _filter_servers(group: BrokerGroup) -> dict[str, list[str]]:
+    """Address to filter servers, for the members that announced some (a feature of old brokers)."""
+    return {
+        member.broker_addr: list(member.filter_servers)
+        for member in group.members.values()
+        if member.filter_servers
+    }
+
+
+def _emptied(table: dict[str, TopicQueues]) -> Steps[None]:
+    """To free 100,000 at once takes long too."""
+    number = 0
+    while table:
+        table.popitem()
+        number += 1
+        if number % STEP_TOPICS == 0:
+            yield
+
+
+def _with_perm(queues: TopicQueues, perm: int) -> TopicQueues:
+    return TopicQueues(queues.read_queue_nums, queues.write_queue_nums, perm, queues.topic_sys_flag)
+
+
+def _name_of(serving: tuple[BrokerGroup, TopicQueues]) -> str:
+    return serving[0].broker_name
+
+
+def _busy(broker_name: str) -> RequestError:
+    return RequestError(
+        ResponseCode.SYSTEM_BUSY, f"the topics of {broker_name} are being changed by others; try again"
+    )
 
 
 def share_size(topic: str) -> int:

@@ -10,7 +10,8 @@ Touches  the event loop, one listening address, the KV config file at its start.
 It runs inside a program of its own (`main.run`) or beside a broker in one process.
 
 Invariants
-- A broker whose connection is gone is unregistered in the same turn of the loop.
+- A broker whose connection is gone is unregistered in the same turn of the loop; of very many over one connection the
+  others in the turns that follow.
 - After `close()` no task of the nameserver is left.
 """
 
@@ -25,6 +26,7 @@ import structlog
 from aerobee_nameserver.config import NameserverConfig
 from aerobee_nameserver.handlers import Handlers
 from aerobee_nameserver.kv_config import KvConfig
+from aerobee_nameserver.removals import Removals
 from aerobee_nameserver.route_table import MemberChange, Removal, RouteTable
 from aerobee_proto.codes import RequestCode
 from aerobee_remoting.client import RemotingClient
@@ -70,8 +72,14 @@ class NameServer:
             memory=self.memory,
         )
         self.routes = RouteTable(memory=self.memory)
+        self._removals = Removals(self.routes, self._announce)
         self._handlers = Handlers(
-            config, routes=self.routes, kv=self._kv, now_ms=now_ms, announce=self._announce
+            config,
+            routes=self.routes,
+            kv=self._kv,
+            now_ms=now_ms,
+            announce=self._announce,
+            removals=self._removals,
         )
         self._server = RemotingServer(
             self._handlers.table(),
@@ -134,18 +142,20 @@ class NameServer:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._server.close()
+        await self._removals.close()
         await self._client.close()
         self._handlers.close()
         log.info("nameserver.stopped", address=self.address)
 
     def expire_silent(self) -> None:
         """Remove the brokers that have been silent for too long; the scan calls this."""
-        for removal in self.routes.expire(self._now_ms()):
-            _log_removal("nameserver.broker_expired", removal, "silent")
-            self._follow_up(removal)
-            connection = removal.connection
-            if isinstance(connection, Connection) and not self.routes.has_connection(connection):
-                connection.close("its broker has been silent for too long")
+        silent = self.routes.expiring(self._now_ms())
+        self._removals.follow(silent, "nameserver.broker_expired", "silent", self._close_unless_used)
+
+    def _close_unless_used(self, removal: Removal) -> None:
+        connection = removal.connection
+        if isinstance(connection, Connection) and not self.routes.has_connection(connection):
+            connection.close("its broker has been silent for too long")
 
     async def _scan(self) -> None:
         while True:
@@ -160,16 +170,13 @@ class NameServer:
     def _on_disconnect(self, connection: Connection) -> None:
         if self._closing:
             return
-        for removal in self.routes.connection_lost(connection):
-            _log_removal("nameserver.broker_unregistered", removal, "connection lost")
-            self._follow_up(removal)
-
-    def _follow_up(self, removal: Removal) -> None:
-        if removal.change is not None and self.config.notify_min_broker_id_changed:
-            self._announce(removal.change)
+        lost = self.routes.losing(connection)
+        self._removals.follow(lost, "nameserver.broker_unregistered", "connection lost")
 
     def _announce(self, change: MemberChange) -> None:
-        """Tell the members of a broker name which of them has the smallest id now."""
+        """Tell the members of a broker name which of them has the smallest id now, if that is wanted."""
+        if not self.config.notify_min_broker_id_changed:
+            return
         header = {
             "minBrokerId": str(change.min_broker_id),
             "brokerName": change.broker_name,
@@ -215,15 +222,3 @@ def _tls_context(config: NameserverConfig) -> ssl.SSLContext:
         context.load_verify_locations(config.tls_server_trust_cert_path)
         context.verify_mode = ssl.CERT_REQUIRED
     return context
-
-
-def _log_removal(event: str, removal: Removal, reason: str) -> None:
-    log.warning(
-        event,
-        cluster=removal.cluster,
-        broker_name=removal.broker_name,
-        broker_id=removal.broker_id,
-        broker_addr=removal.broker_addr,
-        topics_removed=removal.topics_removed,
-        reason=reason,
-    )

@@ -75,6 +75,7 @@ __all__ = [
     "QueueData",
     "QueueOffset",
     "RegisterBrokerBody",
+    "RegistrationReader",
     "ResetOffsetBody",
     "ResetOffsetListBody",
     "SubscriptionBody",
@@ -106,6 +107,9 @@ _REGISTER_RATIO_MAX: Final = 100  # inflated to sent; ten thousand topics of num
 _REGISTER_RATIO_FREE: Final = 64 * 1024  # bytes that may be inflated whatever the ratio
 _TOPIC_SIZE_MAX: Final = 64 * 1024  # bytes of one topic's text, or entry
 _TOPICS_MAX: Final = 250_000  # topics in one registration
+_OUTLINE_LISTS_MAX: Final = 16_384  # "[" in a plain registration: filter servers have one, topics none
+_OUTLINE_OBJECTS_MAX: Final = 2 * _TOPICS_MAX + 16  # "{": of a topic, and of its attributes
+_OUTLINE_COMMAS_MAX: Final = 16 * _TOPICS_MAX
 _SERVERS_SIZE_MAX: Final = 64 * 1024  # bytes of the list of filter servers
 REGISTER_TOLERANT_SIZE_MAX: Final = (
     1024 * 1024
@@ -537,53 +541,22 @@ class RegisterBrokerBody(JsonBody):
         """As of every body. A large one is read topic by topic, so that no single step takes long; a thread is the
         place for it. Static mappings are left out then. Near-JSON may have REGISTER_TOLERANT_SIZE_MAX bytes.
         """
-        if len(data) <= javajson.TOLERANT_SIZE_MAX:
-            return super().from_stranger(data)
-        try:
-            body = _decoder_of(_SlicedBody).decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            if len(data) > REGISTER_TOLERANT_SIZE_MAX:
-                raise FormatError(
-                    f"not a {cls.__name__}: {error}; a body of more than {REGISTER_TOLERANT_SIZE_MAX} bytes must be "
-                    "standard JSON, without null"
-                ) from error
-            return convert(javajson.loads(data), cls)
-        wrapper = body.topic_config_serialize_wrapper
-        servers = bytes(body.filter_server_list)
-        if len(servers) > _SERVERS_SIZE_MAX:
-            raise FormatError(f"the filter servers have {len(servers)} bytes, at most {_SERVERS_SIZE_MAX}")
-        return cls(
-            filter_server_list=convert(_strict(servers), list[str]),
-            topic_config_serialize_wrapper=TopicConfigWrapper(
-                data_version=wrapper.data_version,
-                topic_config_table=dict(_sliced_topics(bytes(wrapper.topic_config_table))),
-            ),
-        )
+        return cls._whole(RegistrationReader.plain(data))
 
     @classmethod
     def from_compressed(cls, data: bytes, *, with_mapping: bool) -> Self:
         """Read the compressed form; FormatError when it is broken or beyond its bounds once inflated."""
-        reader = _PieceReader(_inflate(data))
-        version = DataVersion.from_stranger(reader.piece(_VERSION_SIZE_MAX))
-        topics: dict[str, TopicConfig] = {}
-        for _ in range(reader.count("topics", _TOPICS_MAX)):
-            topic = _topic_from_text(reader.piece(_TOPIC_SIZE_MAX).decode("utf-8", "replace"))
-            topics[topic.topic_name] = topic
-        servers = convert(_strict(reader.piece(_SERVERS_SIZE_MAX) or b"[]"), list[str])
-        infos: dict[str, Any] = {}
-        if with_mapping and not reader.is_done:
-            tolerated = REGISTER_TOLERANT_SIZE_MAX
-            for _ in range(reader.count("mappings", _TOPICS_MAX)):
-                piece = reader.piece(javajson.TOLERANT_SIZE_MAX)
-                tolerated -= len(piece) + _LENGTH.size
-                if tolerated < 0:
-                    raise FormatError(f"the mappings take more than {REGISTER_TOLERANT_SIZE_MAX} bytes")
-                info = convert(javajson.loads(piece), dict[str, Any])
-                infos[str(info.get("topic", ""))] = info
+        return cls._whole(RegistrationReader.compressed(data, with_mapping=with_mapping))
+
+    @classmethod
+    def _whole(cls, reader: "RegistrationReader") -> Self:
+        topics = dict(reader.topics())
         wrapper = TopicConfigWrapper(
-            data_version=version, topic_config_table=topics, topic_queue_mapping_info_map=infos
+            data_version=reader.data_version,
+            topic_config_table=topics,
+            topic_queue_mapping_info_map=reader.mappings,
         )
-        return cls(filter_server_list=servers, topic_config_serialize_wrapper=wrapper)
+        return cls(filter_server_list=reader.filter_servers, topic_config_serialize_wrapper=wrapper)
 
     def to_compressed(self, *, with_mapping: bool) -> bytes:
         """The compressed form. It does not carry topic_sys_flag and order of a topic."""
@@ -596,6 +569,101 @@ class RegisterBrokerBody(JsonBody):
             pieces.append(_LENGTH.pack(len(infos)))
             pieces += [_piece(javajson.dumps(info)) for info in infos]
         return zlib.compress(b"".join(pieces))
+
+
+class RegistrationReader:
+    """Reads a registration topic by topic, so that no single step takes long and little is in memory at a time; a
+    thread is the place for large ones.
+
+    `data_version` is there at once, `filter_servers` and `mappings` when `topics()` has been walked to its end.
+    """
+
+    def __init__(self, data_version: DataVersion) -> None:
+        self.data_version = data_version
+        self.filter_servers: list[str] = []
+        self.mappings: dict[str, Any] = {}
+        self._topics: Iterator[tuple[str, TopicConfig]] = iter(())
+
+    def topics(self) -> Iterator[tuple[str, TopicConfig]]:
+        """Names and topics; FormatError where the body is broken. To be walked once."""
+        return self._topics
+
+    @classmethod
+    def old(cls, data: bytes) -> Self:
+        """The body of brokers older than version 37."""
+        return cls._of(RegisterBrokerBody.from_wrapper_bytes(data))
+
+    @classmethod
+    def _of(cls, body: RegisterBrokerBody) -> Self:
+        wrapper = body.topic_config_serialize_wrapper
+        reader = cls(wrapper.data_version)
+        reader.filter_servers = body.filter_server_list
+        reader.mappings = wrapper.topic_queue_mapping_info_map
+        reader._topics = iter(wrapper.topic_config_table.items())
+        return reader
+
+    @classmethod
+    def plain(cls, data: bytes) -> Self:
+        """Plain JSON. Of large bodies static mappings are left out, and REGISTER_TOLERANT_SIZE_MAX bytes of
+        near-JSON are read.
+        """
+        if len(data) <= javajson.TOLERANT_SIZE_MAX:
+            return cls._of(super(RegisterBrokerBody, RegisterBrokerBody).from_stranger(data))
+        try:
+            _check_outline(data)
+            body = _decoder_of(_SlicedBody).decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            if len(data) > REGISTER_TOLERANT_SIZE_MAX:
+                raise FormatError(
+                    f"not a RegisterBrokerBody: {error}; a body of more than {REGISTER_TOLERANT_SIZE_MAX} bytes "
+                    "must be standard JSON, without null"
+                ) from error
+            return cls._of(convert(javajson.loads(data), RegisterBrokerBody))
+        wrapper = body.topic_config_serialize_wrapper
+        servers = bytes(body.filter_server_list)
+        if len(servers) > _SERVERS_SIZE_MAX:
+            raise FormatError(f"the filter servers have {len(servers)} bytes, at most {_SERVERS_SIZE_MAX}")
+        reader = cls(wrapper.data_version)
+        reader.filter_servers = convert(_strict(servers), list[str])
+        reader._topics = _sliced_topics(bytes(wrapper.topic_config_table))
+        return reader
+
+    @classmethod
+    def compressed(cls, data: bytes, *, with_mapping: bool) -> Self:
+        """The compressed form; FormatError when it is broken or beyond its bounds once inflated."""
+        pieces = _PieceReader(_inflate(data))
+        reader = cls(DataVersion.from_stranger(pieces.piece(_VERSION_SIZE_MAX)))
+        reader._topics = reader._walk(pieces, with_mapping=with_mapping)
+        return reader
+
+    def _walk(self, pieces: "_PieceReader", *, with_mapping: bool) -> Iterator[tuple[str, TopicConfig]]:
+        for _ in range(pieces.count("topics", _TOPICS_MAX)):
+            topic = _topic_from_text(pieces.piece(_TOPIC_SIZE_MAX).decode("utf-8", "replace"))
+            yield topic.topic_name, topic
+        self.filter_servers = convert(_strict(pieces.piece(_SERVERS_SIZE_MAX) or b"[]"), list[str])
+        if not with_mapping or pieces.is_done:
+            return
+        tolerated = REGISTER_TOLERANT_SIZE_MAX
+        for _ in range(pieces.count("mappings", _TOPICS_MAX)):
+            piece = pieces.piece(javajson.TOLERANT_SIZE_MAX)
+            tolerated -= len(piece) + _LENGTH.size
+            if tolerated < 0:
+                raise FormatError(f"the mappings take more than {REGISTER_TOLERANT_SIZE_MAX} bytes")
+            info = convert(javajson.loads(piece), dict[str, Any])
+            self.mappings[str(info.get("topic", ""))] = info
+
+
+def _check_outline(data: bytes) -> None:
+    """What makes one pass over 16 MiB long is refused before: it holds all threads."""
+    for mark, what, count_max in (
+        (b"[", "lists", _OUTLINE_LISTS_MAX),
+        (b"{", "objects", _OUTLINE_OBJECTS_MAX),
+        (b",", "commas", _OUTLINE_COMMAS_MAX),
+        (b'"topicConfigSerializeWrapper"', "tables of topics", 1),
+    ):
+        count = data.count(mark)
+        if count > count_max:
+            raise FormatError(f"the registration has {count} {what}, at most {count_max} are allowed")
 
 
 class _SlicedWrapper(Struct, rename="camel"):

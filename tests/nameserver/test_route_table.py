@@ -301,7 +301,8 @@ def test_a_lost_connection_removes_its_brokers_at_once(table: Table) -> None:
     table.register(slave(2), connection="two")
     removed = table.routes.connection_lost("one")
     table.routes.check()
-    assert [removal.broker_id for removal in removed] == [0, 1]
+    assert [removal.broker_id for removal in removed] == [1, 0]
+    assert [removal.change and removal.change.min_broker_id for removal in removed] == [None, 2]
     assert table.addrs() == {2: "10.0.1.2:10911"}
     assert not table.routes.has_connection("one")
 
