@@ -15,7 +15,7 @@ import structlog
 from aerobee_nameserver.config import LIVE_FIELDS, NameserverConfig
 from aerobee_nameserver.kv_config import ORDER_TOPIC_CONFIG, KvConfig, Table
 from aerobee_nameserver.registration import AT_ONCE_SIZE_MAX, checked_queues, checked_topic, read_registration
-from aerobee_nameserver.removals import Removals
+from aerobee_nameserver.removals import ASKED, Removals
 from aerobee_nameserver.route_table import MemberChange, Registered, Registration, RouteLimits, RouteTable
 from aerobee_proto.bodies import (
     BrokerMemberGroup,
@@ -227,7 +227,7 @@ class Handlers:
         async with _order_of(request):
             removal = self._routes.unregister(cluster, broker_addr)
         if removal is not None:
-            self._removals.follow(iter([removal]), "nameserver.broker_unregistered", "asked")
+            self._removals.follow(iter([removal]), ASKED)
         return Response()
 
     def heartbeat(self, request: Request) -> Response:

@@ -20,9 +20,10 @@ import structlog
 from aerobee_nameserver.route_table import MemberChange, Removal, RouteTable
 from aerobee_remoting.slices import Steps, in_slices
 
-__all__ = ["Removals"]
+__all__ = ["ASKED", "LOST", "SILENT", "Removals"]
 
 AT_ONCE: Final = 16  # brokers removed in the turn in which they are known to leave
+ASKED, LOST, SILENT = "asked", "connection lost", "silent"  # reasons
 STEP: Final = 4  # brokers between two yields: each may be a line in the log
 
 log = structlog.get_logger()
@@ -37,7 +38,7 @@ class Removals:
         self._announce = announce
         routes.on_left = self._tidy
         # Moved by follow() and _tidied().
-        self._untold: list[tuple[Removal, str, str]] = []  # with event and reason
+        self._untold: list[tuple[Removal, str]] = []  # with the reason
         self._tidying = False
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -51,7 +52,6 @@ class Removals:
     def follow(
         self,
         removals: Iterator[Removal],
-        event: str,
         reason: str,
         then: Callable[[Removal], None] = lambda _: None,
     ) -> None:
@@ -60,7 +60,7 @@ class Removals:
         def some(count: int) -> bool:
             found = list(islice(removals, count))
             for removal in found:
-                self._one(removal, event, reason)
+                self._one(removal, reason)
                 then(removal)
             return len(found) == count
 
@@ -71,13 +71,13 @@ class Removals:
         if some(AT_ONCE):
             self._start(rest())
 
-    def _one(self, removal: Removal, event: str, reason: str) -> None:
+    def _one(self, removal: Removal, reason: str) -> None:
         if removal.change is not None:
             self._announce(removal.change)
         if removal.topics_removed is None:
-            self._untold.append((removal, event, reason))
+            self._untold.append((removal, reason))
         else:
-            _tell(removal, event, reason)
+            _tell(removal, reason)
 
     def _tidy(self) -> None:
         if not self._tidying:
@@ -108,14 +108,18 @@ class Removals:
             log.exception("nameserver.tidying_failed")
 
 
-def _tell(removal: Removal, event: str, reason: str) -> None:
-    tell = log.info if reason == "asked" else log.warning
-    tell(
-        event,
-        cluster=removal.cluster,
-        broker_name=removal.broker_name,
-        broker_id=removal.broker_id,
-        broker_addr=removal.broker_addr,
-        topics_removed=removal.topics_removed,
-        reason=reason,
-    )
+def _tell(removal: Removal, reason: str) -> None:
+    facts = {
+        "cluster": removal.cluster,
+        "broker_name": removal.broker_name,
+        "broker_id": removal.broker_id,
+        "broker_addr": removal.broker_addr,
+        "topics_removed": removal.topics_removed,
+        "reason": reason,
+    }
+    if reason == SILENT:
+        log.warning("nameserver.broker_expired", **facts)
+    elif reason == ASKED:
+        log.info("nameserver.broker_unregistered", **facts)
+    else:
+        log.warning("nameserver.broker_unregistered", **facts)

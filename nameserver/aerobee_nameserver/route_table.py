@@ -63,6 +63,7 @@ MEMBER_SIZE: Final = 2048
 SHARE_SIZE: Final = 512
 STEP_TOPICS: Final = 256  # looked at between two yields
 IN_PLACE_MAX: Final = 512  # topics that are changed where they are; more: in a new dict
+FEW_NAMES: Final = 8  # brokers of a topic, up to which a tuple is the smaller and quicker set
 TIDY_AT_ONCE: Final = 8  # steps of what is left over by a change that are done with it
 PLANS_MAX: Final = 8  # times that a large change is made ready while others change the same topics
 
@@ -253,7 +254,7 @@ class RouteTable:
         self._by_connection: dict[Hashable, set[tuple[str, str]]] = {}
         self._clusters: dict[str, set[str]] = {}
         # Changed by _index() and _unindex() only.
-        self._names_of: dict[str, tuple[str, ...]] = {}
+        self._names_of: dict[str, tuple[str, ...] | set[str]] = {}  # few, or many
         # Broker name -> topics that registrations under way are about to serve.
         self._coming: dict[str, list[Collection[str]]] = {}
         # Bookkeeping that is not done yet, and who is told of it.
@@ -282,6 +283,9 @@ class RouteTable:
                 return Registered(accepted=False)
             self._refuse_unknown(new, stance.held)
             change = yield from self._planned(new, stance)
+            if self._left and self._is_beyond(change.unknown):
+                yield from self.tidying()  # topics of brokers that have left may still be counted
+                continue
             self._refuse_new_topics(change.unknown)
             self._refuse_beyond_memory(new, connection, change.size)
             self._coming.setdefault(name, []).append(change.fresh)
@@ -571,21 +575,30 @@ class RouteTable:
         """Topics that somebody serves, of a cluster or with flags as asked; None means any. The first broker's flags
         count.
         """
-        found = []
-        for number, topic in enumerate(list(self._names_of), 1):
-            if number % STEP_TOPICS == 0:
+        names = list(self._names_of)
+        if (
+            cluster is None
+            and unit is None
+            and unit_subscription is None
+            and not self._left
+            and not self._coming
+        ):
+            return (yield from sorted_steps(names))
+        found, looked_at = [], 0
+        for topic in names:
+            may_serve = self._names_of.get(topic, ())
+            looked_at += len(may_serve)
+            if looked_at >= STEP_TOPICS:
+                looked_at = 0
                 yield
-            serving = self._serving(topic)
-            if cluster is not None:
-                wanted = any(group.cluster == cluster for group, _ in serving)
-            elif unit is None and unit_subscription is None:
-                wanted = bool(serving)
-            else:
-                wanted = bool(serving) and _flags_match(
-                    min(serving, key=_name_of)[1].topic_sys_flag, unit, unit_subscription
-                )
-            if wanted:
-                found.append(topic)
+            for name in sorted(may_serve) if len(may_serve) > 1 else may_serve:
+                group = self._groups.get(name)
+                queues = group.topics.get(topic) if group else None
+                if group is None or queues is None or (cluster is not None and group.cluster != cluster):
+                    continue
+                if _flags_match(queues.topic_sys_flag, unit, unit_subscription):
+                    found.append(topic)
+                break
         return (yield from sorted_steps(found))
 
     def _serving(self, topic: str) -> list[tuple[BrokerGroup, TopicQueues]]:
@@ -693,12 +706,15 @@ class RouteTable:
         self._memory.take(connection, TABLES, size)
         self._memory.give(connection, TABLES, size)
 
+    def _is_beyond(self, more: int) -> bool:
+        return len(self._names_of) + more > self.limits.topics_max
+
     def _refuse_new_topics(self, more: int) -> None:
-        count = len(self._names_of) + more
-        if count > self.limits.topics_max:
+        if self._is_beyond(more):
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
-                f"register failed: there would be {count} topics, maxTopics is {self.limits.topics_max}",
+                f"register failed: there would be {len(self._names_of) + more} topics, maxTopics is "
+                f"{self.limits.topics_max}",
             )
 
     # --- changes ----------------------------------------------------------------------------------------------
@@ -842,8 +858,14 @@ class RouteTable:
 
     def _index(self, topic: str, broker_name: str) -> None:
         names = self._names_of.get(topic, ())
-        if broker_name not in names:
+        if broker_name in names:
+            return
+        if isinstance(names, set):
+            names.add(broker_name)
+        elif len(names) < FEW_NAMES:
             self._names_of[topic] = (*names, broker_name)
+        else:
+            self._names_of[topic] = {*names, broker_name}
 
     def _unindex(self, topic: str, broker_name: str) -> bool:
         """Whether nobody serves the topic any more. Nothing happens when the broker serves it, or is about to."""
@@ -856,7 +878,10 @@ class RouteTable:
         if len(names) == 1:
             del self._names_of[topic]
             return True
-        self._names_of[topic] = tuple([name for name in names if name != broker_name])
+        if isinstance(names, set):
+            names.discard(broker_name)
+        else:
+            self._names_of[topic] = tuple([name for name in names if name != broker_name])
         return False
 
     # --- what is left over ------------------------------------------------------------------------------------
@@ -948,10 +973,6 @@ def _emptied(table: dict[str, TopicQueues]) -> Steps[None]:
 
 def _with_perm(queues: TopicQueues, perm: int) -> TopicQueues:
     return TopicQueues(queues.read_queue_nums, queues.write_queue_nums, perm, queues.topic_sys_flag)
-
-
-def _name_of(serving: tuple[BrokerGroup, TopicQueues]) -> str:
-    return serving[0].broker_name
 
 
 def _busy(broker_name: str) -> RequestError:

@@ -26,7 +26,7 @@ import structlog
 from aerobee_nameserver.config import NameserverConfig
 from aerobee_nameserver.handlers import Handlers
 from aerobee_nameserver.kv_config import KvConfig
-from aerobee_nameserver.removals import Removals
+from aerobee_nameserver.removals import LOST, SILENT, Removals
 from aerobee_nameserver.route_table import MemberChange, Removal, RouteTable
 from aerobee_proto.codes import RequestCode
 from aerobee_remoting.client import RemotingClient
@@ -150,7 +150,7 @@ class NameServer:
     def expire_silent(self) -> None:
         """Remove the brokers that have been silent for too long; the scan calls this."""
         silent = self.routes.expiring(self._now_ms())
-        self._removals.follow(silent, "nameserver.broker_expired", "silent", self._close_unless_used)
+        self._removals.follow(silent, SILENT, self._close_unless_used)
 
     def _close_unless_used(self, removal: Removal) -> None:
         connection = removal.connection
@@ -171,7 +171,7 @@ class NameServer:
         if self._closing:
             return
         lost = self.routes.losing(connection)
-        self._removals.follow(lost, "nameserver.broker_unregistered", "connection lost")
+        self._removals.follow(lost, LOST)
 
     def _announce(self, change: MemberChange) -> None:
         """Tell the members of a broker name which of them has the smallest id now, if that is wanted."""

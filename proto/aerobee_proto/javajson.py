@@ -51,6 +51,7 @@ SMALL_MAX: Final = 16  # members of a container that is written in one go
 STEP_MEMBERS: Final = 256  # values that are written in one step
 TEXT_OF_MEMBER: Final = 32  # characters of a text that count as a member
 SORT_MAX: Final = 4096  # values that are sorted in one step
+PAIRED_MAX: Final = 32_768  # values in two sorted runs that are merged in one step
 
 T = TypeVar("T")
 
@@ -96,7 +97,9 @@ def dumps_steps(
 def sorted_steps(
     values: Iterable[T], key: Callable[[T], Any] | None = None
 ) -> Generator[None, None, list[T]]:
-    """sorted(), in steps: runs are sorted one by one, and merged."""
+    """sorted(), in steps: runs are sorted one by one, and merged; without a key by pairs at first, as sorted() is
+    quick with what is sorted already.
+    """
     order: Any = key  # None too: for values that can be compared
     items = list(values)
     if len(items) <= SORT_MAX:
@@ -105,6 +108,11 @@ def sorted_steps(
     for start in range(0, len(items), SORT_MAX):
         runs.append(sorted(items[start : start + SORT_MAX], key=order))
         yield
+    while key is None and len(runs[0]) < PAIRED_MAX:
+        halves, runs = runs, []
+        for start in range(0, len(halves), 2):
+            runs.append(sorted([item for half in halves[start : start + 2] for item in half], key=order))
+            yield
     result: list[T] = []
     merged = merge(*runs, key=order)
     while piece := list(islice(merged, STEP_MEMBERS)):

@@ -312,6 +312,7 @@ class RemotingServer:
                     self.handlers,
                     limits=self._config.limits,
                     memory=self._config.memory,
+                    watch=self.watch,
                     turns=self._turns,
                     on_open=opened,
                     on_close=self._closed,

@@ -1,12 +1,15 @@
 """The route table, rule by rule."""
 
 from collections.abc import Callable
+from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from aerobee_nameserver import route_table
 from aerobee_nameserver.route_table import (
     Registered,
     Registration,
@@ -20,6 +23,7 @@ from aerobee_proto.bodies import DataVersion
 from aerobee_proto.codes import Perm, ResponseCode
 from aerobee_proto.errors import LimitReached, RequestError
 from aerobee_remoting.peer_memory import PEER_LIMIT, TOTAL_LIMIT, PeerMemory
+from aerobee_remoting.slices import at_once
 
 T1 = {"T1": TopicQueues(4, 4, Perm.READ_WRITE)}
 TWO = T1 | {"T2": TopicQueues(8, 8, Perm.READ_WRITE)}
@@ -507,6 +511,133 @@ def test_no_sequence_breaks_an_invariant(steps: list[Any], support: bool, drop: 
         counts = table.routes.statistics()
         assert counts["topics"] <= limits.topics_max
         assert counts["brokers"] <= limits.brokers_max
+
+
+INTERLEAVED = st.lists(
+    st.one_of(STEPS, st.tuples(st.just("go on"), st.integers(0, 3), st.integers(1, 6))), max_size=40
+)
+
+
+@pytest.fixture
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every topic is a step, every change is large, and nothing is tidied up at once."""
+    monkeypatch.setattr(route_table, "STEP_TOPICS", 1)
+    monkeypatch.setattr(route_table, "IN_PLACE_MAX", 0)
+    monkeypatch.setattr(route_table, "TIDY_AT_ONCE", 0)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@given(INTERLEAVED, st.booleans())
+def test_no_interleaving_breaks_an_invariant(small_steps: None, steps: list[Any], drop: bool) -> None:
+    """Registrations and tidying go on step by step between all other changes, and some are given up."""
+    limits = RouteLimits(topics_max=2, brokers_max=3)
+    routes = RouteTable(limits=limits, drop_unlisted_topics=drop)
+    under_way: list[Any] = []
+    for now_ms, (name, *arguments) in enumerate(steps):
+        with suppress(RequestError):
+            if name == "register":
+                new, connection = arguments
+                under_way.append(routes.registering(new, now_ms=now_ms, connection=connection))
+            elif name == "go on":
+                which, count = arguments
+                work = under_way[which] if which < len(under_way) else routes.tidying()
+                for _ in islice(work, count):
+                    routes.check()
+                if which == 3 and under_way:
+                    under_way.pop(0).close()  # its connection is lost
+            elif name == "expire":
+                routes.expire(now_ms)
+            else:
+                getattr(routes, name)(*arguments)
+        routes.check()
+        assert routes.statistics()["topics"] <= limits.topics_max
+        assert routes.statistics()["brokers"] <= limits.brokers_max
+    for work in under_way:
+        with suppress(RequestError):
+            at_once(work)
+    at_once(routes.tidying())
+    routes.check()
+    assert not routes._left
+    assert not routes._coming
+
+
+def test_a_registration_is_seen_whole_or_not_at_all(table: Table, small_steps: None) -> None:
+    table.register(registration(topics=many_topics(20)))
+    other = many_topics(10, "other") | {f"topic-{n}": TopicQueues(4, 4, Perm.READ) for n in range(20)}
+    before, seen = repr(table.picture()[:3]), set()
+    steps = table.routes.registering(
+        registration(data_version=version(2), topics=other), now_ms=0, connection="10.0.0.7:10911"
+    )
+    for _ in steps:
+        table.routes.check()
+        seen.add(repr(table.picture()[:3]))
+    table.routes.check()
+    assert seen == {before}
+    assert len(table.routes.topics()) == 30
+    assert {table.perm(f"topic-{n}") for n in range(20)} == {Perm.READ}
+
+
+def test_a_registration_that_is_given_up_leaves_nothing(table: Table, small_steps: None) -> None:
+    """Its connection was lost in the middle."""
+    steps = table.routes.registering(registration(topics=many_topics(20)), now_ms=0, connection="lost")
+    for _ in islice(steps, 30):
+        table.routes.check()
+    steps.close()
+    at_once(table.routes.tidying())
+    table.routes.check()
+    assert table.routes.statistics() == {"clusters": 0, "broker_names": 0, "brokers": 0, "topics": 0}
+
+
+def test_what_is_lost_while_a_registration_is_made_ready_is_looked_at_again(
+    table: Table, small_steps: None
+) -> None:
+    """Only a change of the topics was to come; then the old connection ended, and with it all that was known."""
+    table.register(registration(topics=many_topics(20)), connection="old")
+    new = registration(data_version=version(2), topics=many_topics(20) | {"one-more": TopicQueues(1, 1, 6)})
+    steps = table.routes.registering(new, now_ms=0, connection="new")
+    next(steps)
+    (removal,) = table.routes.connection_lost("old")
+    counted = [removal.topics_removed]
+    assert at_once(steps).first
+    at_once(table.routes.tidying())
+    table.routes.check()
+    assert [*counted, removal.topics_removed] == [None, 0]
+    assert len(table.routes.topics()) == 21
+
+
+def test_topics_of_a_broker_that_has_just_left_do_not_count_against_the_limit(small_steps: None) -> None:
+    table = Table(limits=RouteLimits(topics_max=30))
+    table.register(registration(topics=many_topics(20)))
+    table.routes.connection_lost("10.0.0.7:10911")
+    table.register(registration(broker_name="b-b", broker_addr="10.0.0.8:1", topics=many_topics(20, "other")))
+    assert len(table.routes.topics()) == 20
+
+
+def test_changes_that_never_end_are_refused(table: Table, small_steps: None) -> None:
+    table.register(registration(topics=many_topics(20)))
+    steps = table.routes.setting_writable("b-a", False)
+
+    def disturbed() -> int:
+        for number, _ in enumerate(steps):
+            table.routes.register_topic("topic-1", {"b-a": TopicQueues(number, 1, 6)})
+        return number
+
+    with pytest.raises(RequestError) as caught:
+        disturbed()
+    assert caught.value.code == ResponseCode.SYSTEM_BUSY
+
+
+def test_many_brokers_of_a_topic_come_and_go(table: Table) -> None:
+    names = [f"b-{number}" for number in range(route_table.FEW_NAMES * 3)]
+    for number, name in enumerate(names):
+        table.register(registration(broker_name=name, broker_addr=f"10.0.0.{number}:1"))
+    route = table.routes.route("T1")
+    assert route is not None
+    assert [data.broker_name for data in route.queue_datas] == sorted(names)
+    for number in range(len(names)):
+        table.routes.connection_lost(f"10.0.0.{number}:1")
+        table.routes.check()
+    assert table.routes.topics() == []
 
 
 def many_topics(count: int, prefix: str = "topic") -> dict[str, TopicQueues]:

@@ -615,9 +615,7 @@ async def test_every_setting_that_is_followed_at_once_is_looked_at_when_it_is_us
 
 async def test_a_registration_of_many_topics_is_taken_in_order_with_a_small_one_behind_it() -> None:
     """Large bodies are read in a thread; what the same broker sends next waits for it."""
-    table = {f"T{number}": TopicConfig(topic_name=f"T{number}", perm=6) for number in range(5_000)}
-    wrapper = TopicConfigWrapper(data_version=DataVersion(counter=1), topic_config_table=table)
-    large = RegisterBrokerBody(topic_config_serialize_wrapper=wrapper).to_bytes()
+    large = large_body()
     assert len(large) > AT_ONCE_SIZE_MAX
     wrapper = TopicConfigWrapper(
         data_version=DataVersion(counter=2), topic_config_table={"T7": TopicConfig(topic_name="T7", perm=4)}
@@ -632,6 +630,83 @@ async def test_a_registration_of_many_topics_is_taken_in_order_with_a_small_one_
         assert route.queue_datas[0].perm == 4
         assert server.routes.statistics()["topics"] == 5_000
         await peer.close()
+
+
+def large_body(count: int = 5_000, counter: int = 1) -> bytes:
+    return register_body(*(f"T{number}" for number in range(count)), counter=counter).to_bytes()
+
+
+async def test_a_goodbye_waits_for_the_registration_before_it() -> None:
+    """It overtook one that was being read in the thread: the broker stayed, though it had said that it goes."""
+    async with running() as server:
+        peer = Peer(server)
+        first, second = await asyncio.gather(
+            peer.register(large_body()), peer.ask(RequestCode.UNREGISTER_BROKER, **IDENTITY)
+        )
+        assert (first.code, second.code) == (0, 0)
+        assert server.routes.statistics()["brokers"] == 0
+        await peer.close()
+
+
+async def test_registrations_of_a_broker_over_two_connections_are_taken_in_the_order_of_arrival(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A small one overtook the large one of before, which then took its place."""
+    async with running() as server:
+        old, new = Peer(server), Peer(server)
+        await old.ask(RequestCode.GET_NAMESRV_CONFIG)
+        await new.ask(RequestCode.GET_NAMESRV_CONFIG)
+        arrived, read = asyncio.Event(), server._handlers._register
+
+        def arriving(request: Request) -> Any:
+            arrived.set()
+            return read(request)
+
+        monkeypatch.setattr(server._handlers, "_register", arriving)
+        reads = asyncio.create_task(old.register(large_body(counter=1)))
+        await arrived.wait()
+        await new.register(plain_body("T1", "T2"), brokerAddr="10.0.0.8:10911")
+        await reads
+        assert server.routes.member_group("b-a") == {0: "10.0.0.8:10911"}
+        assert server._handlers._of_names._locks == {}
+        await old.close()
+        await new.close()
+
+
+async def test_a_connection_that_is_lost_while_its_registration_is_made_ready_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running() as server:
+        registering, slices = asyncio.Event(), server.routes.registering
+
+        def watched(*arguments: Any, **more: Any) -> Any:
+            steps = slices(*arguments, **more)
+            next(steps)
+            registering.set()
+            yield
+            while not lost.is_set():
+                yield
+            yield from steps
+
+        monkeypatch.setattr(server.routes, "registering", watched)
+        lost = asyncio.Event()
+        real = server.routes.losing
+
+        def losing(connection: Any) -> Any:
+            lost.set()
+            return real(connection)
+
+        monkeypatch.setattr(server.routes, "losing", losing)
+        peer = Peer(server)
+        asked = asyncio.create_task(peer.register(large_body()))
+        async with asyncio.timeout(30):
+            await registering.wait()
+            await peer.close()
+            with pytest.raises(ConnectionLost):
+                await asked
+            await lost.wait()
+        assert server.routes.statistics() == {"clusters": 0, "broker_names": 0, "brokers": 0, "topics": 0}
+        server.routes.check()
 
 
 async def test_only_one_large_registration_of_a_connection_is_read_at_a_time() -> None:

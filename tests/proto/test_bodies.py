@@ -7,6 +7,7 @@ import zlib
 from base64 import b64decode
 from collections import Counter
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -47,6 +48,7 @@ from aerobee_proto.bodies import (
     QueryConsumeQueueBody,
     QueueData,
     RegisterBrokerBody,
+    RegistrationReader,
     ResetOffsetBody,
     SubscriptionData,
     SubscriptionGroupConfig,
@@ -715,3 +717,44 @@ def test_tables_of_queues_can_be_built_and_read_back() -> None:
         .version
         == 479
     )
+
+
+OUTLINES = {
+    "objects": b'{"a":[' + b"{}," * 5_500_000 + b"{}]}",
+    "numbers": b'{"topicConfigSerializeWrapper":{"topicConfigTable":[' + b"1," * 8_000_000 + b"1]}}",
+    "lists": b'{"topicConfigSerializeWrapper":{"topicConfigTable":['
+    + (b"[" * 60 + b"]" * 60 + b",") * 135_000
+    + b"1]}}",
+    "keys": b"{" + b'"":0,' * 3_300_000 + b'"":0}',
+    "tables": b"{" + b'"topicConfigSerializeWrapper":{},' * 480_000 + b'"a":0}',
+    "blanks": b" " * (16 << 20),
+    "escapes": b'{"a":"' + b"\\u0041" * 2_700_000 + b'"}',
+    "topics": b'{"topicConfigSerializeWrapper":{"topicConfigTable":{'
+    + b",".join(b'"t%d":{"attributes":{},"perm":6}' % n for n in range(240_000))
+    + b"}}}",
+}
+
+
+@pytest.mark.parametrize("body", OUTLINES.values(), ids=OUTLINES)
+def test_the_outline_of_a_registration_holds_no_thread_long(body: bytes) -> None:
+    """It is one call that holds the interpreter, in a thread or not: lists in lists took 85 ms of it."""
+    assert len(body) <= 16 << 20
+
+    def outlined() -> None:
+        with suppress(FormatError):
+            RegistrationReader.plain(body)
+
+    assert turn_of(outlined) < TURN_MAX
+
+
+def test_a_registration_is_read_topic_by_topic() -> None:
+    body = RegisterBrokerBody.from_stranger(OUTLINES["topics"])
+    assert len(body.topic_config_serialize_wrapper.topic_config_table) == 240_000
+    reader = RegistrationReader.plain(OUTLINES["topics"])
+    assert next(iter(reader.topics()))[0] == "t0"
+    few = dict(islice(body.topic_config_serialize_wrapper.topic_config_table.items(), 100))
+    body.topic_config_serialize_wrapper.topic_config_table = {
+        name: TopicConfig(topic_name=name) for name in few
+    }
+    reader = RegistrationReader.compressed(body.to_compressed(with_mapping=True), with_mapping=True)
+    assert [name for name, _ in islice(reader.topics(), 2)] == ["t0", "t1"]

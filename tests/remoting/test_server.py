@@ -375,12 +375,13 @@ async def test_tls_is_told_from_plain_by_the_first_byte(
     authority: trustme.CA, mode: TlsMode, encrypted: bool, served: bool
 ) -> None:
     tls = None if mode is TlsMode.DISABLED else server_context(authority)
-    async with serving(table(), ServerConfig(tls_mode=mode, tls=tls)) as (_, port):
+    async with serving(table(), ServerConfig(tls_mode=mode, tls=tls)) as (server, port):
         client = RemotingClient(config=client_config(authority if encrypted else None))
         try:
             request = client.request(f"127.0.0.1:{port}", ECHO, {"topic": "T"}, b"x" * 900)
             if served:
                 assert (await request).body == b"x" * 900
+                assert [one._watch for one in server.connections] == [server.watch]  # it had none by TLS
             else:
                 with pytest.raises((ConnectFailed, ConnectionLost)):
                     await request

@@ -10,12 +10,6 @@ from system.running import running_broker
 from system.walking import Calm, Walk
 from system.worst_requests import BODIES, TOPIC, many_messages, worst_of
 
-KNOWN = {
-    (
-        RequestCode.REGISTER_BROKER,
-        "body: topics",
-    ): "read in a thread, but 120,000 new topics enter the table in one turn"
-}
 MESSAGES = 9000  # in the queue that bit sets of acknowledgements are about: more than one bit set has bits
 
 
@@ -35,7 +29,7 @@ async def test_no_request_to_a_broker_takes_longer_than_a_turn_may(tmp_path: Pat
     messages with very many properties 140 ms, and each change of a large table as long as writing all of it.
     """
     async with running_broker(tmp_path, mapped_file_size_commit_log=64 << 20) as broker:
-        walk = Walk(broker.port, worst_of, known=KNOWN)
+        walk = Walk(broker.port, worst_of)
         await walk.ask(RequestCode.SEND_BATCH_MESSAGE, many_messages(MESSAGES))
         assert broker.services.store.max_offset(TOPIC, 0) == MESSAGES, (
             "bit sets are about messages that are there"
@@ -50,7 +44,7 @@ async def test_no_request_to_a_nameserver_takes_longer_than_a_turn_may() -> None
     server = NameServer(config, keep_kv=False)
     await server.start()
     try:
-        walk = Walk(server.port, worst_of, known=KNOWN)
+        walk = Walk(server.port, worst_of)
         with Calm():
             await walk.over(_in_order(server._handlers.table()))
     finally:
