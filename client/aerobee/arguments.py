@@ -3,8 +3,9 @@
     @checked                      before anything is done: for calls that are not made for each message
     explain(function, values)     after something has failed: names the argument that is to blame, if one is
 
-The annotations are the rule, so a call cannot be documented in one way and checked in another. What cannot be told from
-outside (the kind of a codec's values, what a function takes) is let through.
+The annotations are the rule, so a call cannot be documented in one way and checked in another. Numbers whose names end
+with `_s` are spans of time besides: finite, and not negative. What cannot be told from outside (the kind of a codec's
+values, what a function takes) is let through.
 """
 
 import inspect
@@ -17,7 +18,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar, Union, cast, get_ar
 
 from aerobee.errors import InvalidMessage
 
-__all__ = ["Rule", "all_checked", "check_fields", "checked", "explain", "rule_of", "rules_of"]
+__all__ = ["Rule", "all_checked", "check_fields", "checked", "explain", "is_span", "rule_of", "rules_of"]
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -37,6 +38,9 @@ WORDS: Final[dict[Any, str]] = {
     bool: "True or False",
     NoneType: "None",
 }
+
+
+SECONDS: Final = "a number of seconds, 0 or more"
 
 
 class Rule(NamedTuple):
@@ -121,9 +125,23 @@ def rules_of(function: Callable[..., Any]) -> tuple[dict[str, Rule], list[str], 
             names.append(parameter.name)
         if parameter.annotation is not parameter.empty:
             rule = rule_of(_resolved(parameter.annotation, given))
+            if parameter.name.endswith("_s") and WORDS[float] in rule.words:
+                rule = _of_time(rule)
             if rule.fits is not None:
                 rules[parameter.name] = rule
     return rules, names, rest
+
+
+def is_span(value: float) -> bool:
+    """Whether a number can be waited for: not negative, nor infinite, nor none at all (NaN)."""
+    return 0 <= value <= sys.float_info.max
+
+
+def _of_time(rule: Rule) -> Rule:
+    return Rule(
+        lambda value: _fits(rule, value) and (value is None or is_span(value)),
+        tuple(SECONDS if word == WORDS[float] else word for word in rule.words),
+    )
 
 
 def rule_of(annotation: Any) -> Rule:
@@ -164,7 +182,7 @@ def _rule_of_class(kind: type, inner: tuple[Any, ...]) -> Rule:
         )
     if kind in (Iterable, Sequence, list, set, frozenset) or (kind is tuple and inner[1:] == (...,)):
         return _rule_of_several(kind, rule_of(inner[0]) if inner else ANYTHING)
-    return Rule(lambda value: isinstance(value, kind), (WORDS.get(kind, f"a {kind.__name__}"),))
+    return Rule(lambda value: isinstance(value, kind), (WORDS.get(kind) or _a(kind.__name__),))
 
 
 def _rule_of_several(kind: type, of: Rule) -> Rule:
@@ -187,6 +205,10 @@ def _any_of(rules: list[Rule]) -> Rule:
 
 def _fits(rule: Rule, value: Any) -> bool:
     return rule.fits is None or rule.fits(value)
+
+
+def _a(name: str) -> str:
+    return f"an {name}" if name[0] in "AEIO" else f"a {name}"
 
 
 def _either(words: Sequence[str]) -> str:

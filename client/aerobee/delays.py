@@ -45,7 +45,9 @@ def _time_ms(when: datetime | int) -> int:
 
 
 def _span_ms(span: timedelta | float) -> int:
-    seconds = span.total_seconds() if isinstance(span, timedelta) else float(span)
+    if isinstance(span, bool) or not isinstance(span, timedelta | int | float):
+        raise TypeError("deliver_after")
+    seconds = span.total_seconds() if isinstance(span, timedelta) else span
     if not 0 <= seconds < 1e9:
         raise InvalidMessage(f"deliver_after {span!r} is not a span of time from now on")
     return round(seconds * 1000)

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
+from aerobee.arguments import is_span
 from aerobee.config import ProducerConfig
 from aerobee.errors import InvalidMessage
 from aerobee.message import SendResult
@@ -117,7 +118,7 @@ class Encoder:
         data = body if type(body) is bytes else body_bytes(body)
         if not data or len(data) > self._body_size_max:
             raise InvalidMessage(_body_fault(topic, len(data), self._body_size_max))
-        if not isinstance(flag, int):
+        if type(flag) is not int and (not isinstance(flag, int) or isinstance(flag, bool)):
             raise TypeError("flag")  # a fraction passes all that follows, and breaks on the wire
         if not -FLAG_BOUND <= flag < FLAG_BOUND:
             raise InvalidMessage(f"flag {flag} does not fit a signed 32-bit integer")
@@ -136,8 +137,15 @@ class Encoder:
                 data, sys_flag = packed, sys_flag | packed_flag
         alone = alone or sys_flag != 0 or delay_level != 0
         now = self._now()
-        deadline = now + (self._timeout_s if timeout_s is None else timeout_s)
+        deadline = now + (self._timeout_s if timeout_s is None else checked_span(timeout_s))
         return Outgoing(data, text, flag, sys_flag, message_id, alone, now, deadline, self._new_future())
+
+
+def checked_span(timeout_s: float) -> float:
+    """`timeout_s`, when it can be waited for; ValueError otherwise, which the call explains."""
+    if isinstance(timeout_s, bool) or not is_span(timeout_s):
+        raise ValueError("timeout_s")
+    return timeout_s
 
 
 def checked_topic(topic: str) -> str:
@@ -192,7 +200,7 @@ def property_text(
     if sharding_key:
         text += _entry("__SHARDINGKEY", sharding_key)
     if delay_level:
-        if not isinstance(delay_level, int):
+        if not isinstance(delay_level, int) or isinstance(delay_level, bool):
             raise TypeError("delay_level")
         if not 0 < delay_level <= DELAY_LEVELS:
             raise InvalidMessage(f"delay_level {delay_level} is not 1..{DELAY_LEVELS}")

@@ -30,7 +30,7 @@ from aerobee.delays import parse_recall_handle, timer_text
 from aerobee.delivery import Delivery, QueueChoice, pick_queue
 from aerobee.errors import BufferFull, ClientClosed, ClientError, InvalidMessage, NoReply, SendFailed
 from aerobee.message import Message, OutgoingMessage, SendResult
-from aerobee.outgoing import Encoder, Outgoing, checked_topic, key_text
+from aerobee.outgoing import Encoder, Outgoing, checked_span, checked_topic, key_text
 from aerobee.peers import Peers
 from aerobee.replies import PendingReplies
 from aerobee.route_table import RouteTable
@@ -465,7 +465,7 @@ class Producer:
     async def _wait_for_room(self, topic: str, timeout_s: float | None) -> float:
         """Wait as `ready`, in the time of one message; what is left of it. SendFailed when it is over."""
         started = self._loop.time()
-        limit_s = self.config.send_timeout_s if timeout_s is None else timeout_s
+        limit_s = self.config.send_timeout_s if timeout_s is None else checked_span(timeout_s)
         try:
             async with asyncio.timeout_at(started + limit_s):
                 await self.ready()

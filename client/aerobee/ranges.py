@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Final, NamedTuple, TypeVar
 
+from aerobee.config import check_settings
 from aerobee.errors import (
     BrokerRefused,
     BrokerUnreachable,
@@ -83,6 +84,9 @@ class RangeConfig:
     timeout_s: float = 10.0
     retry_s: float = 0.2
     give_up_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
 
 class QueueRange(NamedTuple):

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from aerobee.config import check_settings
 from aerobee.delivery import ELSEWHERE_CODES, LATER_CODES, STATUS_BY_CODE, TEMPLATE_QUEUES
 from aerobee.errors import BrokerRefused, BrokerUnreachable, ClientError, NoBroker, RequestTimeout
 from aerobee.peers import Peers
@@ -63,6 +64,9 @@ class ReplayConfig:
     timeout_s: float = 10.0
     retry_s: float = 0.2
     give_up_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
 
 class Replay:

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import math
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import fields
 from typing import Any, Literal
@@ -16,11 +17,14 @@ from aerobee import (
     ConsumerConfig,
     FetchConfig,
     InvalidMessage,
+    MessageQueue,
     OutgoingMessage,
     ProducerConfig,
 )
 from aerobee.arguments import checked, explain, rules_of
 from aerobee.bulk import BulkSender
+from aerobee.ranges import RangeConfig
+from aerobee.replay import ReplayConfig
 from client.fakes import fake_cluster
 
 ASYNC = (
@@ -53,7 +57,7 @@ INNER = {
     "Reader.walk",
     "BulkSender.unique_keys",
 }
-CONFIGS = (ClientConfig, ProducerConfig, FetchConfig, ConsumerConfig)
+CONFIGS = (ClientConfig, ProducerConfig, FetchConfig, ConsumerConfig, RangeConfig, ReplayConfig)
 
 
 class Wrong:
@@ -131,6 +135,45 @@ async def test_a_wrong_argument_of_a_send_is_named_and_the_producer_stays_well(a
         await producer.send("T", b"y")
 
 
+NEVER = {"minus": -1, "nan": math.nan, "inf": math.inf, "huge": 10**400, "bool": True}
+
+
+@pytest.mark.parametrize("timeout_s", NEVER.values(), ids=NEVER)
+async def test_a_time_that_cannot_be_waited_for_is_refused_by_each_call(timeout_s: float) -> None:
+    """NaN waited without an end, -1 was "the brokers are slower than the calls", a large number an OverflowError."""
+    async with fake_cluster() as cluster, Client(cluster.nameserver.addr) as mq, mq.producer() as producer:
+        calls: dict[str, Callable[[], Any]] = {
+            "send": lambda: producer.send("T", b"x", timeout_s=timeout_s),
+            "send_nowait": lambda: producer.send_nowait("T", b"x", timeout_s=timeout_s),
+            "send_batch": lambda: producer.send_batch("T", [b"x"], timeout_s=timeout_s),
+            "request": lambda: producer.request("T", b"x", timeout_s=timeout_s),
+        }
+        for name, call in calls.items():
+            with pytest.raises(InvalidMessage, match=r"^timeout_s is .* a number of seconds, 0 or more"):
+                await call()
+            assert producer.pending_count == 0, name
+
+
+async def test_a_full_buffer_asks_for_a_time_that_can_be_waited_for() -> None:
+    async with fake_cluster() as cluster, Client(cluster.nameserver.addr) as mq:
+        async with mq.producer(pending_count_max=1, linger_s=60.0) as producer:
+            first = producer.send_nowait("T", b"x")
+            with pytest.raises(InvalidMessage, match=r"^timeout_s is -1 .*a number of seconds"):
+                await producer.send("T", b"y", timeout_s=-1)
+        assert (await first).queue_offset == 0
+
+
+@pytest.mark.parametrize(
+    "argument", [{"delay_level": True}, {"flag": True}, {"deliver_after": "5"}, {"deliver_after": True}]
+)
+async def test_what_python_takes_for_a_number_is_none_for_a_send(argument: dict[str, Any]) -> None:
+    """The broker refused `delay_level=True` ("property DELAY is 'True'"); "5" was a delay of five seconds."""
+    (name,) = argument
+    async with fake_cluster() as cluster, Client(cluster.nameserver.addr) as mq, mq.producer() as producer:
+        with pytest.raises(InvalidMessage, match=f"^{name} is .*it has to be"):
+            await producer.send("T", b"x", **argument)
+
+
 def test_every_argument_of_a_send_is_in_the_table() -> None:
     rules, _, _ = rules_of(aerobee.Producer.send)
     assert {*rules, "body"} - {"codec"} == set(SENDS)
@@ -204,6 +247,8 @@ def test_a_setting_of_the_wrong_kind_is_named(config: Callable[..., object], nam
         (ConsumerConfig, {"queue_count_max": 0}),
         (ConsumerConfig, {"commit_s": float("inf")}),
         (ClientConfig, {"heartbeat_s": -0.1}),
+        (RangeConfig, {"timeout_s": float("nan")}),
+        (ReplayConfig, {"batch_count": 0}),
     ],
     ids=str,
 )
@@ -222,6 +267,7 @@ def sample(
     fraction: float = 0.0,
     kind: Literal["a", "b"] = "a",
     many: "list[str] | None" = None,
+    place: MessageQueue | OutgoingMessage | None = None,
 ) -> str:
     return text
 
@@ -237,6 +283,7 @@ def sample(
         ({"many": ["a", 1]}, "many is .*several, each text or None"),
         ({"many": "ab"}, "many is 'ab'"),
         ({"text": Wrong()}, "text is .*Wrong"),
+        ({"place": "0"}, "place is '0'; it has to be a MessageQueue, an OutgoingMessage or None"),
     ],
     ids=str,
 )
