@@ -246,8 +246,10 @@ def lag(
         for row in rows:
             del row["delay"]
     columns = LAG_COLUMNS if group is not None else LAG_COLUMNS[:-1]
-    who = "no group" if group is None else f"group {group}"
-    show(output, "lags", columns, rows, empty=f"{who} has consumed nothing yet")
+    empty = (
+        "no group has consumed anything yet" if group is None else f"group {group} has consumed nothing yet"
+    )
+    show(output, "lags", columns, rows, empty=empty)
     return OK
 
 

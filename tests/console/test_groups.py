@@ -7,7 +7,8 @@ from contextlib import contextmanager
 import pytest
 
 from aerobee.sync import Client as SyncClient
-from console.support import Runner
+from aerobee_pytest import Server
+from console.support import Runner, program
 from programs import Program
 
 TOPIC = "g-topic"
@@ -218,3 +219,9 @@ def test_what_cannot_be_done_is_told_with_the_cause(
     assert said in refused.err
     assert (refused.code, refused.out) == (code, "")
     assert "Traceback" not in refused.err
+
+
+def test_a_cluster_in_which_nobody_has_consumed_says_so(aerobee_own_server: Server) -> None:
+    """It said "no group has consumed nothing yet"."""
+    lags = program("group", "lag", "-n", aerobee_own_server.nameserver)
+    assert (lags.code, lags.err) == (0, "no group has consumed anything yet\n")
