@@ -46,6 +46,9 @@ from aerobee_proto.records import decode_records
 
 __all__ = ["Admin", "BrokerNode", "GroupProgress", "QueueOffsets", "QueueProgress", "TopicDescription"]
 BROKERS_TOLD_MAX: Final = 20
+PROPERTY_ESCAPES: Final = str.maketrans(
+    {char: f"\\{char}" for char in "\\=:#! "} | {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\f": "\\f"}
+)
 
 
 @dataclass(slots=True, frozen=True)
@@ -158,7 +161,7 @@ class Admin:
 
     async def update_broker_config(self, broker: str, settings: Mapping[str, str]) -> None:
         """Change settings of a running broker."""
-        text = "".join(f"{key}={value}\n" for key, value in settings.items())
+        text = "".join(f"{_escaped(key)}={_escaped(value)}\n" for key, value in settings.items())
         await self._peers.call(
             f"change settings of broker {broker}",
             await self._addr_of(broker),
@@ -558,6 +561,11 @@ def _queue_progress(stats: ConsumeStats) -> list[QueueProgress]:
         )
         for queue, one in stats.offset_table.items()
     ]
+
+
+def _escaped(text: str) -> str:
+    """A name or a value in the form of Java's properties, so that what is read is what was given."""
+    return text.translate(PROPERTY_ESCAPES)
 
 
 def _parse_settings(text: str) -> dict[str, str]:

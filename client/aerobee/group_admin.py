@@ -188,6 +188,8 @@ class GroupAdmin:
         """See `Admin.reset_group`."""
         if isinstance(position, AtOffset) and queue is None:
             raise InvalidMessage(f"offset {position.offset} means something in one queue only; say which")
+        if queue is not None and (queue.topic != topic or queue.queue_id < 0):
+            raise InvalidMessage(f"queue {queue} is not one of topic {topic!r}")
         done: dict[MessageQueue, int] = {}
         masters = await self._masters(topic)
         await self.places(group, await self._masters(None))

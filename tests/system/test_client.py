@@ -334,6 +334,36 @@ async def test_what_exists_is_not_made_again_with_other_settings(served: Cluster
     assert [one.retry_max_times for one in await admin.groups() if one.group_name == "twice"] == [3]
 
 
+async def test_a_value_with_a_line_end_changes_no_other_setting(served: Cluster) -> None:
+    """The lines of the request were the texts as given: one value could change any other hot setting."""
+    admin = served.mq.admin
+    with pytest.raises(BrokerRefused, match="traceOn"):
+        await admin.update_broker_config("test-a", {"traceOn": "true\nautoCreateTopicEnable=false"})
+    with pytest.raises(BrokerRefused):
+        await admin.update_broker_config("test-a", {"traceOn=true\nautoCreateTopicEnable": "false"})
+    assert (await admin.broker_config("test-a"))["autoCreateTopicEnable"] == "true"
+    await admin.update_broker_config("test-a", {"autoCreateTopicEnable": "false", "traceOn": "false"})
+    settings = await admin.broker_config("test-a")
+    assert (settings["autoCreateTopicEnable"], settings["traceOn"]) == ("false", "false")
+
+
+@pytest.mark.parametrize("queue", [MessageQueue("Other", "test-a", 0), MessageQueue("Stays", "test-a", -1)])
+async def test_a_reset_of_a_queue_that_is_none_of_the_topic_changes_nothing(
+    served: Cluster, queue: MessageQueue
+) -> None:
+    """Queue -1 stood for all queues of the topic, one of another topic for the queue with that number."""
+    admin = served.mq.admin
+    await admin.create_topic("Stays", queues=2)
+    await admin.create_group("stays")
+    async with served.mq.producer() as producer:
+        await producer.send("Stays", b"x", queue=0)
+    kept = MessageQueue("Stays", "test-a", 0)
+    await admin.set_group_offset("stays", kept, 1)
+    with pytest.raises(InvalidMessage, match=f"queue {queue} is not one of topic 'Stays'"):
+        await admin.reset_group("stays", "Stays", "earliest", queue=queue)
+    assert await admin.group_offset("stays", kept) == 1
+
+
 async def test_a_change_that_hides_messages_is_asked_for_by_name(served: Cluster) -> None:
     admin = served.mq.admin
     await admin.create_topic("Wide", queues=3)
