@@ -187,8 +187,8 @@ def _rule_of_class(kind: type, inner: tuple[Any, ...]) -> Rule:
 
 def _rule_of_several(kind: type, of: Rule) -> Rule:
     def fits(value: Any) -> bool:
-        if not isinstance(value, kind) or isinstance(value, str | bytes):
-            return False
+        if not isinstance(value, kind) or isinstance(value, str | bytes | Mapping):
+            return False  # a mapping would be its names alone
         # What can be walked only once is not looked into.
         return of.fits is None or not isinstance(value, Collection) or all(_fits(of, one) for one in value)
 

@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import math
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any, Literal
 
@@ -268,6 +268,7 @@ def sample(
     kind: Literal["a", "b"] = "a",
     many: "list[str] | None" = None,
     place: MessageQueue | OutgoingMessage | None = None,
+    topics: Iterable[str] | Mapping[str, str | None] = (),
 ) -> str:
     return text
 
@@ -282,6 +283,7 @@ def sample(
         ({"kind": "c"}, 'kind is \'c\'; it has to be "a" or "b"'),
         ({"many": ["a", 1]}, "many is .*several, each text or None"),
         ({"many": "ab"}, "many is 'ab'"),
+        ({"topics": {"T": 5}}, "topics is {'T': 5}.* a mapping of text to text or None"),
         ({"text": Wrong()}, "text is .*Wrong"),
         ({"place": "0"}, "place is '0'; it has to be a MessageQueue, an OutgoingMessage or None"),
     ],
