@@ -287,7 +287,7 @@ class RouteTable:
                 yield from self.tidying()  # topics of brokers that have left may still be counted
                 continue
             self._refuse_new_topics(change.unknown)
-            self._refuse_beyond_memory(new, connection, change.size)
+            self._refuse_beyond_memory(new, stance.held, connection, change.size)
             self._coming.setdefault(name, []).append(change.fresh)
             done = None
             try:
@@ -295,7 +295,7 @@ class RouteTable:
                 yield from self._made_ready(change, stance.group)
                 if self._stance(new) == stance:
                     self._refuse_unknown(new, stance.held)
-                    self._refuse_beyond_memory(new, connection, change.size)
+                    self._refuse_beyond_memory(new, stance.held, connection, change.size)
                     done = self._admit(new, stance, change, now_ms, connection)
                     return done
             finally:
@@ -696,15 +696,23 @@ class RouteTable:
                 f"{self.limits.brokers_max}",
             )
 
-    def _refuse_beyond_memory(self, new: Registration, connection: Hashable, size: int) -> None:
-        """Whether there is room for the member and those of its topics that are new, which have `size` bytes."""
+    def _refuse_beyond_memory(
+        self, new: Registration, held: LiveBroker | None, connection: Hashable, size: int
+    ) -> None:
+        """Whether there is room for the member and those of its topics that are new, which have `size` bytes.
+
+        A member that comes again gives back what it had: however full the account is, who is known stays.
+        """
         group = self._groups.get(new.broker_name)
         if group is not None and group.bearer is not connection:
             self._memory.take(connection, TABLES, group.size, of_sum=0)
             self._memory.give(connection, TABLES, group.size, of_sum=0)
         size += _member_size(new)
-        self._memory.take(connection, TABLES, size)
-        self._memory.give(connection, TABLES, size)
+        given_back = held.size if held is not None else 0
+        new_in_sum = size - given_back
+        new_here = new_in_sum if held is not None and held.connection is connection else size
+        self._memory.take(connection, TABLES, new_here, of_sum=new_in_sum)
+        self._memory.give(connection, TABLES, new_here, of_sum=new_in_sum)
 
     def _is_beyond(self, more: int) -> bool:
         return len(self._names_of) + more > self.limits.topics_max

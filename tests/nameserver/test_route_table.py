@@ -689,6 +689,21 @@ def test_the_sum_of_all_registrations_is_bounded() -> None:
     assert memory.total <= 100_000
 
 
+@pytest.mark.parametrize("bound", ["total_max", "peer_max"])
+def test_who_is_registered_may_come_again_however_full_the_account_is(bound: str) -> None:
+    """Each renewal asked for room for a second member: in a full account brokers were refused until they expired."""
+    memory = PeerMemory()
+    table = Table(memory=memory)
+    table.register(registration(), connection="first")
+    setattr(memory, bound, memory.total)
+    again = registration(data_version=version(counter=2))
+    assert not table.register(again, now_ms=1, connection="first").first
+    more = registration(data_version=version(counter=3), topics=TWO | many_topics(1))
+    with pytest.raises(LimitReached):
+        table.register(more, now_ms=2, connection="first")
+    assert memory.total <= getattr(memory, bound)
+
+
 def test_topics_of_a_group_are_counted_for_a_member_that_is_there() -> None:
     memory = PeerMemory()
     table = Table(memory=memory)
