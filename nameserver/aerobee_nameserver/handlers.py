@@ -204,8 +204,9 @@ class Handlers:
             )
             raise
         _log_registration(new, done, request.connection.peer)
-        if done.change is not None:
-            self._announce(done.change)
+        for change in (done.change, done.left.change if done.left is not None else None):
+            if change is not None:
+                self._announce(change)
         ext = {}
         if done.master_addr is not None:
             ext = {"haServerAddr": done.master_ha_addr or "", "masterAddr": done.master_addr}
@@ -513,6 +514,8 @@ def _log_registration(new: Registration, done: Registered, peer: str) -> None:
     if not done.accepted:
         log.warning("nameserver.registration_outdated", **facts)
         return
+    if done.left is not None:
+        log.warning("nameserver.broker_replaced", replaced_name=done.left.broker_name, **facts)
     if done.replaced_addr is not None:
         log.warning("nameserver.broker_replaced", replaced_addr=done.replaced_addr, **facts)
     if done.first:

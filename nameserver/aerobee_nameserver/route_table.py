@@ -133,6 +133,7 @@ class Registered:
     first: bool = False
     topics_changed: int = 0
     replaced_addr: str | None = None
+    left: "Removal | None" = None  # the broker of another name that was known at this address
     master_addr: str | None = None  # for a slave whose master is known
     master_ha_addr: str | None = None
     change: MemberChange | None = None
@@ -381,8 +382,9 @@ class RouteTable:
         held = stance.held
         old_min_id = stance.group.min_id if stance.group else None
         before = self._by_addr.get((new.cluster, new.broker_addr))
+        left = None
         if before is not None and (before.broker_name, before.broker_id) != (new.broker_name, new.broker_id):
-            self._leave_for_switch(before, new.broker_name)
+            left = self._leave_for_switch(before, new.broker_name)
         group = self._join(new, held, now_ms, connection)
         self._take_topics(group, change)
         min_id_fell = old_min_id is not None and new.broker_id < old_min_id
@@ -391,6 +393,7 @@ class RouteTable:
             first=held is None,
             topics_changed=len(change.changed) + len(change.gone),
             replaced_addr=held.broker_addr if held and held.broker_addr != new.broker_addr else None,
+            left=left,
             master_addr=master.broker_addr if master else None,
             master_ha_addr=master.ha_server_addr if master else None,
             change=self._member_change(group, None) if min_id_fell else None,
@@ -769,12 +772,12 @@ class RouteTable:
         if not keys:
             del self._by_connection[member.connection]
 
-    def _leave_for_switch(self, member: LiveBroker, new_name: str) -> None:
+    def _leave_for_switch(self, member: LiveBroker, new_name: str) -> Removal | None:
         """An address comes back under another id or name. Inside its group the topics stay."""
-        if member.broker_name == new_name:
-            self._forget_member(member)
-        else:
-            self._leave(member)
+        if member.broker_name != new_name:
+            return self._leave(member)
+        self._forget_member(member)
+        return None
 
     def _drop_addr(self, cluster: str, broker_addr: str) -> Removal | None:
         member = self._by_addr.get((cluster, broker_addr))

@@ -262,6 +262,19 @@ async def test_a_goodbye_is_logged_and_empties_the_route(peer: Peer) -> None:
     ).code == ResponseCode.TOPIC_NOT_EXIST
 
 
+async def test_two_brokers_with_one_address_are_named(server: NameServer, peer: Peer) -> None:
+    """They took each other out of the routes at each registration, every 30 seconds, and no line said so."""
+    other = Peer(server)
+    await peer.register()
+    with capture_logs() as events:
+        await other.register(brokerName="b-b")
+        await peer.register()
+    told = [(one["broker_name"], one["replaced_name"]) for one in events if "replaced_name" in one]
+    assert told == [("b-b", "b-a"), ("b-a", "b-b")]
+    assert {one["log_level"] for one in events if one["event"] == "nameserver.broker_replaced"} == {"warning"}
+    await other.close()
+
+
 async def test_a_silent_broker_expires_and_loses_its_connection() -> None:
     clock = Clock()
     async with running(clock=clock) as server:
