@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import inspect
 import json
 import os
@@ -92,6 +93,7 @@ class Machine:
 # --- pieces --------------------------------------------------------------------------------------------------------
 
 
+@functools.cache  # of hundreds of cases of one test
 def measures_turns(function: Callable[..., object]) -> bool:
     """Whether a test measures by `turns`, itself or by a function or class of its module or of ours."""
     seen: set[int] = set()
@@ -132,9 +134,10 @@ def _names(code: CodeType) -> set[str]:
     return found
 
 
+@functools.cache
 def _is_ours(found: type | FunctionType) -> bool:
     try:
-        return Path(inspect.getfile(found)).is_relative_to(KEPT.parent)
+        return inspect.getfile(found).startswith(f"{KEPT.parent}{os.sep}")
     except (TypeError, OSError):
         return False
 
@@ -210,6 +213,7 @@ def pytest_configure(config: pytest.Config) -> None:
             config.pluginmanager.register(Conductor(), "our conductor")
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """For `-n auto`: the cores that this process may use."""
     return max(1, min(_cores(), WORKERS_MAX))

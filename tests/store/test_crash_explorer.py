@@ -25,7 +25,7 @@ PROCESSES = 2
 # Distinct states, each recovered and checked; some 1500 come of a seed.
 STATES_IN_CI = int(os.environ.get("AEROBEE_CRASH_STATES", "100000"))
 PIECES = 25  # each a test of its own, with seeds of its own, so that workers share them
-TWICE_EACH = 4
+TWICE_EACH = 8
 FIRST_SEED = 1000
 SEEDS_PER_PIECE = 1000  # more than are ever needed
 # Scenarios that have failed once: deletions that a crash took back (0, 3), queue numbers given out again after
