@@ -12,6 +12,7 @@ from cyclopts import App, Parameter
 from aerobee_console.failures import NOT_FOUND, OK, REFUSED, USAGE, Failure
 from aerobee_console.messages import time_text
 from aerobee_console.session import Connect, Output, run
+from aerobee_console.several import several
 from aerobee_console.tables import Column, print_json, print_table, show
 
 if TYPE_CHECKING:
@@ -67,14 +68,7 @@ def config(
     /,
     *,
     changes: Annotated[
-        tuple[str, ...],
-        Parameter(
-            name="--set",
-            negative=(),
-            json_list=False,
-            show_default=False,
-            help="Change a setting that is hot, KEY=VALUE; may be repeated.",
-        ),
+        tuple[str, ...], several("--set", "Change a setting that is hot, KEY=VALUE; may be repeated.")
     ] = (),
     output: Output = "table",
     connect: Connect | None = None,

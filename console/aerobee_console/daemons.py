@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 from cyclopts import Parameter
 
 from aerobee_console.failures import USAGE, Failure
+from aerobee_console.several import several
 
 if TYPE_CHECKING:
     from aerobee_broker.config import BrokerConfig as BrokerConfig
@@ -32,13 +33,7 @@ __all__ = [
 SettingsFile = Annotated[Path | None, Parameter(name=["--config", "-c"], help="Properties or TOML file.")]
 Settings = Annotated[
     tuple[str, ...],
-    Parameter(
-        name="--set",
-        negative=(),
-        json_list=False,
-        show_default=False,
-        help="One setting, key=value, under RocketMQ's name.",
-    ),
+    several("--set", "One setting, key=value, under RocketMQ's name."),
 ]
 
 

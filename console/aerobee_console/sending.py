@@ -20,6 +20,7 @@ from aerobee_console.failures import OK, USAGE, Failure
 from aerobee_console.numbers import QUEUE_ID
 from aerobee_console.progress import progress
 from aerobee_console.session import Connect, Output, run
+from aerobee_console.several import several
 from aerobee_console.tables import Column, OutputFormat, print_json, show
 
 if TYPE_CHECKING:
@@ -48,26 +49,8 @@ def send(
     /,
     *,
     tags: Annotated[str | None, Parameter(help="Label that consumers filter by.")] = None,
-    keys: Annotated[
-        tuple[str, ...],
-        Parameter(
-            name=["--keys", "--key"],
-            negative=(),
-            json_list=False,
-            show_default=False,
-            help="Look-up word; may be repeated.",
-        ),
-    ] = (),
-    properties: Annotated[
-        tuple[str, ...],
-        Parameter(
-            name="--property",
-            negative=(),
-            json_list=False,
-            show_default=False,
-            help="name=value; may be repeated.",
-        ),
-    ] = (),
+    keys: Annotated[tuple[str, ...], several(["--keys", "--key"], "Look-up word; may be repeated.")] = (),
+    properties: Annotated[tuple[str, ...], several("--property", "name=value; may be repeated.")] = (),
     delay: Annotated[
         str | None,
         Parameter(

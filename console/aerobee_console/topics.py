@@ -12,6 +12,7 @@ from aerobee_console.failures import OK, USAGE, Failure
 from aerobee_console.messages import time_text
 from aerobee_console.numbers import COUNT
 from aerobee_console.session import Connect, Output, run
+from aerobee_console.several import several
 from aerobee_console.tables import Column, print_json, print_table, show
 
 if TYPE_CHECKING:
@@ -173,16 +174,7 @@ def create(
     order: Annotated[
         bool, Parameter(negative=(), show_default=False, help="Mark it as an ordered topic.")
     ] = False,
-    attributes: Annotated[
-        tuple[str, ...],
-        Parameter(
-            name="--attribute",
-            negative=(),
-            json_list=False,
-            show_default=False,
-            help="name=value; repeatable.",
-        ),
-    ] = (),
+    attributes: Annotated[tuple[str, ...], several("--attribute", "name=value; repeatable.")] = (),
     cluster: ClusterName = None,
     brokers: Annotated[
         tuple[str, ...],
