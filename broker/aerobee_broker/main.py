@@ -158,14 +158,7 @@ async def serve(config: BrokerConfig, notifier: ServiceNotifier, settings_file: 
         await broker.close()
         by_disk = not broker.store_has_failed and getattr(failed, "errno", None) in DISK_ERRORS
         return EXIT_DISK_FAILED if by_disk else _exit_code(broker)
-    notifier.ready(f"serving on {broker.address}")
-    watchdog = asyncio.create_task(notifier.stay_alive(), name="watchdog")
-    try:
-        await stop.wait()
-    finally:
-        notifier.stopping("stopping")
-        watchdog.cancel()
-        await asyncio.gather(watchdog, return_exceptions=True)
+    await notifier.serving(f"serving on {broker.address}", stop)
     return await _stop(broker)
 
 

@@ -80,14 +80,9 @@ async def serve(config: NameserverConfig, notifier: ServiceNotifier) -> int:
     metrics = MetricsServer(server)
     if config.metrics_prom_exporter_port:
         await metrics.start()
-    notifier.ready(f"listening on {server.address}")
-    watchdog = asyncio.create_task(notifier.stay_alive(), name="watchdog")
     try:
-        await stop.wait()
+        await notifier.serving(f"listening on {server.address}", stop)
     finally:
-        notifier.stopping("stopping")
-        watchdog.cancel()
-        await asyncio.gather(watchdog, return_exceptions=True)
         await metrics.close()
         await server.close()
     return 0

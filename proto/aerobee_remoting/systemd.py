@@ -67,6 +67,17 @@ class ServiceNotifier:
             self.alive()
             await asyncio.sleep(self.watchdog_interval_s)
 
+    async def serving(self, status: str, stop: asyncio.Event) -> None:
+        """Ready, with signs of life until `stop` is set or the call is cancelled; then stopping."""
+        self.ready(status)
+        watchdog = asyncio.create_task(self.stay_alive(), name="watchdog")
+        try:
+            await stop.wait()
+        finally:
+            self.stopping("stopping")
+            watchdog.cancel()
+            await asyncio.gather(watchdog, return_exceptions=True)
+
     def extend_start(self, seconds: int) -> bool:
         """Ask for `seconds` more, from now, before the start counts as failed: for a long recovery."""
         return self._send(f"EXTEND_TIMEOUT_USEC={seconds * 1_000_000}")

@@ -1,5 +1,6 @@
 """What systemd hears, on a real datagram socket."""
 
+import asyncio
 import os
 import socket
 from collections.abc import Iterator
@@ -51,6 +52,17 @@ def test_a_sign_of_life(ear: socket.socket, notifier: ServiceNotifier) -> None:
 def test_more_time_to_start_is_asked_in_microseconds(ear: socket.socket, notifier: ServiceNotifier) -> None:
     assert notifier.extend_start(90)
     assert heard(ear) == "EXTEND_TIMEOUT_USEC=90000000"
+
+
+async def test_a_service_is_ready_alive_and_then_stopping(ear: socket.socket, address: str) -> None:
+    notifier = ServiceNotifier({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "30000000"}, PID)
+    stop = asyncio.Event()
+    serving = asyncio.create_task(notifier.serving("listening", stop))
+    told = [await asyncio.to_thread(heard, ear) for _ in range(2)]
+    stop.set()
+    await serving
+    assert [*told, heard(ear)] == ["READY=1\nSTATUS=listening", "WATCHDOG=1", "STOPPING=1\nSTATUS=stopping"]
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 def test_a_status_is_sent_when_it_changes(ear: socket.socket, notifier: ServiceNotifier) -> None:
