@@ -518,7 +518,7 @@ class Admin:
         """Broker name to address: of the masters that have the topic, or of all."""
         if topic is not None:
             return _masters(await self.route(topic))
-        return {node.broker_name: node.addr for node in await self._masters(None, ())}
+        return await self._addrs(None, ())
 
     async def _addr_of(self, broker: str) -> str:
         if ":" in broker:
