@@ -156,29 +156,31 @@ class MessageReader:
             return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
         if offset > high:
             return GetResult(GetStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
+        size_max = min(max(max_bytes, _REQUEST_SIZE_MIN), _REQUEST_SIZE_MAX)
+        if tag_filter is None and selector is None:
+            # No more entries than it takes: where the file is not mapped they are copied.
+            count = min(max_count, self._config.memory_transfer_count_max)
+            recent = self._recent(queue, queue.read(offset, count), offset, size_max)
+            if recent is not None:
+                return recent
         scan_count = max(-(-self._config.scan_size_max // ENTRY_SIZE), max_count)
         entries = queue.read(offset, scan_count)
         if not entries:
             following = (offset // self._file_entries + 1) * self._file_entries
             return GetResult(GetStatus.OFFSET_FOUND_NULL, following, low, high)
-        size_max = min(max(max_bytes, _REQUEST_SIZE_MIN), _REQUEST_SIZE_MAX)
         if selector is not None:
             return self._select(queue, entries, offset, max_count, size_max, selector)
-        if tag_filter is None:
-            recent = self._recent(queue, entries, offset, max_count, size_max)
-            if recent is not None:
-                return recent
         return self._collect(queue, entries, offset, max_count, size_max, tag_filter)
 
     def _recent(
-        self, queue: ConsumeQueue, entries: memoryview, offset: int, max_count: int, size_max: int
+        self, queue: ConsumeQueue, entries: memoryview, offset: int, size_max: int
     ) -> GetResult | None:
         """The usual read: everything, in memory, in one file, written by this process. None: look carefully.
 
         6 us for 32 records that are not adjacent, against 15 us for the careful way (bench/micro_store.py).
         """
         config = self._config
-        count = min(len(entries) // ENTRY_SIZE, max_count, config.memory_transfer_count_max)
+        count = len(entries) // ENTRY_SIZE
         if count < 1:
             return None
         numbers = _entries_struct(count).unpack_from(entries)

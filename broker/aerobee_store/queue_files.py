@@ -74,6 +74,7 @@ class QueueFile:
         "_inode",
         "_name",
         "_owner",
+        "_view",
         "_writable",
         "closed",
         "is_blind",
@@ -108,6 +109,8 @@ class QueueFile:
         self._file: DataFile | None = None
         # Where the block begins that was read last, and its bytes. Never of a file that is closed.
         self._block: tuple[int, bytes] | None = None
+        # Of all of it, once it was asked for while the file is open and mapped.
+        self._view: memoryview | None = None
         # Something may have been stored since the last sync() or opening.
         self.is_written = False
         # It was closed before its sync.
@@ -170,11 +173,15 @@ class QueueFile:
     def piece(self, position: int, length: int) -> memoryview:
         """As read(), without a copy where the file is mapped anyway, as those are that messages go to, and where it
         was just read."""
+        if self._view is not None and not self._files.borrowers:
+            self.was_used = True
+            return self._view[position : position + length]
         if self._files.is_borrower:
             return memoryview(self.read(position, length))
         file = self._opened()
         if getattr(file, "is_mapped", True):
-            return file.view[position : position + length]
+            self._view = file.view
+            return self._view[position : position + length]
         known = self._block
         if known is None or position < known[0] or position + length > known[0] + _BLOCK_SIZE:
             if length > _BLOCK_SIZE:
@@ -253,7 +260,7 @@ class QueueFile:
     def give_up(self) -> DataFile | None:
         """It is not open any more; the caller closes what it was."""
         self._owner.forget_window()
-        file, self._file, self._block = self._file, None, None
+        file, self._file, self._block, self._view = self._file, None, None, None
         return file
 
     def forget_block(self) -> None:
@@ -280,7 +287,8 @@ class OpenQueueFiles:
         self._open: dict[QueueFile, None] = {}
         # Held from before the first write to a file on it, so that no failed write goes unheard.
         self._system: FileSystem | None = None
-        self._borrowers: set[int] = set()
+        # Threads within borrowing().
+        self.borrowers: set[int] = set()
         self._borrowed: dict[int, tuple[QueueFile, DataFile]] = {}
         # The first sync of a file that was to be closed and failed: final, and told by the next sync() too.
         self._failure: OSError | None = None
@@ -372,11 +380,11 @@ class OpenQueueFiles:
     def borrowing(self) -> Iterator[None]:
         """What this thread reads meanwhile it reads by descriptors of its own, one at a time."""
         me = threading.get_ident()
-        self._borrowers.add(me)
+        self.borrowers.add(me)
         try:
             yield
         finally:
-            self._borrowers.discard(me)
+            self.borrowers.discard(me)
             known = self._borrowed.pop(me, None)
             if known is not None:
                 known[1].close()
@@ -384,7 +392,7 @@ class OpenQueueFiles:
     @property
     def is_borrower(self) -> bool:
         """Whether this thread is within borrowing()."""
-        return bool(self._borrowers) and threading.get_ident() in self._borrowers
+        return bool(self.borrowers) and threading.get_ident() in self.borrowers
 
     def borrow(self, file: QueueFile) -> DataFile | None:
         """The borrower's own descriptor of the file; None if its owner has deleted it."""

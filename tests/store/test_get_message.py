@@ -1,5 +1,7 @@
 """Reading from a queue: every status, where to go on, and when a batch is full."""
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ from aerobee_proto.javahash import java_hash
 from aerobee_proto.properties import find_property
 from aerobee_proto.records import decode_records
 from aerobee_store.get_message import GetResult, GetStatus, MessageReader, Selector
+from aerobee_store.io import DiskIo
 from aerobee_store.store import MessageStore
 from store.memory_io import MemoryIo
 from store.workload import ROOT, message, open_store
@@ -44,6 +47,32 @@ def get(
 
 def numbers(found: GetResult) -> list[int]:
     return [record.queue_offset for record in decode_records(b"".join(found.body))]
+
+
+def test_a_pull_from_a_cold_queue_reads_no_more_than_it_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each copied 16,000 bytes of entries to give 32 messages."""
+    store = open_store(DiskIo(), root=tmp_path, consume_queue_file_size=20_000, commit_log_file_size=1 << 20)
+    store.append([message(body=b"%d" % number) for number in range(900)])
+    store.flush_disk()
+    store.confirm(store.flushed_offset)
+    asked: list[int] = []
+    real = os.pread
+
+    def pread(fd: int, size: int, position: int) -> bytes:
+        asked.append(size)
+        return real(fd, size, position)
+
+    monkeypatch.setattr(os, "pread", pread)
+    at = 0
+    while at < 900:
+        found = get(store, at)
+        assert numbers(found) == list(range(at, min(at + 32, 900)))
+        at = found.next_offset
+    assert sum(asked) <= 900 * 20 * 2
+    assert max(asked) <= 4096
+    store.close()
 
 
 # --- statuses -------------------------------------------------------------------------------------------
