@@ -215,3 +215,42 @@ def test_the_list_names_the_checkpoint_of_the_close(tmp_path: Path) -> None:
         ListedQueue("Orders", 0, 0, COUNT),
         ListedQueue("Orders", 1, 0, COUNT),
     ]
+
+
+def killed_store(root: Path) -> Path:
+    """A store as a kill leaves it behind a checkpoint; message COUNT of each queue came after that."""
+    store = open_store(DiskIo(), root=root / "live")
+    fill(store, COUNT)
+    store.flush_queues()
+    store.write_checkpoint()
+    fill(store, 1)
+    shutil.copytree(root / "live", root / "killed")
+    store.close()
+    return root / "killed"
+
+
+def test_a_queue_that_goes_away_after_a_crash_is_built_again_if_it_has_a_message_behind_the_watermark(
+    tmp_path: Path,
+) -> None:
+    root = killed_store(tmp_path)
+    shutil.rmtree(root / "consumequeue" / "Orders" / "1")
+    store = open_store(DiskIo(), root=root)
+    assert served(store, 1) == list(range(COUNT + 1))
+    store.check()
+    store.close()
+
+
+def test_a_queue_that_went_away_after_a_crash_comes_back_with_a_repair(tmp_path: Path) -> None:
+    """Nothing says that it was there but its messages, which a start does not read again."""
+    store = open_store(DiskIo(), root=tmp_path / "live")
+    fill(store, COUNT)
+    store.flush_queues()
+    store.write_checkpoint()
+    shutil.copytree(tmp_path / "live", tmp_path / "killed")
+    store.close()
+    shutil.rmtree(tmp_path / "killed" / "consumequeue" / "Orders" / "1")
+    store = open_store(DiskIo(), root=tmp_path / "killed", rebuild=True)
+    assert served(store, 1) == list(range(COUNT))
+    assert store.next_offset("Orders", 1) == COUNT
+    store.check()
+    store.close()
