@@ -44,7 +44,9 @@ class PersistentTable(Protocol):
     on_dirty: Callable[[], None]  # set by ConfigFiles, called after such a change
 
     def to_json(self) -> dict[str, Any]:
-        """The file's content as it is now; a thread goes through it, so nothing in it changes any more."""
+        """The file's content. A thread goes through it: which entries there are does not change any more, and what an
+        entry holds is read in one call of the interpreter, at whatever moment that is.
+        """
 
     def parse(self, content: Mapping[str, Any]) -> Any:
         """A file's content as the table keeps it. FormatError when it is of another form."""
@@ -172,6 +174,7 @@ class ConfigFiles:
             if entry.reader.used_backup:
                 log.error("broker.config_backup_used", path=str(entry.reader.path), reason=entry.reader.fault)
             entry.saved_revision = entry.table.revision
+            entry.writer.readable = entry.reader.readable
 
     async def read(self, file_name: str) -> dict[str, Any] | None:
         """Content of another file of the config folder, or of its backup; None when there is neither.

@@ -10,9 +10,11 @@ offsets that a proxy keeps) and travel through untouched.
 Invariants
 - Offsets are never negative. There is no monotonic check: a group may go back, as in RocketMQ.
 - A pending reset wins over a stored offset until the group's next pull has learned of it.
+- `_keys_of_topic` and `_keys_of_group` have every key of the three tables, `_groups` counts those with offsets: nobody
+  walks all keys for one name.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -22,6 +24,7 @@ from aerobee_broker.config_files import table_of
 from aerobee_proto import bodies
 from aerobee_proto.bodies import DataVersion
 from aerobee_proto.errors import FormatError
+from aerobee_remoting.slices import Steps, at_once
 
 __all__ = ["OFFSET_MAX", "ConsumerOffsets", "offset_key", "starting_offset"]
 
@@ -61,6 +64,9 @@ class ConsumerOffsets:
         self._offsets: dict[str, dict[int, int]] = {}
         self._pulled: dict[str, dict[int, int]] = {}  # next offset after the last pull, for statistics
         self._resets: dict[str, dict[int, int]] = {}
+        self._keys_of_topic: dict[str, dict[str, None]] = {}
+        self._keys_of_group: dict[str, dict[str, None]] = {}
+        self._groups: dict[str, int] = {}  # -> topics in which it has offsets
         self._commits = 0
         self.version = DataVersion(timestamp=clock())
         self.revision = 0
@@ -87,7 +93,7 @@ class ConsumerOffsets:
             return False
         queues = self._offsets.get(key)
         if queues is None:
-            queues = self._offsets[key] = {}
+            queues = self._put(key, {})
         if queues.get(queue_id) != offset:
             queues[queue_id] = offset
             self.revision += 1
@@ -102,6 +108,7 @@ class ConsumerOffsets:
         queues = self._pulled.get(key)
         if queues is None:
             queues = self._pulled[key] = {}
+            self._index(key)
         queues[queue_id] = next_offset
 
     def pulled(self, group: str, topic: str, queue_id: int) -> int | None:
@@ -149,7 +156,10 @@ class ConsumerOffsets:
         """Send the group to an offset: kept until its next pull of the queue learns of it."""
         key = f"{topic}@{group}"
         self._resets.setdefault(key, {})[queue_id] = max(0, offset)
-        self._offsets.setdefault(key, {})[queue_id] = max(0, offset)
+        queues = self._offsets.get(key)
+        if queues is None:
+            queues = self._put(key, {})
+        queues[queue_id] = max(0, offset)
         self._pulled.get(key, {}).pop(queue_id, None)  # what was pulled before is not waited for
         self._next_version()
         self.revision += 1
@@ -173,43 +183,72 @@ class ConsumerOffsets:
 
     def topics_of(self, group: str) -> list[str]:
         """Topics in which the group has committed offsets, sorted."""
-        return sorted(topic for topic, owner in self._pairs() if owner == group)
+        return sorted(topic for topic, _ in self._pairs(list(self._keys_of_group.get(group, ()))))
 
     def groups_of(self, topic: str) -> list[str]:
         """Groups with committed offsets in the topic, sorted."""
-        return sorted(group for name, group in self._pairs() if name == topic)
+        return sorted(group for _, group in self._pairs(self._keys_of_topic.get(topic, ())))
 
-    def slowest(self, topic: str, *, without: Collection[str] = ()) -> dict[int, int]:
+    def slowest(self, topic: str, *, without: Collection[str] = ()) -> Steps[dict[int, int]]:
         """The smallest committed offset of any group in each queue of a topic."""
         result: dict[int, int] = {}
         for group in self.groups_of(topic):
             if group not in without:
-                for queue_id, offset in self._offsets[f"{topic}@{group}"].items():
+                for queue_id, offset in self.of_group(group, topic).items():
                     result[queue_id] = min(offset, result.get(queue_id, offset))
+            yield
         return result
 
-    def _pairs(self) -> list[tuple[str, str]]:
-        split = [key.split("@") for key in self._offsets]
+    def _pairs(self, keys: Iterable[str]) -> list[tuple[str, str]]:
+        """(topic, group) of those of the keys that have offsets."""
+        split = [key.split("@") for key in keys if key in self._offsets]
         return [(parts[0], parts[1]) for parts in split if len(parts) == 2]
+
+    def _put(self, key: str, queues: dict[int, int]) -> dict[int, int]:
+        """Give a key its offsets."""
+        if key not in self._offsets:
+            self._index(key)
+            self._count(key, 1)
+        self._offsets[key] = queues
+        return queues
+
+    def _index(self, key: str) -> None:
+        parts = key.split("@")
+        if len(parts) >= 2:
+            self._keys_of_topic.setdefault(parts[0], {})[key] = None
+            self._keys_of_group.setdefault(parts[1], {})[key] = None
+
+    def _count(self, key: str, change: int) -> None:
+        _, at, group = key.partition("@")
+        if at and "@" not in group:
+            count = self._groups.get(group, 0) + change
+            if count:
+                self._groups[group] = count
+            else:
+                del self._groups[group]
 
     def remove_group(self, group: str) -> int:
         """Forget all offsets of a group; how many topics that were."""
-        return self._remove(lambda topic, owner: owner == group)
+        return at_once(self.removal(group=group))
 
     def remove_topic(self, topic: str) -> int:
         """Forget all offsets in a topic; how many groups that were."""
-        return self._remove(lambda name, group: name == topic)
+        return at_once(self.removal(topic=topic))
 
-    def _remove(self, matches: Callable[[str, str], bool]) -> int:
-        gone = []
-        for key in {*self._offsets, *self._pulled, *self._resets}:
-            parts = key.split("@")
-            if len(parts) >= 2 and matches(parts[0], parts[1]):
-                gone.append(key)
-        removed = sum(self._offsets.pop(key, None) is not None for key in gone)
-        for key in gone:
+    def removal(self, *, group: str = "", topic: str = "") -> Steps[int]:
+        """As the two above, in steps. What is committed meanwhile may stay."""
+        keys = self._keys_of_group.get(group) if group else self._keys_of_topic.get(topic)
+        removed = 0
+        for key in list(keys or ()):
+            yield
+            if self._offsets.pop(key, None) is not None:
+                removed += 1
+                self._count(key, -1)
             self._pulled.pop(key, None)
             self._resets.pop(key, None)
+            topic, group = key.split("@")[:2]
+            _drop(self._keys_of_topic, topic, key)
+            _drop(self._keys_of_group, group, key)
         if removed:
             self._next_version()
             self.revision += 1
@@ -220,7 +259,7 @@ class ConsumerOffsets:
         queues = self._offsets.get(f"{topic}@{source}")
         if not queues:
             return 0
-        self._offsets[f"{topic}@{target}"] = dict(queues)
+        self._put(f"{topic}@{target}", dict(queues))
         self._next_version()
         self.revision += 1
         return len(queues)
@@ -230,19 +269,19 @@ class ConsumerOffsets:
 
     # --- the file ---------------------------------------------------------------------------------------------
 
-    def group_topics(self) -> dict[str, list[str]]:
-        """Group -> its topics, as RocketMQ writes it beside the offsets."""
-        result: dict[str, list[str]] = {}
-        for topic, group in self._pairs():
-            result.setdefault(group, []).append(topic)
-        return {group: sorted(topics) for group, topics in result.items()}
+    def group_topics(self) -> Mapping[str, list[str]]:
+        """Group -> its topics, as RocketMQ writes it beside the offsets; made when it is looked at."""
+        return _GroupTopics(self, list(self._groups))
 
     def to_json(self) -> dict[str, Any]:
-        """The content of `consumerOffset.json`, which is also the answer to GET_ALL_CONSUMER_OFFSET."""
+        """The content of `consumerOffset.json`, which is also the answer to GET_ALL_CONSUMER_OFFSET.
+
+        Which keys there are is of this moment; the offsets of a key are those of the moment when they are written.
+        """
         return {
             "dataVersion": msgspec.to_builtins(self.version),
             "groupTopicMap": self.group_topics(),
-            "offsetTable": {key: dict(queues) for key, queues in self._offsets.items()},
+            "offsetTable": dict(self._offsets),
         }
 
     def parse(self, content: Mapping[str, Any]) -> tuple[dict[str, dict[int, int]], DataVersion]:
@@ -253,7 +292,37 @@ class ConsumerOffsets:
 
     def take(self, parsed: tuple[dict[str, dict[int, int]], DataVersion]) -> None:
         """Put parsed content in place of the table's own."""
-        self._offsets, self.version = parsed
+        offsets, self.version = parsed
+        self._offsets, self._keys_of_topic, self._keys_of_group, self._groups = {}, {}, {}, {}
+        for key, queues in offsets.items():
+            self._put(key, queues)
+        for key in (*self._pulled, *self._resets):
+            self._index(key)
+
+
+class _GroupTopics(Mapping[str, list[str]]):
+    """The groups that have offsets now, and the topics of each, read when they are asked for; by any thread."""
+
+    def __init__(self, offsets: ConsumerOffsets, groups: list[str]) -> None:
+        self._offsets = offsets
+        self._groups = groups
+
+    def __getitem__(self, group: str) -> list[str]:
+        return self._offsets.topics_of(group)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._groups)
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+
+def _drop(index: dict[str, dict[str, None]], name: str, key: str) -> None:
+    keys = index.get(name)
+    if keys is not None:
+        keys.pop(key, None)
+        if not keys:
+            del index[name]
 
 
 def _queues(key: object, value: object) -> dict[int, int]:

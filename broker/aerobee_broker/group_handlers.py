@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from aerobee_broker.clients import connection_body
-from aerobee_broker.request_bodies import answer, in_slices, in_turns, read_body
+from aerobee_broker.request_bodies import answer, answer_in_slices, in_slices, in_turns, read_body
 from aerobee_broker.services import Services
-from aerobee_proto import javajson
 from aerobee_proto.bodies import (
     BrokerConsumeStats,
     ConsumerConnection,
@@ -43,7 +42,9 @@ from aerobee_proto.headers import (
     GroupTopicHeader,
     ProducerGroupHeader,
 )
+from aerobee_remoting import slices
 from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
+from aerobee_remoting.slices import Steps
 
 __all__ = ["GroupHandlers"]
 
@@ -116,7 +117,8 @@ class GroupHandlers:
         services.groups.delete(header.group_name)
         services.stats.group_deleted(header.group_name)
         if header.clean_offset or header.remove_offset:
-            services.offsets.remove_group(header.group_name)
+            await slices.in_slices(services.offsets.removal(group=header.group_name))
+            services.offsets.remove_group(header.group_name)  # what members committed meanwhile
         return await self._persisted()
 
     async def forbidden(self, request: Request) -> Response:
@@ -140,7 +142,8 @@ class GroupHandlers:
         services = self._services
         services.groups.require(header.dest_group)
         topics = [header.topic] if header.topic else services.offsets.topics_of(header.src_group)
-        for config in self._consumed(header.src_group, topics, given_up_too=header.offline):
+        configs = self._consumed(header.src_group, topics, given_up_too=header.offline)
+        async for config in in_turns(configs):
             services.offsets.clone(header.src_group, header.dest_group, config.topic_name)
         return await self._persisted()
 
@@ -160,11 +163,11 @@ class GroupHandlers:
         """Settings of a group."""
         return answer(self._services.groups.require(request.header.group))
 
-    def all_configs(self, _: Request) -> Response:
+    def all_configs(self, request: Request) -> None:
         """Settings of all groups, for replicas and exports."""
-        return Response(body=javajson.dumps(self._services.groups.to_json()))
+        answer_in_slices(request, self._services.groups.to_json())
 
-    def consumers(self, request: Request) -> Response:
+    def consumers(self, request: Request) -> None:
         """Who is online in a group, and what it subscribes to; CONSUMER_NOT_ONLINE when nobody is."""
         name = request.header.consumer_group
         group = self._services.consumers.get(name)
@@ -172,17 +175,16 @@ class GroupHandlers:
             raise RequestError(
                 ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{name[:255]}] not online"
             )
-        return answer(
-            ConsumerConnection(
-                connection_set=connection_body(group.members.values()),
-                consume_from_where=group.consume_from_where,
-                consume_type=group.consume_type,
-                message_model=group.message_model,
-                subscription_table={topic: held.data for topic, held in group.subscriptions.items()},
-            )
+        body = ConsumerConnection(
+            connection_set=connection_body(group.members.values()),
+            consume_from_where=group.consume_from_where,
+            consume_type=group.consume_type,
+            message_model=group.message_model,
+            subscription_table={topic: held.data for topic, held in group.subscriptions.items()},
         )
+        answer_in_slices(request, body)
 
-    def producers(self, request: Request) -> Response:
+    def producers(self, request: Request) -> None:
         """Who is online in a producer group; SYSTEM_ERROR when nobody is."""
         name = request.header.producer_group
         members = self._services.producers.members(name)
@@ -190,28 +192,36 @@ class GroupHandlers:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR, f"the producer group[{name[:255]}] not exist: nobody is online"
             )
-        return answer(ProducerConnection(connection_set=connection_body(members)))
+        answer_in_slices(request, ProducerConnection(connection_set=connection_body(members)))
 
-    def all_producers(self, _: Request) -> Response:
+    def all_producers(self, request: Request) -> None:
         """Every producer that is online, by group."""
-        data = {
-            group: [
-                ProducerInfo(
-                    client_id=member.client_id,
-                    language=member.language,
-                    version=member.version,
-                    last_update_timestamp=member.last_seen_ms,
-                    remote_ip=member.connection.peer,
-                )
-                for member in members
-            ]
-            for group, members in self._services.producers.all()
-        }
-        return answer(ProducerTableInfo(data=data))
+        answer_in_slices(request, self._all_producers())
 
-    def topics_of(self, request: Request) -> Response:
+    def _all_producers(self) -> Steps[ProducerTableInfo]:
+        body = ProducerTableInfo()
+        for group in self._services.producers.groups():
+            infos = []
+            for member in self._services.producers.members(group):
+                infos.append(
+                    ProducerInfo(
+                        client_id=member.client_id,
+                        language=member.language,
+                        version=member.version,
+                        last_update_timestamp=member.last_seen_ms,
+                        remote_ip=member.connection.peer,
+                    )
+                )
+                yield
+            if infos:  # they may have left meanwhile
+                body.data[group] = infos
+        return body
+
+    def topics_of(self, request: Request) -> None:
         """Topics in which a group has offsets."""
-        return answer(TopicList(topic_list=self._services.offsets.topics_of(request.header.group)))
+        answer_in_slices(
+            request, TopicList(topic_list=self._services.offsets.topics_of(request.header.group))
+        )
 
     def subscription(self, request: Request) -> Response:
         """What a group that is online wants of a topic."""
@@ -222,9 +232,11 @@ class GroupHandlers:
 
     # --- how far they are -------------------------------------------------------------------------------------
 
-    def consume_stats(self, request: Request) -> Response:
+    def consume_stats(self, request: Request) -> None:
         """How far a group is in the topics asked for; without any, in all where it has offsets."""
-        header: ConsumeStatsHeader = request.header
+        answer_in_slices(request, self._consume_stats(request.header))
+
+    def _consume_stats(self, header: ConsumeStatsHeader) -> Steps[ConsumeStats]:
         group = header.consumer_group
         if header.topic_list:
             topics = [topic for topic in header.topic_list.split(";") if topic]
@@ -234,20 +246,24 @@ class GroupHandlers:
             topics = self._services.offsets.topics_of(group)
         result = ConsumeStats()
         for config in self._consumed(group, topics):
-            self._add_offsets(result, group, config, config.read_queue_nums, with_pulls=True)
-        return answer(result)
+            yield from self._add_offsets(result, group, config, config.read_queue_nums, with_pulls=True)
+        return result
 
-    def broker_consume_stats(self, request: Request) -> Response:
+    def broker_consume_stats(self, request: Request) -> None:
         """How far every group of this broker is; with isOrder only in ordered topics."""
+        answer_in_slices(request, self._broker_consume_stats(only_ordered=request.header.is_order))
+
+    def _broker_consume_stats(self, *, only_ordered: bool) -> Steps[BrokerConsumeStats]:
         services = self._services
-        only_ordered = request.header.is_order
         body = BrokerConsumeStats(broker_addr=services.identity.broker_addr)
         for group in services.groups.all():
             tables = []
             for config in self._consumed(group, services.offsets.topics_of(group)):
                 if config.order or not only_ordered:
                     stats = ConsumeStats()
-                    self._add_offsets(stats, group, config, config.write_queue_nums, with_pulls=False)
+                    yield from self._add_offsets(
+                        stats, group, config, config.write_queue_nums, with_pulls=False
+                    )
                     tables.append(stats)
                     entries = stats.offset_table.values()
                     body.total_diff += sum(entry.broker_offset - entry.consumer_offset for entry in entries)
@@ -255,7 +271,8 @@ class GroupHandlers:
                         max(0, entry.pull_offset - entry.consumer_offset) for entry in entries
                     )
             body.consume_stats_list.append({group: tables})
-        return answer(body)
+            yield
+        return body
 
     def _consumed(
         self, group: str, topics: Sequence[str], *, given_up_too: bool = False
@@ -273,7 +290,7 @@ class GroupHandlers:
 
     def _add_offsets(
         self, stats: ConsumeStats, group: str, config: TopicConfig, queue_count: int, *, with_pulls: bool
-    ) -> None:
+    ) -> Steps[None]:
         services, topic = self._services, config.topic_name
         for queue_id in range(queue_count):
             consumed = services.offsets.get(group, topic, queue_id) or 0
@@ -286,4 +303,5 @@ class GroupHandlers:
                 last_timestamp=max(0, last_ms),
                 pull_offset=max(consumed, pulled) if with_pulls else 0,
             )
+            yield
         stats.consume_tps += services.stats.consume_rate(topic, group)

@@ -14,7 +14,7 @@ Invariant: after the last change of a group every member is told once more, at o
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import structlog
@@ -28,6 +28,7 @@ __all__ = ["GOOD_BYE_S", "LARGE_GROUP", "WINDOW_S", "notify_members", "notify_of
 log = structlog.get_logger()
 
 LARGE_GROUP: Final = 32  # members told at a time, above which they are told together
+TURN_MAX: Final = 512  # members told in one turn of the loop; one takes 10 us
 WINDOW_S: Final = 0.2
 GOOD_BYE_S: Final = 0.1
 WINDOWS: Final = (
@@ -38,8 +39,9 @@ WINDOWS: Final = (
 def notify_members(members: Iterable[tuple[str, Connection]]) -> int:
     """Tell members (group, connection) that their group changed; how many are told, now or soon."""
     chosen = list(members)
-    tell = _tell_in_windows if len(chosen) > LARGE_GROUP else _tell
-    return sum(tell(group, connection) for group, connection in chosen)
+    if len(chosen) <= LARGE_GROUP:
+        return sum(_tell(group, connection) for group, connection in chosen)
+    return _tell_some(chosen)
 
 
 def notify_of_good_bye(members: Iterable[tuple[str, Connection]]) -> None:
@@ -47,6 +49,14 @@ def notify_of_good_bye(members: Iterable[tuple[str, Connection]]) -> None:
     chosen = list(members)
     if chosen:
         asyncio.get_running_loop().call_later(GOOD_BYE_S, notify_members, chosen)
+
+
+def _tell_some(members: Sequence[tuple[str, Connection]]) -> int:
+    """Tell as many as one turn of the loop may, the others in the next ones."""
+    later = members[TURN_MAX:]
+    if later:
+        asyncio.get_running_loop().call_soon(_tell_some, later)
+    return sum(_tell_in_windows(*member) for member in members[:TURN_MAX]) + len(later)
 
 
 def _tell(group: str, connection: Connection) -> bool:

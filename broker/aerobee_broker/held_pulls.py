@@ -5,7 +5,7 @@ is over. Who calls says what arrived and what time it is, and runs what is retur
 
 Invariants
 - A pull is in the table once, in the queue that it asked for; it leaves when it is returned by `ready`, `take`
-  or `expired`, or with its connection.
+  or `expired`, when its `probe` found something, or with its connection.
 - The offset of a pull with a probe moves past what did not match: no message is looked at twice for it.
 - What a pull keeps in memory is taken from the account of its owner when it comes, and given back when it leaves; a
   filter that many pulls have in common is counted once for each owner.
@@ -71,16 +71,18 @@ class HeldPull(Generic[T]):
         self.waiting = True
 
     def wants(self, max_offset: int, tag_hashes: Sequence[int]) -> bool:
-        """Whether an arrival is worth another look; `tag_hashes` are those of the new entries."""
+        """Whether an arrival is worth another look; `tag_hashes` are those of the new entries. See `probed` too."""
         if max_offset <= self.offset:
             return False
         if self.tag_filter is not None:
             return not self.tag_filter.isdisjoint(tag_hashes)
-        return self.probe is None or self._probed(self.probe, max_offset)
+        return self.probe is None
 
-    def _probed(self, probe: Callable[[int], int | None], max_offset: int) -> bool:
+    def probed(self, max_offset: int) -> bool:
         """Whether a message matches, or so many came that one look did not take them all in."""
-        following = probe(self.offset)
+        if max_offset <= self.offset or self.probe is None:
+            return False
+        following = self.probe(self.offset)
         if following is None:
             return True
         self.offset = following
@@ -157,13 +159,24 @@ class HeldPulls(Generic[T]):
     def ready(
         self, topic: str, queue_id: int, max_offset: int, tag_hashes: Sequence[int]
     ) -> list[HeldPull[T]]:
-        """Take out the pulls that an arrival wakes, and those whose owner is gone with them."""
+        """Take out the pulls that an arrival wakes, and those whose owner is gone with them; but for `to_probe`."""
         pulls = self._by_queue.get((topic, queue_id))
         if pulls is None:
             return []
         woken = [pull for pull in pulls if pull.wants(max_offset, tag_hashes)]
         self._leave(woken)
         return [pull for pull in woken if not self._is_gone(pull.owner)]
+
+    def to_probe(self, topic: str, queue_id: int) -> list[HeldPull[T]]:
+        """The pulls that have to look at an arrival themselves: each takes its time. They stay, see `probe`."""
+        return [pull for pull in self._by_queue.get((topic, queue_id), ()) if pull.probe is not None]
+
+    def probe(self, pull: HeldPull[T], max_offset: int) -> bool:
+        """Let a pull look at what arrived; True when that wakes it: it is taken out."""
+        if not pull.waiting or self._is_gone(pull.owner) or not pull.probed(max_offset):
+            return False
+        self._leave([pull])
+        return True
 
     def take(self, topic: str, queue_id: int, wanted: Callable[[T], bool]) -> list[HeldPull[T]]:
         """Take out the pulls of a queue whose work is `wanted`; those of gone owners vanish."""

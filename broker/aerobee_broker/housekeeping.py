@@ -13,6 +13,7 @@ from aerobee_broker.group_notices import notify_members
 from aerobee_broker.services import Services
 from aerobee_broker.stats import SAMPLE_S
 from aerobee_remoting.connection import Connection
+from aerobee_remoting.slices import in_slices
 
 __all__ = ["SCAN_S", "connection_lost", "run_client_scan", "run_stats", "scan_clients"]
 
@@ -67,7 +68,7 @@ async def run_stats(services: Services, facts: Callable[[], dict[str, object]]) 
     while True:
         await asyncio.sleep(SAMPLE_S)
         now_ms = services.clock()
-        services.stats.sample(now_ms)
+        await in_slices(services.stats.sample_steps(now_ms))
         if now_ms - reported_ms >= services.config.stats_interval_seconds * 1000 or now_ms < reported_ms:
             reported_ms = now_ms
             services.stats.report(now_ms, **facts())

@@ -1,7 +1,8 @@
 """Metrics under RocketMQ 5's names, made of counters that are kept anyway.
 
-Two steps: `take_snapshot` copies what changes, in the event loop; `families` turns it into metric families, in
-any thread. Topics and groups without messages have no series; deleted ones vanish with their counters.
+Two steps: `take_snapshot` (or `snapshot_steps`, for many series) copies what changes, in the event loop; `families`
+turns it into metric families, in any thread. Topics and groups without messages have no series; deleted ones vanish
+with their counters.
 
 Our own metrics start with `aerobee_` and follow Prometheus' conventions (base units, `_total`).
 """
@@ -18,8 +19,9 @@ from aerobee_broker.stats import Histogram
 from aerobee_proto import names
 from aerobee_proto.bodies import TopicConfig
 from aerobee_remoting.release import VERSION_OF_AEROBEE
+from aerobee_remoting.slices import Steps, at_once
 
-__all__ = ["Family", "MetricsSnapshot", "families", "take_snapshot"]
+__all__ = ["Family", "MetricsSnapshot", "families", "snapshot_steps", "take_snapshot"]
 
 TOPIC: Final = ("topic", "is_retry", "is_system")
 GROUP: Final = ("topic", "consumer_group", "is_retry", "is_system")
@@ -72,7 +74,31 @@ class MetricsSnapshot:
 
 def take_snapshot(services: Services, facts: Mapping[str, object]) -> MetricsSnapshot:
     """Copy what the metrics need. In the event loop."""
+    return at_once(snapshot_steps(services, facts))
+
+
+def snapshot_steps(services: Services, facts: Mapping[str, object]) -> Steps[MetricsSnapshot]:
+    """As `take_snapshot`, in steps: there may be a series for each topic and group."""
     identity, stats = services.identity, services.stats
+    puts = []
+    for topic, counted in list(stats.topics.items()):
+        labels = _topic_labels(services, topic)
+        puts.append((labels, counted.put_count.value, counted.put_bytes.value))
+        yield
+    gets = []
+    for (topic, group), got in list(stats.groups.items()):
+        gets.append((_group_labels(services, topic, group), got.get_count.value, got.get_bytes.value))
+        yield
+    lags: list[tuple[tuple[str, ...], int, int, int]] = []
+    for group in services.offsets.group_topics():
+        for topic in services.offsets.topics_of(group):
+            lags += _lags(services, group, topic)
+            yield
+    dead_letters = []
+    for name, config in services.topics.all().items():
+        if name.startswith(names.DLQ_PREFIX):
+            dead_letters.append(_dead_letters(services, name, config))
+        yield
     return MetricsSnapshot(
         node={
             "cluster": identity.cluster_name,
@@ -81,15 +107,9 @@ def take_snapshot(services: Services, facts: Mapping[str, object]) -> MetricsSna
         },
         gauges=_gauges(services),
         facts={name: float(value) for name, value in facts.items() if isinstance(value, (int, float))},
-        puts=[
-            (_topic_labels(services, topic), held.put_count.value, held.put_bytes.value)
-            for topic, held in stats.topics.items()
-        ],
-        gets=[
-            (_group_labels(services, topic, group), held.get_count.value, held.get_bytes.value)
-            for (topic, group), held in stats.groups.items()
-        ],
-        lags=list(_lags(services)),
+        puts=puts,
+        gets=gets,
+        lags=lags,
         producers=_connections(services.producers.all()),
         consumers=_consumer_connections(services),
         nameservers=[((state.addr,), float(state.registered)) for state in services.registrar.states],
@@ -105,23 +125,15 @@ def take_snapshot(services: Services, facts: Mapping[str, object]) -> MetricsSna
         loop_lag_sum_s=services.watch.lag_sum_s,
         put_took=stats.put_histogram(),
         flush_took=stats.flush_histogram(),
-        dead_letters=_dead_letters(services),
+        dead_letters=dead_letters,
         timing=[((topic,), float(count)) for topic, count in services.timer_counts.waiting()],
     )
 
 
-def _dead_letters(services: Services) -> list[Row]:
-    """How many dead letters each group has ever had: its topic for them is numbered without gaps."""
-    return [
-        (
-            (name.removeprefix(names.DLQ_PREFIX), name, "false"),
-            float(
-                sum(services.store.max_offset(name, queue_id) for queue_id in range(config.write_queue_nums))
-            ),
-        )
-        for name, config in services.topics.all().items()
-        if name.startswith(names.DLQ_PREFIX)
-    ]
+def _dead_letters(services: Services, name: str, config: TopicConfig) -> Row:
+    """How many dead letters a group has ever had: its topic for them is numbered without gaps."""
+    ends = [services.store.max_offset(name, queue_id) for queue_id in range(config.write_queue_nums)]
+    return (name.removeprefix(names.DLQ_PREFIX), name, "false"), float(sum(ends))
 
 
 def _by_topic(services: Services, counts: Mapping[str, int]) -> list[Row]:
@@ -160,16 +172,13 @@ def _flag(value: bool) -> str:
     return "true" if value else "false"
 
 
-def _lags(services: Services) -> Iterator[tuple[tuple[str, ...], int, int, int]]:
-    """For each group and topic with offsets: unread messages, pulled but not committed, age of the oldest unread."""
-    now_ms = services.clock()
-    for group, topics in services.offsets.group_topics().items():
-        for topic in topics:
-            config = services.topics.get(topic)
-            if config is not None:
-                lag, in_flight, oldest_ms = _lag(services, group, config)
-                age_ms = max(0, now_ms - oldest_ms) if oldest_ms > 0 else 0
-                yield _group_labels(services, topic, group), lag, in_flight, age_ms
+def _lags(services: Services, group: str, topic: str) -> Iterator[tuple[tuple[str, ...], int, int, int]]:
+    """Of a group and a topic that exists: unread messages, pulled but not committed, age of the oldest unread."""
+    config = services.topics.get(topic)
+    if config is not None:
+        lag, in_flight, oldest_ms = _lag(services, group, config)
+        age_ms = max(0, services.clock() - oldest_ms) if oldest_ms > 0 else 0
+        yield _group_labels(services, topic, group), lag, in_flight, age_ms
 
 
 def _lag(services: Services, group: str, config: TopicConfig) -> tuple[int, int, int]:

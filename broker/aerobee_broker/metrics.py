@@ -20,11 +20,12 @@ from prometheus_client.registry import Collector
 
 from aerobee_broker.exposition import render, to_metric
 from aerobee_broker.health import Health, health_of
-from aerobee_broker.metric_families import MetricsSnapshot, families, take_snapshot
+from aerobee_broker.metric_families import MetricsSnapshot, families, snapshot_steps, take_snapshot
 from aerobee_broker.runtime_info import disk_use
 from aerobee_broker.services import Services
 from aerobee_remoting.http_responder import Page
 from aerobee_remoting.operators_port import OperatorsPort, health_page
+from aerobee_remoting.slices import in_slices
 
 __all__ = ["BrokerCollector", "MetricsServer"]
 
@@ -68,7 +69,7 @@ class MetricsServer(OperatorsPort):
         )
 
     async def _metrics(self) -> Page:
-        snapshot = take_snapshot(self._services, self._facts())
+        snapshot = await in_slices(snapshot_steps(self._services, self._facts()))
         body = await asyncio.to_thread(self._render, snapshot)
         return Page(body, content_type=CONTENT_TYPE_LATEST)
 

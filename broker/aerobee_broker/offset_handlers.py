@@ -9,9 +9,9 @@ A queue that does not exist has the offsets 0 and no earliest message (-1), as c
 
 from aerobee_broker.consumer_offsets import OFFSET_MAX, starting_offset
 from aerobee_broker.refusals import no_such_queue
-from aerobee_broker.request_bodies import answer
+from aerobee_broker.request_bodies import answer, answer_in_slices
 from aerobee_broker.services import Services
-from aerobee_proto import bodies, javajson
+from aerobee_proto import bodies
 from aerobee_proto.bodies import AllDelayOffsets, CorrectionOffsets, TopicConfig
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.errors import FormatError, RequestError
@@ -23,6 +23,7 @@ from aerobee_proto.headers import (
     UpdateConsumerOffsetHeader,
 )
 from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
+from aerobee_remoting.slices import Steps
 from aerobee_store.errors import CorruptStore
 from aerobee_store.get_message import GetStatus
 
@@ -116,16 +117,18 @@ class OffsetHandlers:
         services.offsets.commit(group, topic, queue_id, offset)
         return Response()
 
-    def corrections(self, request: Request) -> Response:
+    def corrections(self, request: Request) -> None:
         """How far the slowest group is in each queue; the largest number where that is ahead of compareGroup."""
-        header: CorrectionOffsetHeader = request.header
+        answer_in_slices(request, self._corrections(request.header))
+
+    def _corrections(self, header: CorrectionOffsetHeader) -> Steps[CorrectionOffsets]:
         offsets = self._services.offsets
-        left_out = [name.strip() for name in (header.filter_groups or "").split(",")]
-        slowest = offsets.slowest(header.topic, without=left_out)
+        left_out = {name.strip() for name in (header.filter_groups or "").split(",")}
+        slowest = yield from offsets.slowest(header.topic, without=left_out)
         for queue_id, compared in offsets.of_group(header.compare_group, header.topic).items():
             if slowest.get(queue_id, OFFSET_MAX) > compared:
                 slowest[queue_id] = OFFSET_MAX
-        return answer(CorrectionOffsets(correction_offsets=slowest))
+        return CorrectionOffsets(correction_offsets=slowest)
 
     # --- of queues --------------------------------------------------------------------------------------------
 
@@ -166,9 +169,9 @@ class OffsetHandlers:
 
     # --- whole tables, for replicas ---------------------------------------------------------------------------
 
-    def all_consumer_offsets(self, _: Request) -> Response:
+    def all_consumer_offsets(self, request: Request) -> None:
         """Every group's offsets."""
-        return Response(body=javajson.dumps(self._services.offsets.to_json()))
+        answer_in_slices(request, self._services.offsets.to_json())
 
     async def all_delay_offsets(self, _: Request) -> Response:
         """How far each delay level is, from its file; SYSTEM_ERROR when there is none."""

@@ -11,22 +11,30 @@ in the clients      Members are told the offsets, move, and commit them. Nobody 
 Touches  the offsets of `Services`; members' connections.
 """
 
+from itertools import islice
+from typing import Final
+
 import structlog
 
 from aerobee_broker.refusals import no_such_queue
-from aerobee_broker.request_bodies import answer
+from aerobee_broker.request_bodies import answer_in_slices
 from aerobee_broker.services import Services
+from aerobee_proto import javajson
 from aerobee_proto.bodies import MessageQueue, QueueOffset, ResetOffsetBody, ResetOffsetListBody, TopicConfig
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.errors import RequestError
 from aerobee_proto.headers import ResetClientOffsetHeader, ResetOffsetHeader
 from aerobee_remoting.errors import RemotingError
-from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
+from aerobee_remoting.handlers import HandlerTable, Permission, Request
+from aerobee_remoting.slices import Steps
 
 __all__ = ["OffsetResets"]
 
 log = structlog.get_logger()
 
+_Targets = dict[MessageQueue, int]
+
+QUEUES_TOLD_MAX: Final = 64  # in the line of the log
 NO_OFFSET = -1  # a header may carry it for "none"
 
 
@@ -45,41 +53,48 @@ class OffsetResets:
             header=ResetOffsetHeader,
         )
 
-    def reset(self, request: Request) -> Response:
+    def reset(self, request: Request) -> None:
         """Move a group in all queues of a topic, or in one; the answer lists where each queue goes on."""
+        answer_in_slices(request, self._reset(request))
+
+    def _reset(self, request: Request) -> Steps[ResetOffsetBody]:
         header: ResetOffsetHeader = request.header
         services = self._services
         config = services.topics.require(header.topic)
         if services.config.use_server_side_reset_offset:
-            targets = self._reset_here(header, config)
+            targets = yield from self._reset_here(header, config)
         else:
-            targets = self._reset_clients(header, config)
+            targets = yield from self._reset_clients(header, config)
         log.info(
             "broker.offsets_reset",
             group=header.group,
             topic=header.topic,
-            queues={queue.queue_id: offset for queue, offset in targets.items()},
+            queues={queue.queue_id: offset for queue, offset in islice(targets.items(), QUEUES_TOLD_MAX)},
+            queue_count=len(targets),
             peer=request.connection.peer,
         )
-        return answer(ResetOffsetBody(offset_table=targets))
+        return ResetOffsetBody(offset_table=targets)
 
     # --- here -------------------------------------------------------------------------------------------------
 
-    def _reset_here(self, header: ResetOffsetHeader, config: TopicConfig) -> dict[MessageQueue, int]:
+    def _reset_here(self, header: ResetOffsetHeader, config: TopicConfig) -> Steps[_Targets]:
         services = self._services
         services.groups.require_known(header.group)
-        targets = self._targets(header, config)
+        targets = yield from self._targets(header, config)
         for queue, offset in targets.items():
             services.offsets.assign_reset(header.group, header.topic, queue.queue_id, offset)
+            yield
         return targets
 
-    def _targets(self, header: ResetOffsetHeader, config: TopicConfig) -> dict[MessageQueue, int]:
+    def _targets(self, header: ResetOffsetHeader, config: TopicConfig) -> Steps[_Targets]:
         """Queue -> offset, for the one queue that is named or for all that can be read."""
         if header.queue_id < 0:
-            return {
-                self._queue(config, queue_id): self._offset_at(header.topic, queue_id, header.timestamp)
-                for queue_id in range(config.read_queue_nums)
-            }
+            targets: _Targets = {}
+            for queue_id in range(config.read_queue_nums):
+                offset = self._offset_at(header.topic, queue_id, header.timestamp)
+                targets[self._queue(config, queue_id)] = offset
+                yield
+            return targets
         if header.queue_id >= config.read_queue_nums:
             raise no_such_queue(
                 header.topic, header.queue_id, config.read_queue_nums, code=ResponseCode.SYSTEM_ERROR
@@ -112,9 +127,9 @@ class OffsetResets:
 
     # --- in the clients ---------------------------------------------------------------------------------------
 
-    def _reset_clients(self, header: ResetOffsetHeader, config: TopicConfig) -> dict[MessageQueue, int]:
+    def _reset_clients(self, header: ResetOffsetHeader, config: TopicConfig) -> Steps[_Targets]:
         """Tell the members where to go on. Without isForce nobody moves forward."""
-        targets = self._targets(header, config)
+        targets = yield from self._targets(header, config)
         for queue, wanted in targets.items():
             consumed = self._services.offsets.get(header.group, header.topic, queue.queue_id)
             if consumed is None:
@@ -124,10 +139,10 @@ class OffsetResets:
                     f" it has no offset in queue {queue.queue_id} of topic {header.topic}",
                 )
             targets[queue] = wanted if header.is_force else min(wanted, consumed)
-        self._tell_members(header, targets)
+        yield from self._tell_members(header, targets)
         return targets
 
-    def _tell_members(self, header: ResetOffsetHeader, targets: dict[MessageQueue, int]) -> None:
+    def _tell_members(self, header: ResetOffsetHeader, targets: _Targets) -> Steps[None]:
         group = self._services.consumers.get(header.group)
         if group is None:
             raise RequestError(
@@ -137,9 +152,13 @@ class OffsetResets:
         order = ResetClientOffsetHeader(
             topic=header.topic, group=header.group, timestamp=header.timestamp, is_force=header.is_force
         )
-        body = ResetOffsetBody(offset_table=targets).to_bytes()
-        for member in group.members.values():
-            form = _as_list(targets) if member.language == "CPP" else body
+        body = yield from javajson.dumps_steps(ResetOffsetBody(offset_table=targets))
+        as_list = b""
+        for member in list(group.members.values()):
+            yield
+            if member.language == "CPP" and not as_list:
+                as_list = yield from javajson.dumps_steps(_as_list(targets))
+            form = as_list if member.language == "CPP" else body
             try:
                 member.connection.send_oneway(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, order, form)
             except RemotingError as gone:
@@ -152,10 +171,10 @@ class OffsetResets:
                 )
 
 
-def _as_list(targets: dict[MessageQueue, int]) -> bytes:
+def _as_list(targets: _Targets) -> ResetOffsetListBody:
     """The form for clients in C++, whose JSON has no objects as keys."""
     entries = [
         QueueOffset(broker_name=queue.broker_name, offset=offset, queue_id=queue.queue_id, topic=queue.topic)
         for queue, offset in targets.items()
     ]
-    return ResetOffsetListBody(offset_table=entries).to_bytes()
+    return ResetOffsetListBody(offset_table=entries)

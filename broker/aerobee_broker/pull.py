@@ -9,6 +9,7 @@ when its time is over; it is not held twice. While it is held a filter by proper
 
 import asyncio
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, Final
 
 from aerobee_broker.consumers import Subscription
@@ -32,6 +33,7 @@ MESSAGE_COUNT_MAX: Final = 1024
 WAKE_MAX: Final = (
     256  # held pulls that are run again in one turn of the event loop; one reads and answers in 50 us
 )
+PROBE_MAX: Final = 128  # filters that look at new messages in one turn; one takes 20 us for a message
 BODY_SIZE_MAX: Final = 134_217_728  # the official bound; what the store sends at once is configured there
 FORBIDDEN_BROKER, FORBIDDEN_GROUP, FORBIDDEN_TOPIC, FORBIDDEN_BROADCAST, FORBIDDEN_SUBSCRIPTION = range(1, 6)
 
@@ -74,6 +76,7 @@ class PullProcessor:
             is_gone=lambda owner: isinstance(owner, Connection) and owner.is_closed,
             memory=services.memory,
         )
+        self._to_probe: dict[HeldPull[_Work], int] = {}  # -> the end of its queue, as far as that was told
         services.offsets.on_reset.append(self.group_reset)
 
     def register(self, table: HandlerTable) -> None:
@@ -241,6 +244,22 @@ class PullProcessor:
         if not self.held.waits_in(topic, queue_id):
             return
         self._run_some(self.held.ready(topic, queue_id, max_offset, tags_of(entries)))
+        to_probe = self.held.to_probe(topic, queue_id)
+        if to_probe:
+            is_under_way = bool(self._to_probe)
+            self._to_probe.update(dict.fromkeys(to_probe, max_offset))
+            if not is_under_way:
+                self._probe_some()
+
+    def _probe_some(self) -> None:
+        """Let pulls look at what arrived: as many as one turn may, the others in the next ones."""
+        try:
+            for pull in list(islice(self._to_probe, PROBE_MAX)):
+                if self.held.probe(pull, self._to_probe.pop(pull)):
+                    self._run_again(pull)
+        finally:
+            if self._to_probe:
+                asyncio.get_running_loop().call_soon(self._probe_some)
 
     def group_reset(self, group: str, topic: str, queue_id: int) -> None:
         """Tell a member that waits in a queue at once where the group goes on."""

@@ -14,10 +14,9 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from dataclasses import dataclass
 from typing import Final
 
-import msgspec
-
 from aerobee_broker.delay_rules import whole_number
 from aerobee_broker.refusals import check_sendable
+from aerobee_broker.request_bodies import answer_in_slices
 from aerobee_broker.services import Services
 from aerobee_broker.timer_delivery import TimerDelivery, recall_key
 from aerobee_proto import properties
@@ -92,10 +91,10 @@ class Recalls:
         """How far the timer is."""
         return Response(body=self._timers().files.checkpoint())
 
-    async def metrics(self, _: Request) -> Response:
+    def metrics(self, request: Request) -> None:
         """How many messages of each topic wait."""
         self._timers()
-        return Response(body=msgspec.json.encode(self._services.timer_counts.to_json()))
+        answer_in_slices(request, self._services.timer_counts.to_json())
 
     async def recall(self, request: Request) -> Response:
         """Take a timer message out before it is delivered; answered when that is durable.

@@ -243,7 +243,8 @@ class NameserverRegistrar:
             await self._register_each(state, self._as_permitted(list(pending.values())))
             return
         chosen = list(self._topics.all().values()) if whole else list(pending.values())
-        body = self._body(chosen)
+        # Made topic by topic in Python: a thread, for the nameserver does not wait for other work of this broker.
+        body = await asyncio.to_thread(self._body, chosen, self._topics.version)
         answer = await self._client.request(
             state.addr,
             RequestCode.REGISTER_BROKER,
@@ -311,11 +312,12 @@ class NameserverRegistrar:
         )
         return answer.code != ResponseCode.SUCCESS or answer.ext.get("changed") != "false"
 
-    def _body(self, topics: Sequence[TopicConfig]) -> bytes:
+    def _body(self, topics: Sequence[TopicConfig], version: DataVersion) -> bytes:
+        """In a thread: the topics, and the version that the table had with them."""
         config = self._live.value
         topics = self._as_permitted(topics)
         wrapper = TopicConfigWrapper(
-            data_version=self._topics.version,
+            data_version=version,
             topic_config_table={topic.topic_name: topic for topic in topics},
             mapping_data_version=DataVersion(timestamp=self._clock()),
         )

@@ -14,7 +14,7 @@ from typing import Final
 import structlog
 
 from aerobee_broker.attributes import parse_alterations
-from aerobee_broker.request_bodies import answer, in_slices, in_turns, read_body
+from aerobee_broker.request_bodies import answer, answer_in_slices, in_slices, in_turns, read_body
 from aerobee_broker.services import Services, save_deletions
 from aerobee_proto import names
 from aerobee_proto.bodies import (
@@ -39,7 +39,9 @@ from aerobee_proto.headers import (
     QueryConsumeQueueHeader,
     TopicHeader,
 )
+from aerobee_remoting import slices
 from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
+from aerobee_remoting.slices import Steps
 
 __all__ = ["TopicHandlers"]
 
@@ -147,9 +149,10 @@ class TopicHandlers:
         services.topics.check_delete(topic)
         doomed = [topic]
         if services.config.clear_retry_topic_when_delete_topic:
-            doomed += self._pop_retry_topics(topic)
+            doomed += await slices.in_slices(self._pop_retry_topics(topic))
         for name in doomed:
-            services.offsets.remove_topic(name)
+            await slices.in_slices(services.offsets.removal(topic=name))
+            services.offsets.remove_topic(name)  # what was committed meanwhile
             services.stats.topic_deleted(name)
             services.timer_counts.forget(name)
             if services.topics.delete(name):
@@ -158,12 +161,15 @@ class TopicHandlers:
         await self._persist_and_register()
         return Response()
 
-    def _pop_retry_topics(self, topic: str) -> list[str]:
+    def _pop_retry_topics(self, topic: str) -> Steps[list[str]]:
         """The POP retry topics of this topic, both spellings, as far as they exist."""
-        services = self._services
+        services, found = self._services, []
         groups = {*services.offsets.groups_of(topic), *services.consumers.groups_of(topic)}
-        candidates = [names.RETRY_PREFIX + group + sign + topic for group in sorted(groups) for sign in "_+"]
-        return [name for name in candidates if name in services.topics]
+        for group in sorted(groups):
+            candidates = [names.RETRY_PREFIX + group + sign + topic for sign in "_+"]
+            found += [name for name in candidates if name in services.topics]
+            yield
+        return found
 
     async def _persist_and_register(self) -> None:
         services = self._services
@@ -183,22 +189,23 @@ class TopicHandlers:
         """Settings of a topic."""
         return answer(self._services.topics.require(request.header.topic))
 
-    def all_configs(self, _: Request) -> Response:
+    def all_configs(self, request: Request) -> None:
         """Settings of all topics, for replicas and exports."""
         topics = self._services.topics
-        return answer(TopicConfigWrapper(data_version=topics.version, topic_config_table=topics.all()))
+        wrapper = TopicConfigWrapper(data_version=topics.version, topic_config_table=topics.all())
+        answer_in_slices(request, wrapper)
 
-    def stats(self, request: Request) -> Response:
+    def stats(self, request: Request) -> None:
         """Ends and newest store time of each queue of a topic."""
-        services = self._services
-        config = services.topics.require(request.header.topic)
-        queue_count = max(config.read_queue_nums, config.write_queue_nums)
-        offsets = {
-            self._queue(config.topic_name, queue_id): self._queue_state(config.topic_name, queue_id)
-            for queue_id in range(queue_count)
-        }
-        rate = services.stats.put_rate(config.topic_name)
-        return answer(TopicStatsTable(offset_table=offsets, topic_put_tps=rate))
+        answer_in_slices(request, self._stats(self._services.topics.require(request.header.topic)))
+
+    def _stats(self, config: TopicConfig) -> Steps[TopicStatsTable]:
+        topic, table = config.topic_name, TopicStatsTable()
+        for queue_id in range(max(config.read_queue_nums, config.write_queue_nums)):
+            table.offset_table[self._queue(topic, queue_id)] = self._queue_state(topic, queue_id)
+            yield
+        table.topic_put_tps = self._services.stats.put_rate(topic)
+        return table
 
     def _queue(self, topic: str, queue_id: int) -> MessageQueue:
         return MessageQueue(topic, self._services.identity.broker_name, queue_id)
@@ -213,25 +220,37 @@ class TopicHandlers:
             last_update_timestamp=max(0, newest),
         )
 
-    def system_topics(self, _: Request) -> Response:
+    def system_topics(self, request: Request) -> None:
         """Topics that belong to the broker itself."""
-        return answer(TopicList(topic_list=self._services.topics.system_topic_names()))
+        answer_in_slices(request, self._system_topics())
 
-    def consumed_by(self, request: Request) -> Response:
+    def _system_topics(self) -> Steps[TopicList]:
+        topics, found = self._services.topics, []
+        for topic in topics.all():
+            if topics.is_system(topic):
+                found.append(topic)
+            yield
+        return TopicList(topic_list=sorted(found))
+
+    def consumed_by(self, request: Request) -> None:
         """Groups that consume a topic: online, or with offsets in it."""
         services = self._services
         topic = request.header.topic
         groups = {*services.consumers.groups_of(topic), *services.offsets.groups_of(topic)}
-        return answer(GroupList(group_list=sorted(groups)))
+        answer_in_slices(request, GroupList(group_list=sorted(groups)))
 
-    def time_span(self, request: Request) -> Response:
+    def time_span(self, request: Request) -> None:
         """Store times at the ends of each queue and where a group stands."""
         header: GroupTopicHeader = request.header
         config = self._services.topics.require(header.topic)
-        spans = [
-            self._span(header.group, header.topic, queue_id) for queue_id in range(config.write_queue_nums)
-        ]
-        return answer(ConsumeTimeSpanBody(consume_time_span_set=spans))
+        answer_in_slices(request, self._time_spans(header.group, config))
+
+    def _time_spans(self, group: str, config: TopicConfig) -> Steps[ConsumeTimeSpanBody]:
+        body = ConsumeTimeSpanBody()
+        for queue_id in range(config.write_queue_nums):
+            body.consume_time_span_set.append(self._span(group, config.topic_name, queue_id))
+            yield
+        return body
 
     def _span(self, group: str, topic: str, queue_id: int) -> ConsumeTimeSpan:
         store, now_ms = self._services.store, self._services.clock()

@@ -5,6 +5,8 @@ Touches  <root>/config/<name> and <name>.bak.
 Invariants
 - A crash at any moment leaves the old or the new content under the name, and a whole one under .bak.
 - Garbage is never taken for "nothing there": with neither file readable the load fails by name.
+- Only a readable file becomes the backup. One that is as it was written or loaded here (size and time of change) is not
+  read again for that: reading a large table is one long call of the interpreter, and no other thread goes on meanwhile.
 """
 
 from collections.abc import Callable
@@ -30,6 +32,8 @@ class JsonFile(Generic[T]):
         self.backup_path = path.with_name(path.name + ".bak")
         self._io = io
         self._parse = parse
+        # Set by load() and save(): size and time of change of the file when it was known to be readable.
+        self.readable: tuple[int, int] | None = None
         # Set by load(): why the main file was not taken but its backup; empty when it was.
         self.fault = ""
 
@@ -46,10 +50,13 @@ class JsonFile(Generic[T]):
         """
         self.fault = ""
         faults: list[str] = []
+        mark = self._mark()
         for path in (self.path, self.backup_path):
             found = self._read(path)
             if isinstance(found, _Content):
                 self.fault = faults[0] if faults else ""
+                if not faults:
+                    self.readable = mark
                 return found.parsed
             faults.append(found)
         if faults == [_MISSING, _MISSING]:
@@ -84,10 +91,19 @@ class JsonFile(Generic[T]):
 
     def save(self, content: bytes) -> None:
         """Replace the content, durable; the one before becomes the backup unless it was not readable."""
-        self._io.replace_bytes(self.path, content, keep_previous=self._is_readable())
+        keep = (mark := self._mark()) is not None and (mark == self.readable or self._is_readable())
+        self._io.replace_bytes(self.path, content, keep_previous=keep)
+        self.readable = self._mark()
 
     def _is_readable(self) -> bool:
         return isinstance(self._read(self.path), _Content)
+
+    def _mark(self) -> tuple[int, int] | None:
+        """What tells this file from one that somebody else put in its place; None when it is missing."""
+        for entry in self._io.list_names(self.path.parent):
+            if entry.name == self.path.name and not entry.is_dir:
+                return entry.size, self._io.modified_ms(self.path)
+        return None
 
 
 class _Content(Generic[T]):

@@ -61,11 +61,15 @@ def test_a_probe_decides_and_looks_at_nothing_twice() -> None:
     pulls = HeldPulls[str](10)
     held = HeldPull(("T", 0), 5, None, 100, "me", "", probe)
     pulls.hold(held)
-    assert pulls.ready("T", 0, 5, [TAG_A]) == []  # nothing has come yet
     assert pulls.ready("T", 0, 7, [TAG_A, TAG_B]) == []
-    assert pulls.ready("T", 0, 9, [TAG_A, TAG_B]) == []
+    assert pulls.to_probe("T", 0) == [held]
+    assert not pulls.probe(held, 5)  # nothing has come yet
+    assert not pulls.probe(held, 7)
+    assert not pulls.probe(held, 9)
     assert len(pulls) == 1
-    assert pulls.ready("T", 0, 10, [TAG_A]) == [held]
+    assert pulls.probe(held, 10)
+    assert len(pulls) == 0
+    assert not pulls.probe(held, 11)
     assert asked == [5, 7, 9]
     assert held.offset == 9
 
@@ -75,7 +79,7 @@ def test_a_probe_that_did_not_reach_the_end_wakes() -> None:
     pulls = HeldPulls[str](10)
     held = HeldPull(("T", 0), 5, None, 100, "me", "", lambda offset: offset + 100)
     pulls.hold(held)
-    assert pulls.ready("T", 0, 500, [TAG_A]) == [held]
+    assert pulls.probe(held, 500)
     assert held.offset == 105
 
 

@@ -1,5 +1,6 @@
 """Pulls that select by SQL92, through real sockets: which messages they get, which wake them, what is refused."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -8,7 +9,9 @@ from unittest.mock import patch
 
 import pytest
 
+from aerobee_broker import pull as pulls
 from aerobee_broker.broker import Broker
+from aerobee_broker.held_pulls import HeldPull, HeldPulls
 from aerobee_proto.bodies import TopicConfig
 from aerobee_proto.codes import PullFlag, RequestCode, ResponseCode
 from aerobee_proto.frames import Command
@@ -248,3 +251,30 @@ async def test_more_than_one_look_takes_in_wakes(broker: Broker, client: Talker)
     answers = await client.answers(201)
     assert answers[opaque].code == ResponseCode.PULL_RETRY_IMMEDIATELY
     assert 1 < next_offset(answers[opaque]) < 201
+
+
+async def test_very_many_filters_look_at_a_message_in_several_turns(
+    broker: Broker, client: Talker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One message was shown to every filter that waits for its queue in one turn of the event loop."""
+    monkeypatch.setattr(pulls, "PROBE_MAX", 4)
+    await put(client, 1)
+    opaques = [await held(client, broker, f"price > {limit}", 1) for limit in range(20)]
+    in_turns: list[int] = [0]
+    run, probe = asyncio.Handle._run, HeldPulls.probe
+
+    def turn(handle: asyncio.Handle) -> None:
+        in_turns.append(0)
+        run(handle)
+
+    def counted(self: HeldPulls[Any], one: HeldPull[Any], max_offset: int) -> bool:
+        in_turns[-1] += 1
+        return probe(self, one, max_offset)
+
+    monkeypatch.setattr(HeldPulls, "probe", counted)
+    monkeypatch.setattr(asyncio.Handle, "_run", turn)
+    client.send(send_request("T", b"10", opaque=999_999, properties=text_of({"price": "10"})))
+    answers = await client.answers(11)
+    assert {answers[opaque].code for opaque in opaques[:10]} == {ResponseCode.SUCCESS}
+    assert waiting(broker) == 10
+    assert (max(in_turns), sum(in_turns)) == (4, 20)

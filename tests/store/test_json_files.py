@@ -107,3 +107,39 @@ def test_a_crash_while_saving_leaves_one_of_both(operation: int) -> None:
     except PowerFailure:
         assert operation == 0
     assert topics(io.crash()).load() in ({"n": 1}, {"n": 2})
+
+
+class Counting:
+    """Reads JSON, and counts how often."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, raw: bytes) -> Any:
+        self.count += 1
+        return json.loads(raw)
+
+
+def test_what_was_written_or_loaded_here_is_not_read_again_to_see_whether_it_can_be() -> None:
+    """Each save of a table read the whole file before, in one call that lets no other thread go on."""
+    io, reads = MemoryIo(), Counting()
+    file = JsonFile(PATH, io, reads)
+    for number in range(5):
+        file.save(b'{"n": %d}' % number)
+    assert reads.count == 0
+    again = JsonFile(PATH, io, reads)
+    assert again.load() == {"n": 4}
+    again.save(b'{"n": 5}')
+    assert reads.count == 1
+    assert io.read_bytes(file.backup_path) == b'{"n": 4}'
+
+
+def test_what_somebody_else_wrote_is_read_before_it_becomes_the_backup() -> None:
+    io, reads = MemoryIo(), Counting()
+    file = JsonFile(PATH, io, reads)
+    file.save(b'{"n": 1}')
+    file.save(b'{"n": 2}')
+    io.replace_bytes(PATH, b"garbage of another size", keep_previous=False)
+    file.save(b'{"n": 3}')
+    assert reads.count == 1
+    assert io.read_bytes(file.backup_path) == b'{"n": 1}'

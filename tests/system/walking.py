@@ -11,6 +11,8 @@ import socket
 import struct
 from collections.abc import Awaitable, Callable, Container, Iterable, Iterator
 
+import msgspec
+
 from aerobee_proto.codes import RequestCode
 from aerobee_remoting.handlers import Entry
 from system.worst_requests import Worst
@@ -21,7 +23,8 @@ __all__ = ["Calm", "Sender", "Walk", "longest_turn"]
 TRIES = 8
 PATIENCE_S = 60  # for one answer
 SILENT = {RequestCode.END_TRANSACTION}  # is never answered: the request behind it is
-PING = b'{"code":%d,"flag":0,"opaque":8}' % RequestCode.GET_CODECS
+OPAQUE, PING_OPAQUE = 7, 8
+PING = b'{"code":%d,"flag":0,"opaque":%d}' % (RequestCode.GET_CODECS, PING_OPAQUE)
 
 Requests = Callable[[Entry, int, str | None], Iterator[Worst]]
 """Every request of a code, or the one of a name. The number makes names of things new, so each try meets them first."""
@@ -44,6 +47,7 @@ class Sender:
     def __init__(self, port: int) -> None:
         self._port = port
         self._socket: socket.socket | None = None
+        self.code = 0  # of the last answer
 
     def ask(self, code: int, worst: Worst) -> None:
         """Send the request; return when it is answered, or when the connection is closed."""
@@ -56,13 +60,19 @@ class Sender:
             self._socket.sendall(frame)
             if code in SILENT:
                 self._socket.sendall(struct.pack(">II", 4 + len(PING), len(PING)) + PING)
-            self._answer(self._socket)
+            while (answer := self._answer(self._socket))[0] != (PING_OPAQUE if code in SILENT else OPAQUE):
+                pass  # of a silent one that was refused
+            self.code = answer[1]
         except (EOFError, ConnectionError):
             self.close()
 
-    def _answer(self, connection: socket.socket) -> None:
+    def _answer(self, connection: socket.socket) -> tuple[int, int]:
+        """(opaque, code) of the next answer."""
         (size,) = struct.unpack(">I", _exactly(connection, 4))
-        _exactly(connection, size)
+        answer = _exactly(connection, size)
+        (length,) = struct.unpack_from(">I", answer)
+        header = msgspec.json.decode(answer[4 : 4 + length])
+        return header["opaque"], header["code"]
 
     def close(self) -> None:
         if self._socket is not None:
@@ -90,6 +100,7 @@ class Walk:
         self._known = known
         self._number = itertools.count(1)
         self.found: dict[tuple[int, str], float] = {}
+        self.answered: dict[tuple[int, str], int] = {}  # with which code
 
     async def over(self, entries: Iterable[Entry]) -> None:
         """Every request of every code, in this order."""
@@ -112,6 +123,7 @@ class Walk:
                 turns.begin()
                 await asyncio.to_thread(self._sender.ask, entry.code, worst)
                 took[worst.name] = turns.longest_ms
+                self.answered[entry.code, worst.name] = self._sender.code
         for name, ms in took.items():
             self.found[entry.code, name] = ms / turns.unit_ms
         for name in took:

@@ -17,7 +17,7 @@ from aerobee_proto.bodies import OBJECTS_MAX, VALUES_MAX
 from aerobee_proto.javajson import TOLERANT_SIZE_MAX
 from aerobee_remoting.handlers import Entry
 
-__all__ = ["BODIES", "TOPIC", "Worst", "many_messages", "worst_of"]
+__all__ = ["BODIES", "TOPIC", "Worst", "many_messages", "ordinary_header", "worst_of"]
 
 TOPIC, GROUP = "worst", "worst-group"
 HEADER_SIZE = 1 << 20  # maxHeaderBytes, as it is set at first
@@ -81,6 +81,12 @@ def worst_of(entry: Entry, number: int, only: str | None = None) -> Iterator[Wor
             body = made if isinstance(made, bytes) else made()
             assert len(body) <= entry.body_size_max, (entry.code, name, len(body))
             yield Worst(f"body: {name}", _header(entry, ext), body)
+
+
+def ordinary_header(entry: Entry, ext: dict[str, str]) -> bytes:
+    """A header with these fields, as far as the code has them, and ordinary ones."""
+    ordinary = _ordinary(entry)
+    return _header(entry, {name: ext.get(name, value) for name, value in ordinary.items()})
 
 
 def _header(entry: Entry, ext: dict[str, str]) -> bytes:

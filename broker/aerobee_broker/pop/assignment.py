@@ -15,9 +15,8 @@ import structlog
 
 from aerobee_broker.config import nameserver_addresses
 from aerobee_broker.pop.request_modes import POP, PULL, RequestMode
-from aerobee_broker.request_bodies import answer, read_body
+from aerobee_broker.request_bodies import answer, answer_in_slices, read_body
 from aerobee_broker.services import Services
-from aerobee_proto import javajson
 from aerobee_proto.bodies import JsonBody, MessageQueue, TopicRouteData
 from aerobee_proto.codes import Perm, RequestCode, ResponseCode
 from aerobee_proto.errors import FormatError, RequestError
@@ -242,6 +241,6 @@ class AssignmentHandlers:
             ) from error
         return Response()
 
-    def all_modes(self, _: Request) -> Response:
+    def all_modes(self, request: Request) -> None:
         """Everything that was set."""
-        return Response(body=javajson.dumps(self._services.request_modes.to_json()))
+        answer_in_slices(request, self._services.request_modes.to_json())

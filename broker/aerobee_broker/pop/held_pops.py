@@ -9,7 +9,7 @@ Invariants
 - At most `count_max` wait in all, at most `place_max` for the same topic, group and queue.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import chain, count
 from typing import Final
@@ -50,7 +50,7 @@ class HeldPop:
         self.size = POP_SIZE + 4 * len(request.header.attempt_id or "")  # besides the filter
         self.waiting = True
 
-    def wants(self, tag_hashes: list[int]) -> bool:
+    def wants(self, tag_hashes: Collection[int]) -> bool:
         """Whether messages with these tags are worth another look; none told: they are."""
         tags = self.filter.tag_hashes
         return not tag_hashes or tags is None or not tags.isdisjoint(tag_hashes)

@@ -15,8 +15,10 @@ Invariants
 - One that is held is answered once: with messages, or when its time is over.
 """
 
+import asyncio
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import chain, islice
 from struct import Struct
 from typing import Any, Final
 
@@ -63,6 +65,7 @@ LATE_MS: Final = (
 HOLD_MS_MAX: Final = 120_000
 BODY_SIZE_MAX: Final = 4 << 20
 SCANS_MAX: Final = 16  # reads of one queue that found nothing but filtered messages, in one pop
+SERVED_MAX: Final = 64  # groups that are served in one turn of the event loop; a pop takes 150 us
 MISSES_MAX: Final = 4  # of a group that were woken for nothing, then nobody else of it is
 ATTEMPT_ID_CHARS_MAX: Final = 512
 FROM_MIN: Final = 0  # initMode; whatever else is asked for is the last message, as in RocketMQ
@@ -115,6 +118,9 @@ class PopHandlers:
         self._dice = dice
         self._again: dict[HeldPop, None] = {}  # they found more to look at than one pop may
         self._is_noting = False
+        self._to_serve: dict[
+            PopQueue, set[int]
+        ] = {}  # tags that have come, for each group that waits for them
         self.held = HeldPops(
             count_max=lambda: services.config.max_pop_polling_size,
             place_max=lambda: services.config.pop_polling_size,
@@ -543,11 +549,25 @@ class PopHandlers:
         """New messages can be read: wake those that wait for them, one after the other while there are any."""
         candidates = self.held.candidates(topic, queue_id)
         tag_hashes = tags_of(entries) if candidates else []
-        for held in candidates:
-            if self._is_noting:  # the pop that is going on has not moved its group yet
-                self._again.update(dict.fromkeys(held))
-            else:
-                self._serve(held, tag_hashes)
+        if self._is_noting:  # the pop that is going on has not moved its group yet
+            self._again.update(dict.fromkeys(chain.from_iterable(candidates)))
+            return
+        is_under_way = bool(self._to_serve)
+        for held in filter(None, candidates):
+            name, group, _ = held[0].place
+            place = (name, group, queue_id if name == topic else ALL_QUEUES)
+            self._to_serve.setdefault(place, set()).update(tag_hashes)
+        if self._to_serve and not is_under_way:
+            self._serve_some()
+
+    def _serve_some(self) -> None:
+        """Serve groups that a message has come for: as many as one turn may, the others in the next ones."""
+        try:
+            for place in list(islice(self._to_serve, SERVED_MAX)):
+                self._serve(self.held.of_group(*place), self._to_serve.pop(place))
+        finally:
+            if self._to_serve:
+                asyncio.get_running_loop().call_soon(self._serve_some)
 
     def released(self, queue: PopQueue) -> None:
         """A queue may be popped again: the messages that a group had in order are done with, or given up."""
@@ -567,7 +587,14 @@ class PopHandlers:
 
     def expire(self, now_ms: int) -> None:
         """Answer those whose time is over."""
-        for held in self.held.expired(now_ms):
+        self._answer_expired(self.held.expired(now_ms))
+
+    def _answer_expired(self, over: list[HeldPop]) -> None:
+        if len(over) > SERVED_MAX:
+            asyncio.get_running_loop().call_soon(self._answer_expired, over[SERVED_MAX:])
+        for held in over[:SERVED_MAX]:
+            if held.request.connection.is_closed:
+                continue  # nothing is handed out to it
             answer = self._try(held)
             if answer is None and held.is_notification:
                 answer = _notice(has_messages=False)
@@ -577,7 +604,7 @@ class PopHandlers:
                 )
             held.request.respond(answer)
 
-    def _serve(self, waiting: Iterable[HeldPop], tag_hashes: list[int]) -> None:
+    def _serve(self, waiting: Iterable[HeldPop], tag_hashes: Collection[int]) -> None:
         misses = 0
         for held in waiting:
             if misses >= MISSES_MAX:

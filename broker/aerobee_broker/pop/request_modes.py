@@ -12,8 +12,6 @@ Invariants
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-import msgspec
-
 from aerobee_broker.config_files import table_of
 from aerobee_proto import bodies
 from aerobee_proto.bodies import Int, JsonBody
@@ -73,7 +71,7 @@ class RequestModes:
         """The content of `messageRequestMode.json`, which is also the answer to GET_ALL_MESSAGE_REQUEST_MODE."""
         table: dict[str, dict[str, Any]] = {}
         for (topic, group), mode in self._modes.items():
-            table.setdefault(topic, {})[group] = msgspec.to_builtins(mode)
+            table.setdefault(topic, {})[group] = mode
         return {"messageRequestModeMap": table}
 
     def parse(self, content: Mapping[str, Any]) -> dict[tuple[str, str], RequestMode]:

@@ -1,0 +1,223 @@
+"""A broker that holds very much, and under each request code the valid request that takes it the most work.
+
+The tables are filled directly, for 10,000 requests would take their time; clients are real, on sockets of their own.
+"""
+
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from aerobee_broker.broker import Broker
+from aerobee_broker.pop.request_modes import RequestMode
+from aerobee_proto.bodies import DataVersion, MessageQueue, SubscriptionGroupConfig, TopicConfig
+from aerobee_proto.codes import RequestCode
+from aerobee_remoting.handlers import Entry
+from system.worst_requests import Worst, ordinary_header
+
+__all__ = ["CLIENTS", "Crowd", "fill", "largest_of"]
+
+TOPICS, GROUPS, CLIENTS, QUEUES = 10_000, 10_000, 600, 8
+WIDE_QUEUES = 16_384  # the most that a topic may have
+UNUSED = 40  # topics that have queues and no settings
+ALL, CROWD, WIDE, POPULAR = "reads-all", "crowd", "wide", "topic-0"
+NAMES = {
+    "topic": POPULAR, "group": ALL, "consumerGroup": ALL, "srcGroup": ALL, "destGroup": "clone", "groupName": "group-1",
+    "compareGroup": ALL, "producerGroup": CROWD, "clientID": "client-0", "clientId": "client-0",
+}  # fmt: skip
+
+
+def fill(broker: Broker) -> None:
+    """Topics, groups, offsets, statistics, settings of groups, locks: as many as the names above say."""
+    services = broker.services
+    version = DataVersion(timestamp=1)
+    topics = {f"topic-{i}": _topic(f"topic-{i}", QUEUES) for i in range(TOPICS)}
+    topics |= {
+        name: _topic(name, count) for name, count in ((WIDE, WIDE_QUEUES), ("watched", 8), ("popped", 8))
+    }
+    services.topics.take((topics, version))
+    groups = {f"group-{i}": SubscriptionGroupConfig(group_name=f"group-{i}") for i in range(GROUPS)}
+    for name in (ALL, CROWD, "clone"):
+        groups[name] = SubscriptionGroupConfig(group_name=name)
+    services.groups.take((groups, {}, version))
+    for i in range(TOPICS):
+        topic = f"topic-{i}"
+        for queue_id in range(QUEUES):
+            services.offsets.commit(ALL, topic, queue_id, 1)
+        services.offsets.commit(f"group-{i}", POPULAR, 0, 1)
+        services.stats.put(topic, 1, 100)
+        services.stats.got(topic, f"group-{i}", 1, 100)
+        services.timer_counts.add(topic, 1, 1)
+        services.request_modes._modes[topic, ALL] = RequestMode(consumer_group=ALL, topic=topic)
+        queues = [MessageQueue(topic, services.identity.broker_name, queue_id) for queue_id in range(QUEUES)]
+        services.locks.lock(f"group-{i}", "client", queues, services.clock())
+    for queue_id in range(WIDE_QUEUES):
+        services.offsets.commit(ALL, WIDE, queue_id, 1)
+
+
+def _topic(name: str, queues: int) -> TopicConfig:
+    return TopicConfig(topic_name=name, read_queue_nums=queues, write_queue_nums=queues)
+
+
+class Crowd:
+    """Clients that are all in one consumer group and in one producer group, and each in a group of its own."""
+
+    def __init__(self, port: int) -> None:
+        self._sockets: list[socket.socket] = []
+        for number in range(CLIENTS):
+            self._sockets.append(_Client(port, number).join())
+
+    def close(self) -> None:
+        for one in self._sockets:
+            one.close()
+
+
+class _Client:
+    def __init__(self, port: int, number: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=60)
+        self._number = number
+
+    def join(self) -> socket.socket:
+        number = self._number
+        own = {**_consumer(f"group-{number}", [_everything("watched"), _everything("popped")])}
+        topics = [_everything(f"topic-{i}") for i in range(9_000)] if number == 0 else [_everything(POPULAR)]
+        body = _heartbeat(f"client-{number}", [own, _consumer(CROWD if number else ALL, topics)])
+        self._send(RequestCode.HEART_BEAT, {}, body, oneway=False)
+        self._read()
+        pull = {
+            "consumerGroup": f"group-{number}", "topic": "watched", "queueId": "0", "queueOffset": "0",
+            "maxMsgNums": "32", "sysFlag": "6", "commitOffset": "0", "suspendTimeoutMillis": "100000",
+            "subVersion": "0", "subscription": f"a > {number} AND b IS NOT NULL", "expressionType": "SQL92",
+        }  # fmt: skip
+        self._send(RequestCode.PULL_MESSAGE, pull, b"", oneway=False)
+        pop = {
+            "consumerGroup": f"group-{number}", "topic": "popped", "queueId": "-1", "maxMsgNums": "1",
+            "invisibleTime": "60000", "pollTime": "100000", "initMode": "0",
+        }  # fmt: skip
+        self._send(RequestCode.POP_MESSAGE, pop, b"", oneway=False)
+        return self._socket
+
+    def _send(self, code: int, ext: dict[str, str], body: bytes, *, oneway: bool) -> None:
+        header = msgspec.json.encode(
+            {"code": code, "flag": 2 * oneway, "opaque": 1, "extFields": ext, "version": 401}
+        )
+        frame = struct.pack(">II", 4 + len(header) + len(body), len(header)) + header + body
+        self._socket.sendall(frame)
+
+    def _read(self) -> None:
+        (size,) = struct.unpack(">I", self._socket.recv(4, socket.MSG_WAITALL))
+        self._socket.recv(size, socket.MSG_WAITALL)
+
+
+def _everything(topic: str) -> dict[str, Any]:
+    return {"topic": topic, "subString": "*", "tagsSet": [], "codeSet": [], "subVersion": 1}
+
+
+def _consumer(group: str, subscriptions: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "groupName": group, "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING",
+        "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET", "subscriptionDataSet": subscriptions,
+    }  # fmt: skip
+
+
+def _heartbeat(client_id: str, consumers: list[dict[str, Any]]) -> bytes:
+    return msgspec.json.encode(
+        {"clientID": client_id, "consumerDataSet": consumers, "producerDataSet": [{"groupName": CROWD}]}
+    )
+
+
+# --- requests -----------------------------------------------------------------------------------------------------
+
+Wanted = Iterator[tuple[str, dict[str, str], bytes]]
+
+
+def largest_of(entry: Entry, number: int, only: str | None = None) -> Iterator[Worst]:
+    """Every request of a code that takes the broker much work. `number` makes names new where a try uses them up."""
+    for name, ext, body in _LARGEST.get(entry.code, _plain)(number):
+        if only in (None, name):
+            yield Worst(name, ordinary_header(entry, {**NAMES, **ext}), body)
+
+
+def _plain(_: int) -> Wanted:
+    yield "of much", {}, b""
+
+
+def _of(**names: dict[str, str]) -> Callable[[int], Wanted]:
+    def wanted(_: int) -> Wanted:
+        for name, ext in names.items():
+            yield name.replace("_", " "), ext, b""
+
+    return wanted
+
+
+def _body(value: Callable[[int], Any]) -> Callable[[int], Wanted]:
+    def wanted(number: int) -> Wanted:
+        made = value(number)
+        yield "of much", {}, made if isinstance(made, bytes) else msgspec.json.encode(made)
+
+    return wanted
+
+
+def _sends(letters: bool) -> Callable[[int], Wanted]:
+    def wanted(number: int) -> Wanted:
+        properties = f"a\x01{number}\x02"
+        for name in ("topic-7", "watched", "popped"):
+            ext = (
+                {"b": name, "e": "0", "i": properties}
+                if letters
+                else {"topic": name, "properties": properties}
+            )
+            yield f"to {name}", ext, b"x"
+
+    return wanted
+
+
+def _newcomer(number: int) -> Wanted:
+    """It joins a group of very many: all of them are told."""
+    yield "into a crowd", {}, _heartbeat(f"new-{number}", [_consumer(CROWD, [_everything(POPULAR)])])
+
+
+def _leaver(number: int) -> Wanted:
+    yield "from a crowd", {"clientID": f"client-{number + 1}", "consumerGroup": CROWD}, b""
+
+
+def _deleted_group(number: int) -> Wanted:
+    yield "that reads all", {"groupName": ALL if number % 2 else CROWD, "cleanOffset": "true"}, b""
+
+
+def _deleted_topic(number: int) -> Wanted:
+    yield "that all read", {"topic": POPULAR}, b""
+    yield "one of many", {"topic": f"topic-{number}"}, b""
+
+
+def _of_nobody(_: int) -> Wanted:
+    """Whoever is asked may take its time; how many there are does not matter."""
+    yield (
+        "of nobody",
+        {"clientAddr": "nobody", "clientId": "nobody", "consumerGroup": CROWD, "group": CROWD},
+        b"",
+    )
+
+
+_LARGEST: dict[int, Callable[[int], Wanted]] = {
+    10: _sends(letters=False),
+    310: _sends(letters=True),
+    34: _newcomer,
+    35: _leaver,
+    38: _of(of_a_crowd={"consumerGroup": CROWD}),
+    41: _body(lambda _: {"clientId": "c", "consumerGroup": "group-1", "mqSet": []}),
+    202: _of(wide={"topic": WIDE}),
+    203: _of(crowd={"consumerGroup": CROWD}, all_topics={"consumerGroup": ALL}),
+    207: _deleted_group,
+    208: _of(all_topics={"topic": ""}, wide={"topic": WIDE}),
+    215: _deleted_topic,
+    222: _of(wide={"topic": WIDE, "timestamp": "-1", "queueId": "-1"}),
+    223: _of_nobody,
+    300: _of(popular={}),
+    303: _of(wide={"topic": WIDE}),
+    307: _of_nobody,
+    314: _of(all_topics={"topic": "", "offline": "true"}),
+    400: _body(lambda _: {"topic": WIDE, "consumerGroup": CROWD, "clientId": "client-1"}),
+}

@@ -1,0 +1,89 @@
+"""No request and no round keeps the event loop longer than a turn may take, however much the broker holds."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from aerobee_broker.broker import Broker
+from aerobee_broker.config_files import PersistentTable
+from aerobee_broker.housekeeping import scan_clients
+from aerobee_broker.metrics import MetricsServer
+from aerobee_proto.codes import RequestCode
+from aerobee_remoting.handlers import Entry
+from aerobee_remoting.slices import in_slices
+from system.full_broker import Crowd, fill, largest_of
+from system.running import running_broker
+from system.walking import Calm, Walk, longest_turn
+from turns import TURN_MAX
+
+LARGE = (21, 43, 61, 201, 202, 203, 204, 208, 215, 222, 300, 303, 305, 308, 328, 343, 400, 402)
+LAST = (
+    RequestCode.CLONE_GROUP_OFFSET,
+    RequestCode.UNREGISTER_CLIENT,
+    RequestCode.DELETE_SUBSCRIPTIONGROUP,
+    RequestCode.CLEAN_UNUSED_TOPIC,
+    RequestCode.DELETE_TOPIC_IN_BROKER,
+)
+
+
+@asynccontextmanager
+async def full_broker(root: Path) -> AsyncIterator[Broker]:
+    async with running_broker(root, enable_property_filter=True) as broker:
+        fill(broker)
+        crowd = await asyncio.to_thread(Crowd, broker.port)
+        try:
+            with Calm():
+                yield broker
+        finally:
+            crowd.close()
+
+
+def _order(entry: Entry) -> tuple[int, int]:
+    """Those last that take away what others ask for."""
+    return LAST.index(RequestCode(entry.code)) if entry.code in LAST else -1, entry.code
+
+
+def _rounds(broker: Broker) -> dict[str, Callable[[], Awaitable[object]]]:
+    """What comes by time, or from whoever looks in."""
+    services = broker.services
+    metrics = MetricsServer(services, facts=dict)
+
+    def saved(table: PersistentTable) -> Awaitable[None]:
+        table.revision += 1
+        return services.files.save(table)
+
+    async def scanned() -> None:
+        scan_clients(services)
+
+    return {
+        "topics are written": lambda: saved(services.topics),
+        "groups are written": lambda: saved(services.groups),
+        "offsets are written": lambda: saved(services.offsets),
+        "request modes are written": lambda: saved(services.request_modes),
+        "counters are sampled": lambda: in_slices(services.stats.sample_steps(services.clock())),
+        "clients are looked at": scanned,
+        "metrics are read": metrics._metrics,
+        "health is looked at": metrics._ready,
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_no_request_and_no_round_takes_longer_than_a_turn_may_however_much_there_is(
+    tmp_path: Path,
+) -> None:
+    """All topics took 0.1 s, all offsets 0.2 s, how far a group is 0.5 s, how far all groups are 3 minutes: each in one
+    turn. A scrape of the metrics took 0.3 s.
+    """
+    async with full_broker(tmp_path) as broker:
+        took = {name: await longest_turn(work) for name, work in _rounds(broker).items()}
+        walk = Walk(broker.port, largest_of)
+        await walk.over(sorted(broker.handlers.by_code.values(), key=_order))
+    assert walk.too_long == {}
+    assert {name: round(turn, 1) for name, turn in took.items() if turn > TURN_MAX} == {}
+    assert {code for code, _ in walk.answered if walk.answered[code, _] == 0} >= set(LARGE), (
+        "the others are refused"
+    )
