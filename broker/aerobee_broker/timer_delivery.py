@@ -440,12 +440,30 @@ class TimerDelivery:
         try:
             for slot, opened in self._open.items():
                 self._files.start_anew(slot, self._left_of(slot, opened))
-            if self._dirty or self._open or self._snapshot is not None:
+            if self._end_at_last_read() or self._dirty or self._open or self._snapshot is not None:
                 self._files.sync(self._files.snapshot(0), self._services.clock())
         except (CheckpointKept, StoreFull) as kept:
             log.warning("broker.timer_checkpoint_waits", reason=str(kept))
         finally:
             self._files.close()
+
+    def _end_at_last_read(self) -> bool:
+        """Let the log end with a unit of the message that was read last, if it does not; whether one was added.
+
+        RocketMQ reads the timer topic on from behind the message of the last unit, whatever the checkpoint says: what
+        came after an earlier one would be taken in again, and delivered twice.
+        """
+        files = self._files
+        entry = self._services.store.queue_entry(TIMER_TOPIC, 0, files.queue_offset - 1)
+        record = self._parked.read(TIMER_TOPIC, entry.physical_offset) if entry is not None else None
+        newest = files.newest_unit()
+        if record is None or newest is None or newest.physical_offset == record.physical_offset:
+            return False
+        # In a slot that is over and asking for nothing, so that nobody takes it up.
+        at_ms, magic = max(files.read_ms - 1, 0), MAGIC_DEFAULT | MAGIC_DELETE
+        topic_hash = java_hash(record.property_map.get(properties.REAL_TOPIC, ""))
+        files.add(TimerUnit(-1, magic, at_ms, at_ms, record.physical_offset, record.size, topic_hash))
+        return True
 
     def _left_of(self, slot: int, opened: _OpenSlot) -> list[int]:
         """Positions of a slot's units that still mean something: what waits, and recalls."""

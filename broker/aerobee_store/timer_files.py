@@ -305,6 +305,10 @@ class TimerFiles:
         row = UNIT.unpack_from(file.view, position - file.offset)
         return TimerUnit(row[1], row[2], row[3], row[3] + row[4], row[5], row[6], row[7], row[8] == EXACT)
 
+    def newest_unit(self) -> TimerUnit | None:
+        """The last unit of the log; None when there is none."""
+        return self.unit(self.log_end - UNIT.size) if self.log_end else None
+
     def topic_hashes(self) -> Counter[int]:
         """How many messages wait for each Java hash of a topic; recalls count one less."""
         found: Counter[int] = Counter()

@@ -201,6 +201,28 @@ async def test_an_orderly_restart_in_the_middle_of_a_slot_repeats_nothing(root: 
         assert await run.at(START_MS + 9999) == ["100", "200", "300", "5000"]
 
 
+@pytest.mark.parametrize(
+    "now", [150, 250, 1050], ids=["one is left", "the slot is empty", "the slot is over"]
+)
+async def test_the_log_of_an_orderly_end_ends_with_the_message_that_was_read_last(
+    root: Path, clock: Clock, now: int
+) -> None:
+    """RocketMQ reads on behind the message of the last unit. What waited was delivered twice by a broker of RocketMQ
+    that took over the store, when a message of the last second before its end had been delivered.
+    """
+    with running(root, clock) as run:
+        for delay in (100, 200, 5000, 6000):
+            run.send(str(delay), TIMER_DELAY_MS=delay)
+        await run.at(START_MS + now)
+        await run.stop()
+    with running(root, clock) as run:
+        (*_, last) = run.records(TIMER_TOPIC, 0)
+        newest = run.timers.files.newest_unit()
+        assert newest is not None
+        assert (newest.physical_offset, newest.record_size) == (last.physical_offset, last.size)
+        assert (await run.at(START_MS + 9999)) == ["100", "200", "5000", "6000"]
+
+
 async def test_a_slot_that_was_emptied_before_a_restart_stays_empty(root: Path, clock: Clock) -> None:
     with running(root, clock) as run:
         run.send("a", TIMER_DELAY_MS=100)
