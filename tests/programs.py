@@ -11,6 +11,7 @@ Invariants
 from __future__ import annotations
 
 import collections
+import fcntl
 import os
 import random
 import re
@@ -18,9 +19,10 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Protocol, Self
@@ -29,6 +31,7 @@ __all__ = ["Process", "Program", "ProgramError", "Server", "Spawn", "free_port",
 
 OUTPUT_LINES_MAX = 2_000
 PORT_FIRST, PORT_LAST = 20_000, 32_000  # below the ephemeral range, so no outgoing connection takes one
+PORTS_FILE = "aerobee-tests-ports"
 PORT_RANGES = 6  # as many as there may be workers: one must not find free what another is about to take
 
 
@@ -206,23 +209,46 @@ class Server(Program):
 
 
 def free_port(*around: int) -> int:
-    """A TCP port that is free on all addresses, as are its neighbours at the distances `around`."""
-    first, last = _ports_of_this_worker()
+    """A TCP port that is free on all addresses, as are its neighbours at the distances `around`.
+
+    No other process of tests on this machine is given one of them while this one lives: a server binds its port only
+    some time after it was chosen.
+    """
     for _ in range(200):
-        port = random.randint(first - min(0, *around, 0), last - max(0, *around, 0))
-        if all(_is_free(port + distance) for distance in (0, *around)):
-            return port
+        port = random.randint(PORT_FIRST, PORT_LAST)
+        wanted = [port + distance for distance in (0, *around)]
+        with _ports.lock:
+            if _ports.reserve(wanted) and all(map(_is_free, wanted)):
+                return port
     raise ProgramError(f"no free port with free neighbours {around} found in {PORT_FIRST}-{PORT_LAST}")
 
 
-def _ports_of_this_worker() -> tuple[int, int]:
-    """First and last of the ports that only this one of the processes of a test run takes (tests/workers.py)."""
-    worker = os.environ.get("PYTEST_XDIST_WORKER")
-    if worker is None:
-        return PORT_FIRST, PORT_LAST
-    size = (PORT_LAST - PORT_FIRST) // PORT_RANGES
-    first = PORT_FIRST + int(worker.removeprefix("gw")) % PORT_RANGES * size
-    return first, first + size - 1
+class _Ports:
+    """Which ports this process has given out: a lock on the byte of its number in a file that all processes share."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        # Guarded by lock. To close the file, anywhere in this process, would let all of it go.
+        self._file: IO[bytes] | None = None
+        self._own: set[int] = set()
+
+    def reserve(self, ports: Iterable[int]) -> bool:
+        """Whether nobody has one of them; then they are ours."""
+        if self._file is None:
+            path = Path(tempfile.gettempdir()) / PORTS_FILE
+            self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+        for port in ports:
+            if port in self._own:
+                return False
+            try:
+                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+            except OSError:
+                return False
+            self._own.add(port)
+        return True
+
+
+_ports = _Ports()
 
 
 def memory_kib(pid: int) -> dict[str, int]:

@@ -9,8 +9,9 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -164,12 +165,18 @@ def start(kind: str, folder: Path, nameserver: str) -> Server:
     return broker(folder, nameserver, config=settings)
 
 
-@pytest.mark.parametrize("first", ["ours", "official"])
-@pytest.mark.parametrize("end", ["orderly", "kill"])
-def test_waiting_messages_are_delivered_by_the_other_broker(tmp_path: Path, first: str, end: str) -> None:
+class Handover(NamedTuple):
+    """What was sent to one broker, and all that its topic holds after the other one had the store."""
+
+    sent: list[dict[str, Any]]
+    records: list[StoredRecord]
+
+
+def hand_over(folder: Path, first: str, end: str) -> Handover:
+    """Leave waiting messages to the other kind of broker, which gets a copy of the store."""
     other = "official" if first == "ours" else "ours"
     with ours.start_nameserver() as nameserver:
-        with start(first, tmp_path, nameserver.address) as broker:
+        with start(first, folder, nameserver.address) as broker:
             make_topic(nameserver.address, broker.address, TOPIC)
             sent = official.judge(
                 "delay-send", namesrv=nameserver.address, topic=TOPIC, delays=",".join(WAITING)
@@ -182,15 +189,37 @@ def test_waiting_messages_are_delivered_by_the_other_broker(tmp_path: Path, firs
                 assert broker.stop() == (0 if first == "ours" else 143)  # the JVM tells of the signal
             else:
                 broker.kill()
-        left = tmp_path / "other"
-        shutil.copytree(tmp_path / "store", left / "store")
+        left = folder / "other"
+        shutil.copytree(folder / "store", left / "store")
         (left / "store" / "lock").unlink(missing_ok=True)
         with start(other, left, nameserver.address) as broker:
             records = wait_for(broker, TOPIC, len(WAITING), 30)
             time.sleep(2.5)
             records = read(broker, TOPIC)
-            if other == "official":
-                broker.kill()
+    return Handover(sent, records)
+
+
+FIRST, ENDS = ("ours", "official"), ("orderly", "kill")
+
+
+@pytest.fixture(scope="module")
+def handovers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, str], Future[Handover]]]:
+    """All of them at once, by who is first and how it ends: they wait more than they work."""
+    official.classpath()
+    with ThreadPoolExecutor(len(FIRST) * len(ENDS)) as pool:
+        yield {
+            (first, end): pool.submit(hand_over, tmp_path_factory.mktemp(f"{first}-{end}"), first, end)
+            for first in FIRST
+            for end in ENDS
+        }
+
+
+@pytest.mark.parametrize("first", FIRST)
+@pytest.mark.parametrize("end", ENDS)
+def test_waiting_messages_are_delivered_by_the_other_broker(
+    handovers: dict[tuple[str, str], Future[Handover]], first: str, end: str
+) -> None:
+    sent, records = handovers[first, end].result()
     counts = Counter(int(record.body) for record in records)
     assert counts.keys() == set(range(len(WAITING)))
     repeated = {number for number, count in counts.items() if count > 1}

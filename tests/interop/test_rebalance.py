@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
@@ -20,7 +20,8 @@ STEPS = (
 PAUSE_MS = 1_500
 
 
-def rebalanced(cluster: Cluster, topic: str, *, orderly: bool) -> dict[str, Any]:
+def rebalancing(cluster: Cluster, topic: str, *, orderly: bool) -> Program:
+    """A group at work; it reports when all has been said."""
     make_topic(cluster.nameserver.address, cluster.broker.address, topic, queues=QUEUES)
     settings = {
         "namesrv": cluster.nameserver.address,
@@ -36,21 +37,30 @@ def rebalanced(cluster: Cluster, topic: str, *, orderly: bool) -> dict[str, Any]
     quiet = f"-Drmq.logback.configurationFile={official.JAVA_PROJECT / 'quiet-logback.xml'}"
     options = ["-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", quiet]
     line = ["java", *options, "-cp", official.classpath(), "interop.Rebalance", *words]
-    with Program("java rebalance", line) as program:
-        return official.result_of(program)
+    return Program("java rebalance", line)
 
 
-def test_every_message_reaches_a_group_that_changes(cluster: Cluster) -> None:
+@pytest.fixture(scope="module")
+def groups(cluster: Cluster) -> Iterator[dict[str, Program]]:
+    """Both groups at once, by their topics: between one step and the next there is little to do."""
+    with (
+        rebalancing(cluster, "Changing", orderly=False) as changing,
+        rebalancing(cluster, "InOrder", orderly=True) as in_order,
+    ):
+        yield {"Changing": changing, "InOrder": in_order}
+
+
+def test_every_message_reaches_a_group_that_changes(groups: dict[str, Program]) -> None:
     """At least once: what a leaving consumer had not committed comes again, to another one."""
-    report = rebalanced(cluster, "Changing", orderly=False)
+    report = official.result_of(groups["Changing"])
     assert report["sent"] > 1_000
     assert report["seen"] == report["sent"]
     assert report["again"] < report["sent"] / 2
 
 
-def test_an_orderly_group_that_changes_stays_in_order(cluster: Cluster) -> None:
+def test_an_orderly_group_that_changes_stays_in_order(groups: dict[str, Program]) -> None:
     """One consumer a queue at any time, and no number before the one below it."""
-    report = rebalanced(cluster, "InOrder", orderly=True)
+    report = official.result_of(groups["InOrder"])
     assert report["sent"] > 1_000
     assert report["seen"] == report["sent"]
     assert (report["skipped"], report["overlaps"]) == (0, 0)
