@@ -4,8 +4,9 @@
 
 Four connections send with 64 requests in flight, four pull 32 messages at a time with 16 in flight: each in a process
 of its own, over plain sockets. Meanwhile heartbeats, offset commits and questions for the broker's state go out every
-20 ms, first over a connection of their own, then over one that has 64 sends in flight itself. Wanted: all of them
-within 200 ms.
+20 ms, first over a connection of their own, then over one that has 64 sends in flight itself; the broker's metrics port
+is asked for its health (`aerobee` has one), and the nameserver beside it takes registrations and is asked for routes.
+Wanted: all of them within 200 ms. What the machine does besides counts: its load is shown.
 The official side needs Java and Maven.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import socket
 import statistics
 import struct
@@ -39,8 +41,10 @@ SENDS_IN_FLIGHT, PULLS_IN_FLIGHT = 64, 16
 EVERY_S = 0.02
 WANTED_MS = 200
 WORDS = struct.Struct(">II")
-SEND_V2, PULL, UPDATE_OFFSET, HEART_BEAT, RUNTIME_INFO = 310, 11, 15, 34, 28
+SEND_V2, PULL, UPDATE_OFFSET, HEART_BEAT, RUNTIME_INFO, REGISTER, ROUTE = 310, 11, 15, 34, 28, 103, 105
 PROBES = ("heartbeat", "offset commit", "broker status")
+NAMESERVER_PROBES = ("registration", "route")
+REGISTERED_TOPICS = 50
 
 
 @dataclass(slots=True)
@@ -96,13 +100,54 @@ def probe(kind: str, number: int) -> bytes:
         return heartbeat("control", number)
     if kind == "broker status":
         return frame(RUNTIME_INFO, number, {})
+    if kind == "route":
+        return frame(ROUTE, number, {"topic": TOPIC})
+    if kind == "registration":
+        return registration(number)
     fields = {"consumerGroup": "control", "topic": TOPIC, "queueId": "0", "commitOffset": "1"}
     return frame(UPDATE_OFFSET, number, fields)
 
 
+def registration(number: int) -> bytes:
+    """Of a broker beside the one that is measured, with a change each time."""
+    names = [f"Registered{topic}" for topic in range(REGISTERED_TOPICS)]
+    table = {name: {"topicName": name, "perm": 6, "readQueueNums": number % 8 + 1} for name in names}
+    version = {"counter": number, "stateVersion": 0, "timestamp": number}
+    wrapper = {"topicConfigTable": table, "dataVersion": version}
+    body = {"filterServerList": [], "topicConfigSerializeWrapper": wrapper}
+    fields = {
+        "brokerName": "beside",
+        "brokerAddr": "127.0.0.1:1",
+        "clusterName": "Beside",
+        "brokerId": "0",
+        "haServerAddr": "127.0.0.1:2",
+        "compressed": "false",
+        "bodyCrc32": "0",
+    }
+    return frame(REGISTER, number, fields, json.dumps(body).encode())
+
+
 def dial(address: str) -> socket.socket:
     host, port = address.rsplit(":", 1)
-    return socket.create_connection((host, int(port)), 30)
+    peer = socket.create_connection((host, int(port)), 30)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as every client does
+    return peer
+
+
+def health(address: str, seconds: float) -> list[float]:
+    """Milliseconds until each page of health, each over a connection of its own as probes do it."""
+    took: list[float] = []
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        asked = time.perf_counter()
+        with dial(address) as peer:
+            peer.sendall(b"GET /health HTTP/1.1\r\n\r\n")
+            page = b"".join(iter(lambda: peer.recv(1 << 16), b""))
+        took.append((time.perf_counter() - asked) * 1000)
+        if not page.startswith(b"HTTP/1.1 200"):
+            raise RuntimeError(f"no health: {page[:200]!r}")
+        time.sleep(max(0.0, asked + EVERY_S - time.perf_counter()))
+    return took
 
 
 def answers(peer: socket.socket) -> Iterator[int]:
@@ -172,17 +217,23 @@ def side(maker: Maker, seconds: float, folder: Path) -> Iterator[Row]:
             measured(address, "heartbeat", 1.0, 0)  # the group is there, the flood is under way
             for connection, background in (("own", 0), ("busy", SENDS_IN_FLIGHT)):
                 for kind in PROBES:
-                    took = sorted(measured(address, kind, seconds, background))
-                    p99 = took[min(len(took) - 1, len(took) * 99 // 100)]
-                    yield Row(
-                        maker, kind, connection, statistics.median(took), p99, took[-1], took[-1] <= WANTED_MS
-                    )
+                    yield row(maker, kind, connection, measured(address, kind, seconds, background))
+            if maker == "ours":
+                yield row(maker, "health", "new", health(one.metrics_address, seconds))
+            for kind in NAMESERVER_PROBES:
+                yield row(maker, kind, "own", measured(one.nameserver.address, kind, seconds, 0))
         finally:
             stop.set()
             for process in floods:
                 process.join(5)
                 if process.is_alive():
                     process.kill()
+
+
+def row(maker: str, kind: str, connection: str, took: list[float]) -> Row:
+    took = sorted(took)
+    p99 = took[min(len(took) - 1, len(took) * 99 // 100)]
+    return Row(maker, kind, connection, statistics.median(took), p99, took[-1], took[-1] <= WANTED_MS)
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -207,6 +258,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="aerobee-control-") as folder:
             rows += [asdict(row) for row in side(maker, options.seconds, Path(folder) / maker)]
     print(json.dumps(rows, indent=1) if options.output == "json" else table(rows))
+    print(f"load of the machine, of itself too: {os.getloadavg()[0]:.1f}", file=sys.stderr)
     return 0
 
 

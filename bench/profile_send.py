@@ -22,7 +22,7 @@ import structlog
 import uvloop
 
 from aerobee_broker.broker import Broker
-from aerobee_broker.main import load_config
+from aerobee_broker.main import COLLECT_AFTER, load_config
 from aerobee_remoting.connection import Connection
 
 PER_ROUND = 12_800  # messages
@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     given: Any = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
-    gc.set_threshold(50_000, 50, 50)
+    gc.set_threshold(*COLLECT_AFTER)
     with (
         tempfile.TemporaryDirectory() as folder,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,

@@ -18,7 +18,7 @@ from typing import Literal
 
 import official
 import ours
-from programs import Server, memory_kib
+from programs import Server, free_port, memory_kib
 
 __all__ = ["Side", "start_side"]
 
@@ -51,8 +51,11 @@ def heap_gib() -> int:
 class Side:
     """One broker with one nameserver."""
 
-    def __init__(self, maker: Maker, flush: Flush, nameserver: Server, broker: Server) -> None:
+    def __init__(
+        self, maker: Maker, flush: Flush, nameserver: Server, broker: Server, metrics_address: str = ""
+    ) -> None:
         # Fixed for life.
+        self.metrics_address = metrics_address  # of health and metrics, where there are any
         self.maker = maker
         self.flush = flush
         self.name = f"{maker} {flush}"
@@ -111,18 +114,21 @@ def start_side(maker: Maker, flush: Flush, folder: Path) -> Iterator[Side]:
     """Start both programs with default file sizes and an empty store; frozen when it yields."""
     folder.mkdir(parents=True)
     settings = {"flushDiskType": f"{flush.upper()}_FLUSH", "mappedFileSizeCommitLog": 1 << 30}
+    metrics_address = ""
     with contextlib.ExitStack() as stack:
         if maker == "ours":
             nameserver = stack.enter_context(ours.start_nameserver(forked=False))
+            metrics_address = f"127.0.0.1:{(port := free_port())}"
+            config = {**settings, "metricsPromExporterPort": port}
             broker = stack.enter_context(
-                ours.start_broker(folder, nameserver.address, config=settings, forked=False)
+                ours.start_broker(folder, nameserver.address, config=config, forked=False)
             )
         else:
             nameserver = stack.enter_context(official.start_nameserver(folder))
             heap = [f"-Xms{heap_gib()}g", f"-Xmx{heap_gib()}g", *OFFICIAL_JVM]
             broker = official.start_broker(folder, nameserver.address, config=settings, heap=heap)
             stack.callback(broker.kill)  # an orderly stop of a frozen JVM takes long and shows nothing
-        side = Side(maker, flush, nameserver, broker)
+        side = Side(maker, flush, nameserver, broker, metrics_address)
         stack.callback(side.thaw)
         side.freeze()
         yield side

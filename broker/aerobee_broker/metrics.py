@@ -11,17 +11,16 @@ Touches  one listening socket, as `operators_port` says. Making the text of many
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from aerobee_broker.disk_figures import DiskFigures
 from aerobee_broker.exposition import render, to_metric
 from aerobee_broker.health import Health, health_of
 from aerobee_broker.metric_families import MetricsSnapshot, families, snapshot_steps, take_snapshot
-from aerobee_broker.runtime_info import disk_use
 from aerobee_broker.services import Services
 from aerobee_remoting.http_responder import Page
 from aerobee_remoting.operators_port import OperatorsPort, health_page
@@ -57,6 +56,7 @@ class MetricsServer(OperatorsPort):
             }
         )
         self._services = services
+        self._disk = DiskFigures(lambda: services.config.store_path_root_dir)
         self._facts = facts
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
@@ -85,6 +85,4 @@ class MetricsServer(OperatorsPort):
         return health_page(health.to_json(ok=health.is_live), ok=health.is_live)
 
     async def _health(self) -> Health:
-        folder: Path = self._services.config.store_path_root_dir
-        disk = await asyncio.to_thread(disk_use, folder)
-        return health_of(self._services, disk)
+        return health_of(self._services, await self._disk.now())

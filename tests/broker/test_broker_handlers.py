@@ -13,6 +13,7 @@ from aerobee_broker.official_keys import PROMISING_KEYS, UNSUPPORTED_KEYS
 from aerobee_broker.services import Services
 from aerobee_proto.bodies import BrokerStatsData, DataVersion, KVTable
 from aerobee_proto.codes import RequestCode, ResponseCode
+from aerobee_proto.frames import Command, encode_command
 from aerobee_proto.names import SCHEDULE_TOPIC
 from aerobee_remoting.settings import SettingsError, load_settings
 from broker.support import GOLDEN, Clock, Peer, put
@@ -160,6 +161,14 @@ class TestState:
         answer = await peer.ask(RequestCode.GET_BROKER_RUNTIME_INFO)
         assert answer.code == 0
         return KVTable.from_bytes(answer.body).table
+
+    async def test_it_is_answered_in_the_turn_in_which_it_is_asked_for(self, peer: Peer) -> None:
+        """A task and a thread were in between: several turns of the loop, each as long as others keep it busy."""
+        await self.runtime(peer)
+        peer.connection.data_received(encode_command(Command(RequestCode.GET_BROKER_RUNTIME_INFO, opaque=77)))
+        (answer,) = peer.pending_requests()
+        assert (answer.code, answer.opaque) == (0, 77)
+        assert KVTable.from_bytes(answer.body).table["brokerVersionDesc"] == "V5_3_3"
 
     async def test_a_new_broker_has_every_key(self, peer: Peer) -> None:
         table = await self.runtime(peer)
