@@ -15,6 +15,7 @@ from typing import Final
 
 from aerobee_proto.codes import ResponseCode
 from aerobee_proto.errors import RequestError
+from aerobee_store.batch_queues import BATCH_KIND
 
 __all__ = ["MESSAGE_TYPES", "TOPIC_ATTRIBUTES", "alter", "parse_alterations"]
 
@@ -41,9 +42,9 @@ class Attribute:
         return f"allowed: an integer from {self.low} to {self.high}"
 
 
-# RocketMQ also knows BatchCQ and RocksDBCQ queues and COMPACTION; they are other kinds of files, not served.
+# RocketMQ also knows RocksDBCQ queues and COMPACTION; they are other kinds of files, not served.
 TOPIC_ATTRIBUTES: Final[dict[str, Attribute]] = {
-    "queue.type": Attribute(changeable=False, values=("SimpleCQ",)),
+    "queue.type": Attribute(changeable=False, values=("SimpleCQ", BATCH_KIND)),
     "cleanup.policy": Attribute(changeable=False, values=("DELETE",)),
     "message.type": Attribute(changeable=True, values=MESSAGE_TYPES),
     "reserve.time": Attribute(changeable=True, low=-1, high=2**63 - 1),

@@ -195,7 +195,11 @@ class Broker:
         services.files.load()
         services.offsets.clamp(store.readable_range)
         services.topics.restore(
-            {topic: max(store.queue_ids(topic), default=0) + 1 for topic in store.topics()}
+            {
+                topic: max(store.queue_ids(topic), default=0) + 1
+                for topic in (*store.topics(), *store.batch_topics)
+            },
+            store.batch_topics,
         )
         services.appended = self._appended
         return services

@@ -159,6 +159,13 @@ class BrokerConfig(SettingsModel):
     mapped_file_size_consume_queue: int = _key(
         6_000_000, "Size of a queue file, rounded up to whole entries.", unit="bytes", ge=20, le=2**31 - 1
     )
+    mapper_file_size_batch_consume_queue: int = _key(
+        13_800_000,
+        "Size of a file of a queue of batches, rounded up to whole entries.",
+        unit="bytes",
+        ge=46,
+        le=2**31 - 1,
+    )
     max_hash_slot_num: int = _key(5_000_000, "Slots of an index file.", ge=1, le=2**29)
     max_index_num: int = _key(20_000_000, "Entries of an index file.", ge=2, le=2**26)
     message_index_enable: bool = _key(True, "Index messages by key.")
@@ -648,16 +655,21 @@ def local_address() -> str:
             return "127.0.0.1"
 
 
+def _whole_entries(size: int, entry_size: int) -> int:
+    return -(-size // entry_size) * entry_size
+
+
 def to_store_config(config: BrokerConfig) -> StoreConfig:
     """The part of the settings that the store works with."""
-    entry_size = 20
-    queue_file_size = -(-config.mapped_file_size_consume_queue // entry_size) * entry_size
+    queue_file_size = _whole_entries(config.mapped_file_size_consume_queue, 20)
+    batch_file_size = _whole_entries(config.mapper_file_size_batch_consume_queue, 46)
     folder = config.store_path_commit_log
     return StoreConfig(
         root=config.store_path_root_dir,
         commit_log_folder=Path(folder) if folder else None,
         commit_log_file_size=config.mapped_file_size_commit_log,
         consume_queue_file_size=queue_file_size,
+        batch_queue_file_size=batch_file_size,
         index_slots=config.max_hash_slot_num,
         index_entries=config.max_index_num,
         sync_flush=config.flush_disk_type == "SYNC_FLUSH",

@@ -49,11 +49,11 @@ _BY_REASON: Final = {
         useReentrantLockWhenPutMessage wakeCommitWhenPutMessage wakeFlushWhenPutMessage
         writeBufferHighWaterMark writeBufferLowWaterMark
     """,
-    "there is no RocksDB store and no second kind of queue file": """
+    "there is no RocksDB store, and queues have no files beside them": """
         bitMapLengthConsumeQueueExt bottomMostCompressionTypeForConsumeQueueStore
         cleanRocksDBDirtyCQIntervalMin configManagerVersion enableCalcFilterBitMap
         enableConsumeQueueExt enableLmq enableLmqStats enableMultiDispatch enableRocksDBLog
-        mappedFileSizeConsumeQueueExt mapperFileSizeBatchConsumeQueue maxLmqConsumeQueueNum
+        mappedFileSizeConsumeQueueExt maxLmqConsumeQueueNum
         memTableFlushIntervalMs realTimePersistRocksDBConfig rocksdbCQDoubleWriteEnable
         rocksdbCompressionType rocksdbFlushWalFrequency rocksdbWalFileRollingThreshold
         searchBcqByCacheEnable statRocksDBCQIntervalSec storeType

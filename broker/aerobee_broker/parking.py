@@ -82,8 +82,10 @@ def moved(
 class ParkingRules:
     """The rules, in the order in which they are asked."""
 
-    def __init__(self) -> None:
-        self._rules: list[Rule] = [_no_inner_batch]
+    def __init__(self, takes_batches: Callable[[str], bool] = lambda topic: False) -> None:
+        """`takes_batches`: whether a message to a topic may be a whole batch."""
+        self._takes_batches = takes_batches
+        self._rules: list[Rule] = [self._check_inner_batch]
 
     def add(self, rule: Rule) -> None:
         self._rules.append(rule)
@@ -96,10 +98,19 @@ class ParkingRules:
                 return placed
         return message
 
-
-def _no_inner_batch(message: NewMessage, mapping: Mapping[str, str]) -> None:
-    if properties.INNER_NUM in mapping:
-        raise RequestError(
-            ResponseCode.MESSAGE_ILLEGAL,
-            f"topic {message.topic} does not take inner batches (property INNER_NUM); send a plain batch",
-        )
+    def _check_inner_batch(self, message: NewMessage, mapping: Mapping[str, str]) -> None:
+        is_batch = bool(message.sys_flag & SysFlag.INNER_BATCH)
+        if not is_batch and properties.INNER_NUM not in mapping:
+            return
+        reason = None
+        if not self._takes_batches(message.topic):
+            reason = "its topic does not take batches as one message (queue.type=BatchCQ); send a plain batch"
+        elif not is_batch:
+            reason = "its flags do not say that it is a batch"
+        elif is_transaction(message.sys_flag, mapping) or _is_delayed(mapping):
+            reason = "a batch cannot be delayed, nor be part of a transaction; send its messages one by one"
+        if reason is not None:
+            raise RequestError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"message to topic {message.topic} with property INNER_NUM or the flag of a batch: {reason}",
+            )

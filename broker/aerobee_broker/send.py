@@ -27,7 +27,7 @@ from aerobee_broker.refusals import check_sendable, check_takes_messages, no_suc
 from aerobee_broker.retries import Retries
 from aerobee_broker.services import Services
 from aerobee_broker.stats import TopicCounters
-from aerobee_broker.stored_properties import StoredProperties
+from aerobee_broker.stored_properties import StoredProperties, stored_form
 from aerobee_proto import batch, names, properties
 from aerobee_proto.bodies import TopicConfig
 from aerobee_proto.codes import Perm, RequestCode, ResponseCode, SysFlag
@@ -55,7 +55,9 @@ log = structlog.get_logger()
 
 DEAD_LETTER: Final = "\x02DELAY\x01-1\x02"  # behind other properties, where it wins
 FRAME_WORDS: Final = Struct(">ii")
-TRANSACTION_BITS: Final = SysFlag.TRANSACTION_MASK
+SPECIAL_BITS: Final = (
+    SysFlag.TRANSACTION_MASK | SysFlag.INNER_BATCH
+)  # such a message is looked at more closely
 ROUTES_MAX: Final = 65_536
 BATCH_COUNT_MAX: Final = 16_384  # messages of one batch; with what the broker adds they are 4 MiB of records
 APPEND_COUNT_MAX: Final = 4_096  # messages of a batch that are appended in one turn
@@ -74,9 +76,9 @@ batch: its first place, all keys and ids."""
 class _Route:
     """What the hot path needs of a topic, kept while no topic changes."""
 
-    __slots__ = ("config", "counters", "queue_id_limit", "sys_flag", "topic")
+    __slots__ = ("config", "counters", "queue_id_limit", "sys_flag", "takes_batches", "topic")
 
-    def __init__(self, config: TopicConfig, counters: TopicCounters) -> None:
+    def __init__(self, config: TopicConfig, counters: TopicCounters, *, takes_batches: bool) -> None:
         self.config = config
         self.counters = counters
         # Messages carry this one text, not each its own: tables find it without a comparison.
@@ -84,6 +86,7 @@ class _Route:
         # None is within the limit of a retry topic: every send to it is looked at more closely.
         retry = names.is_retry_topic(config.topic_name)
         self.queue_id_limit = 0 if retry else max(config.read_queue_nums, config.write_queue_nums)
+        self.takes_batches = takes_batches  # as one record
         self.sys_flag = SysFlag.MULTI_TAGS if config.topic_filter_type == "MULTI_TAG" else 0
 
 
@@ -227,7 +230,7 @@ class SendProcessor:
                     mapping.get("KEYS"),
                     mapping["UNIQ_KEY"],
                 )
-                if sys_flag & TRANSACTION_BITS or not SPECIAL_PROPERTIES.isdisjoint(mapping):
+                if sys_flag & SPECIAL_BITS or not SPECIAL_PROPERTIES.isdisjoint(mapping):
                     message = self._services.parking.place(message, mapping | self._stored_properties.added)
                     counted = self._services.stats.of_topic(message.topic)
                     if message.topic == names.TIMER_TOPIC and not topic.startswith(names.RETRY_PREFIX):
@@ -316,6 +319,8 @@ class SendProcessor:
                 plans.append(self._plan(item))
             except RequestError as refused:
                 self._refuse(connection, item, refused)
+        if any(plan.route.takes_batches for plan in plans):
+            plans = self._store_as_records(connection, plans)
         if (
             sum([len(plan.entries) for plan in plans]) > TURN_COUNT_MAX
             or sum([plan.properties_size for plan in plans]) > TURN_PROPERTIES_MAX
@@ -323,6 +328,52 @@ class SendProcessor:
             connection.run_alone(lambda: self._store_in_turns(connection, plans))
         elif plans:
             self._store_at_once(connection, plans)
+
+    def _store_as_records(self, connection: Connection, plans: list["_BatchPlan"]) -> list["_BatchPlan"]:
+        """Store the batches that become one record each, which have a key of their own; the others."""
+        others: list[_BatchPlan] = []
+        replies: list[Reply] = []
+        hasty: set[int] = set()
+        for plan in plans:
+            header: Any = plan.item[0].ext
+            mapping = properties.decode_properties(header.properties)
+            unique_key = mapping.get(properties.UNIQ_KEY)
+            if not plan.route.takes_batches or not unique_key:
+                others.append(plan)
+                continue
+            try:
+                message = self._record(plan, mapping, born_host(connection))
+                reply = self._append_group(connection, plan.item, [message], len(plan.entries))
+            except RequestError as refused:
+                self._refuse(connection, plan.item, refused)
+                continue
+            if reply is not None:
+                replies.append((*reply[:5], {"batchUniqId": unique_key}))
+            if _is_hasty(header):
+                hasty.add(id(plan.item[0]))
+        if len(others) < len(plans):
+            self._answer(connection, replies, hasty)
+        return others
+
+    def _record(self, plan: "_BatchPlan", mapping: dict[str, str], sender: bytes) -> NewMessage:
+        """A whole batch as one message: its body is that of the request. RequestError when it is refused."""
+        header: Any = plan.item[0].ext
+        topic = plan.route.topic
+        mapping = {**mapping, properties.INNER_NUM: str(len(plan.entries))}
+        message = NewMessage(
+            topic,
+            plan.queue_id,
+            header.flag,
+            header.sys_flag | plan.route.sys_flag | SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP,
+            header.born_timestamp,
+            sender,
+            self._store_host,
+            header.reconsume_times,
+            0,
+            bytes(plan.item[1]),
+            *stored_form(mapping | self._stored_properties.added),
+        )
+        return self._services.parking.place(message, mapping)
 
     def _store_at_once(self, connection: Connection, plans: list["_BatchPlan"]) -> None:
         groups: list[list[NewMessage]] = []
@@ -401,6 +452,8 @@ class SendProcessor:
         if not entries:
             raise RequestError(ResponseCode.MESSAGE_ILLEGAL, f"batch to topic {topic} holds no message")
         # Each record has a head, the topic and the properties that the broker adds.
+        if route.takes_batches and properties.UNIQ_KEY in header.properties:
+            return _BatchPlan(item, route, queue_id, entries)  # one record
         of_each = RECORD_HEAD_SIZE + len(topic) + len(self._stored_properties.suffix) - batch.ENTRY_OVERHEAD
         stored_size = len(body) + len(entries) * of_each
         if stored_size > limit + RECORD_EXTRA_MAX:
@@ -449,22 +502,31 @@ class SendProcessor:
             )
         return messages
 
-    def _append_group(self, connection: Connection, item: BatchItem, group: list[NewMessage]) -> Reply | None:
+    def _append_group(
+        self, connection: Connection, item: BatchItem, group: list[NewMessage], count: int | None = None
+    ) -> Reply | None:
+        """`count` messages, if one is not one."""
         try:
             appended = self._services.store.append_group(group)
         except StoreError as refused:
             self._refuse(connection, item, RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, str(refused)))
             return None
-        return self._group_reply(connection, item, group, appended)
+        return self._group_reply(connection, item, group, appended, count)
 
     def _group_reply(
-        self, connection: Connection, item: BatchItem, group: list[NewMessage], appended: list[Appended]
+        self,
+        connection: Connection,
+        item: BatchItem,
+        group: list[NewMessage],
+        appended: list[Appended],
+        count: int | None = None,
     ) -> Reply | None:
         for done in appended:
             if done.status is not PutStatus.PUT_OK:
                 self._refuse(connection, item, self._group_refusal(group, done))
                 return None
-        self._services.stats.put(group[0].topic, len(group), sum([done.size for done in appended]))
+        size = sum([done.size for done in appended])
+        self._services.stats.put(group[0].topic, len(group) if count is None else count, size)
         envelope = item[0]
         if envelope.flag & FLAG_ONEWAY:
             return None
@@ -513,7 +575,9 @@ class SendProcessor:
         if len(self._routes) >= ROUTES_MAX:
             self._routes.clear()
         route = self._routes[config.topic_name] = _Route(
-            config, self._services.stats.of_topic(config.topic_name)
+            config,
+            self._services.stats.of_topic(config.topic_name),
+            takes_batches=self._services.store.is_batch_topic(config.topic_name),
         )
         return route
 

@@ -118,7 +118,7 @@ def make_services(
     topics = TopicTable(live, clock)
     groups = SubscriptionGroups(live, clock)
     offsets = ConsumerOffsets(clock)
-    parking, stats = ParkingRules(), BrokerStats(config.broker_cluster_name, clock())
+    parking, stats = ParkingRules(store.is_batch_topic), BrokerStats(config.broker_cluster_name, clock())
     writer = MessageWriter(
         store,
         host=(address, identity.port),

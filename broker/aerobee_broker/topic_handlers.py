@@ -8,6 +8,7 @@
 A change is answered when it is in `topics.json` on disk and the nameservers that are up have heard of it.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -16,6 +17,7 @@ import structlog
 from aerobee_broker.attributes import parse_alterations
 from aerobee_broker.request_bodies import answer, answer_in_slices, in_slices, in_turns, read_body
 from aerobee_broker.services import Services, save_deletions
+from aerobee_broker.topics import has_batch_queues
 from aerobee_proto import names
 from aerobee_proto.bodies import (
     ConsumeQueueData,
@@ -42,6 +44,7 @@ from aerobee_proto.headers import (
 from aerobee_remoting import slices
 from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
 from aerobee_remoting.slices import Steps
+from aerobee_store.errors import StoreError
 
 __all__ = ["TopicHandlers"]
 
@@ -108,12 +111,28 @@ class TopicHandlers:
             services.topics.check_update(topic, alterations) async for topic, alterations in in_turns(wanted)
         ]
         services.topics.check_room(checked)
+        await self._make_batch_topics([topic for topic in checked if has_batch_queues(topic)])
         async for some in in_slices(checked):
             before = {config.topic_name: services.topics.get(config.topic_name) for config in some}
             for config in services.topics.update(some):
                 self._warn_of_unread(before[config.topic_name], config)
         await self._persist_and_register()
         return Response()
+
+    async def _make_batch_topics(self, wanted: Sequence[TopicConfig]) -> None:
+        """The store must know of such queues before the first message may come."""
+        services = self._services
+        names_ = [topic.topic_name for topic in wanted if not services.store.is_batch_topic(topic.topic_name)]
+        if not names_:
+            return
+        try:
+            await asyncio.get_running_loop().run_in_executor(
+                None, services.store.prepare_batch_topics, names_
+            )
+            for name in names_:
+                services.store.make_batch_topic(name)
+        except (StoreError, OSError) as failed:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, str(failed)) from failed
 
     def _warn_of_unread(self, before: TopicConfig | None, config: TopicConfig) -> None:
         """Say which queues nobody reads any more. The change is done all the same: its tools expect that."""

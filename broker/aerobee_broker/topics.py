@@ -10,7 +10,7 @@ Invariants
 - A topic has at least one queue and at most `maxQueuesPerTopic`.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -23,19 +23,20 @@ from aerobee_proto import bodies, names
 from aerobee_proto.bodies import DataVersion, TopicConfig
 from aerobee_proto.codes import Perm, ResponseCode
 from aerobee_proto.errors import LimitReached, RequestError
+from aerobee_store.batch_queues import BATCH_KIND, QUEUE_KIND
 
-__all__ = ["TEMPLATE_TOPIC", "TopicTable", "system_topics", "unknown_topic"]
+__all__ = ["TEMPLATE_TOPIC", "TopicTable", "has_batch_queues", "system_topics", "unknown_topic"]
 
 log = structlog.get_logger()
 
 TEMPLATE_TOPIC: Final = names.AUTO_CREATE_TOPIC
 UNIT_FLAG: Final = 1
 AUTO_CREATED: Final = "maxTopicsAutoCreated"
-# Attributes that come with a store of RocketMQ: the one value that is served, and what the others would lead to.
+# Attributes that come with a store of RocketMQ: the values that are served, and what the others would lead to.
 SERVED: Final = {
-    "queue.type": ("SimpleCQ", "its messages would be numbered wrongly"),
+    QUEUE_KIND: (("SimpleCQ", BATCH_KIND), "its messages would be numbered wrongly"),
     "cleanup.policy": (
-        "DELETE",
+        ("DELETE",),
         "the newest messages of its keys would be deleted with the old files of the log, as all others",
     ),
 }
@@ -177,12 +178,16 @@ class TopicTable:
                 "maxTopics",
             )
 
-    def restore(self, queue_counts: Mapping[str, int]) -> list[str]:
-        """Add topics that have stored queues but no settings (a crash came between), and name them."""
+    def restore(self, queue_counts: Mapping[str, int], batch_topics: Collection[str] = ()) -> list[str]:
+        """Add topics that have stored queues but no settings (a crash came between), and name them. `batch_topics` have
+        queues of batches."""
         lost = sorted(topic for topic in queue_counts if topic not in self._topics)
         for topic in lost:
             count = max(1, queue_counts[topic])
-            self._topics[topic] = TopicConfig(topic_name=topic, read_queue_nums=count, write_queue_nums=count)
+            attributes = {QUEUE_KIND: BATCH_KIND} if topic in batch_topics else {}
+            self._topics[topic] = TopicConfig(
+                topic_name=topic, read_queue_nums=count, write_queue_nums=count, attributes=attributes
+            )
         if lost:
             log.warning("broker.topics_restored", topics=lost, reason="stored messages, but no settings")
             self._changed([self._topics[topic] for topic in lost])
@@ -348,10 +353,15 @@ def system_topics(config: BrokerConfig) -> list[TopicConfig]:
     ]
 
 
+def has_batch_queues(topic: TopicConfig) -> bool:
+    """Whether a client's batch may be one record in the queues of the topic."""
+    return bool(topic.attributes) and topic.attributes.get(QUEUE_KIND) == BATCH_KIND
+
+
 def _not_served(topic: TopicConfig) -> str | None:
     """Why a topic that came with a store of RocketMQ takes no messages here; None when it does."""
     for key, (served, else_) in SERVED.items():
-        if topic.attributes and (kind := topic.attributes.get(key, served)) != served:
+        if topic.attributes and (kind := topic.attributes.get(key, served[0])) not in served:
             return f"{key}={kind}, which is not served: {else_}"
     return None
 
@@ -359,7 +369,7 @@ def _not_served(topic: TopicConfig) -> str | None:
 def _check_served(topic: TopicConfig) -> None:
     """MESSAGE_ILLEGAL for a topic whose attributes ask for what is not there."""
     if topic.attributes and (reason := _not_served(topic)) is not None:
-        plain = ", ".join(f"{key}={served}" for key, (served, _) in SERVED.items())
+        plain = ", ".join(f"{key}={served[0]}" for key, (served, _) in SERVED.items())
         raise RequestError(
             ResponseCode.MESSAGE_ILLEGAL,
             f"topic {topic.topic_name} has {reason}; make a topic with {plain}",

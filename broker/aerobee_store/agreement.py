@@ -84,7 +84,7 @@ class Agreement:
 
     def _is_shifted(self, queue: ConsumeQueue, offset: int, shift: int) -> bool:
         """Whether a neighbour of the entry says that all numbers here are off by `shift`."""
-        for neighbour in (offset - 1, offset + 1):
+        for neighbour in (queue.first_of(offset - 1), queue.after(offset)):
             entry = queue.entry(neighbour)
             header = header_at(self._log, entry.physical_offset) if entry is not None else None
             if (

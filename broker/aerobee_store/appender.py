@@ -24,7 +24,9 @@ from aerobee_proto.checksum import (
     property_crc_entry,
     remove_checksums,
 )
+from aerobee_proto.properties import find_property, remove_property
 from aerobee_proto.records import HEAD_BY_HOSTS, HEAD_V4, MAGIC_V1, MAGIC_V2, SHORT, TOPIC_LENGTH_V1_MAX
+from aerobee_store.batch_queue import INNER_BASE, INNER_NUM, inner_count
 from aerobee_store.commit_log import BLANK_SIZE_MIN, CommitLog
 from aerobee_store.config import StoreConfig
 from aerobee_store.consume_queue import ENTRY, ENTRY_SIZE, ConsumeQueue
@@ -33,6 +35,7 @@ from aerobee_store.errors import StoreError, StoreFull
 from aerobee_store.index import KeyedRecord
 from aerobee_store.messages import Appended, NewMessage, PutStatus
 from aerobee_store.queue_table import QueueTable
+from aerobee_store.record_scan import ScannedRecord
 
 __all__ = ["Appender", "PendingBatch", "Touched"]
 
@@ -45,6 +48,7 @@ _RECORD_EXTRA_MAX = 65536  # a record may be this much longer than the longest b
 _BORN_V6, _STORE_V6, _HOSTS_V6 = 0x10, 0x20, 0x30
 _TRANSACTION = 0xC
 _PREPARED, _ROLLBACK = 0x4, 0xC
+_INNER_BATCH = 0x80
 _CRC_MASK = 0x7FFFFFFF
 _QUEUE_ID_MAX = 0x7FFFFFFF
 _SIDE_BY_SIDE_MAX = 1024  # queues of a topic
@@ -141,6 +145,12 @@ class Appender:
                 if queue is None:
                     answers.append(_refused(PutStatus.MESSAGE_ILLEGAL))
                     continue
+                if queue.is_batch:  # never in `near`
+                    stamped = _with_base(properties, message.sys_flag, queue.next_offset)
+                    if stamped is None or len(stamped) + reserve > _PROPERTIES_SIZE_MAX:
+                        answers.append(_refused(PutStatus.MESSAGE_ILLEGAL))
+                        continue
+                    properties, properties_size = stamped, len(stamped) + reserve
             born_host = message.born_host
             store_host = message.store_host
             # 90: the head with two IPv4 hosts and the length of the properties; IPv6 hosts add their surplus.
@@ -206,13 +216,13 @@ class Appender:
             elif property_crc:
                 parts.append(property_crc_entry(crc32(record) & _CRC_MASK))
             if queued:
-                tag = message.tag_hash
-                if queue.is_schedule:
-                    tag = entry_tag(topic, properties, store_timestamp, self._config.delay_levels_ms)
                 if not queue.fresh:
                     touched.append(queue)
-                queue.fresh += pack_entry(offset, size, tag)
-                queue.next_offset = queue_offset + 1
+                if queue.is_special:
+                    self._enter(queue, offset, size, sys_flag, store_timestamp, properties)
+                else:
+                    queue.fresh += pack_entry(offset, size, message.tag_hash)
+                    queue.next_offset = queue_offset + 1
             if indexed and transaction != _ROLLBACK and (message.unique_key or message.keys):
                 index_items.append((topic, message.keys, message.unique_key, offset, store_timestamp))
             answers.append(Appended(ok, offset, queue_offset, size, store_timestamp))
@@ -228,6 +238,25 @@ class Appender:
             self._remember(store_timestamp, touched, index_items)
         return answers
 
+    def _enter(
+        self,
+        queue: ConsumeQueue,
+        offset: int,
+        size: int,
+        sys_flag: int,
+        store_timestamp: int,
+        properties: bytes,
+    ) -> None:
+        """The entry of a record in a queue whose entries are not made of place, size and tag alone."""
+        tag = entry_tag(queue.topic, properties, store_timestamp, self._config.delay_levels_ms)
+        number = queue.next_offset
+        record = ScannedRecord(
+            offset, size, queue.topic, queue.queue_id, number, sys_flag, store_timestamp, properties
+        )
+        entry = queue.packed(record, tag, number)
+        queue.fresh += entry
+        queue.next_offset += queue.count_in(entry)
+
     def _take_back(
         self, touched: list[ConsumeQueue], index_items: list[KeyedRecord], answers: list[Appended]
     ) -> None:
@@ -235,8 +264,10 @@ class Appender:
         came. Its offsets are given out again."""
         end = self._log.end_offset
         for queue in touched:
-            kept = b"".join(ENTRY.pack(*entry) for entry in ENTRY.iter_unpack(queue.fresh) if entry[0] < end)
-            queue.next_offset -= (len(queue.fresh) - len(kept)) // ENTRY_SIZE
+            fresh, step = queue.fresh, queue.entry_size
+            places = range(0, len(fresh), step)
+            kept = b"".join([fresh[at : at + step] for at in places if ENTRY.unpack_from(fresh, at)[0] < end])
+            queue.next_offset -= queue.count_in(fresh) - queue.count_in(kept)
             queue.fresh = kept
         touched[:] = [queue for queue in touched if queue.fresh]
         index_items[:] = [item for item in index_items if item[3] < end]
@@ -250,7 +281,8 @@ class Appender:
         work: list[Touched] = []
         for queue in touched:
             fresh = queue.fresh
-            work.append((queue, queue.next_offset - len(fresh) // ENTRY_SIZE, fresh))
+            count = queue.count_in(fresh) if queue.is_batch else len(fresh) // ENTRY_SIZE
+            work.append((queue, queue.next_offset - count, fresh))
             queue.fresh = b""
         self.pending.append(PendingBatch(self._log.end_offset, store_timestamp, work, index_items))
 
@@ -308,14 +340,14 @@ class Appender:
         except StoreError:
             return None
         queue.magic, queue.prefix = form
-        queue.is_schedule = topic == SCHEDULE_TOPIC
+        queue.is_special = queue.is_batch or topic == SCHEDULE_TOPIC
         queue.next_offset = queue.max_offset
         self._remember_queue(queue)
         return queue
 
     def _remember_queue(self, queue: ConsumeQueue) -> None:
         topic, queue_id = queue.topic, queue.queue_id
-        if queue_id >= _SIDE_BY_SIDE_MAX:
+        if queue_id >= _SIDE_BY_SIDE_MAX or queue.is_batch:
             self._far.setdefault(topic, {})[queue_id] = queue
             return
         near = list(self._near.get(topic, ()))
@@ -339,6 +371,16 @@ class Appender:
         if len(name) > _TOPIC_SIZE_MAX or not self._config.long_topics_as_version_2:
             return None
         return MAGIC_V2, SHORT.pack(len(name)) + name
+
+
+def _with_base(properties: bytes, sys_flag: int, number: int) -> bytes | None:
+    """The properties of a record of a queue of batches, that gets the number `number`; None when it says of itself what
+    cannot be: how many messages it holds, without being a batch, or a number that is none."""
+    if not sys_flag & _INNER_BATCH:
+        return properties if find_property(properties, INNER_NUM) is None else None
+    if inner_count(properties) is None:
+        return None
+    return remove_property(properties, INNER_BASE) + b"INNER_BASE\x01%d\x02" % number
 
 
 def _refused(status: PutStatus) -> Appended:

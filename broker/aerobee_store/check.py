@@ -5,14 +5,13 @@ Touches  log, queues and index, reading.
 
 from aerobee_store.commit_log import CommitLog
 from aerobee_store.config import StoreConfig
-from aerobee_store.consume_queue import ENTRY, ENTRY_SIZE
+from aerobee_store.consume_queue import HOLE_SIZE
 from aerobee_store.delay import SCHEDULE_TOPIC, entry_tag
 from aerobee_store.errors import CorruptStore
 from aerobee_store.index import IndexService
 from aerobee_store.log_walk import Damage, LogWalker
 from aerobee_store.queue_table import QueueTable
 from aerobee_store.record_scan import ScannedRecord
-from aerobee_store.recovery import HOLE_SIZE
 from aerobee_store.tombstones import Tombstones
 
 __all__ = ["check_store"]
@@ -49,9 +48,8 @@ def check_store(
             continue  # it names another queue than its entry
         if tombstones is not None and tombstones.covers(record.topic, record.physical_offset):
             continue
-        _check_entry(queues, record, config)
         key = (record.topic, record.queue_id)
-        seen[key] = seen.get(key, 0) + 1
+        seen[key] = seen.get(key, 0) + _check_entry(queues, record, config)
     for found in damage:
         if not log.is_damaged(found.begin):
             raise CorruptStore(found.path, found.begin, found.reason)
@@ -64,17 +62,21 @@ def _is_queued(record: ScannedRecord) -> bool:
     return record.sys_flag & _TRANSACTION not in (_PREPARED, _ROLLBACK)
 
 
-def _check_entry(queues: QueueTable, record: ScannedRecord, config: StoreConfig) -> None:
+def _check_entry(queues: QueueTable, record: ScannedRecord, config: StoreConfig) -> int:
+    """How many messages the record holds."""
     queue = queues.get(record.topic, record.queue_id)
     tag = entry_tag(record.topic, record.properties, record.store_timestamp, config.delay_levels_ms)
-    wanted = ENTRY.pack(record.physical_offset, record.size, tag)
-    found = queue.read(record.queue_offset, 1) if queue is not None else b""
+    if queue is None:
+        place = queues.folder_of(record.topic) / str(record.queue_id)
+        raise CorruptStore(place, record.physical_offset, "a message that is readable has no queue")
+    wanted = queue.packed(record, tag, record.queue_offset)
+    found = queue.read(record.queue_offset, 1)
     # Due times of delayed messages stay as they were given, whatever the delay levels are now.
-    compared = _PLACE_SIZE if record.topic == SCHEDULE_TOPIC else ENTRY_SIZE
+    compared = _PLACE_SIZE if record.topic == SCHEDULE_TOPIC else queue.entry_size
     if found[:compared] != wanted[:compared]:
-        place = config.consume_queue_path / record.topic / str(record.queue_id)
         reason = f"entry {record.queue_offset} does not lead to its record"
-        raise CorruptStore(place, record.physical_offset, reason)
+        raise CorruptStore(queue.folder, record.physical_offset, reason)
+    return queue.count_in(wanted)
 
 
 def _check_counts(log: CommitLog, queues: QueueTable, seen: dict[tuple[str, int], int]) -> None:
@@ -86,5 +88,4 @@ def _check_counts(log: CommitLog, queues: QueueTable, seen: dict[tuple[str, int]
             places = [e.physical_offset for e in entries if e is not None and e.size > HOLE_SIZE]
             readable = sum(not log.is_damaged(place) for place in places)
         if readable != messages:
-            place = queues.folder / queue.topic / str(queue.queue_id)
-            raise CorruptStore(place, None, f"{readable} entries for {messages} messages")
+            raise CorruptStore(queue.folder, None, f"{readable} entries for {messages} messages")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from aerobee_proto.records import RECORD_SIZE_MIN
 from aerobee_store.agreement import Agreement, header_at
 from aerobee_store.commit_log import CommitLog
-from aerobee_store.consume_queue import ENTRY_DTYPE, ConsumeQueue
+from aerobee_store.consume_queue import ConsumeQueue
 from aerobee_store.property_columns import Ints
 from aerobee_store.queue_table import QueueTable
 
@@ -95,7 +95,11 @@ class Claims:
 
     def _goes_on(self, claim: _Claim) -> bool:
         queue = claim.queue
-        for offset in range(claim.offset + 1, min(claim.offset + 1 + _LOOK_AHEAD, queue.max_offset)):
+        offset = claim.offset
+        for _ in range(_LOOK_AHEAD):
+            offset = queue.after(offset)
+            if offset >= queue.max_offset:
+                return False
             entry = queue.entry(offset)
             header = header_at(self._log, entry.physical_offset) if entry is not None else None
             if header is not None and (header.topic, header.queue_id) == (queue.topic, queue.queue_id):
@@ -111,10 +115,11 @@ def _entries_of(queue: ConsumeQueue, first: int, number: int) -> list[tuple[Ints
     pieces = []
     at = first
     while at < queue.max_offset and (raw := queue.read(at, _READ_STEP)):
-        entries = np.frombuffer(raw, ENTRY_DTYPE)
+        entries = np.frombuffer(raw, queue.dtype)
+        numbers = queue.numbers(entries, at)
         sizes = entries["size"].astype(np.int64)
         real = np.flatnonzero(sizes >= RECORD_SIZE_MIN)
         places = entries["physical_offset"].astype(np.int64)[real]
-        pieces.append((places, sizes[real], at + real, np.full(len(real), number, np.int64)))
-        at += len(entries)
+        pieces.append((places, sizes[real], numbers[real], np.full(len(real), number, np.int64)))
+        at = queue.after(int(numbers[-1]))
     return pieces

@@ -40,6 +40,7 @@ class StoreConfig:
     # File shapes: part of the format, must be those the folder was written with.
     commit_log_file_size: int = 1 << 30
     consume_queue_file_size: int = 6_000_000
+    batch_queue_file_size: int = 13_800_000
     index_slots: int = 5_000_000
     index_entries: int = 20_000_000
 
@@ -82,6 +83,10 @@ class StoreConfig:
             raise StoreError(
                 f"consume-queue file size {self.consume_queue_file_size} is not a multiple of 20 bytes"
             )
+        if self.batch_queue_file_size < 46 or self.batch_queue_file_size % 46:
+            raise StoreError(
+                f"batch-queue file size {self.batch_queue_file_size} is not a multiple of 46 bytes"
+            )
         if self.index_slots < 1 or self.index_entries < 2:
             raise StoreError("an index file needs at least 1 slot and 2 entries")
 
@@ -94,6 +99,11 @@ class StoreConfig:
     def consume_queue_path(self) -> Path:
         """Folder of the consume queues, `<topic>/<queue_id>/` below it."""
         return self.root / "consumequeue"
+
+    @property
+    def batch_queue_path(self) -> Path:
+        """Folder of the queues of batches, `<topic>/<queue_id>/` below it."""
+        return self.root / "batchconsumequeue"
 
     @property
     def index_path(self) -> Path:

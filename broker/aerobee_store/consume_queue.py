@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from mmap import mmap
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,13 +29,16 @@ from aerobee_store import failpoints
 from aerobee_store.errors import CorruptStore, StoreError
 from aerobee_store.io import WRITE_CALL_MIN, DataFile, StoreIo, is_zero
 from aerobee_store.mapped_files import MappedFile, MappedFileQueue
+from aerobee_store.property_columns import Ints
 from aerobee_store.queue_files import OpenQueueFiles, QueueFile
+from aerobee_store.record_scan import ScannedRecord
 
 __all__ = [
     "BLANK_ENTRY",
     "ENTRY",
     "ENTRY_DTYPE",
     "ENTRY_SIZE",
+    "HOLE_SIZE",
     "ConsumeQueue",
     "ConsumeQueueEntry",
     "QueueOutOfOrder",
@@ -50,6 +53,9 @@ ENTRY_DTYPE: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("ta
 BLANK_SIZE: Final = 0x7FFFFFFF
 BLANK_ENTRY: Final = ENTRY.pack(0, BLANK_SIZE, 0)
 _ZERO_ENTRY: Final = bytes(ENTRY_SIZE)
+
+# Size in the entries that keep the numbers of records which cannot be read; no record is so short.
+HOLE_SIZE: Final = 1
 
 # Files whose every entry is verified when nothing says how far the queue is known to be durable.
 _FILES_VERIFIED_MAX: Final = 3
@@ -119,6 +125,11 @@ class QueueRecovery:
 class ConsumeQueue:
     """The entries of one queue of one topic."""
 
+    # What the queue of another kind (batch_queue) has otherwise.
+    is_batch: ClassVar[bool] = False
+    entry_size: ClassVar[int] = ENTRY_SIZE
+    dtype: ClassVar[np.dtype[np.void]] = ENTRY_DTYPE
+
     __slots__ = (
         "_file_entries",
         "_files",
@@ -133,7 +144,7 @@ class ConsumeQueue:
         "_writable",
         "deleted",
         "fresh",
-        "is_schedule",
+        "is_special",
         "magic",
         "max_offset",
         "min_offset",
@@ -161,7 +172,7 @@ class ConsumeQueue:
         queue where they would.
         """
         assert file_size > 0
-        assert file_size % ENTRY_SIZE == 0
+        assert file_size % self.entry_size == 0
         # Fixed for life.
         self.topic = topic
         self.queue_id = queue_id
@@ -169,7 +180,7 @@ class ConsumeQueue:
         self._files = MappedFileQueue(
             folder, file_size, io, writable=writable, queue=(self, self._open_files)
         )
-        self._file_entries = file_size // ENTRY_SIZE
+        self._file_entries = file_size // self.entry_size
         self._writable = writable
         # Logical offsets. min_offset is moved by correct_min_offset() and by what cuts or cleans;
         # _first_data is the first entry in the files that is not a blank.
@@ -192,7 +203,8 @@ class ConsumeQueue:
         # How the topic is written into records: with which magic, and its length field and name.
         self.magic = 0
         self.prefix = b""
-        self.is_schedule = False
+        # Its entries are not made of place, size and tag of a message alone.
+        self.is_special = False
         # Packed entries of the batch that is being appended; empty in between.
         self.fresh = b""
         # The topic was deleted while messages of it waited for dispatch; they have no queue any more.
@@ -243,6 +255,11 @@ class ConsumeQueue:
             self._first_place = self._entry_at(self._first_data).physical_offset
             assert self.last_physical_end >= 0
         return QueueRecovery(self.min_offset, self.max_offset, cut_entries, self.gaps)
+
+    @property
+    def folder(self) -> Path:
+        """Where its files lie."""
+        return self._files.folder
 
     @property
     def gaps(self) -> tuple[tuple[int, int], ...]:
@@ -547,6 +564,45 @@ class ConsumeQueue:
         found = self.entry(offset)
         assert found is not None
         return found
+
+    def first_of(self, offset: int) -> int:
+        """The number of the record that the message `offset` is in: the first of its messages'."""
+        return offset
+
+    def after(self, offset: int) -> int:
+        """The number of the record behind the one that the message `offset` is in."""
+        return offset + 1
+
+    # --- entries that are not in the files yet -------------------------------------------------------------
+
+    def packed(self, record: ScannedRecord, tag_hash: int, offset: int) -> bytes:
+        """The packed entry of a record that gets the number `offset`."""
+        return ENTRY.pack(record.physical_offset, record.size, tag_hash)
+
+    def count_in(self, entries: bytes) -> int:
+        """How many numbers packed entries take."""
+        return len(entries) // ENTRY_SIZE
+
+    def numbers(self, entries: NDArray[np.void], first: int) -> Ints:
+        """The number of each of these entries, that read(first, ...) gave."""
+        return np.arange(first, first + len(entries))
+
+    def holes(self, first: int, count: int, end: int) -> bytes:
+        """Packed entries that lead to no record and keep `count` numbers from `first` on taken; the last leads to the
+        byte before the physical offset `end`."""
+        return b"".join([ENTRY.pack(place, HOLE_SIZE, 0) for place in range(end - count, end)])
+
+    def may_hold(self, count: int, room: int, record_size_min: int) -> bool:
+        """Whether `room` bytes of the log may hold records with so many numbers."""
+        return room >= count * record_size_min
+
+    def fits_again(self, offset: int, entry: bytes) -> bool:
+        """Whether write_again() would put the entry between its neighbours."""
+        place, size, _ = ENTRY.unpack_from(entry)
+        before, behind = self.entry(offset - 1), self.entry(offset + 1)
+        fits_before = before is None or before.physical_offset + before.size <= place
+        fits_behind = behind is None or place + size <= behind.physical_offset
+        return offset >= self.min_offset and fits_before and fits_behind
 
     # --- the lower end ---------------------------------------------------------------------------------
 

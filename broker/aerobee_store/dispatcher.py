@@ -17,6 +17,7 @@ from contextlib import suppress
 from itertools import islice
 
 from aerobee_store.appender import PendingBatch, Touched
+from aerobee_store.batch_queue import plain_entries
 from aerobee_store.consume_queue import ConsumeQueue
 from aerobee_store.errors import StoreFull
 from aerobee_store.index import IndexService, KeyedRecord
@@ -98,6 +99,8 @@ class Dispatcher:
                 # One number, not two that both have to come from memory next time.
                 queue.max_offset = queue.next_offset
             if tell:
+                if queue.is_batch:
+                    entries = plain_entries(entries)
                 arrivals.append((queue.topic, queue.queue_id, queue.max_offset, entries))
         self._stuck = stuck
         return arrivals

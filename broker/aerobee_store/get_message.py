@@ -23,6 +23,7 @@ import numpy as np
 from aerobee_proto.errors import RecordError
 from aerobee_proto.records import MAGIC_V1, MAGIC_V2, scan_header
 from aerobee_store.agreement import Agreement, header_at
+from aerobee_store.batch_queue import batch_entries
 from aerobee_store.commit_log import CommitLog
 from aerobee_store.config import StoreConfig
 from aerobee_store.consume_queue import ENTRY, ENTRY_DTYPE, ENTRY_SIZE, ConsumeQueue
@@ -157,13 +158,16 @@ class MessageReader:
         if offset > high:
             return GetResult(GetStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
         size_max = min(max(max_bytes, _REQUEST_SIZE_MIN), _REQUEST_SIZE_MAX)
+        if queue.is_batch:
+            scan_count = self._scan_count(max_count)
+            return self._batches(queue, offset, scan_count, max_count, size_max, tag_filter, selector)
         if tag_filter is None and selector is None:
             # No more entries than it takes: where the file is not mapped they are copied.
             count = min(max_count, self._config.memory_transfer_count_max)
             recent = self._recent(queue, queue.read(offset, count), offset, size_max)
             if recent is not None:
                 return recent
-        scan_count = max(-(-self._config.scan_size_max // ENTRY_SIZE), max_count)
+        scan_count = self._scan_count(max_count)
         entries = queue.read(offset, scan_count)
         if not entries:
             following = (offset // self._file_entries + 1) * self._file_entries
@@ -171,6 +175,9 @@ class MessageReader:
         if selector is not None:
             return self._select(queue, entries, offset, max_count, size_max, selector)
         return self._collect(queue, entries, offset, max_count, size_max, tag_filter)
+
+    def _scan_count(self, max_count: int) -> int:
+        return max(-(-self._config.scan_size_max // ENTRY_SIZE), max_count)
 
     def _recent(
         self, queue: ConsumeQueue, entries: memoryview, offset: int, size_max: int
@@ -354,6 +361,67 @@ class MessageReader:
             len(body),
             size_sum,
             physical_offset >= 0 and end - physical_offset > self._distance,
+        )
+
+    def _batches(
+        self,
+        queue: ConsumeQueue,
+        offset: int,
+        scan_count: int,
+        max_count: int,
+        size_max: int,
+        tag_filter: frozenset[int] | None,
+        selector: Selector | None,
+    ) -> GetResult:
+        """As _select, of records that may hold several messages, from the one that message `offset` is in."""
+        limits = self._config
+        log_end = self._log.end_offset
+        status = GetStatus.NO_MATCHED_MESSAGE
+        body: list[memoryview] = []
+        count = size_sum = looked_into = 0
+        next_offset, place = offset, -1
+        if selector is not None:
+            scan_count = min(scan_count, selector.scan_max)
+        entries = batch_entries(queue.read(offset, scan_count))
+        if not entries:
+            return GetResult(GetStatus.OFFSET_FOUND_NULL, offset + 1, queue.min_offset, queue.max_offset)
+        for entry in entries:
+            place, size, tag = entry.physical_offset, entry.size, entry.tag_hash
+            near = log_end - place <= self._distance
+            count_limit = min(
+                max_count, limits.memory_transfer_count_max if near else limits.disk_transfer_count_max
+            )
+            size_limit = min(
+                size_max, limits.memory_transfer_size_max if near else limits.disk_transfer_size_max
+            )
+            is_full = count + entry.message_count > max_count or count >= count_limit
+            if (body and (is_full or size_sum + size > size_limit)) or looked_into > _SELECT_BYTES_MAX:
+                break
+            next_offset = entry.end
+            if tag_filter is not None and tag not in tag_filter and _signed32(tag) not in tag_filter:
+                status = GetStatus.NO_MATCHED_MESSAGE
+                continue
+            found = self._record(queue, entry.base, place, size)
+            if found is None:
+                status = GetStatus.MESSAGE_WAS_REMOVING
+                continue
+            record, properties = found
+            looked_into += len(properties)
+            if selector is not None and not selector.matches(properties):
+                status = GetStatus.NO_MATCHED_MESSAGE
+                continue
+            body.append(record)
+            count += entry.message_count
+            size_sum += size
+        return GetResult(
+            GetStatus.FOUND if body else status,
+            next_offset,
+            queue.min_offset,
+            queue.max_offset,
+            body,
+            count,
+            size_sum,
+            place >= 0 and log_end - place > self._distance,
         )
 
     def _agrees(self, queue: ConsumeQueue, offset: int, physical_offset: int, size: int) -> bool:

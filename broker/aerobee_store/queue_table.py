@@ -1,18 +1,22 @@
-"""All consume queues of a store: topic -> queue_id -> ConsumeQueue.
+"""All consume queues of a store: topic -> queue_id -> ConsumeQueue, or BatchQueue for topics of batches.
 
-Touches  <root>/consumequeue/<topic>/<queue_id>/, through the queues. No sockets, no asyncio, no clock.
+Touches  <root>/consumequeue/<topic>/<queue_id>/ and <root>/batchconsumequeue/<topic>/<queue_id>/, through the queues.
+         No sockets, no asyncio, no clock.
 
 Invariants
 - A queue is in the table from its first use; it has files from its first entry on.
+- All queues of a topic are of one kind, which is known before the first of them is made.
 - Folders that are not queues (a queue folder whose name is no number) are left alone.
 
 Threads: one thread changes the table. flush() may run in another; it works on the queues that were there
 when it began.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from aerobee_store.batch_queue import BatchQueue
+from aerobee_store.batch_queues import BATCH_QUEUE_FOLDER
 from aerobee_store.consume_queue import ConsumeQueue
 from aerobee_store.errors import StoreError, WrongLength
 from aerobee_store.io import StoreIo
@@ -32,40 +36,49 @@ class QueueTable:
         *,
         writable: bool = True,
         open_files_max: int | None = None,
+        batch_file_size: int = 13_800_000,
     ) -> None:
-        """`folder` is <root>/consumequeue; `file_size` in bytes, a multiple of the entry's 20. `open_files_max`: see
-        OpenQueueFiles."""
+        """`folder` is <root>/consumequeue; sizes in bytes: `file_size` a multiple of the entry's 20, `batch_file_size`
+        of the 46 of one of batches. `open_files_max`: see OpenQueueFiles."""
         # Fixed for life.
         self.folder = folder
+        self.batch_folder = folder.parent / BATCH_QUEUE_FOLDER
         self._file_size = file_size
+        self._batch_file_size = batch_file_size
         self._io = io
         self._writable = writable
         self.open_files = OpenQueueFiles(io, open_files_max)
         # Changed by load(), get_or_create() and delete_topic().
         self._topics: dict[str, dict[int, ConsumeQueue]] = {}
+        # Topics with queues of batches; changed by load(), make_batch_topic() and delete_topic().
+        self.batch_topics: set[str] = set()
         # Queues with a file that somebody cut, found by load(); they are not in the table.
         self.cut: list[tuple[ConsumeQueue, WrongLength]] = []
         # Queues of which load() removed an empty file. Without a crash before, somebody made it empty.
         self.emptied: list[ConsumeQueue] = []
 
-    def load(self) -> None:
-        """Open every queue found in the folder; recover() of each is the caller's next step.
+    def load(self, batch_topics: Iterable[str] = ()) -> None:
+        """Open every queue found in the folders; recover() of each is the caller's next step. `batch_topics` have
+        queues of batches.
 
         Raises CorruptStore for a foreign name inside a queue's folder, and when all files have the same wrong length:
         it is the settings then that are wrong. Single files of a wrong length leave their queue in `cut`.
         """
         self.cut, self.emptied = [], []
-        for topic in self._io.list_names(self.folder):
-            if not topic.is_dir:
-                continue
-            folder = self.folder / topic.name
-            for name in self._io.list_names(folder):
-                if name.is_dir and _is_queue_id(name.name):
-                    self._load(self._new_queue(topic.name, int(name.name), folder / name.name))
-        lengths = {wrong.found for _, wrong in self.cut}
-        alone = all(wrong.is_alone for _, wrong in self.cut)
-        if len(lengths) == 1 and alone and not any(queue.file_spans for queue in self):
-            raise self.cut[0][1]
+        self.batch_topics = set(batch_topics)
+        for folder in (self.folder, self.batch_folder):
+            for topic in self._io.list_names(folder):
+                if not topic.is_dir or self.folder_of(topic.name).parent != folder:
+                    continue
+                place = folder / topic.name
+                for name in self._io.list_names(place):
+                    if name.is_dir and _is_queue_id(name.name):
+                        self._load(self._new_queue(topic.name, int(name.name), place / name.name))
+        for is_batch in (False, True):
+            cut = [wrong for queue, wrong in self.cut if queue.is_batch is is_batch]
+            alone = len({wrong.found for wrong in cut}) == 1 and all(wrong.is_alone for wrong in cut)
+            if alone and not any(queue.file_spans for queue in self if queue.is_batch is is_batch):
+                raise cut[0]
 
     def _load(self, queue: ConsumeQueue) -> None:
         try:
@@ -87,15 +100,36 @@ class QueueTable:
         self.cut = []
 
     def _new_queue(self, topic: str, queue_id: int, folder: Path) -> ConsumeQueue:
-        return ConsumeQueue(
+        is_batch = topic in self.batch_topics
+        kind = BatchQueue if is_batch else ConsumeQueue
+        return kind(
             topic,
             queue_id,
             folder,
-            self._file_size,
+            self._batch_file_size if is_batch else self._file_size,
             self._io,
             writable=self._writable,
             open_files=self.open_files,
         )
+
+    def folder_of(self, topic: str) -> Path:
+        """Where the queues of the topic lie, a folder each."""
+        return (self.batch_folder if topic in self.batch_topics else self.folder) / topic
+
+    def make_batch_topic(self, topic: str) -> None:
+        """From now on the queues of the topic are of batches; durable on return. It must not have a queue of the other
+        kind. StoreError when `topic` cannot be a folder's name; StoreFull or OSError: it is not made."""
+        if topic in self.batch_topics:
+            return
+        if self._topics.get(topic):
+            raise StoreError(f"topic {topic} has plain queues, its messages are numbered by them")
+        self.prepare_batch_topic(topic)
+        self.batch_topics.add(topic)
+
+    def prepare_batch_topic(self, topic: str) -> None:
+        """Make the folder that says it, durable."""
+        _check_place(topic, 0)
+        self._io.make_folder(self.batch_folder / topic)
 
     def get(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """The queue, if it was loaded or used before."""
@@ -107,7 +141,7 @@ class QueueTable:
         queue = self.get(topic, queue_id)
         if queue is None:
             _check_place(topic, queue_id)
-            queue = self._new_queue(topic, queue_id, self.folder / topic / str(queue_id))
+            queue = self._new_queue(topic, queue_id, self.folder_of(topic) / str(queue_id))
             self._topics.setdefault(topic, {})[queue_id] = queue
         return queue
 
@@ -139,8 +173,12 @@ class QueueTable:
         queues = self._topics.pop(topic, {})
         for queue in queues.values():
             queue.destroy()
-        if queues:
-            self._io.remove_folder(self.folder / topic)
+        if topic in self.batch_topics:
+            self._io.remove_folder(self.folder_of(topic))
+            self._io.sync_folder(self.batch_folder)  # it is the word that its queues are of batches
+            self.batch_topics.discard(topic)
+        elif queues:
+            self._io.remove_folder(self.folder_of(topic))
         return len(queues)
 
     def cut_at_physical(self, physical_offset: int) -> int:

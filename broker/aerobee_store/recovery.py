@@ -37,7 +37,14 @@ from aerobee_store.checkpoint import Checkpoint, Watermark
 from aerobee_store.claims import Claims
 from aerobee_store.commit_log import CommitLog
 from aerobee_store.config import StoreConfig
-from aerobee_store.consume_queue import ENTRY, ENTRY_DTYPE, ENTRY_SIZE, ConsumeQueue, ConsumeQueueEntry
+from aerobee_store.consume_queue import (
+    ENTRY,
+    ENTRY_DTYPE,
+    ENTRY_SIZE,
+    HOLE_SIZE,
+    ConsumeQueue,
+    ConsumeQueueEntry,
+)
 from aerobee_store.delay import SCHEDULE_TOPIC, entry_tag
 from aerobee_store.errors import CorruptStore
 from aerobee_store.index import (
@@ -73,8 +80,6 @@ _SAVE_STEP = 1 << 30
 _COMPARE_WINDOW = 4096
 # Bytes of entries that are kept for the walk when the queues are looked at, so that not each has to be opened again.
 _KEPT_MAX = 64 << 20
-# Size in the entries that keep the numbers of records which cannot be read; no record is so short.
-HOLE_SIZE = 1
 # Below the store's root: copies of damaged stretches, named <first offset>-<one past the last>.
 QUARANTINE = "quarantine"
 # Below the store's root while a rebuild is under way; whoever completes a recovery removes it.
@@ -236,7 +241,7 @@ class _Recovery:
                 continue
             self._missing.append(listed)
             if (listed.topic, listed.queue_id) not in told:
-                folder = parts.config.consume_queue_path / listed.topic / str(listed.queue_id)
+                folder = parts.queues.folder_of(listed.topic) / str(listed.queue_id)
                 self._report.cut_queues.append((listed.topic, listed.queue_id, str(folder), wrong))
         return there_were
 
@@ -264,8 +269,7 @@ class _Recovery:
                 f" its files are not there, and the log has its messages up to {queue.max_offset}",
             )
             return
-        holes = b"".join(ENTRY.pack(place, HOLE_SIZE, 0) for place in range(end - count, end))
-        queue.put_entries(listed.end - count, holes)
+        queue.put_entries(listed.end - count, queue.holes(listed.end - count, count, end))
         self._report.hole_entries += count
 
     # --- an empty log ----------------------------------------------------------------------------------
@@ -507,7 +511,9 @@ class _Cursor:
     def last_physical_end(self) -> int:
         """Where the record before next_offset ends, for a queue that is being written."""
         if self.pending:
-            physical_offset, size, _ = ENTRY.unpack_from(self.pending, len(self.pending) - ENTRY_SIZE)
+            physical_offset, size, _ = ENTRY.unpack_from(
+                self.pending, len(self.pending) - self.queue.entry_size
+            )
             return int(physical_offset + size)
         return max(self.queue.last_physical_end, 0)
 
@@ -517,6 +523,8 @@ class _Cursor:
 
     def presents(self, count: int) -> memoryview:
         """Packed entries from next_offset on, at most `count`; empty if there are none."""
+        if self.queue.is_batch:
+            return self.queue.read(self.next_offset, count)
         at = (self.next_offset - self.view_first) * ENTRY_SIZE
         if not 0 <= at < len(self.view):
             self.view = self.queue.read(self.next_offset, _COMPARE_WINDOW)
@@ -526,7 +534,7 @@ class _Cursor:
 
     def keep(self, room: int) -> int:
         """Read what presents() is going to be asked for, if it fits into `room` bytes; how many it took."""
-        found = self.queue.read(self.next_offset, _COMPARE_WINDOW)
+        found = self.queue.read(self.next_offset, _COMPARE_WINDOW) if not self.queue.is_batch else b""
         if len(found) > room:
             return 0
         self.view, self.view_first = memoryview(bytes(found)), self.next_offset
@@ -642,7 +650,7 @@ class _QueueRepair:
         header = header_at(self._log, entry.physical_offset) if entry is not None else None
         if entry is None or header is None or not _is_of(header, queue, entry):
             return None
-        return offset - header.queue_offset
+        return queue.first_of(offset) - header.queue_offset
 
     # --- during the walk -------------------------------------------------------------------------------
 
@@ -705,7 +713,9 @@ class _QueueRepair:
         """Records of one queue: many at a time while they follow each other, one by one where they do not."""
         careful = 1
         while len(members):
-            step = self._many(cursor, stretch.queue_offsets[members], packed[members])
+            step = 0
+            if not cursor.queue.is_batch:
+                step = self._many(cursor, stretch.queue_offsets[members], packed[members])
             if step:
                 careful = 1
             else:
@@ -735,17 +745,18 @@ class _QueueRepair:
 
     def _see(self, cursor: _Cursor, record: ScannedRecord) -> None:
         tag = entry_tag(record.topic, record.properties, record.store_timestamp, self._levels)
-        packed = ENTRY.pack(record.physical_offset, record.size, tag)
+        queue = cursor.queue
+        packed = queue.packed(record, tag, record.queue_offset + cursor.shift)
         if not cursor.writing:
             self._skip_damaged(cursor, record.physical_offset)
             self._skip_orphans(cursor, record, packed)
             # Due times of delayed messages stay as they were given, whatever the delay levels are now.
-            compared = _PLACE_SIZE if record.topic == SCHEDULE_TOPIC else ENTRY_SIZE
+            compared = _PLACE_SIZE if record.topic == SCHEDULE_TOPIC else queue.entry_size
             if cursor.present()[:compared] == packed[:compared]:
-                cursor.next_offset += 1
+                cursor.next_offset += queue.count_in(packed)
                 return
             self._disagree(cursor, record)
-        self._write(cursor, record, packed)
+        self._write(cursor, record, tag)
 
     def _skip_damaged(self, cursor: _Cursor, physical_offset: int) -> None:
         """Entries of records that were damaged keep their numbers; readers pass over them."""
@@ -753,10 +764,10 @@ class _QueueRepair:
             present = cursor.present()
             if len(present) == 0:
                 return
-            at = ENTRY.unpack(present)[0]
+            at = ENTRY.unpack_from(present)[0]
             if at >= physical_offset or not self._is_damaged(at):
                 return
-            cursor.next_offset += 1
+            cursor.next_offset = cursor.queue.after(cursor.next_offset)
 
     def _skip_orphans(self, cursor: _Cursor, record: ScannedRecord, packed: bytes) -> None:
         """Entries whose records now say that they belong elsewhere keep their numbers, if the queue goes on
@@ -777,7 +788,7 @@ class _QueueRepair:
             cursor.next_offset = 0
         # Numbers that an unfinished recovery had set aside are counted again with those that follow.
         while (before := queue.entry(cursor.next_offset - 1)) is not None and before.size == HOLE_SIZE:
-            cursor.next_offset -= 1
+            cursor.next_offset = queue.first_of(cursor.next_offset - 1)
         queue.cut_at(cursor.next_offset)
         cursor.next_offset = cursor.pending_first = queue.max_offset
         cursor.writing = True
@@ -804,7 +815,7 @@ class _QueueRepair:
         cursor.pending.clear()
         cursor.next_offset = cursor.pending_first = wanted
 
-    def _write(self, cursor: _Cursor, record: ScannedRecord, packed: bytes) -> None:
+    def _write(self, cursor: _Cursor, record: ScannedRecord, tag: int) -> None:
         wanted = record.queue_offset + cursor.shift
         if self._has_false_front(cursor, wanted):
             self._begin_anew(cursor, wanted)
@@ -819,14 +830,13 @@ class _QueueRepair:
                 raise _StartEarlier(cursor.last_physical_end())
             else:
                 self._fill_hole(cursor, record, wanted)
-        self._append(cursor, packed)
+        self._append(cursor, cursor.queue.packed(record, tag, cursor.next_offset))
 
     def _append(self, cursor: _Cursor, packed: bytes) -> None:
         """Entries that go on where the queue ends."""
-        count = len(packed) // ENTRY_SIZE
         cursor.pending += packed
-        cursor.next_offset += count
-        self._report.dispatched_records += count
+        cursor.next_offset += cursor.queue.count_in(packed)
+        self._report.dispatched_records += len(packed) // cursor.queue.entry_size
         if len(cursor.pending) >= _QUEUE_BATCH_SIZE:
             self._flush(cursor)
 
@@ -838,18 +848,18 @@ class _QueueRepair:
         """
         low = cursor.last_physical_end()
         count = wanted - cursor.next_offset
-        if record.physical_offset - low < count * RECORD_SIZE_MIN:
+        if not cursor.queue.may_hold(count, record.physical_offset - low, RECORD_SIZE_MIN):
             self._report.renumbered_records += 1
             return
-        places = range(record.physical_offset - count, record.physical_offset)
-        cursor.pending += b"".join(ENTRY.pack(place, HOLE_SIZE, 0) for place in places)
+        cursor.pending += cursor.queue.holes(cursor.next_offset, count, record.physical_offset)
         self._report.hole_entries += count
         cursor.next_offset = wanted
 
     def _flush(self, cursor: _Cursor) -> None:
         if cursor.pending:
-            cursor.queue.put_entries(cursor.pending_first, bytes(cursor.pending))
-            cursor.pending_first += len(cursor.pending) // ENTRY_SIZE
+            entries = bytes(cursor.pending)
+            cursor.queue.put_entries(cursor.pending_first, entries)
+            cursor.pending_first += cursor.queue.count_in(entries)
             cursor.pending.clear()
 
     def finish(self, end: int) -> None:

@@ -236,6 +236,12 @@ class Scrubber:
                     if places[at] >= alive_from:
                         self._is_misnamed(places[at], step)
                 continue
+            if queue.is_batch:
+                for at in members.tolist():
+                    if places[at] >= alive_from:
+                        wanted = queue.packed(stretch.record(at), int(packed["tag_hash"][at]), offsets[at])
+                        self._compare_one(queue, offsets[at], wanted, step)
+                continue
             if len(members) <= _FEW:
                 for at in members.tolist():
                     if places[at] >= alive_from:
@@ -247,7 +253,7 @@ class Scrubber:
 
     def _compare_one(self, queue: ConsumeQueue, offset: int, wanted: bytes, step: ScrubStep) -> None:
         """With a thousand topics no queue has many records in one slice."""
-        size = _PLACE_SIZE if queue.topic == SCHEDULE_TOPIC else ENTRY_SIZE
+        size = _PLACE_SIZE if queue.topic == SCHEDULE_TOPIC else queue.entry_size
         present = queue.read(offset, 1)
         if len(present) and present[:size] != wanted[:size]:
             self._mend(queue, offset, wanted, step)
@@ -301,13 +307,9 @@ class Scrubber:
         place = int.from_bytes(packed[:8], "big")
         if self._is_misnamed(place, step):
             return
-        size = int.from_bytes(packed[8:12], "big")
-        before, behind = queue.entry(offset - 1), queue.entry(offset + 1)
-        fits_before = before is None or before.physical_offset + before.size <= place
-        fits_behind = behind is None or place + size <= behind.physical_offset
-        mended = offset >= queue.min_offset and fits_before and fits_behind
+        mended = queue.fits_again(offset, packed)
         if mended:
-            assert len(packed) == ENTRY_SIZE
+            assert len(packed) == queue.entry_size
             queue.write_again(offset, packed)
         (step.mended if mended else step.unmended).append((queue.topic, queue.queue_id, offset))
 

@@ -23,7 +23,7 @@ import contextlib
 import os
 import struct
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,8 @@ from aerobee_proto.records import RECORD_SIZE_MIN
 from aerobee_store import failpoints
 from aerobee_store.agreement import header_at
 from aerobee_store.appender import Appender
-from aerobee_store.batch_queues import refuse_batch_queues
+from aerobee_store.batch_queue import BatchQueue
+from aerobee_store.batch_queues import batch_topics
 from aerobee_store.check import check_store
 from aerobee_store.checkpoint import Checkpoint, Stamps, Watermark
 from aerobee_store.cleaning import Cleaner
@@ -95,7 +96,12 @@ class MessageStore:
         self._guard = StoreGuard(config.root, io)
         self._checkpoint = Checkpoint(config.root / "checkpoint", io)
         self._log = CommitLog(config.commit_log_path, config.commit_log_file_size, io)
-        self._queues = QueueTable(config.consume_queue_path, config.consume_queue_file_size, io)
+        self._queues = QueueTable(
+            config.consume_queue_path,
+            config.consume_queue_file_size,
+            io,
+            batch_file_size=config.batch_queue_file_size,
+        )
         self._index = IndexService(
             config.index_path, io, clock, slot_count=config.index_slots, entry_limit=config.index_entries
         )
@@ -170,14 +176,14 @@ class MessageStore:
         return report
 
     def _load_and_recover(self) -> RecoveryReport:
-        refuse_batch_queues(self._config.root, self._io)
+        batches = batch_topics(self._config.root, self._io)
         aborted = self._guard.was_aborted
         if not aborted:
             self._guard.announce_changes(os.getpid())
             failpoints.hit("store.abort_written")
         try:
             self._log.load()
-            self._queues.load()
+            self._queues.load(batches)
             self._checkpoint.load()
             self._tombstones.load()
             if self._config.index_enabled:
@@ -222,8 +228,9 @@ class MessageStore:
         root, queues = self._config.root, self._config.consume_queue_path
         folders = [root.parent, root, root / "config", root / QUARANTINE]
         folders += [self._config.commit_log_path, self._config.index_path, queues, root / "timerlog"]
-        folders += [queues / topic for topic in self._queues.topics]
-        folders += [queues / queue.topic / str(queue.queue_id) for queue in self._queues]
+        folders.append(self._config.batch_queue_path)
+        folders += [self._queues.folder_of(topic) for topic in self._queues.topics]
+        folders += [queue.folder for queue in self._queues]
         self._io.sync_all([], folders)
 
     def _begin(self, report: RecoveryReport) -> None:
@@ -585,7 +592,8 @@ class MessageStore:
     def _forget_what_is_gone(self, path: Path) -> None:
         """Let the next start ask the log for what was in the file: the checkpoint says that it is on disk."""
         config = self._config
-        if not any(path.is_relative_to(folder) for folder in (config.consume_queue_path, config.index_path)):
+        folders = (config.consume_queue_path, config.batch_queue_path, config.index_path)
+        if not any(path.is_relative_to(folder) for folder in folders):
             return
         with self._checkpointing, contextlib.suppress(OSError, StoreError):
             mark = self._checkpoint.watermark or Watermark(0, 0, 0)
@@ -800,6 +808,8 @@ class MessageStore:
         queue = self._queues.get(topic, queue_id)
         if queue is None:
             return 0
+        if isinstance(queue, BatchQueue):
+            return queue.offset_by_time(timestamp, upper=upper)
         return offset_by_time(queue, timestamp, upper, self._store_time_at, log_min=self._log.min_offset)
 
     def queue_entry(self, topic: str, queue_id: int, offset: int) -> ConsumeQueueEntry | None:
@@ -849,12 +859,40 @@ class MessageStore:
         queue = self._queues.get(topic, queue_id)
         if queue is None:
             return []
-        found = (queue.entry(at) for at in range(offset, min(offset + count, queue.max_offset)))
-        return [entry for entry in found if entry is not None]
+        found: list[ConsumeQueueEntry] = []
+        at = offset
+        for _ in range(count):
+            entry = queue.entry(at) if at < queue.max_offset else None
+            if entry is not None:
+                found.append(entry)
+            at = queue.after(at)
+        return found
 
     def topics(self) -> list[str]:
         """Topics that have a queue, sorted."""
         return self._queues.topics
+
+    def is_batch_topic(self, topic: str) -> bool:
+        """Whether the topic has queues of batches: a record may hold several messages."""
+        return topic in self._queues.batch_topics
+
+    @property
+    def batch_topics(self) -> frozenset[str]:
+        """All topics with queues of batches."""
+        return frozenset(self._queues.batch_topics)
+
+    def prepare_batch_topics(self, topics: Iterable[str]) -> None:
+        """Do what takes time of make_batch_topic(), for any thread. OSError or StoreFull: the disk does not take it."""
+        for topic in topics:
+            self._queues.prepare_batch_topic(topic)
+
+    def make_batch_topic(self, topic: str) -> None:
+        """Give a new topic queues of batches; durable on return. StoreError when it cannot have them, as it has plain
+        ones or the disk does not take the folder; it has none then."""
+        try:
+            self._queues.make_batch_topic(topic)
+        except OSError as failed:
+            raise StoreError(f"topic {topic} cannot have queues of batches: {failed}") from failed
 
     def delete_topic(self, topic: str) -> int:
         """Delete the topic's queues; how many there were. Its records stay in the log until cleaned.
@@ -932,6 +970,7 @@ def _what(config: StoreConfig, path: Path) -> str:
     folders = {
         config.commit_log_path: "commit log",
         config.consume_queue_path: "consume queue",
+        config.batch_queue_path: "consume queue",
         config.index_path: "index",
         config.root / "timerlog": "timer log",
     }

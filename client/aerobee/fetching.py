@@ -41,6 +41,7 @@ from aerobee.statistics import ReaderStatistics
 from aerobee_proto.codes import PullFlag, RequestCode, ResponseCode
 from aerobee_proto.errors import RecordError
 from aerobee_proto.frames import Command
+from aerobee_proto.inner_batch import unwrapped_from
 from aerobee_proto.records import StoredRecord, decode_record, decode_records, scan_header
 from aerobee_remoting.event_log import event_logger
 
@@ -291,7 +292,7 @@ class Fetcher:
         """The records of an answer; at a broken one those before it, and the queue is marked as broken."""
         check = self._client_config.check_records
         try:
-            return decode_records(fetched.body, check_crc=check)
+            return unwrapped_from(decode_records(fetched.body, check_crc=check), fetched.offset)
         except RecordError:
             return self._decode_singly(fetched, check)
 
@@ -302,6 +303,7 @@ class Fetcher:
         while position < len(body):
             try:
                 record = decode_record(body, position, check_crc=check)
+                records += unwrapped_from([record], fetched.offset)
             except RecordError as broken:
                 offset = _offset_at(body, position, records, fetched.offset)
                 queue = source.queue
@@ -310,7 +312,6 @@ class Fetcher:
                 )
                 self._drop_later(source)
                 break
-            records.append(record)
             position += record.size
         return records
 

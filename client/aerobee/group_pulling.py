@@ -28,6 +28,7 @@ from aerobee.subscriptions import Subscription
 from aerobee_proto.codes import PullFlag, RequestCode, ResponseCode
 from aerobee_proto.errors import RecordError
 from aerobee_proto.frames import Command
+from aerobee_proto.inner_batch import unwrapped, unwrapped_from
 from aerobee_proto.records import StoredRecord, decode_record, decode_records
 from aerobee_remoting.event_log import event_logger
 
@@ -158,7 +159,7 @@ class GroupPulls:
     def _decode(self, owned: OwnedQueue, body: bytes) -> list[StoredRecord]:
         """The records of an answer; of a damaged one those before the damage, and the queue is broken."""
         try:
-            return decode_records(body, check_crc=self._check_records)
+            return unwrapped_from(decode_records(body, check_crc=self._check_records), 0)
         except RecordError:
             pass
         records: list[StoredRecord] = []
@@ -166,6 +167,7 @@ class GroupPulls:
         while True:
             try:
                 record = decode_record(body, position, check_crc=self._check_records)
+                records += unwrapped(record)
             except RecordError as damage:
                 offset = records[-1].queue_offset + 1 if records else owned.tracker.end
                 queue = owned.queue
@@ -173,7 +175,6 @@ class GroupPulls:
                     queue.topic, queue.broker_name, queue.queue_id, offset, str(damage)
                 )
                 return records
-            records.append(record)
             position += record.size
 
     def _break(self, owned: OwnedQueue, failed: ClientError) -> None:

@@ -56,6 +56,10 @@ class SendBack:
 
         Raises ClientError when neither way worked; then nothing is stored that would deliver it again.
         """
+        if message.record.sys_flag & SysFlag.INNER_BATCH:
+            # The broker knows the whole batch alone.
+            await self.publish(message, level)
+            return
         try:
             await self._ask(message, level)
         except ClientError as failed:

@@ -45,6 +45,7 @@ EVERYTHING_ON: Final = {
 SIZED_FOLDERS: Final = {
     "mappedFileSizeCommitLog": "commitlog/*",
     "mappedFileSizeConsumeQueue": "consumequeue/*/*/*",
+    "mapperFileSizeBatchConsumeQueue": "batchconsumequeue/*/*/*",
 }
 
 

@@ -28,7 +28,8 @@ from aerobee_console.failures import FAULT, USAGE, Failure
 from aerobee_proto.errors import RecordError
 from aerobee_proto.names import TIMER_TOPIC
 from aerobee_proto.records import StoredRecord, decode_record, scan_header
-from aerobee_store.batch_queues import refuse_batch_queues
+from aerobee_store.batch_queue import BATCH_DTYPE, BATCH_ENTRY_SIZE
+from aerobee_store.batch_queues import BATCH_QUEUE_FOLDER, QUEUE_FOLDER, batch_topics
 from aerobee_store.checkpoint import CHECKPOINT_SIZE, Checkpoint
 from aerobee_store.config import StoreConfig
 from aerobee_store.consume_queue import BLANK_SIZE, ENTRY_DTYPE, ENTRY_SIZE
@@ -44,6 +45,8 @@ from aerobee_store.timer_check import TimerFault, timer_faults
 from aerobee_store.tombstones import Tombstones
 
 __all__ = [
+    "BATCH_DTYPE",
+    "BATCH_ENTRY_SIZE",
     "BLANK_SIZE",
     "CHECKPOINT_SIZE",
     "ENTRY_DTYPE",
@@ -66,6 +69,7 @@ __all__ = [
 PARTS: Final = (
     "commitlog",
     "consumequeue",
+    "batchconsumequeue",
     "index",
     "config",
     "checkpoint",
@@ -172,12 +176,13 @@ class StoreFolder:
         """Physical offset of the first byte kept."""
         return self.log_files[0].offset if self.log_files else 0
 
-    def refuse_batch_queues(self) -> None:
-        """Failure (exit code 2) when there are queues of a kind that is not understood."""
+    def batch_topics(self) -> frozenset[str]:
+        """Topics whose queues are of batches; what contradicts itself there becomes a finding."""
         try:
-            refuse_batch_queues(self.root, DiskIo())
+            return batch_topics(self.root, DiskIo())
         except CorruptStore as refused:
-            raise Failure(str(refused), USAGE) from refused
+            self._find(refused.path, refused.reason, refused.way_out)
+            return frozenset(topic for topic, _, _, _ in self.queues(batches=True))
 
     def deleted_topics(self) -> Tombstones:
         """Topics that were deleted while the log still has messages of them. None that can be known when the list
@@ -224,9 +229,9 @@ class StoreFolder:
             return True
         return False
 
-    def queues(self) -> Iterator[tuple[str, int, list[DataFile], int]]:
-        """Topic, queue id, files and file size of each queue."""
-        folder = self.root / "consumequeue"
+    def queues(self, *, batches: bool = False) -> Iterator[tuple[str, int, list[DataFile], int]]:
+        """Topic, queue id, files and file size of each plain queue, or of each of batches."""
+        folder = self.root / (BATCH_QUEUE_FOLDER if batches else QUEUE_FOLDER)
         for topic in sorted(folder.iterdir()) if folder.is_dir() else ():
             for queue in sorted(topic.iterdir(), key=_number_of) if topic.is_dir() else ():
                 if queue.is_dir() and queue.name.isdecimal():

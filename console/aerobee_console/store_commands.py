@@ -228,7 +228,8 @@ def _check_chosen(store: StoreFolder, chosen: "_Chosen", topic: str, queue: int 
     """Failure when the store knows nothing of what was asked for; an empty queue is there."""
     if chosen.given:
         return
-    queues = {(name, number) for name, number, _, _ in store.queues()}
+    both = (*store.queues(), *store.queues(batches=True))
+    queues = {(name, number) for name, number, _, _ in both}
     topics = sorted({name for name, _ in queues})
     if topic not in topics:
         near = get_close_matches(topic, topics)

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from aerobee_console.store import (
+    BATCH_DTYPE,
+    BATCH_ENTRY_SIZE,
     BLANK_SIZE,
     ENTRY_DTYPE,
     ENTRY_SIZE,
@@ -28,6 +30,8 @@ def summaries(store: StoreFolder) -> list[dict[str, Any]]:
     rows = [_log_row(store, file) for file in store.log_files]
     for _, _, files, _ in store.queues():
         rows += [_queue_row(store, file) for file in files]
+    for _, _, files, _ in store.queues(batches=True):
+        rows += [_batch_row(store, file) for file in files]
     rows += [_index_row(store, path) for path in store.index_files()]
     others = [path for path in (store.root / "checkpoint",) if path.exists()]
     return rows + [_row(store, path, path.parent.name) for path in (*others, *store.config_files())]
@@ -62,6 +66,24 @@ def _queue_row(store: StoreFolder, file: DataFile) -> dict[str, Any]:
         "begin": base + int(filled[0]),
         "end": base + int(filled[-1]) + 1,
         "first_stored_ms": first.store_timestamp if first is not None else None,
+    }
+
+
+def _batch_row(store: StoreFolder, file: DataFile) -> dict[str, Any]:
+    """`entries` counts records, `begin` and `end` messages."""
+    import numpy as np
+
+    view = file.view()
+    entries = np.frombuffer(view[: len(view) // BATCH_ENTRY_SIZE * BATCH_ENTRY_SIZE], BATCH_DTYPE)
+    filled = entries[entries["size"] > 0]
+    row = _row(store, file.path, "batchconsumequeue")
+    if not len(filled):
+        return row | {"entries": 0}
+    return row | {
+        "entries": len(filled),
+        "begin": int(filled["base"][0]),
+        "end": int(filled["base"][-1]) + int(filled["count"][-1]),
+        "first_stored_ms": int(filled["store_timestamp"][0]),
     }
 
 

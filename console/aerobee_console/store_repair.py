@@ -29,6 +29,9 @@ def settings_of(folder: StoreFolder, file: Path | None, overrides: dict[str, str
     queue_sizes = {size for _, _, files, size in folder.queues() if files}
     if len(queue_sizes) == 1:
         sizes["mappedFileSizeConsumeQueue"] = str(queue_sizes.pop())
+    batch_sizes = {size for _, _, files, size in folder.queues(batches=True) if files}
+    if len(batch_sizes) == 1:
+        sizes["mapperFileSizeBatchConsumeQueue"] = str(batch_sizes.pop())
     settings = store_settings(file, sizes | overrides)
     wanted = INDEX_HEADER_SIZE + 4 * settings.index_slots + 20 * settings.index_entries
     for path in folder.index_files():

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from aerobee_console.store import (
+    BATCH_DTYPE,
+    BATCH_ENTRY_SIZE,
     BLANK_SIZE,
     CHECKPOINT_SIZE,
     ENTRY_DTYPE,
@@ -93,9 +95,7 @@ class Verified:
 
 def verify(folder: StoreFolder, advance: Advance, resume: Resume | None = None) -> Verified:
     """Look at everything. `advance` is told how many bytes of the log are behind. With `resume` an earlier run that
-    was interrupted is gone on with, and this one leaves behind where it is. Failure (exit code 2): it has queues of
-    batches, which are not understood."""
-    folder.refuse_batch_queues()
+    was interrupted is gone on with, and this one leaves behind where it is."""
     result = Verified(folder)
     tally = _Tally(folder)
     start = tally.take_up(resume.load(folder)) if resume is not None else folder.log_begin
@@ -137,10 +137,15 @@ class _Tally:
     def __init__(self, folder: StoreFolder) -> None:
         self._folder = folder
         self._deleted = folder.deleted_topics()
-        self.queues = {
+        self._batch_topics = folder.batch_topics()
+        self.queues: dict[tuple[str, int], _Queue] = {
             (topic, queue_id): _Queue(files, is_schedule=topic == SCHEDULE_TOPIC)
             for topic, queue_id, files, _ in folder.queues()
+            if topic not in self._batch_topics
         }
+        for topic, queue_id, files, _ in folder.queues(batches=True):
+            if topic in self._batch_topics:
+                self.queues[topic, queue_id] = _BatchQueue(files)
         self.queue_count = len(self.queues)
         self.record_count = self.dead_count = 0
         # One past the last record that was met.
@@ -174,7 +179,11 @@ class _Tally:
                 self._queue(topic, queue_id).meet_many(stretch, members[dead:], packed)
 
     def _queue(self, topic: str, queue_id: int) -> "_Queue":
-        return self.queues.setdefault((topic, queue_id), _Queue([]))
+        known = self.queues.get((topic, queue_id))
+        if known is None:
+            known = _BatchQueue([]) if topic in self._batch_topics else _Queue([])
+            self.queues[topic, queue_id] = known
+        return known
 
     def facts(self) -> dict[str, Any]:
         """For take_up() of another run."""
@@ -201,6 +210,9 @@ class _Tally:
 
 class _Queue:
     """The entries of one queue, and what the records say about them."""
+
+    folder_name = "consumequeue"
+    entry_size = ENTRY_SIZE
 
     def __init__(self, files: list[DataFile], *, is_schedule: bool = False) -> None:
         self.files = files
@@ -272,6 +284,14 @@ class _Queue:
                 return self.files[number].offset // ENTRY_SIZE + int(filled[-1]) + 1
         return 0
 
+    def position_of(self, logical_offset: int) -> int | None:
+        """Where in the row of files the entry with a number lies, if the number says it."""
+        return logical_offset * ENTRY_SIZE
+
+    def wrong_numbers(self) -> list[int]:
+        """Of entries that have their numbers in themselves: those that do not follow from the one before."""
+        return []
+
     def leads_to(self, record: ScannedRecord) -> bool:
         """Whether the entry with the record's number has its place, size and tag hash."""
         entry = self.entry(record.queue_offset)
@@ -329,11 +349,82 @@ def _note_compacted(result: Verified) -> None:
         )
 
 
+class _BatchQueue(_Queue):
+    """The same of a queue of batches: its entries have their numbers in themselves."""
+
+    folder_name = "batchconsumequeue"
+    entry_size = BATCH_ENTRY_SIZE
+
+    def __init__(self, files: list[DataFile]) -> None:
+        self._all: Entries | None = None
+        super().__init__(files)
+
+    def _every(self) -> "Entries":
+        """The entries of all files that are filled; their numbers grow where the queue is sound."""
+        import numpy as np
+
+        if self._all is None:
+            found = [self.entries(number) for number in range(len(self.files))]
+            every = np.concatenate(found) if found else np.zeros(0, BATCH_DTYPE)
+            self._all = every[every["size"] > 0]
+        return self._all
+
+    def _filled_end(self) -> int:
+        every = self._every()
+        return int(every["base"][-1]) + int(every["count"][-1]) if len(every) else 0
+
+    def _lead(self, offsets: "Ints", wanted: "Entries") -> "Flags":
+        import numpy as np
+
+        every = self._every()
+        if not len(every):
+            return np.zeros(len(offsets), np.bool_)
+        at = np.searchsorted(every["base"].astype(np.int64), offsets)
+        at[at == len(every)] = 0
+        found = every[at]
+        leading: Flags = found["base"] == offsets
+        for name in ("physical_offset", "size", "tag_hash"):
+            leading &= found[name] == wanted[name]
+        return leading
+
+    def entry(self, logical_offset: int) -> tuple[int, int, int] | None:
+        every = self._every()
+        at = int(every["base"].searchsorted(logical_offset))
+        if at == len(every) or every["base"][at] != logical_offset:
+            return None
+        found = every[at]
+        return int(found["physical_offset"]), int(found["size"]), int(found["tag_hash"])
+
+    def places(self, folder: StoreFolder) -> Iterator[tuple[int, int]]:
+        assert folder.log_end is not None
+        every = self._every()
+        places = every["physical_offset"]
+        inside = (places >= folder.log_begin) & (places < folder.log_end.offset)
+        for at in inside.nonzero()[0].tolist():
+            yield int(every["base"][at]), int(places[at])
+
+    def entries(self, number: int) -> "Entries":
+        import numpy as np
+
+        whole = len(self._views[number]) // BATCH_ENTRY_SIZE * BATCH_ENTRY_SIZE
+        return np.frombuffer(self._views[number][:whole], BATCH_DTYPE)
+
+    def position_of(self, logical_offset: int) -> int | None:
+        return None
+
+    def wrong_numbers(self) -> list[int]:
+        """The numbers that entries begin with although the ones before them end elsewhere."""
+        every = self._every()
+        ends = every["base"][:-1] + every["count"][:-1]
+        found: list[int] = every["base"][1:][every["base"][1:] != ends].tolist()
+        return found
+
+
 def _check_queue(result: Verified, topic: str, queue_id: int, queue: _Queue) -> None:
     folder = result.folder
     assert folder.log_end is not None
     begin, end = folder.log_begin, folder.log_end.offset
-    path = folder.root / "consumequeue" / topic / str(queue_id)
+    path = folder.root / queue.folder_name / topic / str(queue_id)
     beyond = leading = 0
     wrong: list[tuple[Path, int, str]] = []
     for number, file in enumerate(queue.files):
@@ -346,12 +437,15 @@ def _check_queue(result: Verified, topic: str, queue_id: int, queue: _Queue) -> 
         result.entry_count += int(filled.sum())
         odd = (sizes < 0) | (places < 0) | (filled & (places + sizes > end) & (places < end))
         wrong += [
-            (file.path, int(at) * ENTRY_SIZE, "an entry that cannot be one") for at in odd.nonzero()[0][:3]
+            (file.path, int(at) * queue.entry_size, "an entry that cannot be one")
+            for at in odd.nonzero()[0][:3]
         ]
     if folder.is_changing:
         return
     for file_path, position, reason in wrong:
         _add(result, file_path, reason, topic, position)
+    for number in queue.wrong_numbers()[:FINDINGS_PER_QUEUE_MAX]:
+        _add(result, path, f"the entry of number {number} does not follow the one before it", topic)
     if beyond:
         reason = f"{beyond} entries lead beyond the end of the log at {end}"
         _add(
@@ -368,7 +462,7 @@ def _check_matches(result: Verified, path: Path, topic: str, queue: _Queue, lead
     """Records without their entry, and entries without their record."""
     for record in queue.first_unmatched:
         reason = f"entry {record.queue_offset} does not lead to its record at {record.physical_offset}"
-        _add(result, path, reason, topic, record.queue_offset * ENTRY_SIZE)
+        _add(result, path, reason, topic, queue.position_of(record.queue_offset))
     if (more := queue.unmatched - len(queue.first_unmatched)) > 0:
         _add(result, path, f"{more} more records have no entry that leads to them", topic)
     if queue.behind and result.folder.was_aborted:
@@ -393,7 +487,7 @@ def _name_orphans(result: Verified, path: Path, topic: str, queue: _Queue, count
         if found != (topic, int(path.name), logical_offset):
             named += 1
             reason = f"entry {logical_offset} leads to {place}, where no record of its queue is"
-            _add(result, path, reason, topic, logical_offset * ENTRY_SIZE, ORPHANED)
+            _add(result, path, reason, topic, queue.position_of(logical_offset), ORPHANED)
     if count > named:
         _add(result, path, f"{count - named} more entries lead to no record", topic, advice=ORPHANED)
 

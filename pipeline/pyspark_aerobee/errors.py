@@ -3,13 +3,14 @@
     PipelineError
       OptionError   an option that does not exist, or a value that cannot be used: names option and value
       DataLoss      messages that a job was to read are gone: names topic, queue and offsets
+      BatchesInRecords  a topic holds batches that are one record, which are not read: names the topic
       SourceGone    a topic or broker that was there when the job was planned does not answer any more
       WriteFailed   messages that a task was to send were not stored: how many, and the brokers' reasons
 
 Touches  nothing.
 """
 
-__all__ = ["DataLoss", "OptionError", "PipelineError", "SourceGone", "WriteFailed"]
+__all__ = ["BatchesInRecords", "DataLoss", "OptionError", "PipelineError", "SourceGone", "WriteFailed"]
 
 
 class PipelineError(Exception):
@@ -49,6 +50,20 @@ class DataLoss(PipelineError):
             f"topic {self.topic}, broker {self.broker_name}, queue {self.queue_id}: offsets {self.begin} to "
             f"{self.end - 1} cannot be read any more: {self.reason}. Set failOnDataLoss=false to go on without them, "
             f"or keep messages longer (fileReservedTime) than jobs may stand still"
+        )
+
+
+class BatchesInRecords(PipelineError):
+    """A topic holds whole batches as single records, whose messages this package does not tell apart."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(topic)
+        self.topic = topic
+
+    def __str__(self) -> str:
+        return (
+            f"topic {self.topic} holds batches that are one record (queue.type=BatchCQ), which pipelines do not read: "
+            "let a consumer copy its messages into a plain topic"
         )
 
 

@@ -16,6 +16,7 @@ from aerobee_proto.errors import RecordError
 from aerobee_proto.javahash import index_key_hash
 from aerobee_proto.records import RecordHeader, scan_header
 from aerobee_store import index_file
+from aerobee_store.batch_queues import BATCH_QUEUE_FOLDER
 from aerobee_store.consume_queue import ENTRY_DTYPE, ENTRY_SIZE
 from aerobee_store.mapped_files import file_name
 from pyspark_aerobee.errors import OptionError
@@ -117,6 +118,10 @@ class StoreFolder:
     def topics(self) -> list[str]:
         """Names of all topics that have a queue folder."""
         return [entry.name for entry in self.folder.entries(CONSUME_QUEUES) if entry.is_dir]
+
+    def batch_topics(self) -> list[str]:
+        """Topics with queues of batches, which are not read."""
+        return [entry.name for entry in self.folder.entries(BATCH_QUEUE_FOLDER) if entry.is_dir]
 
     def queues(self, topic: str) -> list[QueueFiles]:
         """The queues of a topic, by queue id; empty for a topic that is not here."""

@@ -127,6 +127,12 @@ class StoreReader(DataSourceReader):
     def _check_topics(self, store: StoreFolder) -> None:
         known = store.topics()
         for topic in self._named_topics:
+            if topic in store.batch_topics():
+                raise OptionError(
+                    "topic",
+                    topic,
+                    "it has queues of batches (queue.type=BatchCQ), by which nothing can be chosen",
+                )
             if topic not in known:
                 raise OptionError("topic", topic, f"the store has no queue of it{nearest(topic, known)}")
 

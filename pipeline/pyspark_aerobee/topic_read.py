@@ -22,13 +22,14 @@ import pyarrow as pa
 from aerobee import ClientError, TagFilter
 from aerobee.filters import Filter
 from aerobee.ranges import Piece, QueueRange, RangeReader
+from aerobee_proto.codes import SysFlag
 from aerobee_proto.records import RECORD_SIZE_MIN
 from aerobee_store.property_columns import Ints
 from aerobee_store.record_columns import Stretch, sound_records
 from aerobee_store.record_scan import RecordFault, scan_record
 from pyspark_aerobee.cluster import Cluster, ClusterSettings
 from pyspark_aerobee.columns import ColumnBuilder
-from pyspark_aerobee.errors import DataLoss, SourceGone
+from pyspark_aerobee.errors import BatchesInRecords, DataLoss, SourceGone
 from pyspark_aerobee.store_plan import StoreQuery
 from pyspark_aerobee.store_read import chosen_records
 from pyspark_aerobee.worker import keep_modules
@@ -119,6 +120,8 @@ class Judge:
             places.append(stretch.begins)
             offsets.append(stretch.queue_offsets)
             position = stretch.end
+            if (stretch.sys_flags & SysFlag.INNER_BATCH).any():
+                raise BatchesInRecords(filled[0].queue[0])
             batch = self._batch(broker_name, stretch, view)
             if batch is not None:
                 yield batch

@@ -530,11 +530,11 @@ async def test_a_topic_whose_queues_are_of_another_kind_takes_no_messages(
     broker: Broker, client: Talker
 ) -> None:
     """It came with the settings of a RocketMQ broker; messages were stored in plain queues, on which that one stops."""
-    make_topic(broker, "Batched", attributes={"queue.type": "BatchCQ"})
+    make_topic(broker, "Rocks", attributes={"queue.type": "RocksDBCQ"})
     make_topic(broker, "Plain", attributes={"queue.type": "SimpleCQ"})
     make_topic(broker, "Compacted", attributes={"cleanup.policy": "COMPACTION"})
     for topic, why in (
-        ("Batched", "queue.type=BatchCQ, which is not served"),
+        ("Rocks", "queue.type=RocksDBCQ, which is not served"),
         ("Compacted", "cleanup.policy=COMPACTION, which is not served: the newest messages of its keys"),
     ):
         for refused in (await client.put(topic), await client.put_batch(topic, entries(b"a"))):

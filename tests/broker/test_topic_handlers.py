@@ -105,7 +105,7 @@ class TestUpdates:
             {"readQueueNums": "0"},
             {"perm": "9"},
             {"topicFilterType": "ODD"},
-            {"attributes": "+queue.type=BatchCQ"},
+            {"attributes": "+queue.type=RocksDBCQ"},
             {"attributes": "nonsense"},
         ],
     )

@@ -237,6 +237,7 @@ def test_topics_that_came_with_attributes_that_are_not_served_are_named() -> Non
     content = table.to_json()
     for topic, attributes in {
         "Compacted": {"cleanup.policy": "COMPACTION"},
+        "Rocks": {"queue.type": "RocksDBCQ"},
         "Batched": {"queue.type": "BatchCQ"},
         "Plain": {"queue.type": "SimpleCQ", "cleanup.policy": "DELETE"},
     }.items():
@@ -244,7 +245,7 @@ def test_topics_that_came_with_attributes_that_are_not_served_are_named() -> Non
     with capture_logs() as logs:
         table.take(table.parse(content))
     told = {entry["topic"]: entry["reason"] for entry in logs if entry["event"] == "broker.topic_not_served"}
-    assert told.keys() == {"Compacted", "Batched"}
+    assert told.keys() == {"Compacted", "Rocks"}
     assert told["Compacted"].startswith("cleanup.policy=COMPACTION, which is not served")
     for topic in told:
         with pytest.raises(RequestError, match="which is not served"):

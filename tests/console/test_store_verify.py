@@ -1,16 +1,18 @@
 """What `aerobee store verify` says of a store in which two things disagree."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
-from aerobee_console.failures import Failure
 from aerobee_console.store import StoreFolder
 from aerobee_console.store_verify import verify
+from aerobee_store.io import DiskIo
+from aerobee_store.store import MessageStore
 from store.test_agreement import FLIPS, flipped
-from store.test_batch_queues import with_batch_queue
 from store.test_timer_check import damages as timer_damages
 from store.test_timer_check import with_timers
+from store.workload import Clock, config, message
 
 
 @pytest.mark.parametrize("kind", FLIPS)
@@ -26,13 +28,57 @@ def test_a_store_in_which_nothing_is_wrong_has_no_finding(tmp_path: Path) -> Non
     assert verify(StoreFolder(tmp_path), lambda _: None).findings == []
 
 
-def test_a_store_with_queues_of_batches_is_not_judged(tmp_path: Path) -> None:
-    """Every record of them was a finding, with the advice to start a broker, which would have spoilt the store."""
-    flipped(tmp_path, lambda header, record: None, crashed=False)
-    with_batch_queue(tmp_path, "Batched")
-    with pytest.raises(Failure, match=r"queue.type=BatchCQ are not served") as failed:
-        verify(StoreFolder(tmp_path), lambda _: None)
-    assert failed.value.code == 2
+def with_batches(root: Path) -> None:
+    store = MessageStore(config(root, batch_queue_file_size=46 * 4), io=DiskIo(), clock=Clock())
+    store.open()
+    store.make_batch_topic("Batched")
+    for count in (1, 3, 2, 1, 4):
+        extra = {"INNER_NUM": str(count)}
+        store.append([message("Batched", 0, b"x", sys_flag=0xC0, extra=extra, unique_key=f"U{count}")])
+    store.append([message("Orders", 0, b"x")])
+    store.close()
+
+
+def test_queues_of_batches_are_compared_with_their_records(tmp_path: Path) -> None:
+    """Every record of them was a finding once, with the advice to start a broker, which would have spoilt the store."""
+    with_batches(tmp_path)
+    found = verify(StoreFolder(tmp_path), lambda _: None)
+    assert found.findings == []
+    assert (found.record_count, found.queue_count, found.entry_count) == (6, 2, 6)
+
+
+@pytest.mark.parametrize(
+    ("position", "reason"),
+    [
+        (46 + 3, "entry 1 does not lead to its record"),  # the place
+        (46 + 19, "entry 1 does not lead to its record"),  # the tag
+        (46 + 35, "does not follow the one before it"),  # the base
+        (46 + 37, "does not follow the one before it"),  # the count
+    ],
+)
+def test_a_wrong_entry_of_a_queue_of_batches_is_a_finding(tmp_path: Path, position: int, reason: str) -> None:
+    with_batches(tmp_path)
+    path = tmp_path / "batchconsumequeue" / "Batched" / "0" / f"{0:020d}"
+    content = bytearray(path.read_bytes())
+    content[position] ^= 8
+    path.write_bytes(content)
+    findings = verify(StoreFolder(tmp_path), lambda _: None).findings
+    assert any(reason in one.reason for one in findings), findings
+    assert all("batchconsumequeue/Batched/0" in one.path for one in findings)
+
+
+def test_a_queue_of_batches_that_is_gone_is_a_finding(tmp_path: Path) -> None:
+    with_batches(tmp_path)
+    shutil.rmtree(tmp_path / "batchconsumequeue" / "Batched" / "0")
+    (found,) = verify(StoreFolder(tmp_path), lambda _: None).findings
+    assert "the last 5 records have no entry" in found.reason
+
+
+def test_settings_that_contradict_the_files_are_a_finding(tmp_path: Path) -> None:
+    with_batches(tmp_path)
+    (tmp_path / "config" / "topics.json").write_text('{"topicConfigTable": {"Batched": {"attributes": {}}}}')
+    findings = verify(StoreFolder(tmp_path), lambda _: None).findings
+    assert any("no queue.type=BatchCQ of Batched" in one.reason for one in findings)
 
 
 def test_what_rocketmq_has_compacted_is_said_not_to_be_verified(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from aerobee.ranges import Piece
 from aerobee_proto.properties import encode_properties
 from aerobee_proto.records import encode_record
 from pyspark_aerobee.cluster import ClusterSettings
-from pyspark_aerobee.errors import DataLoss
+from pyspark_aerobee.errors import BatchesInRecords, DataLoss
 from pyspark_aerobee.option_names import TOPIC_OPTIONS
 from pyspark_aerobee.options import Options
 from pyspark_aerobee.schema import message_schema
@@ -32,7 +32,7 @@ def settings(*, strict: bool = True, **more: Any) -> ReadSettings:
     return ReadSettings(**(given | more))
 
 
-def record(offset: int, queue: MessageQueue = Q0, **properties: str) -> bytes:
+def record(offset: int, queue: MessageQueue = Q0, sys_flag: int = 0, **properties: str) -> bytes:
     return encode_record(
         topic=queue.topic,
         queue_id=queue.queue_id,
@@ -45,7 +45,7 @@ def record(offset: int, queue: MessageQueue = Q0, **properties: str) -> bytes:
         body=b"body %d" % offset,
         properties=encode_properties(properties),
         flag=0,
-        sys_flag=0,
+        sys_flag=sys_flag,
         checksum=True,
     )
 
@@ -63,6 +63,16 @@ def read(judge: Judge, *pieces: Piece) -> list[tuple[int, int]]:
 def test_pieces_of_several_queues_are_read_together() -> None:
     found = read(Judge(settings()), piece(3, 6), piece(10, 12, queue=Q1), piece(6, 7))
     assert found == [(0, 3), (0, 4), (0, 5), (1, 10), (1, 11), (0, 6)]
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_batch_that_is_one_record_is_named(strict: bool) -> None:
+    """Its messages are not told apart: the numbers behind its first would be taken for lost."""
+    batch = Piece(Q0, 1, 4, record(1, sys_flag=0xC0, INNER_NUM="3", INNER_BASE="1"))
+    with pytest.raises(
+        BatchesInRecords, match=r"topic T holds batches that are one record \(queue.type=BatchCQ\)"
+    ):
+        read(Judge(settings(strict=strict)), piece(0, 1), batch)
 
 
 def test_what_the_broker_has_deleted(caplog: pytest.LogCaptureFixture) -> None:

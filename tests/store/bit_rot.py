@@ -44,7 +44,7 @@ class Image:
         random = Random(seed)
         self.config = replace(config_of(random), commit_log_file_size=random.choice((4096, 16384)))
         self.clock = Clock()
-        life = Life(random, self.config, Disk(), Promise(), self.clock)
+        life = Life(random, self.config, Disk(), Promise(), self.clock, None)
         life.run()
         self.files = {name: raw for name, raw in life.io.disk.files().items() if not name.endswith(".tmp")}
         self.promise = life.promises[-1][1]

@@ -30,6 +30,7 @@ __all__ = ["CrashFailure", "Explored", "explore"]
 
 ROOT = Path("/store")
 TOPICS = ("Orders", "%RETRY%g", "B")
+BATCHED = "B"  # in every other scenario a topic of batches, where some records hold several messages
 LIVES = 3
 WORK_PER_LIFE = 34
 DEPTH_MAX = 3
@@ -75,6 +76,7 @@ def config_of(random: Random) -> StoreConfig:
         root=ROOT,
         commit_log_file_size=random.choice((4096, 4096, 8192, 16384)),
         consume_queue_file_size=random.choice((200, 400, 400, 8000)),
+        batch_queue_file_size=46 * 9,
         index_slots=slots,
         index_entries=entries,
         memory_size=1 << 30,
@@ -85,9 +87,17 @@ class Life:
     """A store at work, and what it has promised after each step of its disk."""
 
     def __init__(
-        self, random: Random, config: StoreConfig, disk: Disk, promise: Promise, clock: Clock
+        self,
+        random: Random,
+        config: StoreConfig,
+        disk: Disk,
+        promise: Promise,
+        clock: Clock,
+        inner_counts: Random | None,
     ) -> None:
+        """With `inner_counts` one of the topics is of batches."""
         self._random = random
+        self._inner_counts = inner_counts
         self._config = config
         self._clock = clock
         self._number = 0
@@ -127,6 +137,7 @@ class Life:
     def _open(self) -> None:
         report = self._store.open()
         left = check_store(self._store, report, self._promise)
+        self._make_batch_topic()
         # What is lost is forgotten: it must not come back behind what is written now.
         known = {found.physical_offset: found for found in left}
         begin = self._store.min_physical_offset
@@ -149,6 +160,10 @@ class Life:
             for queue_id in self._store.queue_ids(topic)
         }
         self._say(replace(seen.acknowledged(report.end_offset), numbers=numbers))
+
+    def _make_batch_topic(self) -> None:
+        if self._inner_counts is not None:
+            self._store.make_batch_topic(BATCHED)
 
     def _reopen(self) -> None:
         self._acknowledge_all()
@@ -174,14 +189,20 @@ class Life:
     def _message(self, topic: str | None = None) -> "message":  # type: ignore[valid-type]
         random = self._random
         self._number += 1
+        topic = topic or random.choice(TOPICS)
+        count = 1
+        if topic == BATCHED and self._inner_counts is not None:
+            count = self._inner_counts.choice((1, 1, 2, 3, 9))
         return message(
-            topic or random.choice(TOPICS),
+            topic,
             random.randrange(2),
             random.randbytes(random.choice((0, 9, 40, 40, 120, 700))),
             tag=random.choice(TAGS),
             keys=random.choice((None, None, f"k{random.randrange(9)}", "k1 k2")),
             unique_key=random.choice((None, f"U{self._number}", f"U{self._number}")),
             host=random.choice((HOST, HOST, HOST_V6)),
+            sys_flag=0 if count == 1 else 0xC0,
+            extra=None if count == 1 else {"INNER_NUM": str(count)},
         )
 
     def _flush(self) -> None:
@@ -222,6 +243,7 @@ class Life:
         topic = self._random.choice(TOPICS)
         self._say(self._promise.deleting(topic, self._store.end_offset))
         self._store.delete_topic(topic)
+        self._make_batch_topic()
         # The topic may be made anew and get messages before the deletion is written down.
         while self._random.random() < 0.5:
             self._random.choice((self._append, self._flush))()
@@ -238,6 +260,8 @@ class Explorer:
         self._distinct_max = distinct_max
         self._random = Random(seed)
         self._config = config_of(self._random)
+        # Scenarios that have failed once stay what they were.
+        self._inner_counts = Random(seed) if seed % 2 and seed > 1001 else None
         self._clock = Clock()
         self.result = Explored(seed)
         self._place = "the work itself"
@@ -260,7 +284,7 @@ class Explorer:
         disk, promise = Disk(), Promise()
         for number in range(LIVES):
             start = disk.kill()
-            life = Life(self._random, self._config, disk, promise, self._clock)
+            life = Life(self._random, self._config, disk, promise, self._clock, self._inner_counts)
             self._place = f"life {number}, at work"
             life.run()
             self.result.steps += len(life.io.steps)

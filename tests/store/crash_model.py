@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 
 from aerobee_proto.javahash import index_key_hash
+from aerobee_store.batch_queue import inner_count
 from aerobee_store.consume_queue import ENTRY_SIZE
 from aerobee_store.errors import CorruptStore
 from aerobee_store.index import key_texts
@@ -41,6 +42,8 @@ class Message:
         self.queue_offset = queue_offset
         self.record = record
         self.end = physical_offset + len(record)
+        # How many numbers it takes: a batch that is one record takes several.
+        self.count = inner_count(new.properties) or 1
         self._new = new
 
     @property
@@ -81,7 +84,7 @@ class Promise:
         numbers = dict(self.numbers)
         for message in self.known.values():
             if self.durable_end < message.end <= end and self.is_alive(message):
-                numbers[message.key] = max(message.queue_offset + 1, numbers.get(message.key, 0))
+                numbers[message.key] = max(message.queue_offset + message.count, numbers.get(message.key, 0))
         return replace(self, durable_end=max(end, self.durable_end), numbers=numbers)
 
     def deleting(self, topic: str, end: int) -> "Promise":
@@ -170,7 +173,7 @@ def _of_one_life(messages: list[Message], promise: Promise) -> list[Message]:
     """Without those of a topic made anew that its predecessor, come back to life, has no numbers for."""
     kept: list[Message] = []
     for message in messages:
-        if kept and message.queue_offset <= kept[-1].queue_offset:
+        if kept and message.queue_offset < kept[-1].queue_offset + kept[-1].count:
             assert message.end > promise.durable_end, f"{message.physical_offset} is in no queue"
             continue
         kept.append(message)

@@ -242,6 +242,12 @@ class PopHandlers:
             )
         if header.queue_id >= topic.read_queue_nums:
             raise no_such_queue(header.topic, header.queue_id, topic.read_queue_nums)
+        if services.store.is_batch_topic(header.topic):
+            raise RequestError(
+                ResponseCode.NO_PERMISSION,
+                f"topic {header.topic} has queues of batches (queue.type=BatchCQ), which are not popped: a batch could"
+                " be acknowledged as a whole only, and not come back; pull it, or consume it with a push consumer",
+            )
         group = services.groups.require(header.consumer_group)
         if not group.consume_enable:
             raise RequestError(
