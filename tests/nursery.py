@@ -33,7 +33,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Final
 
-__all__ = ["Forked", "Nursery", "forking"]
+__all__ = ["Forked", "Nursery", "forking", "processor_s"]
 
 # Where each program's main() is, which takes no arguments but sys.argv and returns the exit code.
 PROGRAMS: Final = {
@@ -44,6 +44,23 @@ PROGRAMS: Final = {
 ALSO: Final = ("aerobee_broker.main", "aerobee_nameserver.main", "aerobee_console.daemons")
 REQUEST_MAX: Final = 1 << 20
 PR_SET_PDEATHSIG: Final = 1
+
+
+# Seconds of processors of the programs that have ended: they are nobody's children, so the kernel does not add them up.
+_used: list[float] = []
+
+
+def processor_s() -> float:
+    """What all programs that have ended have used of processors, in seconds."""
+    return sum(_used)
+
+
+def _processor_s_of(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:  # another system, or whoever kept it is gone
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Forked:
@@ -63,6 +80,7 @@ class Forked:
         with self._lock:
             if self.returncode is None and select.select([self._control], [], [], 0)[0]:
                 data = self._control.recv(4)
+                _used.append(_processor_s_of(self.pid))  # it is there until the exit code was taken
                 # Without an answer whoever waited for it is gone, and it with him.
                 self.returncode = struct.unpack("!i", data)[0] if data else -signal.SIGKILL
                 self._control.close()

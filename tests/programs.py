@@ -32,7 +32,6 @@ __all__ = ["Process", "Program", "ProgramError", "Server", "Spawn", "free_port",
 OUTPUT_LINES_MAX = 2_000
 PORT_FIRST, PORT_LAST = 20_000, 32_000  # below the ephemeral range, so no outgoing connection takes one
 PORTS_FILE = "aerobee-tests-ports"
-PORT_RANGES = 6  # as many as there may be workers: one must not find free what another is about to take
 
 
 class ProgramError(Exception):

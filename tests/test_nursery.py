@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nursery import Nursery, forking
+from nursery import Nursery, forking, processor_s
 from plain_remoting import wait_until
 from programs import Program
 
@@ -59,6 +59,15 @@ def test_failpoints_are_its_own(tmp_path: Path) -> None:
         assert program.process.wait(60) == -signal.SIGKILL
     with serving(tmp_path) as program:
         program.wait_line(r'"broker\.ready"', 60)
+
+
+def test_what_it_used_of_processors_is_counted_when_it_has_ended(tmp_path: Path) -> None:
+    """Programs that are nobody's children would be missing from the durations of the tests."""
+    before = processor_s()
+    with serving(tmp_path) as program:
+        program.wait_line(r'"broker\.ready"', 60)
+    assert program.process.poll() == 0
+    assert before < processor_s() < before + 60
 
 
 def test_a_wait_has_an_end(tmp_path: Path) -> None:

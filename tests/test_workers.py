@@ -1,17 +1,12 @@
 """The workers' rules: who goes together, who comes first, who is alone."""
 
 import contextlib
-import itertools
 import multiprocessing
 import os
 import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import pytest
-
-import workers
-from programs import PORT_FIRST, PORT_LAST, PORT_RANGES, free_port
 from turns import TURN_MAX, Turns, turn_of
 from workers import ALONE, Machine, Pieces, measures_turns
 
@@ -110,17 +105,3 @@ def test_who_measures_turns_is_found_out() -> None:
 
     assert [measures_turns(test) for test in (plain, by_a_helper, by_a_class)] == [False, True, True]
     assert not measures_turns(test_a_worker_that_dies_does_not_keep_the_machine)
-
-
-def test_workers_take_ports_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A port is free until its program listens: a second worker could be given it meanwhile."""
-    assert workers.WORKERS_MAX <= PORT_RANGES
-    found = []
-    for number in range(PORT_RANGES):
-        monkeypatch.setenv("PYTEST_XDIST_WORKER", f"gw{number}")
-        ports = [free_port(-2, 1) for _ in range(20)]
-        found.append((min(ports) - 2, max(ports) + 1))
-    assert found == sorted(found)
-    assert all(mine[1] < next_one[0] for mine, next_one in itertools.pairwise(found))
-    assert found[0][0] >= PORT_FIRST
-    assert found[-1][1] <= PORT_LAST

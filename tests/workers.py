@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+import nursery
 import turns
 
 if TYPE_CHECKING:
@@ -237,7 +238,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _processor_s() -> float:
     now = os.times()
-    return now.user + now.system + now.children_user + now.children_system
+    return now.user + now.system + now.children_user + now.children_system + nursery.processor_s()
 
 
 class Worker:

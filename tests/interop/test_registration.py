@@ -11,7 +11,7 @@ import official
 import ours
 from plain_remoting import has_route, wait_route
 
-pytestmark = [pytest.mark.java, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.java, pytest.mark.slow, pytest.mark.spread, pytest.mark.timeout(300)]
 
 COUNT = 400
 

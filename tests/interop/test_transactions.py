@@ -34,7 +34,7 @@ from system.transacting import (
     send_half,
 )
 
-pytestmark = [pytest.mark.java, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.java, pytest.mark.slow, pytest.mark.spread, pytest.mark.timeout(240)]
 
 TOPIC = "HandedOver"
 QUIET: dict[str, object] = {"transactionCheckInterval": 600_000}

@@ -16,6 +16,8 @@ from aerobee_proto.records import StoredRecord
 from system.kills import CONNECTION_LOST, BrokerProcess, make_topic, start
 from system.running import Talker, running_broker, send_request, talking, text_of
 
+pytestmark = pytest.mark.spread
+
 TOPIC = "Delayed"
 QUEUES = 2
 LEVELS = (1000, 2000)

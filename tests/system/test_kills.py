@@ -13,6 +13,8 @@ import pytest
 from system.kills import Ledger, check_closed_store, endings, find_by_key, run_cycle, start, verify
 from system.running import talking
 
+pytestmark = pytest.mark.spread
+
 CYCLES = 30
 GIVEN = os.environ.get("AEROBEE_KILL_SEED")
 SEEDS = [int(GIVEN)] if GIVEN else [1, 2, 3, 4, 5]

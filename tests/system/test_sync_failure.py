@@ -41,7 +41,7 @@ from system.kills import (
 )
 from system.running import Talker, talking
 
-pytestmark = [pytest.mark.slow]
+pytestmark = [pytest.mark.slow, pytest.mark.spread]
 
 ACKS_MAX: Final = 20_000
 # Files that the load does not fill, where a test has to know their names.

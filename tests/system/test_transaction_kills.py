@@ -30,7 +30,7 @@ from system.transacting import (
     send_half,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.spread, pytest.mark.timeout(120)]
 
 TOPIC: Final = "Orders"
 SETTINGS: Final[dict[str, object]] = {
