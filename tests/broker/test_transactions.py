@@ -171,6 +171,7 @@ async def test_a_oneway_end_counts_even_when_the_client_leaves_at_once(
         await leaving.writer.drain()
         leaving.writer.write_eof()
         assert await leaving.reader.read() == b""
+    assert (await client.put("Other")).code == 0  # synced, and so is what came before it
     assert await bodies(client) == [b"paid"]
     assert (await end(client, half, COMMIT)).code == 0
     assert await bodies(client) == [b"paid"]

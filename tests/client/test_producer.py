@@ -283,8 +283,9 @@ async def test_a_broker_that_cannot_just_now_is_tried_until_it_can() -> None:
         assert len(cluster.broker.asked(SINGLE)) == 6
 
 
+@pytest.mark.alone
 async def test_the_error_says_when_and_how_often_it_was_tried() -> None:
-    async with producing(send_timeout_s=0.3) as (cluster, producer):
+    async with producing(send_timeout_s=0.6) as (cluster, producer):
         cluster.broker.script(SINGLE, hang_up)
         cluster.broker.always(SINGLE, BUSY)
         with pytest.raises(SendFailed, match=r"time was over after 0\.\d s and \d+ attempts") as caught:
