@@ -222,7 +222,12 @@ class BrokerProcess:
 
 
 async def start(
-    store: Path, settings: Settings, *, failpoints: str = "", prefix: Sequence[str] = ()
+    store: Path,
+    settings: Settings,
+    *,
+    failpoints: str = "",
+    prefix: Sequence[str] = (),
+    timeout_s: float | None = None,
 ) -> BrokerProcess:
     """Start the broker on `store` and wait until it serves; `prefix` are the words of a tracer.
 
@@ -238,7 +243,7 @@ async def start(
     else:
         program = Program("the broker", words, env=environ, spawn=forking("aerobee_broker"))
     try:
-        line = await asyncio.to_thread(program.wait_line, r'"broker\.ready"', TIMEOUT_S)
+        line = await asyncio.to_thread(program.wait_line, r'"broker\.ready"', timeout_s or TIMEOUT_S)
     except ProgramError as failed:
         raise ProgramError(str(failed), program.kill()) from failed
     except BaseException:

@@ -17,6 +17,7 @@ from system.kills import CONNECTION_LOST, BrokerProcess, start
 from system.running import Talker, send_request, talking
 
 WINDOW = 256
+START_TIMEOUT_S = 900  # a start opens each queue
 
 
 class Size(NamedTuple):
@@ -53,7 +54,7 @@ async def limited(store: Path, size: Size) -> AsyncIterator[BrokerProcess]:
         "flushIntervalConsumeQueue": 1000,
     }
     prefix = ["sh", "-c", f'ulimit -n {size.files}; exec "$@"', "sh"]
-    process = await start(store, settings, prefix=prefix)
+    process = await start(store, settings, prefix=prefix, timeout_s=START_TIMEOUT_S)
     try:
         yield process
     finally:
@@ -102,12 +103,15 @@ async def test_more_queues_than_files_may_be_open_are_served_over_restarts(
     assert len(size.places) > 5 * size.files
     sample = len(size.places) // 2000 + 1
     async with limited(tmp_path, size) as process:
+        assert [one["event"] for one in warnings(process)] == ["broker.connections_limited"]
         async with talking(process.port) as talker:
             await put_everywhere(talker, size, b"one")
             await check_everywhere(talker, size, [b"one"], sample)
         assert descriptors(process) <= size.files
         assert maps(process) < 60_000
-        assert [one["event"] for one in warnings(process)] == ["broker.connections_limited"]
+        # Of very many lines the first are not kept; on a busy machine anything may hold the loop.
+        told = {one["event"] for one in warnings(process)}
+        assert told <= {"broker.connections_limited", "remoting.loop_held"}
         process.program.process.send_signal(signal.SIGKILL)
         await process.ended()
     async with limited(tmp_path, size) as process:
