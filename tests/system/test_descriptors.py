@@ -38,7 +38,11 @@ SMALL = Size(files=300, topics=300, queues=8, connections=220)
 LARGE = Size(files=4096, topics=12_500, queues=8, connections=20_000)
 SIZES = [
     pytest.param(SMALL, marks=pytest.mark.slow, id="2,400 queues by 300 files"),
-    pytest.param(LARGE, marks=[pytest.mark.long, pytest.mark.alone], id="100,000 queues by 4,096 files"),
+    pytest.param(
+        LARGE,
+        marks=[pytest.mark.long, pytest.mark.alone, pytest.mark.timeout(0)],
+        id="100,000 queues by 4,096 files",
+    ),
 ]
 
 
