@@ -36,6 +36,11 @@ __all__ = [
 
 # Settings whose names end so are bounds of what may be there or be done: with none nothing would ever happen.
 AT_LEAST_ONE: Final = ("_max", "_bytes", "_count", "max_messages")
+# Pauses between what is done again and again, and how long a lock counts: with 0 the client would do nothing else, and
+# flood the servers, or never have a lock.
+ABOVE_ZERO: Final = frozenset(
+    {"heartbeat_s", "route_poll_s", "rebalance_s", "commit_s", "lock_s", "lock_valid_s"}
+)
 
 
 def parse_addrs(addrs: str | Iterable[str]) -> tuple[str, ...]:
@@ -70,6 +75,8 @@ def check_settings(settings: Any) -> None:
             continue
         if name.endswith(AT_LEAST_ONE) and value < 1:
             raise InvalidMessage(f"{name} is {value}; it has to be 1 or more")
+        if name in ABOVE_ZERO and value == 0:
+            raise InvalidMessage(f"{name} is 0; it has to be more than that")
 
 
 @dataclass(slots=True, frozen=True)

@@ -247,6 +247,12 @@ def test_a_setting_of_the_wrong_kind_is_named(config: Callable[..., object], nam
         (ConsumerConfig, {"queue_count_max": 0}),
         (ConsumerConfig, {"commit_s": float("inf")}),
         (ClientConfig, {"heartbeat_s": -0.1}),
+        (ClientConfig, {"heartbeat_s": 0}),  # a heartbeat without a pause: hundreds a second
+        (ClientConfig, {"route_poll_s": 0}),
+        (ConsumerConfig, {"commit_s": 0.0}),
+        (ConsumerConfig, {"rebalance_s": 0}),
+        (ConsumerConfig, {"lock_s": 0}),
+        (ConsumerConfig, {"lock_valid_s": 0}),  # no lock, and so no message, ever
         (RangeConfig, {"timeout_s": float("nan")}),
         (ReplayConfig, {"batch_count": 0}),
     ],
