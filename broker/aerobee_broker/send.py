@@ -36,7 +36,7 @@ from aerobee_proto.frames import CODEC_JSON, FLAG_ONEWAY, FLAG_RESPONSE, Command
 from aerobee_proto.headers import SendMessageHeader, SendMessageV2Header
 from aerobee_proto.javahash import tag_hash
 from aerobee_proto.message_ids import UniqueKeyFactory
-from aerobee_proto.records import encode_host
+from aerobee_proto.records import RECORD_OVERHEAD_V4, encode_host
 from aerobee_proto.requests import Envelope
 from aerobee_remoting.connection import Connection
 from aerobee_remoting.handlers import (
@@ -47,7 +47,7 @@ from aerobee_remoting.handlers import (
     Response,
 )
 from aerobee_store.errors import StoreError
-from aerobee_store.messages import Appended, NewMessage, PutStatus
+from aerobee_store.messages import RECORD_EXTRA_MAX, Appended, NewMessage, PutStatus
 
 __all__ = ["SendProcessor"]
 
@@ -63,10 +63,6 @@ BATCH_COUNT_MAX: Final = 16_384  # messages of one batch; with what the broker a
 APPEND_COUNT_MAX: Final = 4_096  # messages of a batch that are appended in one turn
 TURN_COUNT_MAX: Final = 1_000  # messages of batches that are made ready in one turn of the event loop
 TURN_PROPERTIES_MAX: Final = 128 * 1024  # bytes of their properties, which may be a name and a value in four
-RECORD_HEAD_SIZE: Final = 91  # bytes of a record besides body, topic and properties
-RECORD_EXTRA_MAX: Final = (
-    65_536  # as the store: a record, or a batch, may be this much longer than the longest body
-)
 
 Reply = tuple[Envelope[Any], int, int, str, Appended, dict[str, str] | None]
 """Request, codec to answer in, queue asked for, unique key, place, and fields that most answers do not have; for a
@@ -454,7 +450,7 @@ class SendProcessor:
         # Each record has a head, the topic and the properties that the broker adds.
         if route.takes_batches and properties.UNIQ_KEY in header.properties:
             return _BatchPlan(item, route, queue_id, entries)  # one record
-        of_each = RECORD_HEAD_SIZE + len(topic) + len(self._stored_properties.suffix) - batch.ENTRY_OVERHEAD
+        of_each = RECORD_OVERHEAD_V4 + len(topic) + len(self._stored_properties.suffix) - batch.ENTRY_OVERHEAD
         stored_size = len(body) + len(entries) * of_each
         if stored_size > limit + RECORD_EXTRA_MAX:
             raise RequestError(

@@ -33,7 +33,7 @@ from aerobee_store.consume_queue import ENTRY, ENTRY_SIZE, ConsumeQueue
 from aerobee_store.delay import SCHEDULE_TOPIC, entry_tag
 from aerobee_store.errors import StoreError, StoreFull
 from aerobee_store.index import KeyedRecord
-from aerobee_store.messages import Appended, NewMessage, PutStatus
+from aerobee_store.messages import RECORD_EXTRA_MAX, Appended, NewMessage, PutStatus
 from aerobee_store.queue_table import QueueTable
 from aerobee_store.record_scan import ScannedRecord
 
@@ -44,7 +44,6 @@ Touched = tuple[ConsumeQueue, int, bytes]
 
 _TOPIC_SIZE_MAX = 255  # that of a folder name; which topics may be that long is decided by the broker
 _PROPERTIES_SIZE_MAX = 32767
-_RECORD_EXTRA_MAX = 65536  # a record may be this much longer than the longest body
 _BORN_V6, _STORE_V6, _HOSTS_V6 = 0x10, 0x20, 0x30
 _TRANSACTION = 0xC
 _PREPARED, _ROLLBACK = 0x4, 0xC
@@ -75,7 +74,7 @@ class Appender:
             PROPERTY_CRC_SIZE if config.append_property_crc else 0
         )
         self._record_size_max = min(
-            config.body_size_max + _RECORD_EXTRA_MAX, config.commit_log_file_size - BLANK_SIZE_MIN
+            config.body_size_max + RECORD_EXTRA_MAX, config.commit_log_file_size - BLANK_SIZE_MIN
         )
         # Grow with what is written to, shrink when topics are deleted. By queue id, as far as _SIDE_BY_SIDE_MAX: with
         # a thousand topics a tuple costs one look into memory, a dictionary three. What lies beyond is in the other.

@@ -33,6 +33,7 @@ from aerobee_store.delay import SCHEDULE_TOPIC
 from aerobee_store.io import StoreIo
 from aerobee_store.log_walk import Damage
 from aerobee_store.mapped_files import MappedFile
+from aerobee_store.messages import RECORD_EXTRA_MAX
 from aerobee_store.property_columns import Ints
 from aerobee_store.queue_table import QueueTable
 from aerobee_store.record_columns import Stretch, sound_records
@@ -44,7 +45,7 @@ __all__ = ["SLICE_SIZE", "ScrubParts", "ScrubStep", "Scrubber"]
 
 # Bytes read by one step: about a millisecond of processor time.
 SLICE_SIZE: Final = 256 << 10
-_RECORD_OVERHEAD_MAX: Final = 65_536 + 4096  # topic, properties and head of the largest record
+_RECORD_OVERHEAD_MAX: Final = RECORD_EXTRA_MAX + 4096  # topic, properties and head of the largest record
 _PLACE_FIELDS: Final = ("physical_offset", "size")
 _PLACE_SIZE: Final = 12  # bytes of them, at the beginning of an entry
 _FEW: Final = 16  # entries that are compared sooner one by one than by columns
