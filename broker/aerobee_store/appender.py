@@ -24,7 +24,7 @@ from aerobee_proto.checksum import (
     property_crc_entry,
     remove_checksums,
 )
-from aerobee_proto.properties import find_property, remove_property
+from aerobee_proto.properties import PROPERTIES_SIZE_MAX, find_property, remove_property
 from aerobee_proto.records import HEAD_BY_HOSTS, HEAD_V4, MAGIC_V1, MAGIC_V2, SHORT, TOPIC_LENGTH_V1_MAX
 from aerobee_store.batch_queue import INNER_BASE, INNER_NUM, inner_count
 from aerobee_store.commit_log import BLANK_SIZE_MIN, CommitLog
@@ -43,7 +43,6 @@ __all__ = ["Appender", "PendingBatch", "Touched"]
 Touched = tuple[ConsumeQueue, int, bytes]
 
 _TOPIC_SIZE_MAX = 255  # that of a folder name; which topics may be that long is decided by the broker
-_PROPERTIES_SIZE_MAX = 32767
 _BORN_V6, _STORE_V6, _HOSTS_V6 = 0x10, 0x20, 0x30
 _TRANSACTION = 0xC
 _PREPARED, _ROLLBACK = 0x4, 0xC
@@ -130,7 +129,7 @@ class Appender:
                 properties = remove_checksums(properties)
             body_size = len(body)
             properties_size = len(properties) + reserve
-            if properties_size > _PROPERTIES_SIZE_MAX:
+            if properties_size > PROPERTIES_SIZE_MAX:
                 answers.append(_refused(PutStatus.PROPERTIES_SIZE_EXCEEDED))
                 continue
             if body_size > body_size_max:
@@ -146,7 +145,7 @@ class Appender:
                     continue
                 if queue.is_batch:  # never in `near`
                     stamped = _with_base(properties, message.sys_flag, queue.next_offset)
-                    if stamped is None or len(stamped) + reserve > _PROPERTIES_SIZE_MAX:
+                    if stamped is None or len(stamped) + reserve > PROPERTIES_SIZE_MAX:
                         answers.append(_refused(PutStatus.MESSAGE_ILLEGAL))
                         continue
                     properties, properties_size = stamped, len(stamped) + reserve
@@ -307,7 +306,7 @@ class Appender:
             if b"__CRC32" in properties:
                 properties = remove_checksums(properties)
             properties_size = len(properties) + reserve
-            if properties_size > _PROPERTIES_SIZE_MAX:
+            if properties_size > PROPERTIES_SIZE_MAX:
                 return PutStatus.PROPERTIES_SIZE_EXCEEDED, 0
             fields = (
                 message.flag, message.sys_flag, message.reconsume_times, message.born_timestamp,

@@ -20,8 +20,12 @@ from pathlib import Path
 from typing import Final
 
 from aerobee_proto.errors import AerobeeError
+from aerobee_store.limits import MAPS_MAX_PATH
 
 __all__ = [
+    "FILE_NOT_THERE",
+    "FILE_REPLACED",
+    "NO_ROOM_ERRORS",
     "RESOURCE_ERRORS",
     "CorruptStore",
     "FileGone",
@@ -32,12 +36,17 @@ __all__ = [
     "StoreNotWriteable",
     "StorePoisoned",
     "WrongLength",
+    "file_cut",
 ]
 
 
 # What a process or a system may have too few of, without anything being wrong with a disk.
 RESOURCE_ERRORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-_MAPS_MAX: Final = Path("/proc/sys/vm/max_map_count")
+# What is not there now and may be later, in the same way: space, quota, inodes (the first again).
+NO_ROOM_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+# What somebody else did to a file of the running store.
+FILE_NOT_THERE: Final = "somebody deleted it or moved it away under the running broker"
+FILE_REPLACED: Final = "somebody put another file in its place under the running broker"
 
 
 class StoreError(AerobeeError):
@@ -133,7 +142,7 @@ def _limit_of(number: int) -> tuple[str, str]:
         return "all files that this machine may open are open", "raise fs.file-max, or find who opens them"
     maps = "?"
     with suppress(OSError):  # not there on other systems, and it takes a descriptor to look
-        maps = _MAPS_MAX.read_text().strip()
+        maps = MAPS_MAX_PATH.read_text().strip()
     return (
         "no memory or no map is left",
         f"give the process more memory; if it has {maps} maps (/proc/PID/maps), raise vm.max_map_count",
@@ -153,6 +162,11 @@ class StoreNotWriteable(StoreError):
 
 class StorePoisoned(StoreNotWriteable):
     """The disk refused a sync or a write. Final: what is on disk is known again only after a restart."""
+
+
+def file_cut(found: int, size: int) -> str:
+    """What somebody else did to a file of `size` bytes that has `found` of them now."""
+    return f"somebody changed its length from {size} to {found} under the running broker"
 
 
 class FileGone(OSError):

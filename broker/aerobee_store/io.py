@@ -32,12 +32,16 @@ import numpy as np
 from aerobee_store import failpoints
 from aerobee_store.disk_space import disk_use
 from aerobee_store.errors import (
+    FILE_NOT_THERE,
+    FILE_REPLACED,
+    NO_ROOM_ERRORS,
     RESOURCE_ERRORS,
     CorruptStore,
     FileGone,
     OutOfResources,
     StoreFull,
     StoreLocked,
+    file_cut,
 )
 from aerobee_store.file_system import FileSystem, file_system_of
 
@@ -60,13 +64,7 @@ _SPACE_STEP = 1 << 12  # bytes that a file opened with `room` is given at least;
 _SYNC_WHOLE_MIN = 256  # files of a file system from which it is synced as a whole
 _PAGE = mmap.PAGESIZE
 WRITE_CALL_MIN = 400  # bytes from which writes are calls; two records are longer (see _DiskFile.write)
-# What is not there now and may be later, without anything being wrong with the disk: space, quota, inodes (the first
-# again). Of descriptors, maps and memory: RESOURCE_ERRORS.
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-# What somebody else did to a file of the running store.
 _DELETED = "somebody deleted it, or put another file in its place, under the running broker"
-_NOT_THERE = "somebody deleted it or moved it away under the running broker"
-_REPLACED = "somebody put another file in its place under the running broker"
 _WRONG_LENGTH = "configure the file size that the store was written with, or move the file away"
 
 
@@ -378,7 +376,7 @@ class _DiskFile:
         try:
             os.posix_fallocate(self._fd, begin, end - begin)
         except OSError as error:
-            if error.errno in _NO_ROOM:
+            if error.errno in NO_ROOM_ERRORS:
                 raise StoreFull(self.path, end - begin, error.strerror or "") from error
             raise _named(self.path, error) from error
 
@@ -439,7 +437,7 @@ class _DiskFile:
                 if not found.st_nlink:
                     raise FileGone(self.path, _DELETED)
                 if found.st_size != self.size:
-                    raise FileGone(self.path, _cut(found.st_size, self.size))
+                    raise FileGone(self.path, file_cut(found.st_size, self.size))
 
     @property
     def inode(self) -> int:
@@ -450,10 +448,10 @@ class _DiskFile:
         try:
             found = self.path.stat()
         except (FileNotFoundError, NotADirectoryError):
-            return _NOT_THERE
+            return FILE_NOT_THERE
         if _identity(found) != self._identity:
-            return _REPLACED
-        return _cut(found.st_size, self.size) if found.st_size != self.size else None
+            return FILE_REPLACED
+        return file_cut(found.st_size, self.size) if found.st_size != self.size else None
 
     def close(self) -> None:
         if self._fd < 0:
@@ -574,7 +572,7 @@ class DiskIo:
         try:
             return self._open_file(path, size, create=create, writable=writable, room=room)
         except OSError as error:
-            if error.errno in _NO_ROOM:
+            if error.errno in NO_ROOM_ERRORS:
                 raise StoreFull(path, size, error.strerror or "") from error
             raise
 
@@ -666,7 +664,7 @@ class DiskIo:
             failpoints.hit("io.renamed")
         except OSError as error:
             beside.unlink(missing_ok=True)
-            if error.errno in _NO_ROOM:
+            if error.errno in NO_ROOM_ERRORS:
                 raise StoreFull(path, len(data)) from error
             raise
 
@@ -774,10 +772,6 @@ def _advise(made: mmap.mmap) -> None:
     if hasattr(mmap, "MADV_RANDOM"):
         with contextlib.suppress(OSError):
             made.madvise(mmap.MADV_RANDOM)
-
-
-def _cut(found: int, size: int) -> str:
-    return f"somebody changed its length from {size} to {found} under the running broker"
 
 
 def _at(path: Path, error: OSError) -> OSError:

@@ -7,9 +7,9 @@ import resource
 from pathlib import Path
 from typing import Final
 
-__all__ = ["maps_max", "open_files_max"]
+__all__ = ["MAPS_MAX_PATH", "maps_max", "open_files_max"]
 
-_MAPS_MAX: Final = Path("/proc/sys/vm/max_map_count")
+MAPS_MAX_PATH: Final = Path("/proc/sys/vm/max_map_count")
 _FILES_MANY: Final = 1 << 20  # where there is no limit
 _MAPS_USUAL: Final = 65_530
 
@@ -23,6 +23,6 @@ def open_files_max() -> int:
 def maps_max() -> int:
     """How many regions this process may have mapped."""
     try:
-        return int(_MAPS_MAX.read_text())
+        return int(MAPS_MAX_PATH.read_text())
     except (OSError, ValueError):  # not Linux
         return _MAPS_USUAL

@@ -31,7 +31,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Protocol
 
-from aerobee_store.errors import FileGone, OutOfResources
+from aerobee_store.errors import FILE_NOT_THERE, FILE_REPLACED, FileGone, OutOfResources, file_cut
 from aerobee_store.file_system import FileSystem
 from aerobee_store.io import Buffer, DataFile, StoreIo, Window
 from aerobee_store.limits import maps_max, open_files_max
@@ -45,8 +45,6 @@ _COUNT_MIN: Final = 8
 # read 30 times, most of it in one block; a reader that catches up finds 200 entries in one.
 _BLOCK_SIZE: Final = 4096
 _BLOCKS_MAX: Final = 1024
-_NOT_THERE: Final = "somebody deleted it or moved it away under the running broker"
-_REPLACED: Final = "somebody put another file in its place under the running broker"
 
 
 class QueueFileOwner(Protocol):
@@ -216,14 +214,13 @@ class QueueFile:
         try:
             found = self.path.stat()
         except (FileNotFoundError, NotADirectoryError):
-            return _NOT_THERE
+            return FILE_NOT_THERE
         if self._inode and found.st_ino != self._inode:
-            return _REPLACED
+            return FILE_REPLACED
         file = self._file
         if file is not None:
             return file.displaced()
-        cut = f"somebody changed its length from {self.size} to {found.st_size} under the running broker"
-        return cut if found.st_size != self.size else None
+        return file_cut(found.st_size, self.size) if found.st_size != self.size else None
 
     def close(self) -> None:
         self.closed = True
@@ -272,7 +269,7 @@ class QueueFile:
         try:
             file = io.open_file(self.path, self.size, writable=self._writable, room=0)
         except FileNotFoundError as gone:
-            raise FileGone(self.path, _NOT_THERE) from gone
+            raise FileGone(self.path, FILE_NOT_THERE) from gone
         return file
 
 

@@ -12,19 +12,17 @@ Invariants
 Threads: everything may be called by any thread.
 """
 
-import errno
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
-from aerobee_store.errors import OutOfResources, StoreFull
+from aerobee_store.errors import NO_ROOM_ERRORS, OutOfResources, StoreFull
 from aerobee_store.io import DataFile, FolderEntry, LockHandle, StoreIo
 
 __all__ = ["RESERVE_SIZE", "Reserve", "ReservedIo"]
 
 RESERVE_SIZE: Final = 4 << 20  # bytes; the tables of some 10,000 topics and groups, twice
-_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
 T = TypeVar("T")
 
@@ -88,7 +86,7 @@ class ReservedIo:
         except (StoreFull, OSError) as error:
             if isinstance(error, OutOfResources):
                 raise  # room on the disk is not what is missing
-            if isinstance(error, OSError) and error.errno not in _NO_ROOM:
+            if isinstance(error, OSError) and error.errno not in NO_ROOM_ERRORS:
                 raise
             if not self.reserve.give_up():
                 raise
