@@ -3,6 +3,9 @@
 import asyncio
 from collections.abc import Callable
 
+import pytest
+
+from aerobee_broker import group_notices
 from aerobee_broker.group_notices import LARGE_GROUP, notify_members
 from aerobee_proto.codes import RequestCode
 from broker.support import Peer, notifications
@@ -54,3 +57,17 @@ async def test_a_member_that_leaves_within_its_window(connect: Connect) -> None:
     peers[0].close()
     await peers[1].next_request()
     assert peers[0].connection.attrs["group_notices"] == {}
+
+
+async def test_a_very_large_group_is_told_in_several_turns(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of ten thousand members were told in one turn of the event loop that one more is there."""
+    monkeypatch.setattr(group_notices, "TURN_MAX", LARGE_GROUP)
+    peers = [connect() for _ in range(3 * LARGE_GROUP)]
+    assert notify_members([("g", peer.connection) for peer in peers]) == len(peers)
+    told: list[int] = []
+    for _ in range(3):
+        told.append(sum(len(notifications(peer)) for peer in peers))
+        await asyncio.sleep(0)
+    assert told == [LARGE_GROUP] * 3

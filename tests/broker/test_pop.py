@@ -1,5 +1,6 @@
 """POP through real sockets: what is handed out, what comes back, who waits, and what a broker refuses."""
 
+import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator
@@ -10,6 +11,7 @@ import pytest
 
 from aerobee_broker.broker import Broker
 from aerobee_broker.metric_families import families, take_snapshot
+from aerobee_broker.pop import pop as pops
 from aerobee_proto import properties
 from aerobee_proto.bodies import SubscriptionGroupConfig, TopicConfig
 from aerobee_proto.codes import RequestCode, ResponseCode
@@ -610,3 +612,58 @@ async def test_the_newer_names_of_retry_topics(tmp_path: Path, clock: Clock) -> 
         (record,) = decode_records(again.body)
         assert (record.topic, record.property_map[properties.POP_CK].split()[4]) == ("T", "2")
         assert (await client.ack_all(again)) == [0]
+
+
+def in_turns(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
+    """How often a method of the pops is called in each turn of the event loop from here on."""
+    counts = [0]
+    run, method = asyncio.Handle._run, getattr(pops.PopHandlers, name)
+
+    def turn(handle: asyncio.Handle) -> None:
+        counts.append(0)
+        run(handle)
+
+    def counted(*arguments: Any) -> Any:
+        counts[-1] += 1
+        return method(*arguments)
+
+    monkeypatch.setattr(pops.PopHandlers, name, counted)
+    monkeypatch.setattr(asyncio.Handle, "_run", turn)
+    return counts
+
+
+async def groups_that_wait(broker: Broker, client: Popper, clock: Clock, count: int) -> list[int]:
+    with_topic(broker)
+    opaques = [
+        client.send_pop("T", pollTime=10_000, bornTime=clock(), consumerGroup=f"group-{number}")
+        for number in range(count)
+    ]
+    await client.ask(RequestCode.POLLING_INFO, client.fields("T"))
+    return opaques
+
+
+async def test_very_many_groups_that_wait_are_served_in_several_turns(
+    broker: Broker, client: Popper, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One message was handed to every group that waits for it in one turn of the event loop."""
+    monkeypatch.setattr(pops, "SERVED_MAX", 4)
+    waiting = await groups_that_wait(broker, client, clock, 20)
+    counts = in_turns(monkeypatch, "_serve")
+    async with popping(broker) as other:
+        await other.put("T", b"for all")
+    answers = await client.answers(20)
+    assert [bodies(answers[opaque]) for opaque in waiting] == [[b"for all"]] * 20
+    assert max(counts) == 4
+
+
+async def test_very_many_whose_time_is_over_are_answered_in_several_turns(
+    broker: Broker, client: Popper, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pops, "SERVED_MAX", 4)
+    waiting = await groups_that_wait(broker, client, clock, 20)
+    counts = in_turns(monkeypatch, "_try")
+    clock.now_ms += 10_001
+    await sweep(broker)
+    answers = await client.answers(20)
+    assert {answers[opaque].code for opaque in waiting} == {ResponseCode.POLLING_TIMEOUT}
+    assert max(counts) == 4
