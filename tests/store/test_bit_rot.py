@@ -49,7 +49,8 @@ def test_a_file_without_its_end_costs_at_most_what_was_in_it(piece: int, record_
     found = truncate_many(piece, TRUNCATIONS // PIECES)
     told(found, "truncated files", record_property)
     assert found.trials == found.kinds.total() == TRUNCATIONS // PIECES
-    assert {kind for kind, _ in found.kinds} == found.possible
+    # The others are in one of its stores or two: not every piece comes upon each.
+    assert {"commitlog", "consumequeue", "index", "checkpoint"} <= {kind for kind, _ in found.kinds} <= KINDS
     assert found.kinds["commitlog", "start refused"] > TRUNCATIONS // PIECES // 100
 
 
