@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Container, Iterable, Iterator
 import msgspec
 
 from aerobee_proto.codes import RequestCode
+from aerobee_proto.frames import FLAG_RESPONSE
 from aerobee_remoting.handlers import Entry
 from system.worst_requests import Worst
 from turns import TURN_MAX, Turns
@@ -72,6 +73,8 @@ class Sender:
         answer = _exactly(connection, size)
         (length,) = struct.unpack_from(">I", answer)
         header = msgspec.json.decode(answer[4 : 4 + length])
+        if not header["flag"] & FLAG_RESPONSE:
+            return -1, 0  # a request of the server: a notice, numbered by itself
         return header["opaque"], header["code"]
 
     def close(self) -> None:
