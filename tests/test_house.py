@@ -61,6 +61,7 @@ DOORS = {
         {"aerobee_broker", "aerobee_nameserver", "aerobee_remoting"}
     ),
     ("aerobee_console", "local_cluster.py"): frozenset({"aerobee_broker", "aerobee_nameserver"}),
+    ("aerobee_console", "interrupts.py"): frozenset({"aerobee_remoting"}),
     ("aerobee_console", "ports.py"): frozenset({"aerobee_remoting"}),
     ("aerobee_console", "store.py"): frozenset({"aerobee_store"}),
     ("aerobee_console", "pipelines.py"): frozenset({"pyspark_aerobee"}),

@@ -2,6 +2,14 @@
 
 import sys
 
-from aerobee_broker.main import main
+from aerobee_remoting.interrupts import INTERRUPTED, end_quietly_while_loading
 
-sys.exit(main())
+if __name__ == "__main__":
+    end_quietly_while_loading()
+    from aerobee_broker.main import main
+
+    try:
+        code = main()
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    sys.exit(code)

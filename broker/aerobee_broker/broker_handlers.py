@@ -16,7 +16,7 @@ from aerobee_broker.disk_figures import DiskFigures
 from aerobee_broker.official_keys import UNSUPPORTED_KEYS
 from aerobee_broker.request_bodies import answer
 from aerobee_broker.runtime_info import runtime_table
-from aerobee_broker.services import Services, save_deletions
+from aerobee_broker.services import Services, delete_queues, save_deletions
 from aerobee_broker.stats import Rate
 from aerobee_proto.bodies import BrokerStatsData, BrokerStatsItem, HaStatus, KVTable
 from aerobee_proto.codes import RequestCode, ResponseCode
@@ -176,7 +176,7 @@ class BrokerHandlers:
                 continue
             services.offsets.remove_topic(topic)
             services.stats.topic_deleted(topic)
-            count = services.store.delete_topic(topic)
+            count = delete_queues(services, topic)
             log.info("broker.unused_topic_cleaned", topic=topic, queue_count=count)
         await save_deletions(services)
         return Response()

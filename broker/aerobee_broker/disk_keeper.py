@@ -31,7 +31,7 @@ from aerobee_store.cleaning import (
     may_send,
     plan_cleaning,
 )
-from aerobee_store.errors import StoreError
+from aerobee_store.errors import NamesNotSynced, StoreError
 from aerobee_store.io import StoreIo
 from aerobee_store.reserve import Reserve
 from aerobee_store.store import MessageStore
@@ -92,6 +92,8 @@ class DiskKeeper:
         self._one_round = asyncio.Lock()
         self._asked = False
         self._refused = False
+        # The worker's: folders of which it is told that nobody can say how full their disk is.
+        self._unknown: set[Path] = set()
         # As found by the last look; None where it could not be found out.
         self.disks: tuple[DiskUse | None, ...] = ()
 
@@ -162,12 +164,19 @@ class DiskKeeper:
 
     def _disk_use(self, folder: Path) -> DiskUse | None:
         try:
-            return DiskUse(*self._io.disk_usage(folder))
-        except OSError:
+            use = DiskUse(*self._io.disk_usage(folder))
+        except (OSError, StoreError) as failed:
+            if folder not in self._unknown:
+                self._unknown.add(folder)
+                log.warning("store.disk_use_unknown", path=str(folder), reason=str(failed))
             return None
+        if folder in self._unknown:
+            self._unknown.discard(folder)
+            log.info("store.disk_use_known", path=str(folder), used_percent=use.used_percent)
+        return use
 
     def _keep_small_files(self) -> None:
-        if not self._refused:
+        if not self._refused and not self._unknown:
             self._reserve.refill()
         self._services.store.save_deletions()
 
@@ -204,7 +213,12 @@ class DiskKeeper:
         deleted: list[Deleted] = []
         cleaner = self._services.store.cleaner
         while cleaner.has_released:
-            deleted += await self._in_worker(cleaner.delete_released)
+            try:
+                deleted += await self._in_worker(cleaner.delete_released)
+            except NamesNotSynced as failed:
+                # What is deleted next rests on this: a row of log files must not come back with a hole in it.
+                self._services.store.fail("deletion of old files", failed)
+                raise
         return deleted
 
     async def _in_worker(self, call: Callable[[Unpack[Ts]], T], *arguments: *Ts) -> T:

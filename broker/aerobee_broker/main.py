@@ -25,6 +25,7 @@ from aerobee_broker.broker import Broker
 from aerobee_broker.config import BrokerConfig
 from aerobee_broker.crash_notes import explain_crashes
 from aerobee_broker.descriptors import raise_open_files_limit
+from aerobee_broker.store_folder import foreign_folder
 from aerobee_broker.threads import started_executor
 from aerobee_proto.errors import AerobeeError
 from aerobee_remoting.logs import configure_logging, stray_errors_told
@@ -107,9 +108,9 @@ def start(file: Path | None, overrides: Mapping[str, str]) -> int:
 def run(config: BrokerConfig, settings_file: Path | None = None) -> int:
     """Serve until SIGTERM, SIGINT or SIGHUP. Returns the exit code."""
     configure_logging()
-    stray = stray_store(config)
-    if stray is not None:
-        print(f"aerobee broker: {stray}", file=sys.stderr)
+    misplaced = stray_store(config) or foreign_folder(config.store_path_root_dir)
+    if misplaced is not None:
+        print(f"aerobee broker: {misplaced}", file=sys.stderr)
         return EXIT_USAGE
     try:
         armed = failpoints.arm_from_text(os.environ.get(FAILPOINTS_VARIABLE, ""))

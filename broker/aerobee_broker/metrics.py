@@ -62,10 +62,12 @@ class MetricsServer(OperatorsPort):
         ProcessCollector(registry=self._process)
 
     async def start(self) -> None:
-        """Listen where the settings say."""
+        """Listen where the settings say. CannotListen when a port that somebody has set cannot be taken."""
         config = self._services.config
         await self.listen(
-            config.metrics_prom_exporter_host or config.bind_address, config.metrics_prom_exporter_port
+            config.metrics_prom_exporter_host or config.bind_address,
+            config.metrics_prom_exporter_port,
+            is_set="metrics_prom_exporter_port" in config.model_fields_set,
         )
 
     async def _metrics(self) -> Page:

@@ -24,6 +24,7 @@ from aerobee_proto.headers import PullMessageHeader
 from aerobee_remoting.connection import Connection
 from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
 from aerobee_store.consume_queue import tags_of
+from aerobee_store.errors import StoreError
 from aerobee_store.get_message import GetResult, GetStatus
 
 __all__ = ["PullProcessor"]
@@ -297,7 +298,11 @@ class PullProcessor:
             # One message may wake thousands of pulls: what they find is not piled up for a peer that does not read.
             request.respond(self._retry(pull.offset))
             return
-        result = self._read(header, pull.offset, wanted)
+        try:
+            result = self._read(header, pull.offset, wanted)
+        except (OSError, StoreError) as failed:  # of this queue alone: nobody else is to suffer
+            request.fail(failed)
+            return
         if result is None:
             request.respond(Response(ResponseCode.SYSTEM_ERROR, "the store is stopping"))
             return

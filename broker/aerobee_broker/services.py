@@ -37,7 +37,7 @@ from aerobee_store.store import MessageStore
 if TYPE_CHECKING:
     from aerobee_broker.timer_delivery import TimerDelivery
 
-__all__ = ["Services", "make_services", "save_deletions"]
+__all__ = ["Services", "delete_queues", "make_services", "save_deletions"]
 
 
 async def at_once() -> None:
@@ -177,6 +177,14 @@ def make_services(
     )
     services.parking.add(delay_rules.place)
     return services
+
+
+def delete_queues(services: Services, topic: str) -> int:
+    """Delete the queues of a topic; how many there were. RequestError when the disk refuses, which ends the broker."""
+    try:
+        return services.store.delete_topic(topic)
+    except StoreError as failed:
+        raise RequestError(ResponseCode.SYSTEM_ERROR, str(failed)) from failed
 
 
 async def save_deletions(services: Services) -> None:

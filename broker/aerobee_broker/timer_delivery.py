@@ -34,7 +34,7 @@ from aerobee_proto.javahash import java_hash
 from aerobee_proto.names import TIMER_TOPIC
 from aerobee_proto.records import StoredRecord
 from aerobee_remoting.tasks import look_at
-from aerobee_store.errors import StoreError, StoreFull
+from aerobee_store.errors import NamesNotSynced, StoreError, StoreFull
 from aerobee_store.messages import NewMessage, PutStatus
 from aerobee_store.timer_files import (
     MAGIC_DEFAULT,
@@ -430,6 +430,8 @@ class TimerDelivery:
             log.warning("broker.timer_checkpoint_waits", reason=str(kept))
         try:
             self._files.clean(self._services.store.min_physical_offset)
+        except NamesNotSynced:
+            raise
         except OSError as failed:
             log.warning("store.cleaning_failed", reason=str(failed))
 

@@ -16,7 +16,7 @@ import structlog
 
 from aerobee_broker.attributes import parse_alterations
 from aerobee_broker.request_bodies import answer, answer_in_slices, in_slices, in_turns, read_body
-from aerobee_broker.services import Services, save_deletions
+from aerobee_broker.services import Services, delete_queues, save_deletions
 from aerobee_broker.topics import has_batch_queues
 from aerobee_proto import names
 from aerobee_proto.bodies import (
@@ -175,7 +175,7 @@ class TopicHandlers:
             services.stats.topic_deleted(name)
             services.timer_counts.forget(name)
             if services.topics.delete(name):
-                services.store.delete_topic(name)
+                delete_queues(services, name)
         await save_deletions(services)
         await self._persist_and_register()
         return Response()

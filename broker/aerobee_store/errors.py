@@ -29,6 +29,7 @@ __all__ = [
     "RESOURCE_ERRORS",
     "CorruptStore",
     "FileGone",
+    "NamesNotSynced",
     "OutOfResources",
     "StoreError",
     "StoreFull",
@@ -167,6 +168,14 @@ class StorePoisoned(StoreNotWriteable):
 def file_cut(found: int, size: int) -> str:
     """What somebody else did to a file of `size` bytes that has `found` of them now."""
     return f"somebody changed its length from {size} to {found} under the running broker"
+
+
+class NamesNotSynced(OSError):
+    """A folder could not be synced: which of the names made or removed in it a crash leaves, nobody knows.
+
+    As final as a failed sync of a file, as the next one may say that all is well; but for a file that is written anew
+    as a whole.
+    """
 
 
 class FileGone(OSError):

@@ -19,6 +19,7 @@ import errno
 import fcntl
 import mmap
 import os
+import stat
 import sys
 import threading
 from collections import Counter, defaultdict
@@ -38,6 +39,7 @@ from aerobee_store.errors import (
     RESOURCE_ERRORS,
     CorruptStore,
     FileGone,
+    NamesNotSynced,
     OutOfResources,
     StoreFull,
     StoreLocked,
@@ -204,7 +206,8 @@ class StoreIo(Protocol):
         """Rename over `target`, durable."""
 
     def sync_folder(self, path: Path) -> None:
-        """Make creations and removals inside `path` durable."""
+        """Make creations and removals inside `path` durable. NamesNotSynced is as final as what sync() of a file
+        raises."""
 
     def sync_all(self, files: Sequence[DataFile], folders: Sequence[Path]) -> None:
         """As sync() of every file and then sync_folder() of every folder, for any number of them.
@@ -462,9 +465,13 @@ class _DiskFile:
                 self.view.release()
                 self._map.close()
         with self._closing:
-            os.close(self._fd)
-            self._fd = -1
-        self.file_system = None
+            # Also when the call fails the number is free, and may be another file's at once.
+            fd, self._fd = self._fd, -1
+            self.file_system = None
+            try:
+                os.close(fd)
+            except OSError as error:
+                raise _at(self.path, error) from error
 
 
 # Files locked by this process, by (device, inode): record locks do not hold against their own process.
@@ -513,7 +520,8 @@ class _DiskLock:
 
 def _lock_file(path: Path) -> tuple[int, tuple[int, int]]:
     """Descriptor and identity of the lock file, locked."""
-    if path.exists() and _identity(path.stat()) in _locked_here:
+    found = _status(path)
+    if found is not None and _identity(found) in _locked_here:
         raise StoreLocked(path)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -643,7 +651,7 @@ class DiskIo:
     @_told
     def replace_bytes(self, path: Path, data: bytes, *, keep_previous: bool = True) -> None:
         self.make_folder(path.parent)
-        if keep_previous and path.exists():
+        if keep_previous and _status(path) is not None:
             previous = path.with_name(path.name + ".bak")
             self._write_beside(previous, path.read_bytes())
             failpoints.hit("io.previous_kept")
@@ -672,9 +680,7 @@ class DiskIo:
     def list_names(self, folder: Path) -> list[FolderEntry]:
         try:
             with os.scandir(folder) as entries:
-                found = [
-                    FolderEntry(e.name, 0 if e.is_dir() else e.stat().st_size, e.is_dir()) for e in entries
-                ]
+                found = [entry for e in entries if (entry := _entry(e)) is not None]
         except FileNotFoundError:
             return []
         return sorted(found)
@@ -692,7 +698,8 @@ class DiskIo:
         self._make_folder(path, lasting=True)
 
     def _make_folder(self, path: Path, *, lasting: bool) -> None:
-        if path.is_dir():
+        found = _status(path)
+        if found is not None and stat.S_ISDIR(found.st_mode):
             return
         self._make_folder(path.parent, lasting=lasting)
         path.mkdir(exist_ok=True)
@@ -712,7 +719,7 @@ class DiskIo:
     def sync_folder(self, path: Path) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            os.fsync(fd)
+            _sync_names(path, fd)
         finally:
             os.close(fd)
 
@@ -760,6 +767,21 @@ class DiskIo:
         return path.stat().st_mtime_ns // 1_000_000
 
 
+def _entry(found: os.DirEntry[str]) -> FolderEntry | None:
+    """None when it is gone again: the others are there all the same."""
+    try:
+        return FolderEntry(found.name, 0 if found.is_dir() else found.stat().st_size, found.is_dir())
+    except FileNotFoundError:
+        return None
+
+
+def _sync_names(folder: Path, fd: int) -> None:
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        raise NamesNotSynced(error.errno, error.strerror, str(folder)) from error
+
+
 def _check_length(path: Path, found: int, wanted: int) -> None:
     if found != wanted:
         raise CorruptStore(path, None, f"length is {found}, must be {wanted}", _WRONG_LENGTH)
@@ -782,6 +804,14 @@ def _at(path: Path, error: OSError) -> OSError:
 def _named(path: Path, error: OSError) -> OSError | OutOfResources:
     """What is raised to whoever uses this module: with the path, and want of resources by its own name."""
     return OutOfResources(path, error.errno) if error.errno in RESOURCE_ERRORS else _at(path, error)
+
+
+def _status(path: Path) -> os.stat_result | None:
+    """None when it is not there; every other error is one, which `Path.exists` hides in some versions of Python."""
+    try:
+        return path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

@@ -229,7 +229,13 @@ class MappedFileQueue:
 
     def drop_first(self) -> None:
         """Delete the first file. Slices of it that readers hold stay readable."""
-        self._remove(self.release_first())
+        first = self.release_first()
+        try:
+            self._io.unlink(first.data.path)
+        except OSError:
+            self.files = (first, *self.files)  # to be tried again: behind it there must be no hole
+            raise
+        first.data.close()
         self._io.sync_folder(self.folder)
 
     def release_first(self) -> MappedFile:

@@ -165,8 +165,8 @@ class MessageStore:
         """
         if self.is_open:
             raise StoreError("the store is open already")
-        self._guard.enter()
         try:
+            self._guard.enter()
             report = self._load_and_recover()
         except BaseException:
             self._release()
@@ -344,10 +344,9 @@ class MessageStore:
             log.warning("store.queue_list_not_saved", reason=str(failed))
 
     def _release(self) -> None:
-        self._checkpoint.close()
-        self._index.close()
-        self._queues.close()
-        self._log.close()
+        for part in (self._checkpoint, self._index, self._queues, self._log):
+            with contextlib.suppress(OSError):  # all that counts is synced, or has failed
+                part.close()
         self._guard.leave()
 
     # --- writing ---------------------------------------------------------------------------------------
@@ -898,13 +897,17 @@ class MessageStore:
         """Delete the topic's queues; how many there were. Its records stay in the log until cleaned.
 
         That is on disk already, unless save_deletions() says why it cannot be; then a crash may bring them back.
+        StorePoisoned when their files cannot be deleted.
         """
         self._appender.forget_topic(topic)
         self._tombstones.add(topic, self._log.end_offset)
         # First, as queues that are gone without a reason are built again under numbers that were given out anew.
         with contextlib.suppress(OSError, StoreFull):
             self._tombstones.save()
-        return self._queues.delete_topic(topic)
+        try:
+            return self._queues.delete_topic(topic)
+        except OSError as error:
+            raise self._fail("consume queue", error) from error
 
     def is_dead(self, topic: str, physical_offset: int) -> bool:
         """Whether a message of `topic` that came at `physical_offset` died with the topic, which was deleted later."""

@@ -4,7 +4,11 @@ The command belongs to another room, so it is found as the script is: by the ent
 """
 
 import sys
-from importlib.metadata import entry_points
+
+from aerobee_remoting.interrupts import end_quietly_while_loading
+
+end_quietly_while_loading()
+from importlib.metadata import entry_points  # noqa: E402  # it takes its time
 
 command = next(iter(entry_points(group="console_scripts", name="aerobee")), None)
 if command is None:

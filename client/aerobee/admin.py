@@ -15,6 +15,7 @@ from aerobee.errors import (
     UNKNOWN_TOPIC,
     InvalidMessage,
     NameserverAnswer,
+    NoQueue,
     NoRoute,
     NotFound,
 )
@@ -392,9 +393,20 @@ class Admin:
         to        "earliest", "latest", a time, "-1h"; an offset only together with `queue`
         queue     only this queue; without it all queues of the topic
 
-        NotFound when no broker knows the group: `create_group` makes one that nobody consumes in yet.
+        NotFound when no broker knows the group: `create_group` makes one that nobody consumes in yet. NoQueue when the
+        topic has no such queue.
         """
+        if queue is not None:
+            await self._check_queue(topic, queue)
         return await self._groups.reset(group, topic, parse_where(to, self._clock_ms()), queue)
+
+    async def _check_queue(self, topic: str, queue: MessageQueue) -> None:
+        """NoQueue when the broker has the topic, and fewer queues."""
+        for data in (await self.route(topic)).queue_datas:
+            count = max(data.read_queue_nums, data.write_queue_nums)
+            if data.broker_name == queue.broker_name and not 0 <= queue.queue_id < count:
+                there = f"topic {topic!r} has queues 0 to {count - 1} on {data.broker_name}"
+                raise NoQueue(f"{there}; {queue.queue_id} is none of them")
 
     async def clone_group(
         self, source: str, target: str, topic: str | None = None, *, offline: bool = False

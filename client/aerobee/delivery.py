@@ -27,6 +27,7 @@ from aerobee.errors import (
     ClientError,
     InvalidMessage,
     NoBroker,
+    NoQueue,
     NoRoute,
     RequestTimeout,
     SendFailed,
@@ -486,7 +487,7 @@ def pick_queue(route: Route, pick: MessageQueue | int | str) -> MessageQueue:
         # Java's % keeps the sign of the hash, so the absolute value of the hash decides.
         return queues[abs(java_hash(pick)) % len(queues)]
     if not 0 <= pick < len(queues):
-        raise InvalidMessage(
+        raise NoQueue(
             f"topic {route.topic!r} has queues 0 to {len(queues) - 1} to send to; {pick} is none of them"
         )
     return queues[pick]

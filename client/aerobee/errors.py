@@ -44,6 +44,7 @@ __all__ = [
     "NameserverAnswer",
     "NoBroker",
     "NoNameserver",
+    "NoQueue",
     "NoReply",
     "NoRoute",
     "NotFound",
@@ -405,6 +406,10 @@ class BufferFull(ClientError):
 
 class InvalidMessage(ClientError, ValueError):
     """A message or argument that no broker would accept; nothing was sent."""
+
+
+class NoQueue(InvalidMessage):
+    """The topic is there and has no queue of that number, or on that broker; nothing was sent."""
 
 
 class DamagedRecord(ClientError):

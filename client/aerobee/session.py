@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 from aerobee.backoff import pauses
 from aerobee.config import ClientConfig, FetchConfig
-from aerobee.errors import ClientError, InvalidMessage
+from aerobee.errors import ClientError, InvalidMessage, NoQueue
 from aerobee.fetching import Fetcher
 from aerobee.filters import Filter, SqlFilter
 from aerobee.heartbeat import heartbeat_body, pull_group
@@ -387,7 +387,7 @@ def _select_queues(route: Route, selection: QueueSelection) -> list[MessageQueue
     known = {*route.subscribe, *(queue.queue_id for queue in route.subscribe)}
     missing = [str(one) for one in selection if one not in known]
     if missing or not chosen:
-        raise InvalidMessage(
+        raise NoQueue(
             f"topic {route.topic!r} has no queue {', '.join(missing) or 'of an empty list'};"
             f" it has {', '.join(str(queue) for queue in route.subscribe)}"
         )

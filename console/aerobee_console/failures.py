@@ -18,7 +18,6 @@ from typing import Final
 
 __all__ = [
     "FAULT",
-    "INTERRUPTED",
     "NOT_FOUND",
     "OK",
     "REFUSED",
@@ -35,12 +34,12 @@ USAGE: Final = 2
 UNREACHABLE: Final = 3
 REFUSED: Final = 4
 NOT_FOUND: Final = 5
-INTERRUPTED: Final = 130
 
 # Class name (of an error or one of its bases, nearest first) to exit code.
 CODES: Final = {
     "SettingsError": USAGE,
     "InvalidMessage": USAGE,
+    "NoQueue": NOT_FOUND,
     "NoRoute": NOT_FOUND,
     "NoBroker": NOT_FOUND,
     "NotFound": NOT_FOUND,

@@ -13,7 +13,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from aerobee_console.failures import INTERRUPTED, OK, USAGE, describe, exit_code_of
+from aerobee_console.failures import OK, USAGE, describe, exit_code_of
+from aerobee_console.interrupts import INTERRUPTED, loading_ends_quietly
 from aerobee_console.program_name import program_name
 
 if TYPE_CHECKING:
@@ -82,6 +83,11 @@ def make_app() -> "App":
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code; no error leaves as an exception unless `--debug` asks for it."""
     words, debug = _split_debug(list(sys.argv[1:] if arguments is None else arguments))
+    with loading_ends_quietly():
+        return _run(words, debug)
+
+
+def _run(words: list[str], debug: bool) -> int:
     words = [_at_home(word) for word in words]
     if debug:
         os.environ["AEROBEE_DEBUG"] = "1"  # for the logs of the client, which are set up by the command

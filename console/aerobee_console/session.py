@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from cyclopts import Parameter
 
 from aerobee_console.failures import USAGE, Failure
+from aerobee_console.interrupts import interrupts_as_ever
 from aerobee_console.numbers import SECONDS
 from aerobee_console.tables import OutputFormat
 
@@ -97,6 +98,7 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
     import uvloop
 
     _configure_logs()
+    interrupts_as_ever()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(work)
 

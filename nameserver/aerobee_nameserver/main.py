@@ -74,12 +74,10 @@ async def serve(config: NameserverConfig, notifier: ServiceNotifier) -> int:
     """Start, tell systemd, wait for a signal, stop. Returns the exit code."""
     stop = asyncio.Event()
     call_on_stop_signals(stop.set)
-    server = await _started(config)
-    if server is None:
+    started = await _started(config)
+    if started is None:
         return 1
-    metrics = MetricsServer(server)
-    if config.metrics_prom_exporter_port:
-        await metrics.start()
+    server, metrics = started
     try:
         await notifier.serving(f"listening on {server.address}", stop)
     finally:
@@ -88,19 +86,25 @@ async def serve(config: NameserverConfig, notifier: ServiceNotifier) -> int:
     return 0
 
 
-async def _started(config: NameserverConfig) -> NameServer | None:
-    """A nameserver that serves, or None after one line that says why not."""
+async def _started(config: NameserverConfig) -> tuple[NameServer, MetricsServer] | None:
+    """A nameserver that serves, with its metrics, or None after one line that says why not."""
     server: NameServer | None = None
+    metrics: MetricsServer | None = None
     try:
         server = NameServer(config)
+        metrics = MetricsServer(server)
+        if config.metrics_prom_exporter_port:
+            await metrics.start()  # first: clients are not to come and be sent away again
         await server.start()
     except (AerobeeError, OSError) as failed:
         reason, way_out = explain(failed)
         log.error("nameserver.start_failed", reason=reason, way_out=way_out)  # noqa: TRY400  # they say it all
+        if metrics is not None:
+            await metrics.close()
         if server is not None:
             await server.close()
         return None
-    return server
+    return server, metrics
 
 
 def _parser() -> argparse.ArgumentParser:

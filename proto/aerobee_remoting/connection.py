@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from aerobee_proto.codes import VERSION, ResponseCode
-from aerobee_proto.errors import FrameError, LimitReached, RequestError
+from aerobee_proto.errors import AerobeeError, FrameError, LimitReached, RequestError
 from aerobee_proto.frames import (
     CODEC_JSON,
     FLAG_ONEWAY,
@@ -421,10 +421,10 @@ class Connection(asyncio.Protocol):
         try:
             entry.batch(self, run)
         except Exception as failed:
-            self._log.exception("remoting.handler_failed", peer=self.peer, code=entry.code)
+            response = self.failure(entry.code, failed)
             for item, _, codec in run:
                 if not item.flag & FLAG_ONEWAY:
-                    self.respond(codec, item.opaque, _failure(failed))
+                    self.respond(codec, item.opaque, response)
         took_s = time.perf_counter() - began
         if took_s >= self._watch.held_s:
             self._watch.took(entry, took_s, self.peer)
@@ -463,13 +463,24 @@ class Connection(asyncio.Protocol):
         except RequestError as refused:
             response = self._refusal(entry, refused)
         except Exception as failed:
-            self._log.exception("remoting.handler_failed", peer=self.peer, code=entry.code)
-            response = _failure(failed)
+            response = self.failure(entry.code, failed)
         if response is not None and not request.oneway:
             self.respond(request.codec, request.opaque, response)
         took_s = time.perf_counter() - began
         if took_s >= self._watch.held_s:
             self._watch.took(entry, took_s, self.peer)
+
+    def failure(self, code: int, failed: Exception) -> Response:
+        """The answer to a request that met this, which is told: a file that cannot be read is no fault of ours. To be
+        called where it is handled."""
+        path = getattr(failed, "filename", None) or getattr(failed, "path", None)
+        if isinstance(failed, OSError | AerobeeError) and path:
+            self._log.error(
+                "remoting.file_unreadable", peer=self.peer, code=code, path=str(path), reason=str(failed)
+            )
+        else:
+            self._log.exception("remoting.handler_failed", peer=self.peer, code=code)
+        return Response(ResponseCode.SYSTEM_ERROR, f"{type(failed).__name__}: {failed}")
 
     def _refusal(self, entry: Entry, refused: RequestError) -> Response:
         entry.refused += 1
@@ -503,8 +514,7 @@ class Connection(asyncio.Protocol):
         except asyncio.CancelledError:
             raise
         except Exception as failed:
-            self._log.exception("remoting.handler_failed", peer=self.peer, code=entry.code)
-            response = _failure(failed)
+            response = self.failure(entry.code, failed)
         finally:
             self.hold(-1)
             self._running_size -= size
@@ -745,10 +755,6 @@ class Connection(asyncio.Protocol):
         """Close at once; what waits to be sent is dropped."""
         self._close_reason = reason
         self.transport.abort()
-
-
-def _failure(failed: Exception) -> Response:
-    return Response(ResponseCode.SYSTEM_ERROR, f"{type(failed).__name__}: {failed}")
 
 
 def _size_of(frames: Iterable[Frame]) -> int:

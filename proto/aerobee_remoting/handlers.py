@@ -152,6 +152,10 @@ class Request:
         if not self.oneway:
             self.connection.respond(self.codec, self.opaque, response)
 
+    def fail(self, failed: Exception) -> None:
+        """Answer later that this came between. To be called where it is handled."""
+        self.respond(self.connection.failure(self.code, failed))
+
 
 PlainHandler = Callable[[Request], Response | None]
 AsyncHandler = Callable[[Request], Awaitable[Response | None]]

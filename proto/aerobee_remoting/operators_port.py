@@ -1,20 +1,22 @@
-"""The port that operators look through, of a broker or a nameserver: open where the settings say, or a warning.
+"""The port that operators look through, of a broker or a nameserver: open where the settings say.
 
-Touches  one listening socket, through `HttpResponder`. A port that is taken is a warning: the process serves clients
-         without it.
+Touches  one listening socket, through `HttpResponder`.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import structlog
 
 from aerobee_remoting.http_responder import HttpResponder, Page
+from aerobee_remoting.start_failures import CannotListen, explain
 
 __all__ = ["OperatorsPort", "health_page"]
 
 log = structlog.get_logger()
+
+METRICS_PORT: Final = "metricsPromExporterPort"
 
 
 class OperatorsPort:
@@ -24,17 +26,21 @@ class OperatorsPort:
         self._responder = HttpResponder(pages)
         self.port = 0  # 0 while it does not listen
 
-    async def listen(self, host: str, port: int) -> None:
-        """Listen there; a port that cannot be taken is a warning."""
+    async def listen(self, host: str, port: int, *, is_set: bool) -> None:
+        """Listen there.
+
+        Where somebody has set the port (`is_set`), it is scraped or asked for health: CannotListen when it cannot be
+        taken. A default must not keep the second server on a machine from starting: it is told and served without.
+        """
         try:
             self.port = await self._responder.start(host, port)
         except OSError as error:
+            failed = CannotListen(error, host, port, METRICS_PORT)
+            if is_set:
+                raise failed from error
+            reason, way_out = explain(failed)
             log.warning(
-                "metrics.not_served",
-                host=host,
-                port=port,
-                reason=error.strerror or str(error),
-                way_out="set metricsPromExporterPort to a free port, or to 0",
+                "metrics.not_served", host=host, port=port, reason=reason, way_out=f"{way_out}, or to 0"
             )
         else:
             log.info("metrics.served", host=host, port=self.port)

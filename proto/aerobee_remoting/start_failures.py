@@ -18,12 +18,13 @@ LOCK_FILE = "lock"
 
 
 class CannotListen(OSError):
-    """An address cannot be taken: `host` and `port` say which."""
+    """An address cannot be taken: `host` and `port` say which, `setting` where the port is written."""
 
-    def __init__(self, cause: OSError, host: str, port: int) -> None:
+    def __init__(self, cause: OSError, host: str, port: int, setting: str = "listenPort") -> None:
         super().__init__(cause.errno, f"cannot listen on {host}:{port}: {cause.strerror}")
         self.host = host
         self.port = port
+        self.setting = setting
 
     def __str__(self) -> str:
         return str(self.strerror)
@@ -61,7 +62,7 @@ def _cannot_listen(failed: CannotListen) -> tuple[str, str]:
         by = f" by {owner}" if owner else ""
         return (
             f"{address} is taken{by}: {os.strerror(errno.EADDRINUSE)}",
-            "stop what listens there, or set listenPort to another port",
+            f"stop what listens there, or set {failed.setting} to another port",
         )
     if failed.errno == errno.EADDRNOTAVAIL:
         return (
@@ -71,7 +72,7 @@ def _cannot_listen(failed: CannotListen) -> tuple[str, str]:
     if failed.errno in (errno.EACCES, errno.EPERM) and failed.port < PRIVILEGED_PORTS_END:
         return (
             f"{address}: ports below {PRIVILEGED_PORTS_END} are for root alone; this user is {user_name()}",
-            f"set listenPort to a port from {PRIVILEGED_PORTS_END} on",
+            f"set {failed.setting} to a port from {PRIVILEGED_PORTS_END} on",
         )
     return str(failed), ""
 

@@ -18,6 +18,7 @@ from aerobee_broker.registration import NameserverState
 from aerobee_broker.services import Services
 from aerobee_proto.bodies import ConsumerData, SubscriptionData
 from aerobee_remoting.connection import Connection
+from aerobee_remoting.start_failures import CannotListen, explain
 from broker.support import START_MS, Clock, put
 
 NODE = {"cluster": "GoldenCluster", "node_type": "broker", "node_id": "golden-a"}
@@ -179,12 +180,25 @@ async def test_every_topic_and_group_with_messages_has_its_series(services: Serv
     assert len(found["rocketmq_throughput_out"].rows) == 500
 
 
-async def test_a_taken_port_is_a_warning(services: Services, server: MetricsServer) -> None:
-    services.live.value = services.config.model_copy(update={"metrics_prom_exporter_port": server.port})
+async def test_a_taken_port_that_nobody_set_is_a_warning_and_one_that_is_set_refuses_the_start(
+    services: Services, server: MetricsServer
+) -> None:
+    """A second broker with a port of its own in its file started without the metrics that were asked for."""
+    config = services.config.model_copy(update={"metrics_prom_exporter_port": server.port})
+    services.live.value = config
     second = MetricsServer(services, facts=dict)
+    with capture_logs() as logs, pytest.raises(CannotListen) as refused:
+        await second.start()
+    assert logs == []
+    reason, way_out = explain(refused.value)
+    assert f"{server.port} is taken by " in reason
+    assert "set metricsPromExporterPort to another port" in way_out
+    config.model_fields_set.discard("metrics_prom_exporter_port")
     with capture_logs() as logs:
         await second.start()
-    assert [line["event"] for line in logs] == ["metrics.not_served"]
+    (told,) = logs
+    assert (told["event"], told["log_level"], told["reason"]) == ("metrics.not_served", "warning", reason)
+    assert second.port == 0
     await second.close()
 
 

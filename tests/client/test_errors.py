@@ -17,6 +17,7 @@ from aerobee.errors import (
     NameserverAnswer,
     NoBroker,
     NoNameserver,
+    NoQueue,
     NoReply,
     NoRoute,
     NotFound,
@@ -95,6 +96,7 @@ TEXTS: dict[str, tuple[ClientError, list[str]]] = {
     "no reply": (NoReply("t", "AB17", 3.0), ["'t'", "AB17", "within 3 s", "a consumer that replies"]),
     "closed": (ClientClosed("reader"), ["the reader is closed", "async with"]),
     "invalid": (InvalidMessage("empty body"), ["empty body"]),
+    "no queue": (NoQueue("topic 'T' has no queue 9"), ["no queue 9"]),
 }
 
 

@@ -13,8 +13,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
 from aerobee_nameserver.config import NameserverConfig
+from aerobee_nameserver.main import serve
 from aerobee_nameserver.metrics import GAUGES, MetricsServer
 from aerobee_nameserver.server import NameServer
+from aerobee_remoting.systemd import ServiceNotifier
 from nameserver.test_main import started
 from programs import free_port
 
@@ -92,14 +94,35 @@ async def test_it_is_ready_when_routes_are_answered(
     }
 
 
-async def test_a_taken_port_is_a_warning_with_the_way_out() -> None:
+async def test_a_taken_port_that_nobody_set_is_a_warning_with_the_way_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, capture_logs() as logs:
         server = served(metricsPromExporterPort=taken.getsockname()[1])
+        server._server.config.model_fields_set.discard("metrics_prom_exporter_port")
         await server.start()
         await server.close()
     (told,) = logs
     assert (told["event"], told["log_level"]) == ("metrics.not_served", "warning")
     assert "metricsPromExporterPort" in told["way_out"]
+
+
+def test_a_port_that_is_set_and_taken_refuses_the_start(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with capture_logs() as logs:
+            config = NameserverConfig.model_validate(
+                {
+                    "bindAddress": "127.0.0.1",
+                    "listenPort": 0,
+                    "kvConfigPath": str(tmp_path / "kv.json"),
+                    "metricsPromExporterPort": port,
+                }
+            )
+            assert asyncio.run(serve(config, ServiceNotifier({}, 0))) == 1
+    (told,) = [entry for entry in logs if entry["log_level"] == "error"]
+    assert told["event"] == "nameserver.start_failed"
+    assert f"127.0.0.1:{port} is taken" in told["reason"]
+    assert "metricsPromExporterPort" in told["way_out"]
+    assert not [entry for entry in logs if entry["event"] == "nameserver.ready"]
 
 
 def test_it_listens_on_the_loopback_unless_told() -> None:

@@ -19,7 +19,7 @@ async def well() -> Page:
 async def test_pages_are_served_from_start_to_close() -> None:
     port = OperatorsPort({"/health": well})
     with capture_logs() as logs:
-        await port.listen("127.0.0.1", 0)
+        await port.listen("127.0.0.1", 0, is_set=False)
     assert [(line["event"], line["port"]) for line in logs] == [("metrics.served", port.port)]
     reader, writer = await asyncio.open_connection("127.0.0.1", port.port)
     writer.write(b"GET /health HTTP/1.1\r\n\r\n")
@@ -34,7 +34,7 @@ async def test_pages_are_served_from_start_to_close() -> None:
 async def test_a_taken_port_is_a_warning() -> None:
     port = OperatorsPort({"/health": well})
     with socket.create_server(("127.0.0.1", 0)) as taken, capture_logs() as logs:
-        await port.listen("127.0.0.1", taken.getsockname()[1])
+        await port.listen("127.0.0.1", taken.getsockname()[1], is_set=False)
     assert [(line["event"], line["log_level"]) for line in logs] == [("metrics.not_served", "warning")]
     assert port.port == 0
     await port.close()

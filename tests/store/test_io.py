@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from aerobee_store import io as store_io
 from aerobee_store.errors import CorruptStore, OutOfResources, StoreFull, StoreLocked
-from aerobee_store.io import DiskIo, StoreIo
+from aerobee_store.io import DiskIo, FolderEntry, StoreIo
 
 IO = DiskIo()
 
@@ -465,3 +466,38 @@ def test_a_write_past_the_end_is_refused_whatever_the_room(tmp_path: Path) -> No
     with pytest.raises(IndexError):
         file.write((1 << 17) - 10, b"x" * 20)
     file.close()
+
+
+def test_a_close_that_fails_is_not_made_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number is free after a failed close as well: a second one closed whatever had got it meanwhile."""
+    file = DiskIo().open_file(tmp_path / "file", 4096, create=True)
+    real, closed = os.close, list[int]()
+
+    def failing(fd: int) -> None:
+        closed.append(fd)
+        real(fd)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "close", failing)
+        with pytest.raises(OSError, match="file"):
+            file.close()
+        file.close()
+    assert len(closed) == 1
+
+
+def test_a_name_that_goes_away_meanwhile_does_not_hide_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder was empty then: a file that is there was made again, or missed."""
+    for name in ("a", "b"):
+        (tmp_path / name).touch()
+    real = store_io._entry
+
+    def entry(found: os.DirEntry[str]) -> FolderEntry | None:
+        if found.name == "a":
+            (tmp_path / "a").unlink()
+        return real(found)
+
+    monkeypatch.setattr(store_io, "_entry", entry)
+    assert [one.name for one in DiskIo().list_names(tmp_path)] == ["b"]

@@ -119,6 +119,25 @@ def test_a_cut_removes_later_files_and_zeroes_the_rest(tmp_path: Path, cut: int)
     assert len(after) == min(cut - cut % SIZE + SIZE, 3 * SIZE)
 
 
+def test_a_first_file_that_cannot_be_deleted_stays_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was out of the row and still on the disk; when the one behind it went, the next start found a hole."""
+    files = row(tmp_path, 0, SIZE, 2 * SIZE)
+
+    def refused(_: DiskIo, path: Path) -> None:
+        raise PermissionError(1, "Operation not permitted", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DiskIo, "unlink", refused)
+        with pytest.raises(PermissionError):
+            files.drop_first()
+    assert offsets(files) == [0, SIZE, 2 * SIZE]
+    files.drop_first()
+    assert offsets(files) == [SIZE, 2 * SIZE]
+    assert [p.name for p in sorted(tmp_path.iterdir())] == [file_name(SIZE), file_name(2 * SIZE)]
+
+
 def test_ends_are_dropped_one_by_one(tmp_path: Path) -> None:
     files = row(tmp_path, 0, SIZE, 2 * SIZE)
     held = files.files[0].view[:4]

@@ -55,6 +55,7 @@ from aerobee_proto.records import decode_records, encode_record
 from aerobee_remoting.connection import Connection
 from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
 from aerobee_store.consume_queue import tags_of
+from aerobee_store.errors import StoreError
 from aerobee_store.get_message import GetResult, GetStatus
 
 __all__ = ["PopHandlers"]
@@ -638,6 +639,8 @@ class PopHandlers:
                 return self._found(header, popped)
         except RequestError as refused:
             return Response(refused.code, refused.remark)
+        except (OSError, StoreError) as failed:  # of these queues alone: nobody else is to suffer
+            return held.request.connection.failure(held.request.code, failed)
         if popped.rest and held.waiting and not header.order:
             self._again[held] = None
         return None
