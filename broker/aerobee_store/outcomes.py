@@ -349,6 +349,16 @@ OUTCOMES: Final = (
         Phase.STARTING,
     ),
     Failing(
+        "looking for folders that may not be there, after a crash",
+        ("stat",),
+        "queues of batches, what was put aside",
+        ("^/batchconsumequeue$", "^/quarantine$"),
+        _DISK,
+        Outcome.NOT_STARTED,
+        "broker.start_failed",
+        Phase.STARTING_ANEW,
+    ),
+    Failing(
         "looking for what a crash may have left undone",
         ("scandir",),
         "tables, what was put aside",
