@@ -176,7 +176,7 @@ class BrokerHandlers:
                 continue
             services.offsets.remove_topic(topic)
             services.stats.topic_deleted(topic)
-            count = delete_queues(services, topic)
+            count = await delete_queues(services, topic)
             log.info("broker.unused_topic_cleaned", topic=topic, queue_count=count)
         await save_deletions(services)
         return Response()

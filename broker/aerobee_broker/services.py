@@ -30,6 +30,7 @@ from aerobee_proto.codes import ResponseCode
 from aerobee_proto.errors import RequestError
 from aerobee_remoting.loop_watch import LoopWatch
 from aerobee_remoting.peer_memory import PeerMemory
+from aerobee_remoting.slices import in_slices
 from aerobee_store.errors import StoreError
 from aerobee_store.io import StoreIo
 from aerobee_store.store import MessageStore
@@ -179,10 +180,10 @@ def make_services(
     return services
 
 
-def delete_queues(services: Services, topic: str) -> int:
+async def delete_queues(services: Services, topic: str) -> int:
     """Delete the queues of a topic; how many there were. RequestError when the disk refuses, which ends the broker."""
     try:
-        return services.store.delete_topic(topic)
+        return await in_slices(services.store.topic_deletion(topic))
     except StoreError as failed:
         raise RequestError(ResponseCode.SYSTEM_ERROR, str(failed)) from failed
 

@@ -175,7 +175,7 @@ class TopicHandlers:
             services.stats.topic_deleted(name)
             services.timer_counts.forget(name)
             if services.topics.delete(name):
-                delete_queues(services, name)
+                await delete_queues(services, name)
         await save_deletions(services)
         await self._persist_and_register()
         return Response()

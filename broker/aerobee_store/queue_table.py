@@ -12,7 +12,7 @@ Threads: one thread changes the table. flush() may run in another; it works on t
 when it began.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from aerobee_store.batch_queue import BatchQueue
@@ -48,9 +48,11 @@ class QueueTable:
         self._io = io
         self._writable = writable
         self.open_files = OpenQueueFiles(io, open_files_max)
-        # Changed by load(), get_or_create() and delete_topic().
+        # Changed by load(), get_or_create() and deletion().
         self._topics: dict[str, dict[int, ConsumeQueue]] = {}
-        # Topics with queues of batches; changed by load(), make_batch_topic() and delete_topic().
+        # Deletions of topics that are not finished; changed by deletion() and its steps.
+        self._leaving: dict[str, Iterator[None]] = {}
+        # Topics with queues of batches; changed by load(), make_batch_topic() and deletion().
         self.batch_topics: set[str] = set()
         # Queues with a file that somebody cut, found by load(); they are not in the table.
         self.cut: list[tuple[ConsumeQueue, WrongLength]] = []
@@ -119,6 +121,7 @@ class QueueTable:
     def make_batch_topic(self, topic: str) -> None:
         """From now on the queues of the topic are of batches; durable on return. It must not have a queue of the other
         kind. StoreError when `topic` cannot be a folder's name; StoreFull or OSError: it is not made."""
+        self._finish_deletion(topic)
         if topic in self.batch_topics:
             return
         if self._topics.get(topic):
@@ -141,6 +144,7 @@ class QueueTable:
         queue = self.get(topic, queue_id)
         if queue is None:
             _check_place(topic, queue_id)
+            self._finish_deletion(topic)
             queue = self._new_queue(topic, queue_id, self.folder_of(topic) / str(queue_id))
             self._topics.setdefault(topic, {})[queue_id] = queue
         return queue
@@ -170,16 +174,45 @@ class QueueTable:
 
     def delete_topic(self, topic: str) -> int:
         """Delete the files and folders of all queues of `topic`; how many queues there were."""
+        count = len(self._topics.get(topic, ()))
+        for _ in self.deletion(topic):
+            pass
+        return count
+
+    def deletion(self, topic: str) -> Generator[None, None, int]:
+        """As delete_topic, in steps of a queue each: a topic may have 16,384.
+
+        From this call on the topic has no queue; what is not taken of the steps is done by whoever makes a queue of
+        the topic again, deletes it again or closes the table.
+        """
+        self._finish_deletion(topic)
+        folder, is_batch = self.folder_of(topic), topic in self.batch_topics
         queues = self._topics.pop(topic, {})
-        for queue in queues.values():
+        self.batch_topics.discard(topic)
+        if queues or is_batch:
+            self._leaving[topic] = self._deletion(topic, folder, list(queues.values()), is_batch=is_batch)
+        return self._steps_of_deletion(topic, len(queues))
+
+    def _deletion(
+        self, topic: str, folder: Path, queues: Sequence[ConsumeQueue], *, is_batch: bool
+    ) -> Iterator[None]:
+        for queue in queues:
             queue.destroy()
-        if topic in self.batch_topics:
-            self._io.remove_folder(self.folder_of(topic))
+            yield
+        self._io.remove_folder(folder)
+        if is_batch:
             self._io.sync_folder(self.batch_folder)  # it is the word that its queues are of batches
-            self.batch_topics.discard(topic)
-        elif queues:
-            self._io.remove_folder(self.folder_of(topic))
-        return len(queues)
+        del self._leaving[topic]
+
+    def _steps_of_deletion(self, topic: str, count: int) -> Generator[None, None, int]:
+        """Of its own, so that the deletion does not end where somebody gives up waiting for it."""
+        for _ in self._leaving.get(topic, ()):
+            yield
+        return count
+
+    def _finish_deletion(self, topic: str) -> None:
+        for _ in self._leaving.get(topic, ()):
+            pass
 
     def cut_at_physical(self, physical_offset: int) -> int:
         """Drop, in every queue, the entries of records that do not end at or below it; how many went."""
@@ -213,6 +246,8 @@ class QueueTable:
 
     def close(self) -> None:
         """Close all files; views handed out stay readable. Nothing is flushed."""
+        for topic in list(self._leaving):
+            self._finish_deletion(topic)
         for queue in self:
             queue.close()
 

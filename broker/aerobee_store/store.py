@@ -899,13 +899,28 @@ class MessageStore:
         That is on disk already, unless save_deletions() says why it cannot be; then a crash may bring them back.
         StorePoisoned when their files cannot be deleted.
         """
+        count = len(self._queues.queue_ids(topic))
+        for _ in self.topic_deletion(topic):
+            pass
+        return count
+
+    def topic_deletion(self, topic: str) -> Generator[None, None, int]:
+        """As delete_topic, in steps of a queue each. The topic has no queue from this call on, and may have new ones
+        before the last step."""
         self._appender.forget_topic(topic)
         self._tombstones.add(topic, self._log.end_offset)
         # First, as queues that are gone without a reason are built again under numbers that were given out anew.
         with contextlib.suppress(OSError, StoreFull):
             self._tombstones.save()
         try:
-            return self._queues.delete_topic(topic)
+            steps = self._queues.deletion(topic)
+        except OSError as error:
+            raise self._fail("consume queue", error) from error
+        return self._deletion(steps)
+
+    def _deletion(self, steps: Generator[None, None, int]) -> Generator[None, None, int]:
+        try:
+            return (yield from steps)
         except OSError as error:
             raise self._fail("consume queue", error) from error
 

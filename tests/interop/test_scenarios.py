@@ -292,7 +292,10 @@ def test_what_clients_trace_is_read_back_by_message_id(stage: Stage, tmp_path: P
             said[:] = [line.split() for line in text.splitlines() if line.startswith(("Pub ", "Sub "))]
             return len(said) == 2
 
-        wait_until(both_are_there, f"producer's and consumer's trace of {message_id}", timeout_s=30)
+        try:
+            wait_until(both_are_there, f"producer's and consumer's trace of {message_id}", timeout_s=30)
+        except AssertionError as late:
+            raise AssertionError(f"{late}; found {said}") from None
     topic = stage.topic("Trace")
     assert [(line[0], line[1], line[-1]) for line in said] == [
         ("Pub", f"{topic}-producer", "success"),

@@ -106,6 +106,63 @@ def test_deleting_a_topic_takes_its_folders(tmp_path: Path) -> None:
     assert places(open_table(tmp_path))[1][:2] == ("B", 2)
 
 
+def test_a_topic_that_is_deleted_in_steps_has_no_queue_from_the_start(tmp_path: Path) -> None:
+    """All its files went in one call, which held whoever called for seconds: a topic may have 16,384 queues."""
+    table = filled(tmp_path)
+    steps = table.deletion("B")
+    assert places(table) == [("A", 0, 1)]
+    next(steps)
+    assert len(list((tmp_path / "consumequeue" / "B").iterdir())) == 1
+    next(steps)
+    with pytest.raises(StopIteration) as end:
+        next(steps)
+    assert end.value.value == 2
+    assert not (tmp_path / "consumequeue" / "B").exists()
+
+
+@pytest.mark.parametrize("taken", [0, 1, 2])
+@pytest.mark.parametrize("how", ["made again", "deleted again", "made for batches", "closed"])
+def test_a_deletion_in_steps_is_finished_by_whoever_comes_across_it(
+    tmp_path: Path, taken: int, how: str
+) -> None:
+    """Also when nobody takes the other steps: the broker stops, or the one who asked has gone."""
+    table = filled(tmp_path)
+    steps = table.deletion("B")
+    for _ in range(taken):
+        next(steps)
+    steps.close()
+    if how == "made again":
+        put(table, "B", 2, 1)
+        assert places(table) == [("A", 0, 1), ("B", 2, 1)]
+        assert [path.name for path in (tmp_path / "consumequeue" / "B").iterdir()] == ["2"]
+    elif how == "deleted again":
+        assert table.delete_topic("B") == 0
+    elif how == "made for batches":
+        table.make_batch_topic("B")
+        assert table.get_or_create("B", 2).max_offset == 0
+    else:
+        table.close()
+    if how != "made again":
+        assert not (tmp_path / "consumequeue" / "B").exists()
+
+
+@pytest.mark.parametrize("taken", [0, 1, 2])
+def test_a_batch_topic_that_is_being_deleted_may_be_made_again_as_a_plain_one(
+    tmp_path: Path, taken: int
+) -> None:
+    table = open_table(tmp_path)
+    table.make_batch_topic("B")
+    for queue_id in (0, 1):
+        table.get_or_create("B", queue_id)
+    steps = table.deletion("B")
+    for _ in range(taken):
+        next(steps)
+    assert "B" not in table.batch_topics
+    assert not table.get_or_create("B", 0).is_batch
+    assert not (tmp_path / "batchconsumequeue" / "B").exists()
+    assert list(steps) == []
+
+
 def test_destroying_leaves_an_empty_table(tmp_path: Path) -> None:
     table = filled(tmp_path)
     table.destroy()

@@ -155,6 +155,7 @@ async def takes_ms(talker: Talker, count: int) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("properties", [{"DELAY": "1"}, {"TIMER_DELIVER_MS": "due"}], ids=["level", "time"])
 async def test_ten_thousand_at_once(tmp_path: Path, properties: dict[str, str]) -> None:
