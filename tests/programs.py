@@ -120,7 +120,9 @@ class Program:
 
     @property
     def output(self) -> str:
-        """What the program has written so far, at most the last OUTPUT_LINES_MAX lines."""
+        """What the program has written so far, all of it once it has ended; at most the last OUTPUT_LINES_MAX lines."""
+        if not self.running:
+            self._reader.join(5)  # its last lines may still be on the way here
         with self._changed:
             return "\n".join(self._lines)
 

@@ -89,14 +89,17 @@ class Broker:
         settings_file: Path | None = None,
         io: StoreIo | None = None,
         clock: Callable[[], int] = epoch_ms,
+        on_recovery: Callable[[str, int], None] | None = None,
     ) -> None:
-        """`settings_file` is where changes of settings by request are kept; without it they last for this run."""
+        """`settings_file` is where changes of settings by request are kept; without it they last for this run.
+        `on_recovery` is told, in a thread, which step of a recovery is how many bytes of the log further."""
         self._config = config
         self._settings_file = settings_file
         disk = io or DiskIo()
         self._reserve = Reserve(config.store_path_root_dir / "reserve", disk)
         self._io: StoreIo = ReservedIo(disk, self._reserve)
         self._clock = clock
+        self._on_recovery = on_recovery
         self.handlers = HandlerTable()
         self._memory = PeerMemory(config.max_peer_memory_bytes, config.max_peer_memory_bytes_per_connection)
         self._tasks: list[asyncio.Task[None]] = []
@@ -142,6 +145,8 @@ class Broker:
         )
         store = MessageStore(store_config, io=self._io, clock=self._clock)
         store.on_failure = self._on_disk_failure
+        if self._on_recovery is not None:
+            store.on_progress = self._on_recovery
         self._store = store
         recovered = await loop.run_in_executor(self._upkeep, store.open)
         self._server = RemotingServer(

@@ -32,7 +32,7 @@ from aerobee_remoting.logs import configure_logging, stray_errors_told
 from aerobee_remoting.settings import SettingsError, load_settings
 from aerobee_remoting.start_failures import explain
 from aerobee_remoting.stop_signals import call_on_stop_signals
-from aerobee_remoting.systemd import ServiceNotifier
+from aerobee_remoting.systemd import ServiceNotifier, StartSigns
 from aerobee_store import failpoints
 
 __all__ = [
@@ -150,7 +150,7 @@ async def serve(config: BrokerConfig, notifier: ServiceNotifier, settings_file: 
     """Start, tell systemd, wait for a signal or a failure, stop. Returns the exit code."""
     stop = asyncio.Event()
     call_on_stop_signals(stop.set)
-    broker = Broker(config, settings_file=settings_file)
+    broker = Broker(config, settings_file=settings_file, on_recovery=StartSigns(notifier))
     broker.failed.add_done_callback(lambda _: stop.set())
     try:
         await broker.start()

@@ -1,7 +1,8 @@
 """Tell systemd how a service is: ready, stopping, alive, and one line of text for `systemctl status`.
 
 Touches  the datagram socket that systemd names in NOTIFY_SOCKET, and the environment. Nothing without systemd.
-Bytes    lines of NAME=value, UTF-8, one datagram a call: READY=1, STATUS=text, STOPPING=1, WATCHDOG=1.
+Bytes    lines of NAME=value, UTF-8, one datagram a call: READY=1, STATUS=text, STOPPING=1, WATCHDOG=1,
+         EXTEND_TIMEOUT_USEC=microseconds.
 
 Invariants
 - A service runs the same without systemd: an absent, full or broken notification socket is never an error.
@@ -11,12 +12,15 @@ Invariants
 import asyncio
 import os
 import socket
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Final
 
-__all__ = ["ServiceNotifier"]
+__all__ = ["ServiceNotifier", "StartSigns"]
 
 WATCHDOG_MARGIN: Final = 2  # signs of life per period of the watchdog, as systemd recommends
+START_MORE_S: Final = 900  # for the next sign of a start that is at work
+SIGN_PAUSE_S: Final = 5.0
 
 
 class ServiceNotifier:
@@ -92,6 +96,28 @@ class ServiceNotifier:
         except OSError:
             return False
         return True
+
+
+class StartSigns:
+    """Tells systemd, while a start works through much, how far it is, and asks for more time: a start that goes on is
+    not cut off, however long it takes; one that stands still is. For any one thread."""
+
+    def __init__(self, notifier: ServiceNotifier, clock: Callable[[], float] = time.monotonic) -> None:
+        # Fixed for life.
+        self._notifier = notifier
+        self._clock = clock
+        # Moved by each call.
+        self._done: dict[str, int] = {}
+        self._said_at = float("-inf")
+
+    def __call__(self, step: str, size: int) -> None:
+        """So many more bytes are behind this step. Said at most once in SIGN_PAUSE_S."""
+        self._done[step] = self._done.get(step, 0) + size
+        now = self._clock()
+        if now - self._said_at >= SIGN_PAUSE_S:
+            self._said_at = now
+            self._notifier.extend_start(START_MORE_S)
+            self._notifier.status(f"starting: {step}, {self._done[step] >> 20} MiB done")
 
 
 def _one_line(text: str) -> str:

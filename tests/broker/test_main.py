@@ -23,7 +23,7 @@ from aerobee_proto.records import decode_record
 from aerobee_remoting.systemd import ServiceNotifier
 from aerobee_store import failpoints
 from programs import Server
-from system.running import Talker, broker_config, send_request, talking, text_of
+from system.running import Talker, broker_config, running_broker, send_request, talking, text_of
 
 FILE_SIZE = 256 * 1024
 # What a process runs whose disk fails from the moment at which a file exists.
@@ -137,6 +137,11 @@ class Watched(ServiceNotifier):
     def __init__(self) -> None:
         super().__init__({}, os.getpid())
         self.is_ready = asyncio.Event()
+        self.texts: list[str] = []
+
+    def status(self, text: str) -> bool:
+        self.texts.append(text)
+        return super().status(text)
 
     def ready(self, status: str) -> bool:
         self.is_ready.set()
@@ -155,6 +160,21 @@ async def test_a_signal_stops_it_in_order(tmp_path: Path, number: signal.Signals
             assert await serving == 0
     assert not (tmp_path / "abort").exists()
     assert [entry["failed"] for entry in logs if entry["event"] == "broker.stopped"] == [False]
+
+
+async def test_a_start_after_a_crash_tells_the_service_manager_how_far_it_is(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as broker, talking(broker) as talker:
+        talker.send(send_request("T", b"hello"))
+        assert {answer.code for answer in (await talker.answers(1)).values()} == {ResponseCode.SUCCESS}
+    (tmp_path / "checkpoint").unlink()  # nothing says how far a sync came: all of the log is read
+    (tmp_path / "abort").touch()
+    notifier = Watched()
+    serving = asyncio.create_task(main.serve(broker_config(tmp_path), notifier))
+    async with asyncio.timeout(10):
+        await notifier.is_ready.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await serving == 0
+    assert [text.split(",")[0] for text in notifier.texts] == ["starting: log and queues"]
 
 
 def test_failpoints_that_are_not_understood_are_refused(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aerobee_remoting.systemd import ServiceNotifier
+from aerobee_remoting.systemd import SIGN_PAUSE_S, ServiceNotifier, StartSigns
 
 PID = 4711
 
@@ -52,6 +52,28 @@ def test_a_sign_of_life(ear: socket.socket, notifier: ServiceNotifier) -> None:
 def test_more_time_to_start_is_asked_in_microseconds(ear: socket.socket, notifier: ServiceNotifier) -> None:
     assert notifier.extend_start(90)
     assert heard(ear) == "EXTEND_TIMEOUT_USEC=90000000"
+
+
+def test_a_start_that_goes_on_asks_for_more_time_now_and_then(
+    ear: socket.socket, notifier: ServiceNotifier
+) -> None:
+    """Nobody asked: a recovery of more than a quarter of an hour was ended by systemd, and begun again."""
+    now = 100.0
+    signs = StartSigns(notifier, lambda: now)
+    signs("log and queues", 3 << 20)
+    now += SIGN_PAUSE_S / 2
+    signs("log and queues", 4 << 20)
+    now += SIGN_PAUSE_S / 2
+    signs("log and queues", 1 << 20)
+    ear.setblocking(False)
+    assert [heard(ear) for _ in range(4)] == [
+        "EXTEND_TIMEOUT_USEC=900000000",
+        "STATUS=starting: log and queues, 3 MiB done",
+        "EXTEND_TIMEOUT_USEC=900000000",
+        "STATUS=starting: log and queues, 8 MiB done",
+    ]
+    with pytest.raises(BlockingIOError):
+        ear.recv(1)
 
 
 async def test_a_service_is_ready_alive_and_then_stopping(ear: socket.socket, address: str) -> None:
