@@ -10,7 +10,7 @@ recovered again, which must change nothing; and some crash again while they reco
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -252,12 +252,20 @@ class Life:
 
 
 class Explorer:
-    """Goes through one scenario, or the beginning of one: `distinct_max` states that differ."""
+    """Goes through one scenario, or the beginning of one: `distinct_max` states that differ, and are not `known`."""
 
-    def __init__(self, seed: int, *, distinct_max: int = 1 << 60, twice_each: int = 1) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        distinct_max: int = 1 << 60,
+        known: Collection[bytes] = (),
+        twice_each: int = 1,
+    ) -> None:
         # What is recovered is recovered again, or of so many only one.
         self._twice_each = twice_each
-        self._distinct_max = distinct_max
+        self._new_left = distinct_max
+        self._known = known
         self._random = Random(seed)
         self._config = config_of(self._random)
         # Scenarios that have failed once stay what they were.
@@ -338,9 +346,11 @@ class Explorer:
         if self.result.states % self._twice_each == 0:
             self._recover_again(io, report)
         self.result.states += 1
+        if digest not in self.result.digests and digest not in self._known:
+            self._new_left -= 1
         self.result.digests.add(digest)
         self.result.deepest = max(self.result.deepest, depth)
-        if len(self.result.digests) == self._distinct_max:
+        if not self._new_left:
             raise _Enough
         if depth < DEPTH_MAX and io.steps and self._random.random() < 0.1:
             self._crash_on_the_way(start, io.steps, promise, depth)
@@ -368,10 +378,13 @@ class Explorer:
         self._place = place
 
 
-def explore(seed: int, *, distinct_max: int = 1 << 60, twice_each: int = 1) -> Explored:
-    """One scenario, to its end or up to so many distinct states; one of `twice_each` is recovered a second time."""
+def explore(
+    seed: int, *, distinct_max: int = 1 << 60, known: Collection[bytes] = (), twice_each: int = 1
+) -> Explored:
+    """One scenario, to its end or up to so many distinct states that are not `known`; one of `twice_each` is recovered
+    a second time."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
-    return Explorer(seed, distinct_max=distinct_max, twice_each=twice_each).run()
+    return Explorer(seed, distinct_max=distinct_max, known=known, twice_each=twice_each).run()
 
 
 def main() -> None:
