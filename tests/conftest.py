@@ -3,11 +3,14 @@
 Hypothesis: no deadline, because a busy machine is not a fault; the long run (`./dev test --long`) tries many more
 examples; CI always tries the same ones, so that a red run can be repeated.
 
+Open files: a whole run wants some thousands of them, so what the system allows is asked for.
+
 Logs: a test that runs a program in this process sets logging up for good; it is taken back, loggers that remember it
 too, or no later test could look at what is logged.
 """
 
 import os
+import resource
 import sys
 from collections.abc import Iterator
 
@@ -26,6 +29,11 @@ settings.register_profile(
     derandomize=bool(os.environ.get("CI")) and not os.environ.get("AEROBEE_LONG"),
 )
 settings.load_profile("aerobee")
+
+OPEN_FILES = 20_000
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+if soft < min(OPEN_FILES, hard):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(OPEN_FILES, hard), hard))
 
 
 @pytest.fixture(autouse=True)

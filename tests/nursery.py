@@ -63,6 +63,13 @@ def _processor_s_of(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def _is_readable(control: socket.socket, timeout_s: float | None) -> bool:
+    """Whether there is something to read, by then. `select.select` takes no descriptor above 1,023."""
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
+    return bool(poll.poll(None if timeout_s is None else 1000 * timeout_s))
+
+
 class Forked:
     """A program that was forked, with as much of `subprocess.Popen` as the tests use."""
 
@@ -78,7 +85,7 @@ class Forked:
     def poll(self) -> int | None:
         """The exit code, or None while it runs."""
         with self._lock:
-            if self.returncode is None and select.select([self._control], [], [], 0)[0]:
+            if self.returncode is None and _is_readable(self._control, 0):
                 data = self._control.recv(4)
                 _used.append(_processor_s_of(self.pid))  # it is there until the exit code was taken
                 # Without an answer whoever waited for it is gone, and it with him.
@@ -94,7 +101,7 @@ class Forked:
             if left_s is not None and left_s <= 0:
                 raise subprocess.TimeoutExpired([f"process {self.pid}"], timeout or 0.0)
             try:
-                select.select([self._control], [], [], left_s)
+                _is_readable(self._control, left_s)
             except (OSError, ValueError):  # another thread has just taken the exit code
                 continue
         return code

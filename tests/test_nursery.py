@@ -70,6 +70,24 @@ def test_what_it_used_of_processors_is_counted_when_it_has_ended(tmp_path: Path)
     assert before < processor_s() < before + 60
 
 
+def test_it_is_waited_for_in_a_process_that_has_very_many_files_open(tmp_path: Path) -> None:
+    """`select.select` takes no descriptor above 1,023: late in a run no program that was forked could be ended."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    held = [null]
+    try:
+        while held[-1] < 1100:
+            held.append(os.dup(null))
+        with Program("forked", HELP, spawn=forking("aerobee")) as program:
+            assert program.process.wait(60) == 0
+        with serving(tmp_path) as program:
+            program.wait_line(r'"broker\.ready"', 60)
+            assert program.running
+            assert program.stop() == 0
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+
+
 def test_a_wait_has_an_end(tmp_path: Path) -> None:
     with serving(tmp_path) as program:
         program.wait_line(r'"broker\.ready"', 60)
