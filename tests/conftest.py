@@ -36,14 +36,16 @@ if soft < min(OPEN_FILES, hard):
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(OPEN_FILES, hard), hard))
 
 
+LOGS_AT_FIRST = structlog.get_config()
+
+
 @pytest.fixture(autouse=True)
-def logs_as_before() -> Iterator[None]:
-    """What a test does to the set-up of logs ends with it."""
-    before = structlog.get_config()
+def logs_as_at_first() -> Iterator[None]:
+    """What a test, or a fixture of its module, does to the set-up of logs ends with it: the stream may be closed."""
     yield
-    if structlog.get_config() != before:
-        structlog.configure(**before)
-        for module in list(sys.modules.values()):
-            logger = getattr(module, "__dict__", {}).get("log")
-            if isinstance(logger, structlog._config.BoundLoggerLazyProxy):
-                logger.__dict__.pop("bind", None)  # how it remembers the set-up of its first use
+    if structlog.get_config() != LOGS_AT_FIRST:
+        structlog.configure(**LOGS_AT_FIRST)
+    for module in list(sys.modules.values()):
+        logger = getattr(module, "__dict__", {}).get("log")
+        if isinstance(logger, structlog._config.BoundLoggerLazyProxy):
+            logger.__dict__.pop("bind", None)  # how it remembers the set-up of its first use

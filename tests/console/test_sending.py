@@ -128,7 +128,7 @@ def test_an_interrupt_ends_the_wait_for_a_pipe(nameserver: str) -> None:
         (["send", "bad topic", "b"], 2, "the topic name 'bad topic' has ' '"),
         (["send", "t", ""], 2, "empty body"),
         (["send", "t", "--file", "/nowhere/lines"], 2, "/nowhere/lines: No such file"),
-        (["send", "t", "b", "--queue", "99"], 2, "99"),
+        (["send", "t", "b", "--queue", "99"], 5, "99"),
     ],
 )
 def test_what_cannot_be_sent_is_told_with_the_cause(
