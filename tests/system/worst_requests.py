@@ -124,10 +124,13 @@ def _headers(entry: Entry) -> Iterator[tuple[str, bytes]]:
                 f"{field.encode_name} at its most",
                 _header(entry, {**ordinary, field.encode_name: str(2**31 - 1)}),
             )
-    nested = b'{"code":%d,"x":' % entry.code + b"[" * 500_000 + b"]" * 500_000 + b"}"
+    nested = b'{"code":%d,"opaque":7,"x":' % entry.code + b"[" * 500_000 + b"]" * 500_000 + b"}"
     yield "nested", nested
-    yield "of empty objects", b'{"code":%d,"x":[' % entry.code + b",".join([b"{}"] * 340_000) + b"]}"
-    escapes = b'{"code":%d,"remark":"' % entry.code + b"\\u0041" * 170_000 + b'"}'
+    yield (
+        "of empty objects",
+        b'{"code":%d,"opaque":7,"x":[' % entry.code + b",".join([b"{}"] * 340_000) + b"]}",
+    )
+    escapes = b'{"code":%d,"opaque":7,"remark":"' % entry.code + b"\\u0041" * 170_000 + b'"}'
     yield "of escapes", escapes
 
 
