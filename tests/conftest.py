@@ -9,6 +9,7 @@ Logs: a test that runs a program in this process sets logging up for good; it is
 too, or no later test could look at what is logged.
 """
 
+import logging
 import os
 import resource
 import sys
@@ -37,6 +38,7 @@ if soft < min(OPEN_FILES, hard):
 
 
 LOGS_AT_FIRST = structlog.get_config()
+LEVEL_AT_FIRST = logging.getLogger().level
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +47,11 @@ def logs_as_at_first() -> Iterator[None]:
     yield
     if structlog.get_config() != LOGS_AT_FIRST:
         structlog.configure(**LOGS_AT_FIRST)
+    root = logging.getLogger()
+    for handler in list(root.handlers):
+        if isinstance(handler.formatter, structlog.stdlib.ProcessorFormatter):
+            root.removeHandler(handler)  # what a program put there; pytest's own stay
+            root.setLevel(LEVEL_AT_FIRST)
     for module in list(sys.modules.values()):
         logger = getattr(module, "__dict__", {}).get("log")
         if isinstance(logger, structlog._config.BoundLoggerLazyProxy):
