@@ -55,9 +55,8 @@ FAILPOINTS_VARIABLE: Final = (
 )
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
-EXIT_FILE_GONE: Final = (
-    os.EX_NOINPUT
-)  # 66: started again by itself it would go on without what is in the file
+# 66: started again by itself it would go on without what is in the file.
+EXIT_FILE_GONE: Final = os.EX_NOINPUT
 EXIT_DISK_FAILED: Final = os.EX_IOERR  # 74: started again by itself it might trust a disk that has lost pages
 # A start that meets one of these has the same disk to blame as a failed sync.
 DISK_ERRORS: Final = frozenset({errno.EIO, errno.EROFS, errno.ENXIO, errno.ENODEV, errno.ESTALE})

@@ -82,9 +82,8 @@ class ScheduleDelivery:
         self._parked = parked
         self._monotonic = monotonic
         self._levels: dict[int, _Level] = {}
-        self._heap: list[
-            tuple[int, int]
-        ] = []  # (due, level); an entry that is not the level's due_ms is stale
+        # (due, level); an entry that is not the level's due_ms is stale.
+        self._heap: list[tuple[int, int]] = []
         self._fresh: set[int] = set()  # levels to which messages come
         self._changed = asyncio.Event()
         self._refused_told_ms = 0

@@ -55,9 +55,8 @@ log = structlog.get_logger()
 
 DEAD_LETTER: Final = "\x02DELAY\x01-1\x02"  # behind other properties, where it wins
 FRAME_WORDS: Final = Struct(">ii")
-SPECIAL_BITS: Final = (
-    SysFlag.TRANSACTION_MASK | SysFlag.INNER_BATCH
-)  # such a message is looked at more closely
+# Such a message is looked at more closely.
+SPECIAL_BITS: Final = SysFlag.TRANSACTION_MASK | SysFlag.INNER_BATCH
 ROUTES_MAX: Final = 65_536
 BATCH_COUNT_MAX: Final = 16_384  # messages of one batch; with what the broker adds they are 4 MiB of records
 APPEND_COUNT_MAX: Final = 4_096  # messages of a batch that are appended in one turn
@@ -447,9 +446,9 @@ class SendProcessor:
             raise RequestError(ResponseCode.MESSAGE_ILLEGAL, f"batch to topic {topic}: {broken}") from broken
         if not entries:
             raise RequestError(ResponseCode.MESSAGE_ILLEGAL, f"batch to topic {topic} holds no message")
-        # Each record has a head, the topic and the properties that the broker adds.
         if route.takes_batches and properties.UNIQ_KEY in header.properties:
             return _BatchPlan(item, route, queue_id, entries)  # one record
+        # Each record has a head, the topic and the properties that the broker adds.
         of_each = RECORD_OVERHEAD_V4 + len(topic) + len(self._stored_properties.suffix) - batch.ENTRY_OVERHEAD
         stored_size = len(body) + len(entries) * of_each
         if stored_size > limit + RECORD_EXTRA_MAX:

@@ -13,9 +13,8 @@ __all__ = ["started_executor"]
 def started_executor(count: int, name: str) -> ThreadPoolExecutor:
     """An executor whose `count` threads run already."""
     executor = ThreadPoolExecutor(max_workers=count, thread_name_prefix=name)
-    together = threading.Barrier(
-        count + 1
-    )  # one that has begun waits for the others, so that each makes a thread
+    # One that has begun waits for the others, so that each makes a thread.
+    together = threading.Barrier(count + 1)
     for _ in range(count):
         executor.submit(together.wait)
     together.wait()

@@ -28,9 +28,8 @@ class TransactionTable:
         self.op_progress = op_progress
         self._ended: set[int] = set()
         self._newest: dict[int, int] = {}
-        self._ops: deque[tuple[int, int]] = (
-            deque()
-        )  # (op offset behind the record, largest half offset in it)
+        # (op offset behind the record, largest half offset in it).
+        self._ops: deque[tuple[int, int]] = deque()
         # While it is filled: first offset -> its copies in order.
         self._copies: dict[int, list[int]] = {}
 

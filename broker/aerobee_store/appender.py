@@ -378,7 +378,7 @@ def _with_base(properties: bytes, sys_flag: int, number: int) -> bytes | None:
         return properties if find_property(properties, INNER_NUM) is None else None
     if inner_count(properties) is None:
         return None
-    return remove_property(properties, INNER_BASE) + b"INNER_BASE\x01%d\x02" % number
+    return remove_property(properties, INNER_BASE) + INNER_BASE + b"\x01%d\x02" % number
 
 
 def _refused(status: PutStatus) -> Appended:

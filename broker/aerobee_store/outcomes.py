@@ -47,9 +47,8 @@ class Failing(NamedTuple):
     name: str
     calls: tuple[str, ...]  # as `os` names them, or `fcntl` or `mmap`; "open" is also that of Python itself
     files: str
-    parts: tuple[
-        str, ...
-    ]  # expressions that find the paths of such files, which begin with / at the store's folder
+    # Expressions that find the paths of such files, which begin with / at the store's folder.
+    parts: tuple[str, ...]
     errors: tuple[int, ...]
     outcome: Outcome
     event: str

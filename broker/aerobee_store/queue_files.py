@@ -249,9 +249,8 @@ class QueueFile:
         self.is_written = False
         self.seen_offset = self._owner.max_offset
         if not self._inode:
-            self._inode = getattr(
-                file, "inode", 0
-            )  # only so that displaced() sees more; files in memory have none
+            # Only so that displaced() sees more; files in memory have none.
+            self._inode = getattr(file, "inode", 0)
         self._file = file
 
     def give_up(self) -> DataFile | None:

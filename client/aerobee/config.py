@@ -91,9 +91,8 @@ class Credentials:
         for name in ("access_key", "secret_key", "security_token"):
             value = getattr(self, name)
             if not isinstance(value, str) and not (name == "security_token" and value is None):
-                raise InvalidMessage(
-                    f"{name} is of type {type(value).__name__}; it has to be text"
-                )  # not shown
+                # The value is not shown.
+                raise InvalidMessage(f"{name} is of type {type(value).__name__}; it has to be text")
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)

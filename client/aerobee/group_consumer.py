@@ -100,9 +100,8 @@ class GroupConsumer(Generic[T]):
         self._runner: KeyRunner[GroupMessage[T]] | None = None
         self._handler: Handler[T] | None = None
         self._threads: ThreadPoolExecutor | None = None  # for a handler that is a plain function
-        self._resting: dict[
-            asyncio.TimerHandle, Callable[[], None]
-        ] = {}  # messages that come again, and when
+        # Messages that come again, and when.
+        self._resting: dict[asyncio.TimerHandle, Callable[[], None]] = {}
         self._rates: dict[str, Rates] = {}
         self.concurrency = 1  # messages in hand at a time; run() says how many
         self.started_ms = 0  # epoch milliseconds

@@ -259,9 +259,8 @@ class GroupMember:
         if route is None or not route.subscribe:
             route = await self._routes.refresh(topic)
         if route is None or not route.subscribe:
-            return is_retry_topic(
-                topic
-            )  # made by the broker with the first heartbeat; then the route poll finds it
+            # Made by the broker with the first heartbeat; then the route poll finds it.
+            return is_retry_topic(topic)
         if self.settings.broadcasting:
             share = list(route.subscribe)
         else:

@@ -495,9 +495,8 @@ class GroupConsumer:
     def _leave(self, done: "list[AsyncGroupMessage[Any]]", waiting: "deque[AsyncGroupMessage[Any]]") -> None:
         """The loop was left: what was not worked on is handed out again."""
         self._settle(done)
-        in_hand = (
-            [] if self._consumer.config.auto_ack else list(waiting)[:1]
-        )  # its program settles it, or has
+        # One that the program settles, or has settled, stays with it.
+        in_hand = [] if self._consumer.config.auto_ack else list(waiting)[:1]
         for message in waiting:
             if message not in in_hand:
                 self._consumer.put_back(message)

@@ -96,10 +96,8 @@ class Handlers:
         # Large registrations are read here, so that nobody else waits for it.
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="registrations")
         self._of_names = _Orders()  # registrations of one broker name
-        self._ordered: tuple[Mapping[str, str], bytes] = (
-            {},
-            b"",
-        )  # the table of ordered topics, and as an answer
+        # The table of ordered topics, and as an answer.
+        self._ordered: tuple[Mapping[str, str], bytes] = ({}, b"")
         # Replaced by an admin request.
         self.config = config
         self.settings_changed = SettingsSignal()
@@ -460,9 +458,8 @@ class _Orders:
     """Who may change what has a name: one after the other, in the order in which they ask."""
 
     def __init__(self) -> None:
-        self._locks: dict[
-            str, tuple[asyncio.Lock, list[None]]
-        ] = {}  # with one entry for each who has it or waits
+        # With one entry for each who has it or waits.
+        self._locks: dict[str, tuple[asyncio.Lock, list[None]]] = {}
 
     @asynccontextmanager
     async def turn(self, name: str) -> AsyncIterator[None]:

@@ -26,9 +26,8 @@ __all__ = [
 
 VERSION_REGISTER_BODY: Final = 37  # brokers below send the topic table without the envelope
 VERSION_MAPPING: Final = 413  # from here on a compressed body ends with a section for static topics
-AT_ONCE_SIZE_MAX: Final = (
-    16 * 1024
-)  # bytes of a body that is read in a turn of the event loop; larger: in a thread
+# Bytes of a body that is read in a turn of the event loop; larger: in a thread.
+AT_ONCE_SIZE_MAX: Final = 16 * 1024
 DEFAULT_TIMEOUT_MS: Final = 120_000
 TIMEOUT_MS_MAX: Final = 86_400_000
 NAME_CHARS_MAX: Final = 255

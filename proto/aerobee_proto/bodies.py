@@ -111,14 +111,12 @@ _OUTLINE_LISTS_MAX: Final = 16_384  # "[" in a plain registration: filter server
 _OUTLINE_OBJECTS_MAX: Final = 2 * _TOPICS_MAX + 16  # "{": of a topic, and of its attributes
 _OUTLINE_COMMAS_MAX: Final = 16 * _TOPICS_MAX
 _SERVERS_SIZE_MAX: Final = 64 * 1024  # bytes of the list of filter servers
-REGISTER_TOLERANT_SIZE_MAX: Final = (
-    1024 * 1024
-)  # bytes of near-JSON in one registration: a second, so in a thread
+# Bytes of near-JSON in one registration: a second, so in a thread.
+REGISTER_TOLERANT_SIZE_MAX: Final = 1024 * 1024
 OBJECTS_MAX: Final = 16_384  # in a stranger's body: each is up to 3 us for whoever reads it and looks at it
 VALUES_MAX: Final = 10 * OBJECTS_MAX  # commas: nothing that is kept has more members than that in its objects
-LOOSE_SIZE_MAX: Final = (
-    128 * 1024
-)  # bytes of a stranger's body that is not just as declared: nulls, references
+# Bytes of a stranger's body that is not just as declared: nulls, references.
+LOOSE_SIZE_MAX: Final = 128 * 1024
 _VERSION_SIZE_MAX: Final = 1024  # bytes of the data version
 _LENGTH: Final = Packing(">i")
 

@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MESSAGE_BODY_SIZE_MAX", "BatchItem", "Entry", "HandlerTable", "Permission", "Request", "Response"]
 
-MESSAGE_BODY_SIZE_MAX: Final = (
-    16 * 1024 * 1024
-)  # bytes; what a frame may carry: settings bound messages further
+# What a frame may carry, in bytes: settings bound messages further.
+MESSAGE_BODY_SIZE_MAX: Final = 16 * 1024 * 1024
 
 BatchItem = tuple[Envelope[Any], bytes, int]
 """One request of a batch: typed header, body, codec to answer in."""

@@ -38,9 +38,8 @@ class LoopWatch:
     def __init__(self, held_s: float = 0.1, *, log: EventLog = log) -> None:
         self.held_s = held_s
         self._log = log
-        self.held: Counter[tuple[int, str]] = (
-            Counter()
-        )  # (code, handler) -> times; code 0: no handler of ours
+        # (code, handler) -> times; code 0: no handler of ours.
+        self.held: Counter[tuple[int, str]] = Counter()
         self.longest_ms = 0.0
         self.lags = [0] * (len(LAG_BOUNDS_S) + 1)  # looks by how late they came
         self.lag_sum_s = 0.0

@@ -85,9 +85,8 @@ class RemotingServer:
         self.refused_connections = 0
         self._refused_untold = -1  # since the last line about them; -1: there was none since the last sweep
         self._per_host: Counter[str] = Counter()  # connections of each host; no host with none
-        self._welcoming: Counter[str] = (
-            Counter()
-        )  # the same of sockets that have not said yet what they speak
+        # The same of sockets that have not said yet what they speak.
+        self._welcoming: Counter[str] = Counter()
         self._bound: list[socket.socket] = []  # taken, not yet served
         self._servers: list[asyncio.Server] = []
         self._listeners: list[socket.socket] = []

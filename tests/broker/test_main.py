@@ -264,9 +264,8 @@ async def test_a_broker_whose_log_is_deleted_stops_within_a_second(tmp_path: Pat
                 file.unlink()
             began = time.monotonic()
             assert server.process.wait(10) == main.EXIT_FILE_GONE == 66
-            assert (
-                time.monotonic() - began < 2.5
-            )  # noticed within one, gone within one more; and a busy machine
+            # Noticed within one, gone within one more; and a busy machine.
+            assert time.monotonic() - began < 2.5
         told = [json.loads(line) for line in server.output.splitlines() if line.startswith("{")]
         (gone,) = [line for line in told if line["level"] == "error"]
         assert gone["event"] == "store.file_gone"

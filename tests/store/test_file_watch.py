@@ -118,9 +118,8 @@ def test_nothing_is_acknowledged_in_a_log_file_that_was_deleted(
     store = filled_store(tmp_path)
     way(max((tmp_path / "commitlog").iterdir()))
     flushed = store.flushed_offset
-    store.append(
-        [message(body=bytes(600))]
-    )  # by a call: a store into the map where nothing is left ends the process
+    # By a call: a store into the map where nothing is left ends the process.
+    store.append([message(body=bytes(600))])
     with pytest.raises(FileGone):
         store.flush_disk()
     assert store.flushed_offset == flushed

@@ -139,9 +139,8 @@ async def test_a_restart_fails_no_send_loses_none_and_keeps_the_order_of_keys(
     seen: dict[str, list[str]] = defaultdict(list)
     for message in stored:
         key = message.properties.get("__SHARDINGKEY")
-        if (
-            key is not None and message.text() not in seen[key]
-        ):  # a try that got no answer may have been stored
+        # A try that got no answer may have been stored.
+        if key is not None and message.text() not in seen[key]:
             seen[key].append(message.text())
     assert len(seen) == KEYS // 2
     assert all(texts == sorted(texts) for texts in seen.values())

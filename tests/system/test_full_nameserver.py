@@ -20,11 +20,8 @@ from plain_remoting import call
 from system.walking import Calm, longest_turn
 from turns import TURN_MAX
 
-TOPICS, CROWD, SLAVES = (
-    100_000,
-    7_000,
-    2_900,
-)  # topics of one broker; brokers with one topic; members of one name
+# Topics of one broker; brokers with one topic; members of one name.
+TOPICS, CROWD, SLAVES = 100_000, 7_000, 2_900
 KV_ENTRIES = 25_000
 FULL = {"clusters": 1, "broker_names": CROWD + 3, "brokers": CROWD + SLAVES + 2, "topics": 2 * TOPICS}
 BIG = {"brokerName": "big", "brokerAddr": "10.0.0.1:1", "clusterName": "c", "brokerId": "0"}

@@ -142,9 +142,8 @@ async def keep_some(peer: Talker, commands: list[Command]) -> None:
         command.opaque = 10_000_000 + number
     peer.send(*commands)
     peer.opaque += 1
-    peer.send(
-        Command(9999, opaque=peer.opaque)
-    )  # answered in order: nobody serves it, so it overtakes nothing
+    # Answered in order: nobody serves it, so it overtakes nothing.
+    peer.send(Command(9999, opaque=peer.opaque))
     await peer.answer_to(peer.opaque)
 
 

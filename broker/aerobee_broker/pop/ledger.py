@@ -80,9 +80,8 @@ class Ledger:
         self._done = [-1] * self.log.queue_count
         # What the next settle writes down, once the log's end at its taking is on disk.
         self._pending: tuple[list[int], int] | None = None
-        self._popped: set[PopQueue] = (
-            set()
-        )  # queues with check-points since the start, or before it in the log
+        # Queues with check-points since the start, or before it in the log.
+        self._popped: set[PopQueue] = set()
 
     # --- start ------------------------------------------------------------------------------------------------
 
@@ -160,9 +159,8 @@ class Ledger:
         for group in {
             said.key.group if isinstance(said, CheckPoint) else said.group for _, said, _ in records
         }:
-            self._services.groups.find(
-                group
-            )  # its settings may not have been written yet: messages are owed to it
+            # Its settings may not have been written yet: messages are owed to it.
+            self._services.groups.find(group)
         for _, said, stored_ms in records:
             if isinstance(said, CheckPoint):
                 if said.moves or not said.offsets:

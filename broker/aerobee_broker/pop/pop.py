@@ -119,9 +119,8 @@ class PopHandlers:
         self._dice = dice
         self._again: dict[HeldPop, None] = {}  # they found more to look at than one pop may
         self._is_noting = False
-        self._to_serve: dict[
-            PopQueue, set[int]
-        ] = {}  # tags that have come, for each group that waits for them
+        # Tags that have come, for each group that waits for them.
+        self._to_serve: dict[PopQueue, set[int]] = {}
         self.held = HeldPops(
             count_max=lambda: services.config.max_pop_polling_size,
             place_max=lambda: services.config.pop_polling_size,
