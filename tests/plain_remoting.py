@@ -20,6 +20,7 @@ __all__ = [
     "has_route",
     "make_topic",
     "max_offset",
+    "topic_fields",
     "wait_route",
     "wait_until",
 ]
@@ -61,6 +62,21 @@ def has_route(nameserver: str, topic: str, broker_name: str) -> bool:
     return answer["code"] == 0 and re.search(named, body) is not None
 
 
+def topic_fields(topic: str, queues: int, **changes: str) -> dict[str, str]:
+    """What a request to make a topic says; `changes` replace or add fields."""
+    return {
+        "topic": topic,
+        "defaultTopic": "TBW102",
+        "readQueueNums": str(queues),
+        "writeQueueNums": str(queues),
+        "perm": "6",
+        "topicFilterType": "SINGLE_TAG",
+        "topicSysFlag": "0",
+        "order": "false",
+        **changes,
+    }
+
+
 def make_topic(
     nameserver: str,
     broker: str,
@@ -74,19 +90,8 @@ def make_topic(
 
     `message_type`, if any: the one kind of message that it takes (NORMAL, FIFO, DELAY, TRANSACTION).
     """
-    fields = {
-        "topic": topic,
-        "defaultTopic": "TBW102",
-        "readQueueNums": str(queues),
-        "writeQueueNums": str(queues),
-        "perm": "6",
-        "topicFilterType": "SINGLE_TAG",
-        "topicSysFlag": "0",
-        "order": "false",
-    }
-    if message_type:
-        fields["attributes"] = f"+message.type={message_type}"
-    answer, _ = call(broker, UPDATE_TOPIC, fields)
+    kind = {"attributes": f"+message.type={message_type}"} if message_type else {}
+    answer, _ = call(broker, UPDATE_TOPIC, topic_fields(topic, queues, **kind))
     assert answer["code"] == 0, answer
     wait_route(nameserver, topic, broker_name)
 

@@ -341,9 +341,7 @@ async def test_a_disk_without_a_byte_left_refuses_sends_and_nothing_else(
         ballast.take_all()
         assert len(await client.records("T")) == stored > 20
         # Everything small still reaches the disk, by the reserve.
-        topic = {"topic": "New", "defaultTopic": "TBW102", "readQueueNums": "4", "writeQueueNums": "4"}
-        rest = {"perm": "6", "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false"}
-        made = await client.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, {**topic, **rest})
+        made = await client.make_topic("New", 4)
         assert made.code == 0, made.remark
         assert not (root / "reserve").exists()
         ballast.take_all()

@@ -19,6 +19,7 @@ from aerobee_broker.config import BrokerConfig, field_of, hot_keys
 from aerobee_nameserver.config import load_config
 from aerobee_nameserver.server import NameServer
 from aerobee_proto.codes import RequestCode
+from plain_remoting import topic_fields
 from system.popping import Popper, popping
 from system.running import broker_config, text_of
 from system.transacting import COMMIT, end, send_half
@@ -96,7 +97,7 @@ async def use_all(client: Popper) -> None:
     async def ask(code: int, body: object = None, **fields: str) -> None:
         await client.ask(code, fields, b"" if body is None else json.dumps(body).encode())
 
-    await ask(RequestCode.UPDATE_AND_CREATE_TOPIC, **new_topic("Made"))
+    await ask(RequestCode.UPDATE_AND_CREATE_TOPIC, **topic_fields("Made", 1))
     for topic in ("T", "Made"):
         assert (await client.put(topic, queue_id=0)).code == 0
     await end(client, await send_half(client, "T", b"half", key="K1"), COMMIT)
@@ -129,17 +130,6 @@ PUT = {
     "bornTimestamp": "1",
     "flag": "0",
 }
-
-
-def new_topic(name: str) -> dict[str, str]:
-    numbers = {"readQueueNums": "1", "writeQueueNums": "1", "perm": "6", "topicSysFlag": "0"}
-    return {
-        "topic": name,
-        "defaultTopic": "TBW102",
-        "topicFilterType": "SINGLE_TAG",
-        "order": "false",
-        **numbers,
-    }
 
 
 async def test_every_hot_key_is_followed(

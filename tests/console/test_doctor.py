@@ -25,6 +25,7 @@ from aerobee_console.local_checks import check_store, is_container_address, is_l
 from aerobee_proto.codes import RequestCode
 from aerobee_remoting.client import RemotingClient
 from console.support import Runner
+from plain_remoting import topic_fields
 from store.golden import unpack
 
 
@@ -93,10 +94,7 @@ def test_queues_that_nobody_reads_are_a_fault(cluster: Runner, nameserver: str) 
     with SyncClient(nameserver) as client:
         client.admin.create_topic("d-unread", queues=4)
         (addr,) = [node.addr for node in client.admin.brokers()]
-    header = {
-        "topic": "d-unread", "defaultTopic": "TBW102", "readQueueNums": "1", "writeQueueNums": "4", "perm": "6",
-        "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false",
-    }  # fmt: skip
+    header = topic_fields("d-unread", 4, readQueueNums="1")
     asyncio.run(ask(addr, RequestCode.UPDATE_AND_CREATE_TOPIC, header))
     result = cluster("doctor", "--no-send", "-o", "json")
     shown = cluster("topic", "describe", "d-unread").lines

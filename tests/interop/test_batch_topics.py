@@ -34,21 +34,6 @@ def entries(run: str, count: int) -> list[BatchEntry]:
     ]
 
 
-async def ask_topic(peer: Talker, topic: str, attributes: str, **changes: str) -> Command:
-    wanted = {
-        "topic": topic,
-        "defaultTopic": "TBW102",
-        "readQueueNums": "1",
-        "writeQueueNums": "1",
-        "perm": "6",
-        "topicFilterType": "SINGLE_TAG",
-        "topicSysFlag": "0",
-        "order": "false",
-        "attributes": attributes,
-    }
-    return await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, wanted | changes)
-
-
 def what(answer: Command) -> list[Any]:
     """Of an answer to a send what both must agree about."""
     ext = answer.ext
@@ -125,10 +110,10 @@ async def everything(peer: Talker) -> list[Any]:
 
 async def first_exchange(address: str) -> dict[str, Any]:
     async with talking(port_of(address)) as peer:
-        made = await ask_topic(peer, TOPIC, "+queue.type=BatchCQ")
-        plain = await ask_topic(peer, "Plain", "")
-        again = await ask_topic(peer, TOPIC, "+queue.type=SimpleCQ")
-        later = await ask_topic(peer, "Plain", "+queue.type=BatchCQ")
+        made = await peer.make_topic(TOPIC, attributes="+queue.type=BatchCQ")
+        plain = await peer.make_topic("Plain", attributes="")
+        again = await peer.make_topic(TOPIC, attributes="+queue.type=SimpleCQ")
+        later = await peer.make_topic("Plain", attributes="+queue.type=BatchCQ")
         sent = await send_some(peer, "a")
         return {
             "topics": [int(made.code), int(plain.code), int(again.code) != 0, int(later.code) != 0],
@@ -169,7 +154,7 @@ async def test_each_goes_on_with_what_the_other_wrote(tmp_path: Path, first: str
         with start_cluster(kind, tmp_path, SIZES) as cluster:
             async with talking(port_of(cluster.broker.address)) as peer:
                 if not turn:
-                    assert (await ask_topic(peer, TOPIC, "+queue.type=BatchCQ")).code == 0
+                    assert (await peer.make_topic(TOPIC, attributes="+queue.type=BatchCQ")).code == 0
                 else:
                     assert await everything(peer) == before
                 for number in range(9):

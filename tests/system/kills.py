@@ -50,7 +50,6 @@ __all__ = [
     "send_one",
     "singles",
     "start",
-    "topic_fields",
     "verify",
 ]
 
@@ -341,22 +340,8 @@ async def make_load_topics(talker: Talker) -> None:
 
 
 async def make_topic(talker: Talker, name: str, queues: int) -> None:
-    answer = await talker.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, topic_fields(name, queues))
+    answer = await talker.make_topic(name, queues)
     assert answer.code == 0, answer
-
-
-def topic_fields(name: str, queues: int) -> dict[str, str]:
-    """What a request to make a topic says."""
-    return {
-        "topic": name,
-        "defaultTopic": "TBW102",
-        "readQueueNums": str(queues),
-        "writeQueueNums": str(queues),
-        "perm": "6",
-        "topicFilterType": "SINGLE_TAG",
-        "topicSysFlag": "0",
-        "order": "false",
-    }
 
 
 async def _commit_and_see(talker: Talker, ledger: Ledger, store: Path) -> None:

@@ -18,6 +18,7 @@ from aerobee_proto.codes import RequestCode
 from aerobee_proto.frames import FLAG_ONEWAY, Command
 from aerobee_proto.records import StoredRecord, decode_records
 from aerobee_store.io import StoreIo
+from plain_remoting import topic_fields
 from remoting.pair import RawPeer
 
 __all__ = ["Talker", "broker_config", "running_broker", "send_request", "talking", "text_of"]
@@ -134,6 +135,10 @@ class Talker(RawPeer):
         """The next `count` answers by their opaque."""
         received = [await self.receive() for _ in range(count)]
         return {answer.opaque: answer for answer in received}
+
+    async def make_topic(self, topic: str, queues: int = 1, **changes: str) -> Command:
+        """The answer to an admin's request to make or change a topic; see `topic_fields`."""
+        return await self.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, topic_fields(topic, queues, **changes))
 
     async def put(self, topic: str, body: bytes = b"hello", **how: Any) -> Command:
         """Send one message; see `send_request`."""

@@ -19,6 +19,7 @@ import pytest
 from aerobee_broker.broker import Broker
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.frames import FLAG_RESPONSE, Command, encode_command, encode_frame
+from plain_remoting import topic_fields
 from system.running import Talker, running_broker, send_request, talking, text_of
 
 V2 = RequestCode.SEND_MESSAGE_V2
@@ -129,19 +130,7 @@ TOPIC_REQUESTS = {
         RequestCode.UPDATE_CONSUMER_OFFSET,
         {"consumerGroup": "NAME", "topic": "Good", "queueId": "0", "commitOffset": "1"},
     ),
-    "update of a topic": (
-        RequestCode.UPDATE_AND_CREATE_TOPIC,
-        {
-            "topic": "NAME",
-            "defaultTopic": "TBW102",
-            "readQueueNums": "1",
-            "writeQueueNums": "1",
-            "perm": "6",
-            "topicFilterType": "SINGLE_TAG",
-            "topicSysFlag": "0",
-            "order": "false",
-        },
-    ),
+    "update of a topic": (RequestCode.UPDATE_AND_CREATE_TOPIC, topic_fields("NAME", 1)),
     "deletion of a topic": (RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "NAME"}),
 }  # fmt: skip
 

@@ -31,23 +31,8 @@ async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
 @pytest.fixture
 async def client(broker: Broker) -> AsyncIterator[Talker]:
     async with talking(broker) as client:
-        assert (await make(client, TOPIC, "+queue.type=BatchCQ")).code == 0
+        assert (await client.make_topic(TOPIC, attributes="+queue.type=BatchCQ")).code == 0
         yield client
-
-
-async def make(client: Talker, topic: str, attributes: str = "", queues: int = 1) -> Command:
-    wanted = {
-        "topic": topic,
-        "defaultTopic": "TBW102",
-        "readQueueNums": str(queues),
-        "writeQueueNums": str(queues),
-        "perm": "6",
-        "topicFilterType": "SINGLE_TAG",
-        "topicSysFlag": "0",
-        "order": "false",
-        "attributes": attributes,
-    }
-    return await client.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, wanted)
 
 
 def entries(count: int, tag: str = "TagA") -> list[BatchEntry]:
@@ -91,7 +76,7 @@ async def test_a_batch_without_a_key_is_as_many_records(client: Talker) -> None:
 
 
 async def test_a_plain_topic_keeps_a_batch_with_a_key_as_records(client: Talker) -> None:
-    await make(client, "Plain")
+    await client.make_topic("Plain")
     answer = await client.put_batch("Plain", entries(2), properties=text_of(BATCH_KEY))
     assert "batchUniqId" not in answer.ext
     assert [record.sys_flag for record in await client.records("Plain")] == [0, 0]
@@ -131,20 +116,20 @@ async def test_a_delayed_batch_is_refused_whole(client: Talker) -> None:
 
 
 async def test_the_kind_of_a_topic_is_for_life(client: Talker, broker: Broker) -> None:
-    await make(client, "Plain")
+    await client.make_topic("Plain")
     for topic, attributes in (
         ("Plain", "+queue.type=BatchCQ"),
         (TOPIC, "+queue.type=SimpleCQ"),
         (TOPIC, "-queue.type"),
     ):
-        refused = await make(client, topic, attributes)
+        refused = await client.make_topic(topic, attributes=attributes)
         assert refused.code == ResponseCode.INVALID_PARAMETER
         assert "cannot be changed" in (refused.remark or "")
-    assert (await make(client, TOPIC, "+queue.type=BatchCQ", queues=2)).code == 0
+    assert (await client.make_topic(TOPIC, queues=2, attributes="+queue.type=BatchCQ")).code == 0
     await put_batch(client, 2)
     await client.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": TOPIC})
     assert broker.services.store.batch_topics == frozenset()
-    assert (await make(client, TOPIC)).code == 0
+    assert (await client.make_topic(TOPIC)).code == 0
     await put_batch(client, 2)
     assert [record.queue_offset for record in await client.records(TOPIC)] == [0, 1]
 
@@ -166,7 +151,7 @@ async def test_pops_are_refused_by_name(client: Talker) -> None:
 
 async def test_a_restart_finds_everything_again(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as broker, talking(broker) as client:
-        await make(client, TOPIC, "+queue.type=BatchCQ")
+        await client.make_topic(TOPIC, attributes="+queue.type=BatchCQ")
         await put_batch(client, 3)
     # A crash came between the first message and the settings.
     (tmp_path / "config" / "topics.json").unlink()

@@ -282,17 +282,7 @@ async def test_sends_make_no_more_topics_than_the_bound(tmp_path: Path) -> None:
 async def test_topics_in_all_are_bounded_whoever_makes_them(tmp_path: Path) -> None:
     async with attacked(tmp_path, max_topics=30) as (broker, good, hostile, logs):
         for number in range(60):
-            fields = {
-                "topic": f"Admin{number}",
-                "defaultTopic": "TBW102",
-                "readQueueNums": "1",
-                "writeQueueNums": "1",
-                "perm": "6",
-                "topicFilterType": "SINGLE_TAG",
-                "topicSysFlag": "0",
-                "order": "false",
-            }
-            answer = await hostile.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, fields)
+            answer = await hostile.make_topic(f"Admin{number}")
             retry = await hostile.put(f"%RETRY%g{number}")
         assert answer.code == retry.code == ResponseCode.TOPIC_NOT_EXIST
         assert "maxTopics" in (answer.remark or "")

@@ -190,8 +190,8 @@ async def test_a_topic_made_on_three_brokers_is_in_the_route_of_all_when_the_las
                     assert (await client.ask(RequestCode.UPDATE_BROKER_CONFIG, body=text)).code == 0
             topics = [f"T{number}" for number in range(20)]
             for topic in topics:
-                made = await asyncio.gather(*(make_topic(client, topic) for client in clients))
-                assert made == [0, 0, 0]
+                made = await asyncio.gather(*(client.make_topic(topic, 8) for client in clients))
+                assert [answer.code for answer in made] == [0, 0, 0]
             for topic in [*topics, "TBW102"]:
                 fields = {"topic": topic, "acceptStandardJsonOnly": "true"}
                 route = await asked.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields)
@@ -200,17 +200,3 @@ async def test_a_topic_made_on_three_brokers_is_in_the_route_of_all_when_the_las
                 assert sorted(data.broker_name for data in found.broker_datas) == names
     finally:
         await nameserver.close()
-
-
-async def make_topic(client: Talker, topic: str) -> int:
-    ext = {
-        "topic": topic,
-        "defaultTopic": "TBW102",
-        "readQueueNums": "8",
-        "writeQueueNums": "8",
-        "perm": "6",
-        "topicFilterType": "SINGLE_TAG",
-        "topicSysFlag": "0",
-        "order": "false",
-    }
-    return (await client.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)).code

@@ -21,7 +21,7 @@ from typing import Any, Final
 import pytest
 
 from aerobee_broker.main import EXIT_DISK_FAILED
-from aerobee_proto.codes import RequestCode, ResponseCode
+from aerobee_proto.codes import ResponseCode
 from plain_remoting import wait_until
 from programs import ProgramError
 from system.kills import (
@@ -36,7 +36,6 @@ from system.kills import (
     send_one,
     singles,
     start,
-    topic_fields,
     verify,
 )
 from system.running import Talker, talking
@@ -279,7 +278,7 @@ async def test_a_settings_file_that_cannot_be_synced_is_told_and_written_again(t
     broker = await start(store, {}, prefix=tracer("fsync", "EIO", "1", beside))
     try:
         async with talking(broker.port) as client:
-            answer = await client.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, topic_fields("Kept", 5))
+            answer = await client.make_topic("Kept", 5)
             assert answer.code == ResponseCode.SYSTEM_ERROR
             assert EIO_TEXT in (answer.remark or "")
             await asyncio.to_thread(
