@@ -101,7 +101,11 @@ class SendBack:
         if not dead:
             properties[DELAY] = str(level or FIRST_LEVEL + message.reconsume_times)
         route = await self._routes.for_publish(topic)
-        queue = route.publish[count % len(route.publish)]
+        queues = route.publish
+        if route.from_template:
+            # No nameserver knows the topic yet. Its broker makes it with queues of its own count, not the template's.
+            queues = tuple(queue for queue in queues if queue.queue_id == 0) or queues
+        queue = queues[count % len(queues)]
         header = {
             "a": RESERVED_GROUP,
             "b": topic,

@@ -295,6 +295,19 @@ async def test_a_message_that_cannot_be_sent_back_is_published() -> None:
     assert offsets(cluster.broker) == {0: 1}
 
 
+async def test_a_retry_topic_that_no_nameserver_knows_yet_is_published_to_by_its_first_queue() -> None:
+    """The template has more queues than a retry topic that its broker makes: a message that was sent back right after
+    the group's first heartbeat was refused (no such queue), and came again after a pause, in this process alone."""
+    async with member(queues=1) as (cluster, _, consumer):
+        cluster.nameserver.add_topic("TBW102", cluster.broker, queues=8, perm=7)
+        cluster.broker.append("T", 0, b"later")
+        cluster.broker.script(CODE.CONSUMER_SEND_MSG_BACK, Response(ResponseCode.SYSTEM_ERROR, "not found"))
+        async with asyncio.timeout(10):
+            await (await anext(aiter(consumer))).retry_later()
+        (header,) = cluster.broker.asked(CODE.SEND_MESSAGE_V2)
+    assert (header["b"], header["e"]) == ("%RETRY%g", "0")
+
+
 async def test_a_message_that_can_go_nowhere_is_handed_out_again() -> None:
     async with member(queues=1, resend_s=0.01) as (cluster, _, consumer):
         cluster.broker.append("T", 0, b"x")
