@@ -48,9 +48,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Counts", "Machine", "Pieces", "measures_turns"]
 
-WORKERS_MAX: Final = (
-    6  # of a larger machine: Spark is one piece, and each worker may start programs of a gigabyte
-)
+# Of a larger machine: Spark is one piece, and each worker may start programs of a gigabyte.
+WORKERS_MAX: Final = 6
 ALONE: Final = "alone"
 SPARK: Final = "spark"
 PIECES_FILE: Final = "pieces.json"

@@ -39,9 +39,8 @@ log = structlog.get_logger()
 HEARTBEAT_SIZE_MAX: Final = 4 * 1024 * 1024
 LOCK_BODY_SIZE_MAX: Final = 1024 * 1024
 CLIENT_ID_CHARS_MAX: Final = 512
-SLICE_MAX: Final = (
-    512  # groups and subscriptions of a heartbeat that are taken in one turn; a group at the least
-)
+# Groups and subscriptions of a heartbeat that are taken in one turn; a group at the least.
+SLICE_MAX: Final = 512
 GROUP_COST: Final = 8  # of a group, in subscriptions
 
 

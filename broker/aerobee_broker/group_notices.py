@@ -31,9 +31,8 @@ LARGE_GROUP: Final = 32  # members told at a time, above which they are told tog
 TURN_MAX: Final = 512  # members told in one turn of the loop; one takes 10 us
 WINDOW_S: Final = 0.2
 GOOD_BYE_S: Final = 0.1
-WINDOWS: Final = (
-    "group_notices"  # in a connection's attrs: group -> whether it changed within the running window
-)
+# In a connection's attrs: group -> whether it changed within the running window.
+WINDOWS: Final = "group_notices"
 
 
 def notify_members(members: Iterable[tuple[str, Connection]]) -> int:

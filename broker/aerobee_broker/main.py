@@ -50,9 +50,8 @@ __all__ = [
 log = structlog.get_logger()
 
 ENVIRON_PREFIX: Final = "AEROBEE_BROKER_"
-FAILPOINTS_VARIABLE: Final = (
-    "AEROBEE_FAILPOINTS"  # for tests of crashes; what it may say is told in failpoints
-)
+# For tests of crashes; what it may say is told in failpoints.
+FAILPOINTS_VARIABLE: Final = "AEROBEE_FAILPOINTS"
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 # 66: started again by itself it would go on without what is in the file.

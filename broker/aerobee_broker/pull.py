@@ -31,9 +31,8 @@ __all__ = ["PullProcessor"]
 
 HOLD_MS_MAX: Final = 120_000  # longer wishes are cut to this; official clients ask for 15 to 30 s
 MESSAGE_COUNT_MAX: Final = 1024
-WAKE_MAX: Final = (
-    256  # held pulls that are run again in one turn of the event loop; one reads and answers in 50 us
-)
+# Held pulls that are run again in one turn of the event loop; one reads and answers in 50 us.
+WAKE_MAX: Final = 256
 PROBE_MAX: Final = 128  # filters that look at new messages in one turn; one takes 20 us for a message
 BODY_SIZE_MAX: Final = 134_217_728  # the official bound; what the store sends at once is configured there
 FORBIDDEN_BROKER, FORBIDDEN_GROUP, FORBIDDEN_TOPIC, FORBIDDEN_BROADCAST, FORBIDDEN_SUBSCRIPTION = range(1, 6)

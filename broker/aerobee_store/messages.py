@@ -12,9 +12,8 @@ import msgspec
 
 __all__ = ["RECORD_EXTRA_MAX", "Appended", "Arrival", "NewMessage", "PutStatus"]
 
-RECORD_EXTRA_MAX: Final = (
-    65_536  # a record, or a batch of them, may be this much longer than the longest body
-)
+# A record, or a batch of them, may be this much longer than the longest body.
+RECORD_EXTRA_MAX: Final = 65_536
 
 # (topic, queue_id, max_offset after the arrival, the new entries as packed in the queue; consume_queue.tags_of())
 Arrival = tuple[str, int, int, bytes]

@@ -30,9 +30,8 @@ log = event_logger("aerobee.producer")
 
 # SYSTEM_ERROR is how a broker says that it has no such half message.
 CANNOT_NOW_CODES: Final = LATER_CODES - {ResponseCode.SYSTEM_ERROR}
-ROLLBACK_TIMEOUT_S: Final = (
-    0.3  # a rollback that gets lost does no harm; what went wrong in the block is told at once
-)
+# A rollback that gets lost does no harm; what went wrong in the block is told at once.
+ROLLBACK_TIMEOUT_S: Final = 0.3
 CHECKS_MAX: Final = 256  # check-backs that are being answered; brokers ask again for the others
 
 COMMIT: Final = SysFlag.TRANSACTION_COMMIT

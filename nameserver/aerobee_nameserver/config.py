@@ -89,9 +89,8 @@ class NameserverConfig(SettingsModel):
 
     # What it keeps on disk.
     kv_config_path: SettingsPath = Path("~/namesrv/kvConfig.json")
-    config_store_path: SettingsPath | None = (
-        None  # admin changes are written there; the settings file when one is given
-    )
+    # Admin changes are written there; the settings file when one is given.
+    config_store_path: SettingsPath | None = None
     config_black_list: str = "configBlackList;configStorePath;kvConfigPath"  # keys that no admin may change
 
     # How it treats brokers.

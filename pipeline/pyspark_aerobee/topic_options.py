@@ -101,9 +101,8 @@ class Choice:
 
     topics: tuple[str, ...] = ()
     pattern: str | None = None
-    queues: Mapping[str, frozenset[tuple[str | None, int]]] | None = (
-        None  # topic -> (broker or any, queue id)
-    )
+    # Topic -> (broker or any, queue id).
+    queues: Mapping[str, frozenset[tuple[str | None, int]]] | None = None
     queue_ids: frozenset[int] | None = None
     broker_names: frozenset[str] | None = None
 

@@ -46,9 +46,8 @@ PARALLELISM: Final = 8  # partitions that a larger read has at least
 EXACT_COUNT: Final = 512  # ranges up to this length are measured entry by entry
 SAMPLE_COUNT: Final = 16  # entries in one sample
 SAMPLES: Final = 16
-KEY_HITS_MAX: Final = (
-    32  # brokers tell no more; a key that so many messages have is looked for in all messages
-)
+# Brokers tell no more; a key that so many messages have is looked for in all messages.
+KEY_HITS_MAX: Final = 32
 
 Bounds = Mapping[MessageQueue, tuple[int, int]]
 

@@ -142,9 +142,8 @@ class Connection(asyncio.Protocol):
         self._held_back: deque[Frame] = deque()
         self._held_back_size = 0  # bytes of those
         self._waits = False  # for its turn
-        self._overtaking = (
-            0  # requests that have overtaken what is held back; at the bound they stay in order
-        )
+        # Requests that have overtaken what is held back; at the bound they stay in order.
+        self._overtaking = 0
         self._was_overtaken = False  # what is handled now was read before something that was handled before
         self._running_size = 0  # bytes of the requests that tasks are at work on
         self._counted = 0  # of `buffered_size`, in the account

@@ -36,9 +36,8 @@ OTHERS: Final = frozenset(
 # A parameter that is how many queues elsewhere, and which of them here.
 NUMBERS: Final = {("consume", "queues")}
 
-NOWHERE: Final = (
-    "7F000001{port:08X}00000000000FFFFF"  # an offset id: the broker's address, and a place behind its log
-)
+# An offset id: the broker's address, and a place behind its log.
+NOWHERE: Final = "7F000001{port:08X}00000000000FFFFF"
 
 # Command and parameter: how it is typed with a name that is not there, the exit code, and what the text must hold.
 # {store} is a store folder; {member} a member of n-group that is online; {nowhere} the id of no message.

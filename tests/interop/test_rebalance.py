@@ -14,9 +14,8 @@ from programs import Program
 pytestmark = [pytest.mark.java, pytest.mark.slow, pytest.mark.timeout(180)]
 
 QUEUES = 8
-STEPS = (
-    "+ + - + - - + -"  # from two consumers to four, and back to two; most queues change hands several times
-)
+# From two consumers to four, and back to two; most queues change hands several times.
+STEPS = "+ + - + - - + -"
 PAUSE_MS = 1_500
 
 

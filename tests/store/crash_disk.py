@@ -251,9 +251,8 @@ class Disk:
         return source[at : at + size].ljust(size, b"\0")
 
 
-PAGE_ANSWERS = (
-    7  # old, new, in between, torn between bytes, torn between sectors, another file's bytes, garbage
-)
+# Old, new, in between, torn between bytes, torn between sectors, another file's bytes, garbage.
+PAGE_ANSWERS = 7
 
 
 def survivals(disk: Disk, random: Random, *, few: int, samples: int) -> Iterator[Survival]:

@@ -45,9 +45,8 @@ INVISIBLE_MS_MAX: Final = 259_200_000  # three days, as far as RocketMQ's timer 
 BATCH_ACKS_MAX: Final = 4096
 BATCH_BODY_SIZE_MAX: Final = 256 * 1024
 BITS_SIZE_MAX: Final = 1024  # bytes of one bit set
-SLICE_MAX: Final = (
-    2048  # acknowledgements that are taken in one turn; a check-point counts as CHECK_POINT_COST
-)
+# Acknowledgements that are taken in one turn; a check-point counts as CHECK_POINT_COST.
+SLICE_MAX: Final = 2048
 CHECK_POINT_COST: Final = 8
 _BITS_OF: Final = tuple(tuple(i for i in range(8) if byte >> i & 1) for byte in range(256))
 

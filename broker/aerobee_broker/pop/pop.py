@@ -60,9 +60,8 @@ from aerobee_store.get_message import GetResult, GetStatus
 
 __all__ = ["PopHandlers"]
 
-LATE_MS: Final = (
-    500  # a request that is so much older than its poll time is not worth an answer with messages
-)
+# A request that is so much older than its poll time is not worth an answer with messages.
+LATE_MS: Final = 500
 HOLD_MS_MAX: Final = 120_000
 BODY_SIZE_MAX: Final = 4 << 20
 SCANS_MAX: Final = 16  # reads of one queue that found nothing but filtered messages, in one pop

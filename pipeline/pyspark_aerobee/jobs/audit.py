@@ -47,9 +47,8 @@ if TYPE_CHECKING:
 
 __all__ = ["audit_store", "audit_topics"]
 
-COUNTED_MAX: Final = (
-    50_000  # different keys or tags that a task counts; then the rarest of them are forgotten
-)
+# Different keys or tags that a task counts; then the rarest of them are forgotten.
+COUNTED_MAX: Final = 50_000
 COUNTED_KEPT: Final = 10_000
 LISTED_MAX: Final = 1000  # findings of a kind that a report names; the numbers are of all
 TOP: Final = 20
