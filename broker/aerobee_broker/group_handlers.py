@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from aerobee_broker.clients import connection_body
-from aerobee_broker.request_bodies import answer, answer_in_slices, in_slices, in_turns, read_body
+from aerobee_broker.request_bodies import answer, answer_in_slices, in_runs, read_body
 from aerobee_broker.services import Services
 from aerobee_proto.bodies import (
     BrokerConsumeStats,
@@ -42,9 +42,8 @@ from aerobee_proto.headers import (
     GroupTopicHeader,
     ProducerGroupHeader,
 )
-from aerobee_remoting import slices
 from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
-from aerobee_remoting.slices import Steps
+from aerobee_remoting.slices import Steps, in_slices
 
 __all__ = ["GroupHandlers"]
 
@@ -104,9 +103,9 @@ class GroupHandlers:
 
     async def _update(self, wanted: Sequence[SubscriptionGroupConfig]) -> Response:
         groups = self._services.groups
-        checked = [groups.check_update(config) async for config in in_turns(wanted)]
+        checked = [groups.check_update(config) async for some in in_runs(wanted) for config in some]
         groups.check_room(checked)
-        async for some in in_slices(checked):
+        async for some in in_runs(checked):
             groups.update(some)
         return await self._persisted()
 
@@ -117,7 +116,7 @@ class GroupHandlers:
         services.groups.delete(header.group_name)
         services.stats.group_deleted(header.group_name)
         if header.clean_offset or header.remove_offset:
-            await slices.in_slices(services.offsets.removal(group=header.group_name))
+            await in_slices(services.offsets.removal(group=header.group_name))
             services.offsets.remove_group(header.group_name)  # what members committed meanwhile
         return await self._persisted()
 
@@ -143,8 +142,9 @@ class GroupHandlers:
         services.groups.require(header.dest_group)
         topics = [header.topic] if header.topic else services.offsets.topics_of(header.src_group)
         configs = self._consumed(header.src_group, topics, given_up_too=header.offline)
-        async for config in in_turns(configs):
-            services.offsets.clone(header.src_group, header.dest_group, config.topic_name)
+        async for some in in_runs(configs):
+            for config in some:
+                services.offsets.clone(header.src_group, header.dest_group, config.topic_name)
         return await self._persisted()
 
     async def _persisted(self) -> Response:

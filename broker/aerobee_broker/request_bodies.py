@@ -12,9 +12,9 @@ from aerobee_remoting import slices
 from aerobee_remoting.handlers import Request, Response
 from aerobee_remoting.slices import Steps
 
-__all__ = ["IN_TURN_MAX", "answer", "answer_in_slices", "in_slices", "in_turns", "read_body"]
+__all__ = ["RUN_MAX", "answer", "answer_in_slices", "in_runs", "read_body"]
 
-IN_TURN_MAX: Final = 256  # entries of a list that are worked on in one turn of the event loop
+RUN_MAX: Final = 256  # entries of a list that are worked on in one turn of the event loop
 ANSWER_SIZE_MAX: Final = javajson.SIZE_MAX - 65_536  # bytes; clients take frames of 16 MiB
 
 T = TypeVar("T")
@@ -31,22 +31,17 @@ def read_body(request: Request, form: type[B]) -> B:
         raise RequestError(ResponseCode.SYSTEM_ERROR, f"body of request {request.code}: {error}") from error
 
 
-async def in_slices(items: Sequence[T]) -> AsyncIterator[Sequence[T]]:
-    """Runs of at most IN_TURN_MAX of them, with a turn of the event loop for others between two runs.
+async def in_runs(items: Sequence[T]) -> AsyncIterator[Sequence[T]]:
+    """Runs of at most RUN_MAX of them, with a turn of the event loop for others between two runs.
 
-    None after the last: who changed a table goes on to write it before others can meet the change.
+    None before the first or after the last, however busy the loop is, which `Steps` do not promise: what is in one run
+    is checked and changed before others can ask for a change too, and who changed a table goes on to write it before
+    others can meet the change.
     """
-    for start in range(0, len(items), IN_TURN_MAX):
+    for start in range(0, len(items), RUN_MAX):
         if start:
             await asyncio.sleep(0)
-        yield items[start : start + IN_TURN_MAX]
-
-
-async def in_turns(items: Sequence[T]) -> AsyncIterator[T]:
-    """Each of them, with a turn of the event loop for others between two runs of IN_TURN_MAX."""
-    async for run in in_slices(items):
-        for item in run:
-            yield item
+        yield items[start : start + RUN_MAX]
 
 
 def answer(body: JsonBody) -> Response:

@@ -15,7 +15,7 @@ from typing import Final
 import structlog
 
 from aerobee_broker.attributes import parse_alterations
-from aerobee_broker.request_bodies import answer, answer_in_slices, in_slices, in_turns, read_body
+from aerobee_broker.request_bodies import answer, answer_in_slices, in_runs, read_body
 from aerobee_broker.services import Services, delete_queues, save_deletions
 from aerobee_broker.topics import has_batch_queues
 from aerobee_proto import names
@@ -41,9 +41,8 @@ from aerobee_proto.headers import (
     QueryConsumeQueueHeader,
     TopicHeader,
 )
-from aerobee_remoting import slices
 from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
-from aerobee_remoting.slices import Steps
+from aerobee_remoting.slices import Steps, in_slices
 from aerobee_store.errors import StoreError
 
 __all__ = ["TopicHandlers"]
@@ -108,11 +107,13 @@ class TopicHandlers:
     async def _update(self, wanted: Sequence[tuple[TopicConfig, Mapping[str, str]]]) -> Response:
         services = self._services
         checked = [
-            services.topics.check_update(topic, alterations) async for topic, alterations in in_turns(wanted)
+            services.topics.check_update(topic, alterations)
+            async for some in in_runs(wanted)
+            for topic, alterations in some
         ]
         services.topics.check_room(checked)
         await self._make_batch_topics([topic for topic in checked if has_batch_queues(topic)])
-        async for some in in_slices(checked):
+        async for some in in_runs(checked):
             before = {config.topic_name: services.topics.get(config.topic_name) for config in some}
             for config in services.topics.update(some):
                 self._warn_of_unread(before[config.topic_name], config)
@@ -168,9 +169,9 @@ class TopicHandlers:
         services.topics.check_delete(topic)
         doomed = [topic]
         if services.config.clear_retry_topic_when_delete_topic:
-            doomed += await slices.in_slices(self._pop_retry_topics(topic))
+            doomed += await in_slices(self._pop_retry_topics(topic))
         for name in doomed:
-            await slices.in_slices(services.offsets.removal(topic=name))
+            await in_slices(services.offsets.removal(topic=name))
             services.offsets.remove_topic(name)  # what was committed meanwhile
             services.stats.topic_deleted(name)
             services.timer_counts.forget(name)

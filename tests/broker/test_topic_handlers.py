@@ -1,5 +1,6 @@
 """Topics, asked as administrators ask."""
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +26,7 @@ from aerobee_proto.bodies import (
 )
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.javahash import tag_hash
+from aerobee_remoting.slices import Steps, in_slices
 from broker.support import Clock, Peer, put
 
 WANTED = {
@@ -38,6 +40,11 @@ WANTED = {
     "order": "false",
     "attributes": "",
 }
+
+
+def endless() -> Steps[None]:
+    while True:
+        yield
 
 
 def saved(services: Services) -> Mapping[str, Any]:
@@ -59,6 +66,28 @@ class TestUpdates:
             {"message.type": "FIFO"},
         )
         assert "T" in saved(services)
+
+    async def test_two_changes_at_the_same_time_are_both_in_effect_however_busy_the_loop_is(
+        self, services: Services, peer: Peer
+    ) -> None:
+        """What a change keeps is read from the table when it is checked: with a turn for others before it is done, the
+        other one would be undone. Work in slices gives such turns as soon as there is other work in slices."""
+        await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, WANTED)
+        long_work = asyncio.create_task(in_slices(endless()))
+        await asyncio.sleep(0)
+        other = Peer(peer.connection._handlers, port=50_001)
+        kind = WANTED | {"attributes": "+message.type=FIFO"}
+        count = WANTED | {"readQueueNums": "7"}
+        answers = await asyncio.gather(
+            peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, kind),
+            other.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, count),
+        )
+        assert [answer.code for answer in answers] == [0, 0]
+        config = services.topics.get("T")
+        assert config is not None
+        assert (config.read_queue_nums, config.attributes) == (7, {"message.type": "FIFO"})
+        assert not long_work.done()
+        long_work.cancel()
 
     async def test_the_same_again_is_success_without_a_new_version(
         self, services: Services, peer: Peer
