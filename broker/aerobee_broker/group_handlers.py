@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from aerobee_broker.clients import connection_body
-from aerobee_broker.request_bodies import answer, answer_in_slices, in_runs, read_body
+from aerobee_broker.request_bodies import answer, in_runs, read_body
 from aerobee_broker.services import Services
 from aerobee_proto.bodies import (
     BrokerConsumeStats,
@@ -42,6 +42,7 @@ from aerobee_proto.headers import (
     GroupTopicHeader,
     ProducerGroupHeader,
 )
+from aerobee_remoting.answers import answer_in_slices
 from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
 from aerobee_remoting.slices import Steps, in_slices
 

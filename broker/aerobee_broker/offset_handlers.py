@@ -9,7 +9,7 @@ A queue that does not exist has the offsets 0 and no earliest message (-1), as c
 
 from aerobee_broker.consumer_offsets import OFFSET_MAX, starting_offset
 from aerobee_broker.refusals import no_such_queue
-from aerobee_broker.request_bodies import answer, answer_in_slices
+from aerobee_broker.request_bodies import answer
 from aerobee_broker.services import Services
 from aerobee_proto import bodies
 from aerobee_proto.bodies import AllDelayOffsets, CorrectionOffsets, TopicConfig
@@ -22,6 +22,7 @@ from aerobee_proto.headers import (
     SearchOffsetHeader,
     UpdateConsumerOffsetHeader,
 )
+from aerobee_remoting.answers import answer_in_slices
 from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
 from aerobee_remoting.slices import Steps
 from aerobee_store.errors import CorruptStore

@@ -17,13 +17,13 @@ from typing import Final
 import structlog
 
 from aerobee_broker.refusals import no_such_queue
-from aerobee_broker.request_bodies import answer_in_slices
 from aerobee_broker.services import Services
 from aerobee_proto import javajson
 from aerobee_proto.bodies import MessageQueue, QueueOffset, ResetOffsetBody, ResetOffsetListBody, TopicConfig
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.errors import RequestError
 from aerobee_proto.headers import ResetClientOffsetHeader, ResetOffsetHeader
+from aerobee_remoting.answers import answer_in_slices
 from aerobee_remoting.errors import RemotingError
 from aerobee_remoting.handlers import HandlerTable, Permission, Request
 from aerobee_remoting.slices import Steps

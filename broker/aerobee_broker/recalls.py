@@ -16,7 +16,6 @@ from typing import Final
 
 from aerobee_broker.delay_rules import whole_number
 from aerobee_broker.refusals import check_sendable
-from aerobee_broker.request_bodies import answer_in_slices
 from aerobee_broker.services import Services
 from aerobee_broker.timer_delivery import TimerDelivery, recall_key
 from aerobee_proto import properties
@@ -24,6 +23,7 @@ from aerobee_proto.codes import Perm, RequestCode, ResponseCode
 from aerobee_proto.errors import RequestError
 from aerobee_proto.headers import RecallMessageHeader
 from aerobee_proto.properties import decode_properties
+from aerobee_remoting.answers import answer_in_slices
 from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
 from aerobee_store.errors import StoreError
 from aerobee_store.messages import NewMessage, PutStatus

@@ -1,21 +1,17 @@
-"""JSON bodies. Of requests: what is broken becomes an answer, no lost connection. Of answers: large ones in slices."""
+"""JSON bodies of requests, where what is broken becomes an answer, no lost connection; and of small answers."""
 
 import asyncio
-from collections.abc import AsyncIterator, Generator, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import AsyncIterator, Sequence
+from typing import Final, TypeVar
 
-from aerobee_proto import javajson
 from aerobee_proto.bodies import JsonBody
 from aerobee_proto.codes import ResponseCode
 from aerobee_proto.errors import FormatError, RequestError
-from aerobee_remoting import slices
 from aerobee_remoting.handlers import Request, Response
-from aerobee_remoting.slices import Steps
 
-__all__ = ["RUN_MAX", "answer", "answer_in_slices", "in_runs", "read_body"]
+__all__ = ["RUN_MAX", "answer", "in_runs", "read_body"]
 
 RUN_MAX: Final = 256  # entries of a list that are worked on in one turn of the event loop
-ANSWER_SIZE_MAX: Final = javajson.SIZE_MAX - 65_536  # bytes; clients take frames of 16 MiB
 
 T = TypeVar("T")
 B = TypeVar("B", bound=JsonBody)
@@ -47,23 +43,3 @@ async def in_runs(items: Sequence[T]) -> AsyncIterator[Sequence[T]]:
 def answer(body: JsonBody) -> Response:
     """A successful answer with a JSON body."""
     return Response(body=body.to_bytes())
-
-
-def answer_in_slices(request: Request, body: JsonBody | Mapping[str, Any] | Steps[JsonBody]) -> None:
-    """A successful answer that grows with what the broker holds: made, if `body` is steps, and written in slices.
-
-    What the peer has sent behind the request is handled after the answer. The body must not change meanwhile.
-    """
-    request.connection.answer_alone(request, lambda: _answered(body))
-
-
-async def _answered(body: JsonBody | Mapping[str, Any] | Steps[JsonBody]) -> Response:
-    return Response(body=await slices.in_slices(_written(body)))
-
-
-def _written(body: JsonBody | Mapping[str, Any] | Steps[JsonBody]) -> Steps[bytes]:
-    made = (yield from body) if isinstance(body, Generator) else body
-    try:
-        return (yield from javajson.dumps_steps(made, size_max=ANSWER_SIZE_MAX))
-    except FormatError as error:
-        raise RequestError(ResponseCode.SYSTEM_ERROR, f"the answer cannot be sent: {error}") from error

@@ -15,7 +15,7 @@ from typing import Final
 import structlog
 
 from aerobee_broker.attributes import parse_alterations
-from aerobee_broker.request_bodies import answer, answer_in_slices, in_runs, read_body
+from aerobee_broker.request_bodies import answer, in_runs, read_body
 from aerobee_broker.services import Services, delete_queues, save_deletions
 from aerobee_broker.topics import has_batch_queues
 from aerobee_proto import names
@@ -41,6 +41,7 @@ from aerobee_proto.headers import (
     QueryConsumeQueueHeader,
     TopicHeader,
 )
+from aerobee_remoting.answers import answer_in_slices
 from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
 from aerobee_remoting.slices import Steps, in_slices
 from aerobee_store.errors import StoreError

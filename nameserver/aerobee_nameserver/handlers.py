@@ -39,6 +39,7 @@ from aerobee_proto.headers import (
     RequestHeader,
     TopicHeader,
 )
+from aerobee_remoting.answers import Body, answer_at_once, answer_in_slices, written
 from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
 from aerobee_remoting.settings import (
     SettingsError,
@@ -50,7 +51,7 @@ from aerobee_remoting.settings import (
 )
 from aerobee_remoting.settings_edit import store_changes
 from aerobee_remoting.settings_signal import SettingsSignal
-from aerobee_remoting.slices import Steps, at_once, in_slices
+from aerobee_remoting.slices import Steps, in_slices
 
 __all__ = ["Handlers"]
 
@@ -217,7 +218,7 @@ class Handlers:
         if table is None or not self.config.return_order_topic_config_to_broker:
             return b""
         if self._ordered[0] is not table:  # a change makes another one
-            self._ordered = table, await in_slices(KVTable(table=dict(table)).to_steps())
+            self._ordered = table, await in_slices(written(KVTable(table=dict(table))))
         return self._ordered[1]
 
     async def unregister(self, request: Request) -> Response:
@@ -250,7 +251,7 @@ class Handlers:
             cluster=header.cluster_name or "",
         )
         body = BrokerMemberGroup(broker_member_group=members)
-        return _answered(request, len(members.broker_addrs), body.to_steps())
+        return _answered(request, len(members.broker_addrs), body)
 
     @property
     def is_waiting(self) -> bool:
@@ -267,15 +268,13 @@ class Handlers:
         topic = header.topic or ""
         strict = header.accept_standard_json_only or request.version >= VERSION_STRICT_ROUTE_JSON
         if self._routes.breadth(topic) > ANSWERED_AT_ONCE_MAX:
-            steps = self._route_steps(topic, strict=strict)
-            request.connection.answer_alone(request, lambda: _body_in_slices(steps))
+            answer_in_slices(request, self._routing(topic), standard=strict)
             return None
         route = self._whole(topic, self._routes.route(topic))
         return Response(body=route.to_standard() if strict else route.to_bytes())
 
-    def _route_steps(self, topic: str, *, strict: bool) -> Steps[bytes]:
-        route = self._whole(topic, (yield from self._routes.routing(topic)))
-        return (yield from route.to_steps(standard=strict))
+    def _routing(self, topic: str) -> Steps[TopicRouteData]:
+        return self._whole(topic, (yield from self._routes.routing(topic)))
 
     def _whole(self, topic: str, route: TopicRouteData | None) -> TopicRouteData:
         if route is None:
@@ -288,11 +287,7 @@ class Handlers:
         return route
 
     def cluster_info(self, request: Request) -> Response | None:
-        def steps() -> Steps[bytes]:
-            info = yield from self._routes.describing()
-            return (yield from info.to_steps())
-
-        return _answered(request, self._routes.statistics()["brokers"], steps())
+        return _answered(request, self._routes.statistics()["brokers"], self._routes.describing())
 
     def all_topics(self, request: Request) -> Response | None:
         _refuse_unless(self.config.enable_all_topic_list)
@@ -305,7 +300,7 @@ class Handlers:
     def system_topics(self, request: Request) -> Response | None:
         names, broker_addr = self._routes.system_topics()
         body = TopicList(topic_list=names, broker_addr=broker_addr)
-        return _answered(request, len(names), body.to_steps())
+        return _answered(request, len(names), body)
 
     def unit_topics(self, request: Request) -> Response | None:
         _refuse_unless(self.config.enable_topic_list)
@@ -320,9 +315,8 @@ class Handlers:
         return self._listed(request, self._routes.listing(unit=False, unit_subscription=True))
 
     def _listed(self, request: Request, listing: Steps[list[str]]) -> Response | None:
-        def steps() -> Steps[bytes]:
-            topics = yield from listing
-            return (yield from TopicList(topic_list=topics).to_steps())
+        def steps() -> Steps[TopicList]:
+            return TopicList(topic_list=(yield from listing))
 
         return _answered(request, self._routes.statistics()["topics"], steps())
 
@@ -407,7 +401,7 @@ class Handlers:
         table = self._kv.namespace(namespace)
         if table is None:
             raise RequestError(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace}")
-        return _answered(request, len(table), KVTable(table=dict(table)).to_steps())
+        return _answered(request, len(table), KVTable(table=dict(table)))
 
     def get_config(self, _: Request) -> Response:
         lines = [f"{key}={value}\n" for key, value in dump_settings(self.config).items()]
@@ -481,23 +475,12 @@ def _order_of(request: Request) -> asyncio.Lock:
     return order
 
 
-def _answered(request: Request, count: int, steps: Steps[bytes]) -> Response | None:
+def _answered(request: Request, count: int, body: Body) -> Response | None:
     """A body that is made of so many: at once, or in slices before anything else of this peer is handled."""
     if count <= ANSWERED_AT_ONCE_MAX:
-        return Response(body=at_once(_bounded(steps)))
-    request.connection.answer_alone(request, lambda: _body_in_slices(steps))
+        return answer_at_once(body)
+    answer_in_slices(request, body)
     return None
-
-
-async def _body_in_slices(steps: Steps[bytes]) -> Response:
-    return Response(body=await in_slices(_bounded(steps)))
-
-
-def _bounded(steps: Steps[bytes]) -> Steps[bytes]:
-    try:
-        return (yield from steps)
-    except FormatError as large:
-        raise RequestError(ResponseCode.SYSTEM_ERROR, f"the answer cannot be sent: {large}") from large
 
 
 def _log_registration(new: Registration, done: Registered, peer: str) -> None:

@@ -12,7 +12,7 @@ Invariants
 
 import re
 import zlib
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from struct import Struct as Packing
 from typing import Annotated, Any, Final, Self, TypeVar
@@ -209,10 +209,6 @@ class JsonBody(Struct, rename="camel", kw_only=True):
     def to_standard(self) -> bytes:
         """The body as strictly valid JSON, in ASCII."""
         return javajson.dumps_standard(self)
-
-    def to_steps(self, *, standard: bool = False) -> Generator[None, None, bytes]:
-        """As to_bytes or to_standard, in short steps. FormatError when no frame could carry it."""
-        return javajson.dumps_steps(self, standard=standard, size_max=javajson.SIZE_MAX)
 
 
 # --- common value objects -----------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import trustme
 from structlog.testing import capture_logs
 
 from aerobee_nameserver.config import NameserverConfig, load_config
+from aerobee_nameserver.handlers import ANSWERED_AT_ONCE_MAX
 from aerobee_nameserver.kv_config import KvConfigDamaged
 from aerobee_nameserver.registration import AT_ONCE_SIZE_MAX
 from aerobee_nameserver.server import NameServer
@@ -22,14 +23,17 @@ from aerobee_proto.bodies import (
     RegisterBrokerBody,
     TopicConfig,
     TopicConfigWrapper,
+    TopicList,
     TopicRouteData,
 )
 from aerobee_proto.codes import RequestCode, ResponseCode
-from aerobee_proto.frames import Command
+from aerobee_proto.frames import FRAME_SIZE_MAX, Command
+from aerobee_remoting.answers import ANSWER_SIZE_MAX
 from aerobee_remoting.client import RemotingClient, RemotingClientConfig
 from aerobee_remoting.errors import ConnectionLost, RequestTimeout
 from aerobee_remoting.handlers import HandlerTable, Permission, Request
 from aerobee_remoting.server import RemotingServer
+from aerobee_remoting.slices import Steps
 from turns import TURN_MAX, Turns
 
 
@@ -108,6 +112,29 @@ async def topics(peer: Peer) -> list[str]:
     answer = await peer.ask(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
     listed: list[str] = json.loads(answer.body)["topicList"]
     return listed
+
+
+@pytest.mark.parametrize("topic_count", [0, ANSWERED_AT_ONCE_MAX + 1])
+async def test_an_answer_that_no_frame_could_carry_is_refused_by_name(
+    server: NameServer, peer: Peer, monkeypatch: pytest.MonkeyPatch, topic_count: int
+) -> None:
+    """The bound had no room for the frame's header: an answer just below it was sent, and the client, which cannot read
+    such a frame, lost its connection instead."""
+    size = ANSWER_SIZE_MAX
+
+    def listing() -> Steps[list[str]]:
+        yield
+        return ["x" * (size - len(TopicList(topic_list=[""]).to_bytes()))]
+
+    monkeypatch.setattr(server.routes, "listing", listing)
+    monkeypatch.setattr(server.routes, "statistics", lambda: {"topics": topic_count})
+    answer = await peer.ask(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+    assert (answer.code, len(answer.body)) == (ResponseCode.SUCCESS, size)
+    for size in (ANSWER_SIZE_MAX + 1, FRAME_SIZE_MAX):  # noqa: B007  # the listing has it
+        answer = await peer.ask(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert answer.remark is not None
+        assert f"the value takes more than {ANSWER_SIZE_MAX} bytes" in answer.remark
 
 
 # --- registration bodies ----------------------------------------------------------------------------------------

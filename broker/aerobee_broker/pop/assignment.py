@@ -15,13 +15,14 @@ import structlog
 
 from aerobee_broker.config import nameserver_addresses
 from aerobee_broker.pop.request_modes import POP, PULL, RequestMode
-from aerobee_broker.request_bodies import answer, answer_in_slices, read_body
+from aerobee_broker.request_bodies import answer, read_body
 from aerobee_broker.services import Services
 from aerobee_proto.bodies import JsonBody, MessageQueue, TopicRouteData
 from aerobee_proto.codes import Perm, RequestCode, ResponseCode
 from aerobee_proto.errors import FormatError, RequestError
 from aerobee_proto.headers import RouteHeader
 from aerobee_proto.names import is_retry_topic
+from aerobee_remoting.answers import answer_in_slices
 from aerobee_remoting.client import RemotingClient
 from aerobee_remoting.errors import RemotingError
 from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
