@@ -22,8 +22,9 @@ import structlog
 import uvloop
 
 from aerobee_broker.broker import Broker
-from aerobee_broker.main import COLLECT_AFTER, load_config
+from aerobee_broker.main import load_config
 from aerobee_remoting.connection import Connection
+from aerobee_remoting.interpreter import COLLECT_AFTER
 
 PER_ROUND = 12_800  # messages
 WORDS = struct.Struct(">ii")

@@ -11,7 +11,6 @@ Exit codes  0 orderly stop, 1 could not start or failed, 2 wrong settings, 66 so
 import argparse
 import asyncio
 import errno
-import gc
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +27,7 @@ from aerobee_broker.descriptors import raise_open_files_limit
 from aerobee_broker.store_folder import foreign_folder
 from aerobee_broker.threads import started_executor
 from aerobee_proto.errors import AerobeeError
+from aerobee_remoting.interpreter import set_up_interpreter
 from aerobee_remoting.logs import configure_logging, stray_errors_told
 from aerobee_remoting.settings import SettingsError, load_settings
 from aerobee_remoting.start_failures import explain
@@ -61,8 +61,6 @@ EXIT_DISK_FAILED: Final = os.EX_IOERR  # 74: started again by itself it might tr
 DISK_ERRORS: Final = frozenset({errno.EIO, errno.EROFS, errno.ENXIO, errno.ENODEV, errno.ESTALE})
 STOP_AFTER_FAILURE_S: Final = 0.7  # a broker that cannot write is gone within a second
 WORKERS: Final = 4  # threads for work that must not hold up the event loop, besides those of the store
-COLLECT_AFTER: Final = 10_000, 100, 100  # objects, and collections of the younger generation
-SWITCH_INTERVAL_S: Final = 0.001  # the flusher thread gets its turn within this, instead of 5 ms
 
 
 def load_config(
@@ -119,11 +117,7 @@ def run(config: BrokerConfig, settings_file: Path | None = None) -> int:
         log.warning("broker.failpoints_armed", names=armed)
     raise_open_files_limit()
     explain_crashes(config.store_path_root_dir)
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    # Messages are not in cycles: collecting them early costs 4 % of the send rate and finds nothing. More than this
-    # at a time costs no less, and a pause: 50,000 young objects took 17 ms, during which nobody is answered.
-    gc.set_threshold(*COLLECT_AFTER)
-    gc.freeze()  # what the modules brought stays
+    set_up_interpreter()
     with stray_errors_told(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.get_loop().set_default_executor(started_executor(WORKERS, "worker"))
         return runner.run(serve(config, ServiceNotifier.of_process(), settings_file))

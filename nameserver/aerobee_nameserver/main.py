@@ -9,11 +9,9 @@ Exit codes  0 orderly stop, 1 could not start or failed, 2 wrong settings or arg
 
 import argparse
 import asyncio
-import gc
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
 
 import structlog
 import uvloop
@@ -22,6 +20,7 @@ from aerobee_nameserver.config import NameserverConfig, load_config
 from aerobee_nameserver.metrics import MetricsServer
 from aerobee_nameserver.server import NameServer
 from aerobee_proto.errors import AerobeeError
+from aerobee_remoting.interpreter import set_up_interpreter
 from aerobee_remoting.logs import configure_logging, stray_errors_told
 from aerobee_remoting.settings import SettingsError
 from aerobee_remoting.start_failures import explain
@@ -29,10 +28,6 @@ from aerobee_remoting.stop_signals import call_on_stop_signals
 from aerobee_remoting.systemd import ServiceNotifier
 
 __all__ = ["main", "run", "start"]
-
-SWITCH_INTERVAL_S: Final = (
-    0.001  # the event loop has its turn within this while a registration is read, not 5 ms
-)
 
 log = structlog.get_logger()
 
@@ -63,9 +58,7 @@ def _configure_logs(config: NameserverConfig) -> None:
 def run(config: NameserverConfig) -> int:
     """Serve until a signal. Returns the exit code."""
     _configure_logs(config)
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    gc.set_threshold(50_000, 50, 50)  # what is kept, topics above all, is not in cycles
-    gc.freeze()  # what the modules brought stays
+    set_up_interpreter()
     with stray_errors_told(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve(config, ServiceNotifier.of_process()))
 
