@@ -1,15 +1,13 @@
 """`python -m aerobee_nameserver`."""
 
-import sys
+from aerobee_remoting.interrupts import exit_with
 
-from aerobee_remoting.interrupts import INTERRUPTED, end_quietly_while_loading
 
-if __name__ == "__main__":
-    end_quietly_while_loading()
+def _program() -> int:
     from aerobee_nameserver.main import main
 
-    try:
-        code = main()
-    except KeyboardInterrupt:
-        code = INTERRUPTED
-    sys.exit(code)
+    return main()
+
+
+if __name__ == "__main__":
+    exit_with(_program)

@@ -10,12 +10,18 @@ process ends there, without a word and with exit code 130. Everywhere else it is
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, Final, NoReturn
 
-__all__ = ["INTERRUPTED", "end_quietly_while_loading", "interrupts_as_ever", "loading_ends_quietly"]
+__all__ = [
+    "INTERRUPTED",
+    "end_quietly_while_loading",
+    "exit_with",
+    "interrupts_as_ever",
+    "loading_ends_quietly",
+]
 
 INTERRUPTED: Final = 128 + signal.SIGINT
 
@@ -25,6 +31,16 @@ def end_quietly_while_loading() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         with suppress(ValueError):  # not the main thread
             signal.signal(signal.SIGINT, _interrupted)
+
+
+def exit_with(program: Callable[[], int]) -> NoReturn:
+    """Run a program, which loads its modules first, and end the process with its exit code; 130 after a Ctrl-C."""
+    end_quietly_while_loading()
+    try:
+        code = program()
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    sys.exit(code)
 
 
 def interrupts_as_ever() -> None:

@@ -11,6 +11,7 @@ import pytest
 from aerobee_remoting.interrupts import (
     INTERRUPTED,
     end_quietly_while_loading,
+    exit_with,
     interrupts_as_ever,
     loading_ends_quietly,
 )
@@ -100,3 +101,17 @@ def test_what_is_set_already_stays(other: signal.Handlers) -> None:
         assert signal.getsignal(signal.SIGINT) is other
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_program_ends_with_its_exit_code_and_after_a_ctrl_c_with_130() -> None:
+    def interrupted() -> int:
+        signal.raise_signal(signal.SIGINT)
+        return 0
+
+    try:
+        for program, code in ((lambda: 3, 3), (interrupted, INTERRUPTED)):
+            with pytest.raises(SystemExit) as ended:
+                exit_with(program)
+            assert ended.value.code == code
+    finally:
+        interrupts_as_ever()
