@@ -16,8 +16,9 @@ from aerobee_proto.errors import RecordError
 from aerobee_proto.javahash import index_key_hash
 from aerobee_proto.records import RecordHeader, scan_header
 from aerobee_store import index_file
+from aerobee_store.batch_queue import BATCH_DTYPE
 from aerobee_store.batch_queues import BATCH_QUEUE_FOLDER
-from aerobee_store.consume_queue import ENTRY_DTYPE, ENTRY_SIZE
+from aerobee_store.consume_queue import ENTRY_DTYPE
 from aerobee_store.mapped_files import file_name
 from pyspark_aerobee.errors import OptionError
 from pyspark_aerobee.folder import Folder
@@ -45,11 +46,18 @@ class LogFile(NamedTuple):
 
 
 class QueueFiles(NamedTuple):
-    """The files of one queue: (first entry number, entry count, path), by number."""
+    """The files of one queue: (first entry number, entry count, path), by number. An entry of a queue of batches is one
+    of a record, its number none of a message."""
 
     topic: str
     queue_id: int
     files: tuple[tuple[int, int, str], ...]
+    is_batch: bool = False
+
+    @property
+    def dtype(self) -> "np.dtype[np.void]":
+        """Of its entries; both kinds begin with `physical_offset` and `size`."""
+        return BATCH_DTYPE if self.is_batch else ENTRY_DTYPE
 
 
 class StoreFolder:
@@ -60,7 +68,8 @@ class StoreFolder:
         self._index_slots = index_slots
         self._log_files: tuple[LogFile, ...] | None = None
         self._queues: dict[str, list[QueueFiles]] = {}
-        self._ranges: dict[tuple[str, int], tuple[int, int]] = {}
+        self._batch_queues: list[QueueFiles] | None = None
+        self._ranges: dict[tuple[str, int, bool], tuple[int, int]] = {}
 
     # --- the log ----------------------------------------------------------------------------------------------
 
@@ -120,35 +129,46 @@ class StoreFolder:
         return [entry.name for entry in self.folder.entries(CONSUME_QUEUES) if entry.is_dir]
 
     def batch_topics(self) -> list[str]:
-        """Topics with queues of batches, which are not read."""
+        """Topics with queues of batches, by which no messages are chosen."""
         return [entry.name for entry in self.folder.entries(BATCH_QUEUE_FOLDER) if entry.is_dir]
 
     def queues(self, topic: str) -> list[QueueFiles]:
         """The queues of a topic, by queue id; empty for a topic that is not here."""
         found = self._queues.get(topic)
         if found is None:
-            base = f"{CONSUME_QUEUES}/{topic}"
-            ids = sorted(
-                int(one.name) for one in self.folder.entries(base) if one.is_dir and one.name.isdecimal()
-            )
-            found = self._queues[topic] = [self._queue_files(topic, queue_id) for queue_id in ids]
+            found = self._queues[topic] = self._find_queues(topic, is_batch=False)
         return found
 
-    def _queue_files(self, topic: str, queue_id: int) -> QueueFiles:
-        base = f"{CONSUME_QUEUES}/{topic}/{queue_id}"
+    def all_queues(self) -> list[QueueFiles]:
+        """Every queue of the store, those of batches too: who asks where records lie must leave none out."""
+        if self._batch_queues is None:
+            self._batch_queues = [
+                queue for topic in self.batch_topics() for queue in self._find_queues(topic, is_batch=True)
+            ]
+        return [queue for topic in self.topics() for queue in self.queues(topic)] + self._batch_queues
+
+    def _find_queues(self, topic: str, *, is_batch: bool) -> list[QueueFiles]:
+        base = f"{BATCH_QUEUE_FOLDER if is_batch else CONSUME_QUEUES}/{topic}"
+        ids = sorted(
+            int(one.name) for one in self.folder.entries(base) if one.is_dir and one.name.isdecimal()
+        )
+        return [self._queue_files(f"{base}/{number}", topic, number, is_batch=is_batch) for number in ids]
+
+    def _queue_files(self, base: str, topic: str, queue_id: int, *, is_batch: bool) -> QueueFiles:
+        size = QueueFiles(topic, queue_id, (), is_batch).dtype.itemsize
         files = tuple(
-            (int(entry.name) // ENTRY_SIZE, entry.size // ENTRY_SIZE, f"{base}/{entry.name}")
+            (int(entry.name) // size, entry.size // size, f"{base}/{entry.name}")
             for entry in self.folder.entries(base)
             if not entry.is_dir and len(entry.name) == _DIGITS and entry.name.isdecimal()
         )
-        return QueueFiles(topic, queue_id, files)
+        return QueueFiles(topic, queue_id, files, is_batch)
 
     def queue_range(self, queue: QueueFiles) -> tuple[int, int]:
         """Numbers of the first entry that points into the log and one past the last; equal when there is none.
 
         As it was when it was first asked for, so that a plan is of one moment.
         """
-        key = (queue.topic, queue.queue_id)
+        key = (queue.topic, queue.queue_id, queue.is_batch)
         if key not in self._ranges:
             self._ranges[key] = self._queue_range(queue)
         return self._ranges[key]
@@ -158,7 +178,7 @@ class StoreFolder:
             return 0, 0
         end = 0
         for first, count, path in reversed(queue.files):
-            filled = self._filled(path, count)
+            filled = self._filled(queue, path, count)
             end = first + filled
             if filled:
                 break
@@ -166,12 +186,12 @@ class StoreFolder:
         log_begin = self.log_files()[0].offset
         return min(self._first_from(queue, begin, end, log_begin), end), end
 
-    def _filled(self, path: str, count: int) -> int:
+    def _filled(self, queue: QueueFiles, path: str, count: int) -> int:
         """How many entries of a file are written: they are those in front of the first without a size."""
         low, high = 0, count
         while low < high:
             middle = (low + high) // 2
-            if self._entry_in(path, middle)[1] > 0:
+            if self._size_in(queue, path, middle) > 0:
                 low = middle + 1
             else:
                 high = middle
@@ -195,20 +215,22 @@ class StoreFolder:
             return None
         return int(self.entries(queue, number, number + 1)["physical_offset"][0])
 
-    def _entry_in(self, path: str, index: int) -> tuple[int, int]:
-        raw = np.frombuffer(self.folder.read(path, index * ENTRY_SIZE, (index + 1) * ENTRY_SIZE), ENTRY_DTYPE)
-        return (int(raw["physical_offset"][0]), int(raw["size"][0])) if len(raw) else (0, 0)
+    def _size_in(self, queue: QueueFiles, path: str, index: int) -> int:
+        size = queue.dtype.itemsize
+        raw = np.frombuffer(self.folder.read(path, index * size, (index + 1) * size), queue.dtype)
+        return int(raw["size"][0]) if len(raw) else 0
 
     def entries(self, queue: QueueFiles, begin: int, end: int) -> Entries:
         """The entries with the numbers [begin, end); fewer when files are missing."""
         parts = []
+        size = queue.dtype.itemsize
         for first, count, path in queue.files:
             low, high = max(begin, first), min(end, first + count)
             if low < high:
-                raw = self.folder.read(path, (low - first) * ENTRY_SIZE, (high - first) * ENTRY_SIZE)
-                parts.append(np.frombuffer(raw[: len(raw) // ENTRY_SIZE * ENTRY_SIZE], ENTRY_DTYPE))
+                raw = self.folder.read(path, (low - first) * size, (high - first) * size)
+                parts.append(np.frombuffer(raw[: len(raw) // size * size], queue.dtype))
         if not parts:
-            return np.empty(0, ENTRY_DTYPE)
+            return np.empty(0, queue.dtype)
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def offset_by_time(self, queue: QueueFiles, timestamp_ms: int) -> int:

@@ -120,7 +120,7 @@ def _by_log(store: StoreFolder, query: StoreQuery, min_partitions: int, partitio
     ends = {file: _written_end(store, file) for file in files}
     size = sum(end - file.offset for file, end in ends.items())
     step = max(min(partition_size, -(-size // max(min_partitions, 1))), 1)
-    queues = [queue for topic in store.topics() for queue in store.queues(topic)]
+    queues = store.all_queues()
     partitions: list[StorePartition] = []
     for file in files:
         borders = _borders(store, queues, file, ends[file], step)

@@ -82,9 +82,11 @@ def _read_log(store: StoreFolder, partition: LogPartition, checksums: bool) -> I
         if scanned is BLANK or _only_zeros(view, position):
             return
         following = _next_record(view, position + 1, base)
-        if following is None and _is_end_of_log(store, partition):
-            return  # a record that was being written when the folder was copied
         end = limit if following is None else following
+        if following is None and file == store.log_files()[-1]:
+            end = min(_last_border(store) - base, limit)
+            if position >= end:
+                return  # a record that was being written when the folder was copied
         reason = scanned.reason if isinstance(scanned, RecordFault) else "the record cannot be read"
         yield Damage(file.path, base + position, base + end, reason)
         position = end
@@ -108,19 +110,14 @@ def _only_zeros(view: memoryview, position: int) -> bool:
     )
 
 
-def _is_end_of_log(store: StoreFolder, partition: LogPartition) -> bool:
-    return partition.file == store.log_files()[-1] and partition.end >= _last_border(store)
-
-
 def _last_border(store: StoreFolder) -> int:
-    """Behind this offset no queue has an entry."""
+    """Behind this offset no queue has an entry, whatever its kind."""
     ends = [0]
-    for topic in store.topics():
-        for queue in store.queues(topic):
-            begin, end = store.queue_range(queue)
-            if begin < end:
-                last = store.entries(queue, end - 1, end)
-                ends.append(int(last["physical_offset"][0]) + int(last["size"][0]))
+    for queue in store.all_queues():
+        begin, end = store.queue_range(queue)
+        if begin < end:
+            last = store.entries(queue, end - 1, end)
+            ends.append(int(last["physical_offset"][0]) + int(last["size"][0]))
     return max(ends)
 
 
