@@ -12,7 +12,6 @@ from typing import Final
 import structlog
 
 from aerobee_broker.config import field_of, hot_keys, warn_of_unserved
-from aerobee_broker.disk_figures import DiskFigures
 from aerobee_broker.official_keys import UNSUPPORTED_KEYS
 from aerobee_broker.request_bodies import answer
 from aerobee_broker.runtime_info import runtime_table
@@ -40,7 +39,6 @@ class BrokerHandlers:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._disk = DiskFigures(lambda: services.config.store_path_root_dir)
 
     def register(self, table: HandlerTable) -> None:
         """Add the handlers to a table."""
@@ -128,14 +126,14 @@ class BrokerHandlers:
 
     def runtime_info(self, request: Request) -> Response | None:
         """The broker's present state, all values as text: in the turn in which it is asked for, but for the first."""
-        disk = self._disk.known()
+        disk = self._services.disk.known()
         if disk is None:
             request.connection.answer_alone(request, self._runtime_info_later)
             return None
         return self._runtime_info(disk)
 
     async def _runtime_info_later(self) -> Response:
-        return self._runtime_info(await self._disk.now())
+        return self._runtime_info(await self._services.disk.now())
 
     def _runtime_info(self, disk: tuple[int, int]) -> Response:
         return answer(KVTable(table=runtime_table(self._services, disk)))

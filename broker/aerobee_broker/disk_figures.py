@@ -12,20 +12,29 @@ Invariants
 """
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from aerobee_broker.runtime_info import disk_use
+from aerobee_store import disk_space
 
-__all__ = ["DiskFigures"]
+__all__ = ["DiskFigures", "disk_use"]
 
 FRESH_S: Final = 0.5
 STALE_S: Final = 10.0
 
 Figures = tuple[int, int]
 """(total, free) bytes."""
+
+
+def disk_use(path: Path) -> Figures:
+    """Of a folder, or of its nearest parent that exists."""
+    while not os.path.exists(path) and path != path.parent:  # noqa: PTH110  # Path.exists raises where it may not look
+        path = path.parent
+    disk = disk_space.disk_use(path)
+    return disk.total, disk.free
 
 
 class DiskFigures:

@@ -17,7 +17,6 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from aerobee_broker.disk_figures import DiskFigures
 from aerobee_broker.exposition import render, to_metric
 from aerobee_broker.health import Health, health_of
 from aerobee_broker.metric_families import MetricsSnapshot, families, snapshot_steps, take_snapshot
@@ -56,7 +55,6 @@ class MetricsServer(OperatorsPort):
             }
         )
         self._services = services
-        self._disk = DiskFigures(lambda: services.config.store_path_root_dir)
         self._facts = facts
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
@@ -87,4 +85,4 @@ class MetricsServer(OperatorsPort):
         return health_page(health.to_json(ok=health.is_live), ok=health.is_live)
 
     async def _health(self) -> Health:
-        return health_of(self._services, await self._disk.now())
+        return health_of(self._services, await self._services.disk.now())

@@ -4,9 +4,7 @@ Some keys are read by official tools without a check, so every one of them is al
 pools, which this broker does not have, are zero.
 """
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 from aerobee_broker.services import Services
@@ -14,9 +12,8 @@ from aerobee_proto.codes import VERSION
 from aerobee_proto.names import SCHEDULE_TOPIC
 from aerobee_proto.records import scan_header
 from aerobee_remoting.release import VERSION_OF_AEROBEE
-from aerobee_store import disk_space
 
-__all__ = ["disk_use", "earliest_ms", "runtime_table"]
+__all__ = ["earliest_ms", "runtime_table"]
 
 VERSION_TEXT: Final = "V5_3_3"  # on the wire, where clients decide by it what they may ask for
 POOLS: Final = {"send": 10_000, "pull": 100_000, "litePull": 100_000, "query": 20_000, "ack": 100_000}
@@ -36,14 +33,6 @@ def runtime_table(services: Services, disk: tuple[int, int]) -> dict[str, str]:
         **_timer(services),
         **{name: str(total) for name, total in services.stats.mornings.items()},
     }
-
-
-def disk_use(path: Path) -> tuple[int, int]:
-    """(total, free) bytes of the file system of a folder, or of its nearest parent that exists."""
-    while not os.path.exists(path) and path != path.parent:  # noqa: PTH110  # Path.exists raises where it may not look
-        path = path.parent
-    disk = disk_space.disk_use(path)
-    return disk.total, disk.free
 
 
 def _identity(services: Services) -> dict[str, str]:

@@ -12,6 +12,7 @@ from aerobee_broker.consumer_offsets import ConsumerOffsets
 from aerobee_broker.consumers import ConsumerTable
 from aerobee_broker.delay_offsets import DelayOffsets
 from aerobee_broker.delay_rules import DelayRules
+from aerobee_broker.disk_figures import DiskFigures
 from aerobee_broker.filters import Filters
 from aerobee_broker.groups import SubscriptionGroups
 from aerobee_broker.identity import BrokerIdentity
@@ -72,6 +73,7 @@ class Services:
     clock: Callable[[], int]  # epoch ms
     memory: PeerMemory  # the account of what is kept for peers
     filters: Filters
+    disk: DiskFigures  # of the store's folder
     watch: LoopWatch = field(default_factory=LoopWatch)  # who holds the event loop; the server's own
     settings_file: Path | None = None  # where hot changes are written too
     # Set by the assembly: messages were appended without a send request; see that they are flushed and read.
@@ -174,6 +176,7 @@ def make_services(
         clock=clock,
         memory=memory,
         filters=Filters(memory),
+        disk=DiskFigures(lambda: live.value.store_path_root_dir),
         settings_file=settings_file,
     )
     services.parking.add(delay_rules.place)

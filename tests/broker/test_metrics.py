@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,15 +12,17 @@ from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
 from aerobee_broker.clients import Member
+from aerobee_broker.disk_figures import DiskFigures
 from aerobee_broker.health import health_of
 from aerobee_broker.metric_families import families, take_snapshot
 from aerobee_broker.metrics import MetricsServer
 from aerobee_broker.registration import NameserverState
 from aerobee_broker.services import Services
 from aerobee_proto.bodies import ConsumerData, SubscriptionData
+from aerobee_proto.codes import RequestCode
 from aerobee_remoting.connection import Connection
 from aerobee_remoting.start_failures import CannotListen, explain
-from broker.support import START_MS, Clock, put
+from broker.support import START_MS, Clock, Peer, put
 
 NODE = {"cluster": "GoldenCluster", "node_type": "broker", "node_id": "golden-a"}
 DISK = (100 << 30, 60 << 30)
@@ -238,3 +241,19 @@ class TestHealth:
         checks: Any = health.to_json(ok=ready)["checks"]
         for number, yes in enumerate(registered):
             assert (f"ns{number}:9876: the connection was lost" in checks["nameservers"]["reason"]) is not yes
+
+
+async def test_health_and_the_state_of_a_broker_show_the_same_figures_of_the_disk(
+    server: MetricsServer, services: Services, peer: Peer
+) -> None:
+    """Each had figures of its own, and each asked the file system for them."""
+    asked = list[Path]()
+
+    def look(folder: Path) -> tuple[int, int]:
+        asked.append(folder)
+        return DISK
+
+    services.disk = DiskFigures(lambda: services.config.store_path_root_dir, clock=lambda: 0.0, look=look)
+    assert (await get(server.port, "/health"))[0] == 200
+    assert (await peer.ask(RequestCode.GET_BROKER_RUNTIME_INFO)).code == 0
+    assert asked == [services.config.store_path_root_dir]

@@ -396,7 +396,7 @@ def test_too_little_room_for_one_more_file_is_a_fault(
 
 
 def test_doctor_and_broker_say_the_same_of_a_disk(tmp_path: Path) -> None:
-    from aerobee_broker.runtime_info import disk_use
+    from aerobee_broker.disk_figures import disk_use
     from aerobee_store.disk_space import DiskUse
     from aerobee_store.io import DiskIo
 
