@@ -651,19 +651,24 @@ class DiskIo:
     @_told
     def replace_bytes(self, path: Path, data: bytes, *, keep_previous: bool = True) -> None:
         self.make_folder(path.parent)
-        if keep_previous and _status(path) is not None:
+        before = _status(path)
+        if keep_previous and before is not None:
             previous = path.with_name(path.name + ".bak")
-            self._write_beside(previous, path.read_bytes())
+            self._write_beside(previous, path.read_bytes(), before)
             failpoints.hit("io.previous_kept")
-        self._write_beside(path, data)
+        self._write_beside(path, data, before)
         self.sync_folder(path.parent)
 
-    def _write_beside(self, path: Path, data: bytes) -> None:
-        """Write a temporary neighbour, sync it, rename it to `path`."""
+    def _write_beside(self, path: Path, data: bytes, before: os.stat_result | None) -> None:
+        """Write a temporary neighbour, sync it, rename it to `path`. It has the rights of the file `before`."""
         beside = path.with_name(path.name + ".tmp")
-        fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        fd = os.open(
+            beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644 if before is None else 0o600
+        )
         try:
             with os.fdopen(fd, "wb") as out:
+                if before is not None:
+                    _give_rights(fd, before)
                 out.write(data)
                 out.flush()
                 os.fsync(out.fileno())
@@ -812,6 +817,20 @@ def _status(path: Path) -> os.stat_result | None:
         return path.stat()
     except (FileNotFoundError, NotADirectoryError):
         return None
+
+
+def _give_rights(fd: int, before: os.stat_result) -> None:
+    """Mode, owner and group of the file before. Where the group cannot be kept, the one that the file has instead gets
+    the rights of others. aerobee_remoting.whole_files has a twin of this: neither may import the other."""
+    mode = stat.S_IMODE(before.st_mode)
+    try:
+        os.fchown(fd, before.st_uid, before.st_gid)
+    except OSError:
+        try:
+            os.fchown(fd, -1, before.st_gid)
+        except OSError:
+            mode = mode & ~stat.S_IRWXG | (mode & stat.S_IRWXO) << 3
+    os.fchmod(fd, mode)
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

@@ -130,7 +130,7 @@ OUTCOMES: Final = (
     ),
     Failing(
         "writing a table",
-        ("open", "fsync", "rename", "stat"),
+        ("open", "fsync", "rename", "stat", "fchmod"),
         "`config/*.json`",
         ("^/config$", "^/config/(?!timercheck|deletedTopics|queueEnds)"),
         (*_DISK, *_FULL, errno.EMFILE),
@@ -139,7 +139,7 @@ OUTCOMES: Final = (
     ),
     Failing(
         "writing the timer's checkpoint",
-        ("open", "fsync", "rename"),
+        ("open", "fsync", "rename", "stat", "fchmod"),
         "`config/timercheck`",
         ("^/config/timercheck",),
         (*_DISK, *_FULL, errno.EMFILE),
@@ -299,7 +299,7 @@ OUTCOMES: Final = (
     ),
     Failing(
         "noting that a topic is deleted",
-        ("open", "fsync", "rename", "stat"),
+        ("open", "fsync", "rename", "stat", "fchmod"),
         "`config/deletedTopics.json`",
         ("^/config/deletedTopics",),
         _DISK,
@@ -309,7 +309,7 @@ OUTCOMES: Final = (
     ),
     Failing(
         "writing the settings file",
-        ("open", "fsync", "replace"),
+        ("open", "fsync", "replace", "stat", "fchmod"),
         "the one that the broker was started with",
         (r"/broker\.conf",),
         (*_DISK, *_FULL, errno.EMFILE),
@@ -369,7 +369,7 @@ OUTCOMES: Final = (
     ),
     Failing(
         "making a mark that a broker runs",
-        ("open", "fsync", "rename"),
+        ("open", "fsync", "rename", "stat"),
         "`abort`",
         ("^/abort",),
         _DISK,
@@ -445,7 +445,7 @@ OUTCOMES: Final = (
     ),
     Failing(
         "listing the queues at a stop: the next start asks the log",
-        ("open", "fsync", "rename"),
+        ("open", "fsync", "rename", "stat", "fchmod"),
         "`config/queueEnds.json`",
         ("^/config/queueEnds",),
         (*_DISK, *_FULL),
@@ -458,6 +458,7 @@ OUTCOMES: Final = (
 # Calls whose failing has no outcome of its own, or one that depends on nothing but the call that follows; and why.
 PASSED_OVER: Final = {
     "close": "what has to be on the disk was synced before; of a file that was not it is as final as that sync",
+    "fchown": "the owner of a file that is replaced is kept where the system allows it; others never get more rights",
     "lseek": "where the holes of a file are is not known then: all of it is read",
     "pread": "at a start and for the broker's own work as for the tables: told, and exit code 74",
     "rmdir": "a folder that is left is used again",

@@ -15,6 +15,7 @@ from aerobee_proto.bodies import ResetOffsetBody
 from aerobee_proto.errors import FormatError
 from aerobee_proto.javajson import MessageQueue as QueueKey
 from aerobee_remoting.event_log import event_logger
+from aerobee_remoting.whole_files import replace_file
 
 __all__ = ["LocalOffsets", "offsets_folder"]
 
@@ -85,9 +86,4 @@ class LocalOffsets:
             QueueKey(queue.topic, queue.broker_name, queue.queue_id): at
             for queue, at in self._offsets.items()
         }
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = self.path.with_suffix(".json.tmp")
-        fresh.write_bytes(ResetOffsetBody(offset_table=table).to_bytes())
-        if self.path.exists():
-            self.path.replace(self._backup)
-        fresh.replace(self.path)
+        replace_file(self.path, ResetOffsetBody(offset_table=table).to_bytes(), durable=False)

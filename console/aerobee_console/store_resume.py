@@ -7,6 +7,7 @@ Touches  one file that the user names, outside the store.
 Facts of another store, or of this one before it was opened again, are not taken up: the run starts at the beginning.
 """
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -46,8 +47,13 @@ class Resume:
         """Keep these facts in place of what was saved before."""
         content = {"format": FORMAT, "identity": _identity(folder), "facts": facts}
         beside = self._path.with_name(self._path.name + ".tmp")
-        beside.write_text(json.dumps(content), encoding="utf-8")
-        beside.replace(self._path)
+        try:
+            beside.write_text(json.dumps(content), encoding="utf-8")
+            beside.replace(self._path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                beside.unlink(missing_ok=True)
+            raise
 
     def done(self) -> None:
         """The look is complete: the next one starts at the beginning."""

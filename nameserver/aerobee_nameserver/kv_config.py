@@ -1,6 +1,6 @@
 """KV config: namespace -> key -> value, small settings that admin tools keep at the nameserver.
 
-Touches  one JSON file, its `.bak` (the state before the last change) and its `.tmp`.
+Touches  one JSON file, its `.bak` (the state before the last change), as whole_files says.
 Bytes    {"configTable":{"<namespace>":{"<key>":"<value>"}}}, as the official nameserver keeps it.
 
 Invariants
@@ -10,7 +10,6 @@ Invariants
 - A namespace stays when its last key goes, as in the official nameserver.
 """
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -21,6 +20,7 @@ import structlog
 from aerobee_proto.codes import ResponseCode
 from aerobee_proto.errors import AerobeeError, LimitReached, RequestError
 from aerobee_remoting.peer_memory import NOBODY, PeerMemory
+from aerobee_remoting.whole_files import replace_file
 
 __all__ = ["ORDER_TOPIC_CONFIG", "KvConfig", "KvConfigDamaged", "Table"]
 
@@ -123,16 +123,7 @@ class KvConfig:
         """Put `table` on disk: blocks until it is synced. After OSError the old state can still be loaded."""
         if self._path is None:
             return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self._path.with_name(self._path.name + ".tmp")
-        with temporary.open("wb") as file:
-            file.write(msgspec.json.encode(_FileBody(table)))
-            file.flush()
-            os.fsync(file.fileno())
-        if self._path.exists():
-            self._path.replace(_backup_of(self._path))
-        temporary.replace(self._path)
-        _sync_folder(self._path.parent)
+        replace_file(self._path, msgspec.json.encode(_FileBody(table)))
 
     def adopt(self, table: Table) -> None:
         """`table` is on disk: use it."""
@@ -195,11 +186,3 @@ def _read(path: Path) -> Table:
 
 def _backup_of(path: Path) -> Path:
     return path.with_name(path.name + ".bak")
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

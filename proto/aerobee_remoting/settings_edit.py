@@ -1,14 +1,13 @@
 """Settings files, changed in place: one line a changed key; comments, order and all other lines stay.
 
-Touches  the settings file, its `.bak` (the file before the change) and its `.tmp`.
+Touches  the settings file and what lies beside it, as whole_files says.
 
 Invariants
-- The file is replaced as a whole by a rename; after a crash it is the old or the new one.
-- What was written is read back before the rename: a file that would not say what it should is not installed.
+- The file is replaced as a whole; after a crash it is the old or the new one. It may hold secrets: its rights stay.
+- What is to be written is read back before: a file that would not say what it should is not installed.
 """
 
 import json
-import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from pathlib import Path
 import javaproperties
 
 from aerobee_remoting.settings import SettingsError, SettingsProblem, read_properties
+from aerobee_remoting.whole_files import replace_file
 
 __all__ = ["store_changes"]
 
@@ -34,7 +34,7 @@ def store_changes(path: Path, values: Mapping[str, object]) -> None:
     if not _says(path, after, values):
         problem = SettingsProblem(", ".join(values), "", str(path), "cannot be changed here; edit the file")
         raise SettingsError([problem])
-    _replace(path, after)
+    replace_file(path, after.encode())
 
 
 def _edit_properties(text: str, values: Mapping[str, object]) -> str:
@@ -104,20 +104,3 @@ def _plain(key: str) -> str:
 
 def _with_newline(line: str) -> str:
     return line if line.endswith("\n") else line + "\n"
-
-
-def _replace(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    if path.exists():
-        path.with_name(path.name + ".bak").write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
-    temporary.replace(path)
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

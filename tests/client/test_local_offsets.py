@@ -1,3 +1,4 @@
+import errno
 import pwd
 from pathlib import Path
 
@@ -7,6 +8,7 @@ from aerobee.errors import ClientError, InvalidMessage
 from aerobee.local_offsets import LocalOffsets, offsets_folder
 from aerobee.routes import MessageQueue
 from client.events import captured_events
+from system.failing_calls import failing
 
 Q0, Q1 = MessageQueue("T", "b-a", 0), MessageQueue("T", "b-a", 1)
 
@@ -72,3 +74,19 @@ def test_without_a_home_folder_the_setting_is_named(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(pwd, "getpwuid", unknown)
     with pytest.raises(InvalidMessage, match="give offsets_folder"):
         offsets_folder(None)
+
+
+def test_a_file_that_was_closed_to_others_stays_so_and_a_failure_leaves_nothing(tmp_path: Path) -> None:
+    offsets = LocalOffsets(tmp_path, "c", "g")
+    offsets.set(MessageQueue("T", "b", 0), 1)
+    offsets.save()
+    offsets.path.chmod(0o600)
+    offsets.save()
+    copy = offsets.path.with_suffix(".json.bak")
+    assert [path.stat().st_mode & 0o777 for path in (offsets.path, copy)] == [0o600, 0o600]
+    with (
+        failing("replace", errno.ENOSPC, lambda name: name.endswith(".tmp")),
+        pytest.raises(OSError, match="space"),
+    ):
+        offsets.save()
+    assert sorted(path.name for path in copy.parent.iterdir()) == ["offsets.json", "offsets.json.bak"]

@@ -1,5 +1,6 @@
 """The KV config and its file."""
 
+import errno
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from structlog.testing import capture_logs
 from aerobee_nameserver.kv_config import TEXT_CHARS_MAX, KvConfig, KvConfigDamaged
 from aerobee_proto.errors import LimitReached, RequestError
 from aerobee_remoting.peer_memory import TOTAL_LIMIT, PeerMemory
+from system.failing_calls import failing
 
 
 @pytest.fixture
@@ -83,7 +85,8 @@ def test_a_damaged_file_falls_back_to_the_state_before_and_says_so(path: Path) -
     assert [event["event"] for event in events] == ["nameserver.kv_backup_used"]
 
 
-def test_a_crash_between_the_two_renames_loses_nothing_that_was_acknowledged(path: Path) -> None:
+def test_a_missing_file_gives_way_to_the_one_before_it(path: Path) -> None:
+    """A crash between two renames left that, when the file itself was renamed to be the copy."""
     put(opened(path), "NS", "k", "old")
     path.rename(path.with_name(path.name + ".bak"))
     assert opened(path).get("NS", "k") == "old"
@@ -157,3 +160,23 @@ def test_what_is_loaded_is_counted(path: Path) -> None:
     kv = KvConfig(path, memory=memory)
     kv.load()
     assert memory.total == kv.size > 1000
+
+
+def test_a_file_that_was_closed_to_others_stays_so_and_a_failure_leaves_nothing(path: Path) -> None:
+    """The entries are an operator's, who may have closed the file: every change opened it to all."""
+    kv = opened(path)
+    put(kv, "n", "k", "v")
+    path.chmod(0o600)
+    put(kv, "n", "k", "w")
+    assert [one.stat().st_mode & 0o777 for one in (path, path.with_name(path.name + ".bak"))] == [
+        0o600,
+        0o600,
+    ]
+    there = sorted(path.parent.iterdir())
+    with (
+        failing("fsync", errno.ENOSPC, lambda name: name.endswith(".tmp")),
+        pytest.raises(OSError, match="space"),
+    ):
+        put(kv, "n", "k", "x")
+    assert sorted(path.parent.iterdir()) == there
+    assert opened(path).get("n", "k") == "w"

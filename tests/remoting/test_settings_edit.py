@@ -1,5 +1,6 @@
 """Changing a settings file in place."""
 
+import errno
 from enum import StrEnum
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from aerobee_remoting.settings import SettingsError
 from aerobee_remoting.settings_edit import store_changes
+from system.failing_calls import failing
 
 PROPERTIES = """\
 # who we are
@@ -101,3 +103,22 @@ def test_odd_values_are_read_back_as_they_were(tmp_path: Path, name: str, value:
     store_changes(path, {"other": 2})
     store_changes(path, {"key": value})
     assert path.read_text().count("\n") == 2
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640])
+def test_a_file_with_secrets_stays_as_closed_as_it_was(conf: Path, mode: int) -> None:
+    """broker.conf of mode 0600 was 0644 after the first change of a setting, and so was its copy."""
+    conf.chmod(mode)
+    store_changes(conf, {"listenPort": 5})
+    copy = conf.with_name("broker.conf.bak")
+    assert [path.stat().st_mode & 0o777 for path in (conf, copy)] == [mode, mode]
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing_beside_it(conf: Path) -> None:
+    with (
+        failing("fsync", errno.ENOSPC, lambda path: path.endswith(".tmp")),
+        pytest.raises(OSError, match="space"),
+    ):
+        store_changes(conf, {"listenPort": 5})
+    assert conf.read_text() == PROPERTIES
+    assert [path.name for path in conf.parent.iterdir()] == ["broker.conf"]

@@ -501,3 +501,31 @@ def test_a_name_that_goes_away_meanwhile_does_not_hide_the_others(
 
     monkeypatch.setattr(store_io, "_entry", entry)
     assert [one.name for one in DiskIo().list_names(tmp_path)] == ["b"]
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o664])
+def test_a_file_that_is_replaced_keeps_its_mode_and_so_does_its_copy(tmp_path: Path, mode: int) -> None:
+    """A table that an operator had closed to others was open to all after the next save."""
+    path = tmp_path / "topics.json"
+    IO.replace_bytes(path, b"1")
+    path.chmod(mode)
+    path.with_name("topics.json.tmp").write_bytes(b"of a crash")
+    IO.replace_bytes(path, b"2")
+    copy = path.with_name("topics.json.bak")
+    assert (path.read_bytes(), copy.read_bytes()) == (b"2", b"1")
+    assert [one.stat().st_mode & 0o777 for one in (path, copy)] == [mode, mode]
+
+
+@pytest.mark.parametrize(("mode", "left"), [(0o640, 0o600), (0o664, 0o644)])
+def test_another_group_gets_the_rights_of_others(
+    tmp_path: Path, mode: int, left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: int) -> None:
+        raise PermissionError(errno.EPERM, "not yours")
+
+    path = tmp_path / "topics.json"
+    IO.replace_bytes(path, b"1")
+    path.chmod(mode)
+    monkeypatch.setattr(os, "fchown", refuse)
+    IO.replace_bytes(path, b"2")
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"2", left)
