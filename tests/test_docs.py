@@ -1,27 +1,44 @@
-"""The documents say what the code does: keys and defaults, event names, bytes shown, links, example settings."""
+"""The documents say what the code does: keys, defaults, events, metrics, commands, bytes shown, links, settings."""
 
 import ast
+import asyncio
 import re
+import shlex
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
+from cyclopts import CycloptsError, MissingArgumentError
 from pydantic.fields import FieldInfo
 
 from aerobee_broker.config import BrokerConfig
+from aerobee_console.main import make_app
 from aerobee_nameserver.config import NameserverConfig
+from aerobee_nameserver.metrics import MetricsServer as NameserverMetrics
+from aerobee_nameserver.server import NameServer
 from aerobee_proto.frames import FrameDecoder, decode_command
 from aerobee_proto.records import decode_record
 from aerobee_remoting.settings import SettingsModel, load_settings
+from programs import free_port
+from system.running import running_broker
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 SOURCE_ROOTS = ("proto", "broker", "nameserver", "client", "console")
 EVENT = re.compile(r"^[a-z]+\.[a-z][a-z0-9_]+$")
-METRIC = re.compile(r"^(?:rocketmq|aerobee)_[a-z_]+[a-z]$")
+METRIC = re.compile(r"`((?:rocketmq|aerobee)_[a-z_]+[a-z])`")
+COMMAND = re.compile(
+    r"(?:`|^    (?:\$ |[A-Z_]+=\S+ )*)(?:\.venv/bin/|python -m )?aerobee "
+    r"([a-z-](?:[^ \n`]| (?! )|\n(?=[^\n]))*)",
+    re.MULTILINE,
+)
 LOGGING = re.compile(r"(?:^|\.)_?log(?:ger)?(?:_\w+|\.(?:info|warning|error|exception|critical))$")
 LINK = re.compile(r"\[[^]]*\]\(([^)#:]+)(?:#[^)]*)?\)")
+
+MARKDOWN = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("d*/*.md")), ROOT / "bench/README.md"]
+PAGES = pytest.mark.parametrize("page", MARKDOWN, ids=lambda page: str(page.relative_to(ROOT)))
 
 
 def text_of(name: str) -> str:
@@ -128,17 +145,86 @@ def test_no_event_is_documented_that_is_gone() -> None:
     assert documented - {name for name, _ in events()} == set()
 
 
-def test_every_metric_is_documented() -> None:
-    sources = [
-        ROOT / "broker/aerobee_broker/metric_families.py",
-        ROOT / "nameserver/aerobee_nameserver/metrics.py",
-    ]
-    trees = [ast.parse(source.read_text(encoding="utf-8")) for source in sources]
-    constants = [node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)]
-    metrics = {str(value) for value in constants if METRIC.match(str(value))}
-    assert len(metrics) > 10
-    documented = text_of("operations.md")
-    assert [name for name in sorted(metrics) if f"`{name}" not in documented] == []
+async def test_the_metrics_of_the_page_are_those_that_are_served(tmp_path: Path) -> None:
+    """Eleven that are made of the broker's state (`aerobee_broker_...`) were served and not documented."""
+    nameserver = NameserverMetrics(
+        NameServer(
+            NameserverConfig.model_validate({"bindAddress": "127.0.0.1", "metricsPromExporterPort": 0}),
+            keep_kv=False,
+        )
+    )
+    broker_port = free_port()
+    await nameserver.start()
+    try:
+        served = await metrics_of(nameserver.port)
+        async with running_broker(
+            tmp_path, metrics_exporter_type="PROM", metrics_prom_exporter_port=broker_port
+        ):
+            served |= await metrics_of(broker_port)
+    finally:
+        await nameserver.close()
+    page, missing = text_of("operations.md").split("Of RocketMQ's own metrics these are missing")
+    assert {name for name in served if not name.startswith("process_")} == set(METRIC.findall(page))
+    assert served.isdisjoint(METRIC.findall(" ".join(re.findall(r"^\|[^|]*", missing, re.MULTILINE))))
+
+
+async def metrics_of(port: int) -> set[str]:
+    """The names of all series that the page at a port may have."""
+    text = await asyncio.to_thread(
+        lambda: str(urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60).read(), "utf-8")
+    )
+    families = re.findall(r"^# TYPE (\S+) (\S+)", text, re.MULTILINE)
+    return {
+        name if kind != "counter" or name.endswith("_total") else f"{name}_total" for name, kind in families
+    }
+
+
+# --- commands
+
+
+def shown_commands(page: Path) -> Iterator[str]:
+    """The commands `aerobee ...` of a page: in backticks, or on indented lines up to two blanks."""
+    text = page.read_text(encoding="utf-8").replace("\\\n", "")
+    for found in COMMAND.finditer(text):
+        yield " ".join(found[1].split())
+
+
+def words_of(command: str) -> list[str]:
+    """What a reader types: an option in brackets too, a value for each placeholder."""
+    for shown, typed in {
+        r"\[(-[^]]*)\]": r"\1",
+        r"\$\(.*?\)": "90s",
+        r"KEY=VALUE": "key=value",
+        r"\bN\b": "4",
+    }.items():
+        command = re.sub(shown, typed, command)
+    return shlex.split(command.rstrip(".,;:"), comments=True)
+
+
+@PAGES
+def test_every_command_that_a_page_shows_is_one(page: Path) -> None:
+    """Its name and options are the program's. An argument may be left out, where a page speaks of the command."""
+    app = make_app()
+    for command in shown_commands(page):
+        try:
+            app.parse_args(words_of(command), exit_on_error=False, print_error=False)
+        except MissingArgumentError:
+            continue
+        except CycloptsError as wrong:
+            pytest.fail(f"{page.name} shows `aerobee {command}`: {wrong}")
+
+
+def test_a_command_that_is_none_would_be_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "`aerobee topci list`, and\n\n    aerobee send T hello --delay 3    level 3\n"
+        "    .venv/bin/aerobee dev --sotre x\n"
+    )
+    wrong, right, misspelt = shown_commands(page)
+    assert (wrong, right, misspelt) == ("topci list", "send T hello --delay 3", "dev --sotre x")
+    for command in (wrong, misspelt, "store foo"):
+        with pytest.raises(CycloptsError):
+            make_app().parse_args(words_of(command), exit_on_error=False, print_error=False)
 
 
 # --- bytes
@@ -160,11 +246,6 @@ def test_the_request_drawn_in_the_docs_is_the_same_in_both_codecs() -> None:
     first, second = [decode_command(frame) for frame in FrameDecoder().feed(stream)]
     assert (first.code, first.ext, first.opaque) == (105, {"topic": "T1"}, 7)
     assert (second.code, second.ext, second.opaque) == (first.code, first.ext, first.opaque)
-
-
-PAGES = pytest.mark.parametrize(
-    "page", sorted(ROOT.glob("*.md")) + sorted(ROOT.glob("d*/*.md")), ids=lambda page: page.name
-)
 
 
 @PAGES

@@ -42,7 +42,7 @@ COMMANDS: Final = (
     ("group", "groups:app", "List, describe, alter and reset consumer groups; look into members.", "Cluster"),
     ("cluster", "cluster:app", "List the brokers; show figures and settings of one.", "Cluster"),
     ("doctor", "doctor:doctor", "Look for what usually goes wrong, and say how to mend it.", "Cluster"),
-    ("store", "store_commands:app", "Verify or dump a store folder, without changing it.", "Files"),
+    ("store", "store_commands:app", "Verify, dump or repair a store folder.", "Files"),
     ("pipeline", "pipelines:app", "Archive, restore, audit and measure messages with Spark.", "Files"),
 )
 
