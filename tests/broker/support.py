@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
+
 from aerobee_broker.config import BrokerConfig, LiveConfig, delay_levels
 from aerobee_broker.identity import identity_of
 from aerobee_broker.services import Services, make_services
@@ -27,6 +29,7 @@ __all__ = [
     "START_MS",
     "Clock",
     "Peer",
+    "calls_in_turns",
     "make_test_services",
     "notifications",
     "official_exchanges",
@@ -257,3 +260,21 @@ def notifications(peer: Peer) -> list[str]:
     commands = peer.pending_requests()
     assert {command.code for command in commands} <= {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED}
     return [(command.ext_fields or {})["consumerGroup"] for command in commands]
+
+
+def calls_in_turns(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list[int]:
+    """How often a method of a class is called in each turn of the event loop from here on."""
+    counts = [0]
+    run, method = asyncio.Handle._run, getattr(owner, name)
+
+    def turn(handle: asyncio.Handle) -> None:
+        counts.append(0)
+        run(handle)
+
+    def counted(*arguments: Any) -> Any:
+        counts[-1] += 1
+        return method(*arguments)
+
+    monkeypatch.setattr(owner, name, counted)
+    monkeypatch.setattr(asyncio.Handle, "_run", turn)
+    return counts

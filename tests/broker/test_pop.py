@@ -1,6 +1,5 @@
 """POP through real sockets: what is handed out, what comes back, who waits, and what a broker refuses."""
 
-import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator
@@ -17,7 +16,7 @@ from aerobee_proto.bodies import SubscriptionGroupConfig, TopicConfig
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.frames import Command
 from aerobee_proto.records import decode_records
-from broker.support import Clock
+from broker.support import Clock, calls_in_turns
 from system.popping import Popper, extra_infos, popping
 from system.running import running_broker
 
@@ -614,24 +613,6 @@ async def test_the_newer_names_of_retry_topics(tmp_path: Path, clock: Clock) -> 
         assert (await client.ack_all(again)) == [0]
 
 
-def in_turns(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
-    """How often a method of the pops is called in each turn of the event loop from here on."""
-    counts = [0]
-    run, method = asyncio.Handle._run, getattr(pops.PopHandlers, name)
-
-    def turn(handle: asyncio.Handle) -> None:
-        counts.append(0)
-        run(handle)
-
-    def counted(*arguments: Any) -> Any:
-        counts[-1] += 1
-        return method(*arguments)
-
-    monkeypatch.setattr(pops.PopHandlers, name, counted)
-    monkeypatch.setattr(asyncio.Handle, "_run", turn)
-    return counts
-
-
 async def groups_that_wait(broker: Broker, client: Popper, clock: Clock, count: int) -> list[int]:
     with_topic(broker)
     opaques = [
@@ -648,7 +629,7 @@ async def test_very_many_groups_that_wait_are_served_in_several_turns(
     """One message was handed to every group that waits for it in one turn of the event loop."""
     monkeypatch.setattr(pops, "SERVED_MAX", 4)
     waiting = await groups_that_wait(broker, client, clock, 20)
-    counts = in_turns(monkeypatch, "_serve")
+    counts = calls_in_turns(monkeypatch, pops.PopHandlers, "_serve")
     async with popping(broker) as other:
         await other.put("T", b"for all")
     answers = await client.answers(20)
@@ -661,7 +642,7 @@ async def test_very_many_whose_time_is_over_are_answered_in_several_turns(
 ) -> None:
     monkeypatch.setattr(pops, "SERVED_MAX", 4)
     waiting = await groups_that_wait(broker, client, clock, 20)
-    counts = in_turns(monkeypatch, "_try")
+    counts = calls_in_turns(monkeypatch, pops.PopHandlers, "_try")
     clock.now_ms += 10_001
     await sweep(broker)
     answers = await client.answers(20)

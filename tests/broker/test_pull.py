@@ -1,6 +1,5 @@
 """Pulls through real sockets: every check, every status, and which pulls wait for what."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from aerobee_proto.codes import PullFlag, RequestCode, ResponseCode
 from aerobee_proto.frames import FLAG_ONEWAY, Command
 from aerobee_proto.javahash import tag_hash
 from aerobee_proto.records import decode_records
-from broker.support import Clock
+from broker.support import Clock, calls_in_turns
 from system.running import Talker, running_broker, send_request, talking, text_of
 
 FIELDS = {
@@ -474,19 +473,7 @@ async def test_very_many_that_wait_are_answered_in_several_turns(
     monkeypatch.setattr(pull, "WAKE_MAX", 4)
     await client.put("T")
     waiting = [await held(client, broker, offset=1, consumerGroup=f"group-{i}") for i in range(20)]
-    in_turns: list[int] = [0]
-    run, again = asyncio.Handle._run, pull.PullProcessor._run_again
-
-    def turn(handle: asyncio.Handle) -> None:
-        in_turns.append(0)
-        run(handle)
-
-    def counted(self: pull.PullProcessor, one: Any) -> None:
-        in_turns[-1] += 1
-        again(self, one)
-
-    monkeypatch.setattr(pull.PullProcessor, "_run_again", counted)
-    monkeypatch.setattr(asyncio.Handle, "_run", turn)
+    in_turns = calls_in_turns(monkeypatch, pull.PullProcessor, "_run_again")
     client.send(send_request("T", b"all", opaque=5))
     answers = await client.answers(21)
     assert {answers[opaque].code for opaque in waiting} == {0}

@@ -1,6 +1,5 @@
 """Pulls that select by SQL92, through real sockets: which messages they get, which wake them, what is refused."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,13 +10,13 @@ import pytest
 
 from aerobee_broker import pull as pulls
 from aerobee_broker.broker import Broker
-from aerobee_broker.held_pulls import HeldPull, HeldPulls
+from aerobee_broker.held_pulls import HeldPulls
 from aerobee_proto.bodies import TopicConfig
 from aerobee_proto.codes import PullFlag, RequestCode, ResponseCode
 from aerobee_proto.frames import Command
 from aerobee_proto.records import decode_records
 from aerobee_store.store import MessageStore
-from broker.support import Clock
+from broker.support import Clock, calls_in_turns
 from system.running import Talker, running_broker, send_request, talking, text_of
 
 WAITING = PullFlag.SUBSCRIPTION | PullFlag.SUSPEND
@@ -260,19 +259,7 @@ async def test_very_many_filters_look_at_a_message_in_several_turns(
     monkeypatch.setattr(pulls, "PROBE_MAX", 4)
     await put(client, 1)
     opaques = [await held(client, broker, f"price > {limit}", 1) for limit in range(20)]
-    in_turns: list[int] = [0]
-    run, probe = asyncio.Handle._run, HeldPulls.probe
-
-    def turn(handle: asyncio.Handle) -> None:
-        in_turns.append(0)
-        run(handle)
-
-    def counted(self: HeldPulls[Any], one: HeldPull[Any], max_offset: int) -> bool:
-        in_turns[-1] += 1
-        return probe(self, one, max_offset)
-
-    monkeypatch.setattr(HeldPulls, "probe", counted)
-    monkeypatch.setattr(asyncio.Handle, "_run", turn)
+    in_turns = calls_in_turns(monkeypatch, HeldPulls, "probe")
     client.send(send_request("T", b"10", opaque=999_999, properties=text_of({"price": "10"})))
     answers = await client.answers(11)
     assert {answers[opaque].code for opaque in opaques[:10]} == {ResponseCode.SUCCESS}

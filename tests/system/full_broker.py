@@ -84,25 +84,23 @@ class _Client:
         own = {**_consumer(f"group-{number}", [_everything("watched"), _everything("popped")])}
         topics = [_everything(f"topic-{i}") for i in range(9_000)] if number == 0 else [_everything(POPULAR)]
         body = _heartbeat(f"client-{number}", [own, _consumer(CROWD if number else ALL, topics)])
-        self._send(RequestCode.HEART_BEAT, {}, body, oneway=False)
+        self._send(RequestCode.HEART_BEAT, {}, body)
         self._read()
         pull = {
             "consumerGroup": f"group-{number}", "topic": "watched", "queueId": "0", "queueOffset": "0",
             "maxMsgNums": "32", "sysFlag": "6", "commitOffset": "0", "suspendTimeoutMillis": "100000",
             "subVersion": "0", "subscription": f"a > {number} AND b IS NOT NULL", "expressionType": "SQL92",
         }  # fmt: skip
-        self._send(RequestCode.PULL_MESSAGE, pull, b"", oneway=False)
+        self._send(RequestCode.PULL_MESSAGE, pull, b"")
         pop = {
             "consumerGroup": f"group-{number}", "topic": "popped", "queueId": "-1", "maxMsgNums": "1",
             "invisibleTime": "60000", "pollTime": "100000", "initMode": "0",
         }  # fmt: skip
-        self._send(RequestCode.POP_MESSAGE, pop, b"", oneway=False)
+        self._send(RequestCode.POP_MESSAGE, pop, b"")
         return self._socket
 
-    def _send(self, code: int, ext: dict[str, str], body: bytes, *, oneway: bool) -> None:
-        header = msgspec.json.encode(
-            {"code": code, "flag": 2 * oneway, "opaque": 1, "extFields": ext, "version": 401}
-        )
+    def _send(self, code: int, ext: dict[str, str], body: bytes) -> None:
+        header = msgspec.json.encode({"code": code, "flag": 0, "opaque": 1, "extFields": ext, "version": 401})
         frame = struct.pack(">II", 4 + len(header) + len(body), len(header)) + header + body
         self._socket.sendall(frame)
 
