@@ -335,7 +335,7 @@ def test_a_wrong_entry_is_mended_and_a_damaged_record_put_aside() -> None:
     store.check()
 
 
-def test_a_number_that_was_changed_is_told_and_not_served() -> None:
+def test_a_number_that_was_changed_is_written_again() -> None:
     store = batched(MemoryIo())
     put(store, 2, 3, 4)
     store.flush_queues()

@@ -25,6 +25,7 @@ TRIES = 8
 PATIENCE_S = 60  # for one answer
 SILENT = {RequestCode.END_TRANSACTION}  # is never answered: the request behind it is
 OPAQUE, PING_OPAQUE = 7, 8
+CLOSED = -1  # instead of a code: the connection was
 PING = b'{"code":%d,"flag":0,"opaque":%d}' % (RequestCode.GET_CODECS, PING_OPAQUE)
 
 Requests = Callable[[Entry, int, str | None], Iterator[Worst]]
@@ -48,10 +49,11 @@ class Sender:
     def __init__(self, port: int) -> None:
         self._port = port
         self._socket: socket.socket | None = None
-        self.code = 0  # of the last answer
+        self.code = CLOSED  # of the last answer
 
     def ask(self, code: int, worst: Worst) -> None:
         """Send the request; return when it is answered, or when the connection is closed."""
+        self.code = CLOSED
         header = worst.header
         size = 4 + len(header) + len(worst.body)
         frame = struct.pack(">II", size, len(header)) + header + worst.body
