@@ -14,12 +14,14 @@ from zlib import crc32
 from aerobee_proto.batch import decode_batch
 from aerobee_proto.codes import SysFlag
 from aerobee_proto.errors import FormatError, RecordError
+from aerobee_proto.properties import INNER_NUM
 from aerobee_proto.records import StoredRecord
 
 __all__ = ["is_wrapped", "unwrapped", "unwrapped_from"]
 
 _WRAPPED: Final = SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP
 _CRC_MASK: Final = 0x7FFFFFFF
+_DIGITS_MAX: Final = 5  # of the number of messages, 32767 at most
 
 
 def is_wrapped(record: StoredRecord) -> bool:
@@ -28,7 +30,8 @@ def is_wrapped(record: StoredRecord) -> bool:
 
 
 def unwrapped(record: StoredRecord) -> list[StoredRecord]:
-    """The messages of the record: itself, when it is none to be unwrapped. RecordError when its body is no batch.
+    """The messages of the record: itself, when it is none to be unwrapped. RecordError when its body is no batch,
+    or one of another count than the record has numbers: some would have the numbers of the records behind it.
 
     They have the place, the times, the hosts and the flags of the record, and flag, body and properties of their own;
     `size` stays that of the whole record.
@@ -39,6 +42,12 @@ def unwrapped(record: StoredRecord) -> list[StoredRecord]:
         entries = decode_batch(record.body)
     except FormatError as broken:
         raise RecordError(f"the batch in the record at {record.physical_offset}: {broken}") from broken
+    said = record.property_map.get(INNER_NUM, "1")
+    if not said.isdecimal() or len(said) > _DIGITS_MAX or int(said) != len(entries):
+        raise RecordError(
+            f"the batch in the record at {record.physical_offset} says that it holds {said[:40]} messages,"
+            f" and holds {len(entries)}"
+        )
     return [
         replace(
             record,
