@@ -19,6 +19,7 @@ from aerobee_broker.stored_properties import stored_form
 from aerobee_proto import properties
 from aerobee_proto.codes import ResponseCode, SysFlag
 from aerobee_proto.errors import RequestError
+from aerobee_store.batch_queue import COUNT_MAX, inner_count
 from aerobee_store.messages import NewMessage
 
 __all__ = ["SPECIAL_PROPERTIES", "ParkingRules", "Rule", "is_transaction", "moved", "needs_place"]
@@ -107,6 +108,9 @@ class ParkingRules:
             reason = "its topic does not take batches as one message (queue.type=BatchCQ); send a plain batch"
         elif not is_batch:
             reason = "its flags do not say that it is a batch"
+        elif inner_count(message.properties) is None:
+            said = mapping.get(properties.INNER_NUM, "")[:40]
+            reason = f"INNER_NUM is {said!r}, not a number from 1 to {COUNT_MAX}"
         elif is_transaction(message.sys_flag, mapping) or _is_delayed(mapping):
             reason = "a batch cannot be delayed, nor be part of a transaction; send its messages one by one"
         if reason is not None:

@@ -113,28 +113,49 @@ class TopicHandlers:
             for topic, alterations in some
         ]
         services.topics.check_room(checked)
-        await self._make_batch_topics([topic for topic in checked if has_batch_queues(topic)])
-        async for some in in_runs(checked):
-            before = {config.topic_name: services.topics.get(config.topic_name) for config in some}
-            for config in services.topics.update(some):
-                self._warn_of_unread(before[config.topic_name], config)
+        prepared = await self._prepare_batch_topics(checked)
+        try:
+            async for some in in_runs(wanted):
+                self._put(some)
+        finally:
+            services.store.forget_prepared(prepared)
         await self._persist_and_register()
         return Response()
 
-    async def _make_batch_topics(self, wanted: Sequence[TopicConfig]) -> None:
-        """The store must know of such queues before the first message may come."""
-        services = self._services
-        names_ = [topic.topic_name for topic in wanted if not services.store.is_batch_topic(topic.topic_name)]
-        if not names_:
-            return
+    async def _prepare_batch_topics(self, checked: Sequence[TopicConfig]) -> list[str]:
+        """Make the folders of those that are going to have queues of batches; their names."""
+        store = self._services.store
+        new = [
+            topic.topic_name
+            for topic in checked
+            if has_batch_queues(topic) and not store.is_batch_topic(topic.topic_name)
+        ]
+        if new:
+            try:
+                await asyncio.get_running_loop().run_in_executor(None, store.prepare_batch_topics, new)
+            except (StoreError, OSError) as failed:
+                store.forget_prepared(new)
+                raise RequestError(ResponseCode.SYSTEM_ERROR, str(failed)) from failed
+        return new
+
+    def _put(self, wanted: Sequence[tuple[TopicConfig, Mapping[str, str]]]) -> None:
+        """Put some topics into the table, in one turn with what the store must know of them before their first message
+        comes. They are checked once more: a send or another request may have made them since."""
+        topics, store = self._services.topics, self._services.store
+        checked = [topics.check_update(topic, alterations) for topic, alterations in wanted]
+        topics.check_room(checked)
+        before = {config.topic_name: topics.get(config.topic_name) for config in checked}
+        made: list[TopicConfig] = []
         try:
-            await asyncio.get_running_loop().run_in_executor(
-                None, services.store.prepare_batch_topics, names_
-            )
-            for name in names_:
-                services.store.make_batch_topic(name)
-        except (StoreError, OSError) as failed:
+            for config in checked:
+                if has_batch_queues(config):
+                    store.make_batch_topic(config.topic_name)
+                made.append(config)
+        except StoreError as failed:
             raise RequestError(ResponseCode.SYSTEM_ERROR, str(failed)) from failed
+        finally:  # table and store say the same of each, whatever the disk did
+            for config in topics.update(made):
+                self._warn_of_unread(before[config.topic_name], config)
 
     def _warn_of_unread(self, before: TopicConfig | None, config: TopicConfig) -> None:
         """Say which queues nobody reads any more. The change is done all the same: its tools expect that."""

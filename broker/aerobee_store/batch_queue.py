@@ -48,6 +48,7 @@ __all__ = [
     "BATCH_DTYPE",
     "BATCH_ENTRY",
     "BATCH_ENTRY_SIZE",
+    "COUNT_MAX",
     "INNER_BASE",
     "INNER_NUM",
     "BatchEntry",

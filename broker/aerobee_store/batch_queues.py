@@ -37,6 +37,8 @@ def batch_topics(root: Path, io: StoreIo) -> frozenset[str]:
     for folder in io.list_names(root / BATCH_QUEUE_FOLDER):
         if not folder.is_dir:
             continue
+        if folder.name not in kinds and _is_left_over(root, folder.name, io):
+            continue
         if kinds.get(folder.name, True):
             found.add(folder.name)
         elif _has_files(root / BATCH_QUEUE_FOLDER / folder.name, io):
@@ -77,6 +79,13 @@ def _parse(raw: bytes) -> dict[str, bool]:
 def _is_batch(topic: Any) -> bool:
     attributes = topic.get("attributes") if isinstance(topic, dict) else None
     return isinstance(attributes, dict) and attributes.get(QUEUE_KIND) == BATCH_KIND
+
+
+def _is_left_over(root: Path, topic: str, io: StoreIo) -> bool:
+    """Whether its folder was made for a topic that became one of the other kind: a crash came between."""
+    return _has_files(root / QUEUE_FOLDER / topic, io) and not _has_files(
+        root / BATCH_QUEUE_FOLDER / topic, io
+    )
 
 
 def _has_files(folder: Path, io: StoreIo) -> bool:

@@ -134,6 +134,14 @@ class QueueTable:
         _check_place(topic, 0)
         self._io.make_folder(self.batch_folder / topic)
 
+    def forget_prepared(self, topics: Iterable[str]) -> None:
+        """Remove the folders that prepare_batch_topic() made of those that are no topics of batches."""
+        unused = [topic for topic in topics if topic not in self.batch_topics and topic not in self._leaving]
+        for topic in unused:
+            self._io.remove_folder(self.batch_folder / topic)
+        if unused:
+            self._io.sync_folder(self.batch_folder)
+
     def get(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """The queue, if it was loaded or used before."""
         queues = self._topics.get(topic)

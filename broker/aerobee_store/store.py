@@ -885,6 +885,12 @@ class MessageStore:
         for topic in topics:
             self._queues.prepare_batch_topic(topic)
 
+    def forget_prepared(self, topics: Iterable[str]) -> None:
+        """Take prepare_batch_topics() back for those that have not become such a topic. What it leaves after a failure
+        is without harm: a folder without files, see batch_queues."""
+        with contextlib.suppress(OSError):
+            self._queues.forget_prepared(topics)
+
     def make_batch_topic(self, topic: str) -> None:
         """Give a new topic queues of batches; durable on return. StoreError when it cannot have them, as it has plain
         ones or the disk does not take the folder; it has none then."""

@@ -422,6 +422,16 @@ def test_settings_and_folders_say_which_topics_have_them(tmp_path: Path) -> None
     assert batch_topics(tmp_path, DiskIo()) == {"InSettings", "InFolder"}
 
 
+def test_a_folder_that_was_left_over_does_not_hide_a_plain_topic(tmp_path: Path) -> None:
+    """A crash while the folder is made for a topic that a send makes meanwhile, before its settings are on disk: its
+    messages were not there after the start."""
+    settings(tmp_path)
+    (tmp_path / "batchconsumequeue" / "T").mkdir(parents=True)
+    assert batch_topics(tmp_path, DiskIo()) == {"T"}
+    queue_file(tmp_path, "consumequeue", "T")
+    assert batch_topics(tmp_path, DiskIo()) == set()
+
+
 @pytest.mark.parametrize("content", ["{", "[]", '{"topicConfigTable": 3}', '{"topicConfigTable": {"B": 1}}'])
 def test_settings_that_cannot_be_read_leave_it_to_the_folders(tmp_path: Path, content: str) -> None:
     (tmp_path / "config").mkdir()
