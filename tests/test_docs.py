@@ -140,6 +140,41 @@ def test_every_event_is_documented() -> None:
     assert not missing, f"docs/operations.md says nothing about: {missing}"
 
 
+def levels() -> dict[str, set[str]]:
+    """The levels with which each event is logged by the servers, as far as a call says it by its name."""
+    found: dict[str, set[str]] = {}
+    for root in ("proto", "broker", "nameserver"):
+        for path in (ROOT / root).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                match node:
+                    case ast.Call(
+                        func=ast.Attribute(attr="info" | "warning" | "error" | "exception" as level),
+                        args=[ast.Constant(value=str(name)), *_],
+                    ) if EVENT.match(name):
+                        found.setdefault(name, set()).add("error" if level == "exception" else level)
+    return found
+
+
+def test_the_level_of_an_event_is_the_one_that_is_documented() -> None:
+    """A full disk was an error on the page and a warning in the log; three warnings stood in the table of ordinary
+    events."""
+    known = levels()
+    assert len(known) > 80
+    calling, ordinary = text_of("operations.md").split("### Events of ordinary life")
+    wrong: dict[str, set[str]] = {}
+    for line in (calling + ordinary.split("In programs that use")[0]).splitlines():
+        if line.startswith("| `"):
+            names, level = line[2:].split(" | ")[:2]
+            stated = level if line in calling else "info" + level
+            told = set(re.findall("error|warning|info", stated))
+            wrong |= {
+                name: known[name]
+                for name in re.findall(r"`([a-z]+\.[a-z0-9_]+)`", names)
+                if not known.get(name, set()) <= told
+            }
+    assert wrong == {}
+
+
 def test_no_event_is_documented_that_is_gone() -> None:
     documented = set(re.findall(r"^\| `([a-z]+\.[a-z0-9_]+)` \|", text_of("operations.md"), re.MULTILINE))
     assert documented - {name for name, _ in events()} == set()
