@@ -7,12 +7,10 @@ A pull that finds nothing is held and run again when a message that its filter l
 when its time is over; it is not held twice. While it is held a filter by properties looks at each new message once.
 """
 
-import asyncio
-from collections.abc import Sequence
-from itertools import islice
 from typing import Any, Final
 
 from aerobee_broker.consumers import Subscription
+from aerobee_broker.each_turn import EachTurn
 from aerobee_broker.filters import EVERYTHING, Filter, check_type
 from aerobee_broker.held_pulls import HeldPull, HeldPulls
 from aerobee_broker.refusals import no_such_queue
@@ -77,6 +75,8 @@ class PullProcessor:
             memory=services.memory,
         )
         self._to_probe: dict[HeldPull[_Work], int] = {}  # -> the end of its queue, as far as that was told
+        self._probing = EachTurn(self._probe, PROBE_MAX)
+        self._woken = EachTurn(self._run, WAKE_MAX)
         services.offsets.on_reset.append(self.group_reset)
 
     def register(self, table: HandlerTable) -> None:
@@ -243,23 +243,17 @@ class PullProcessor:
         """Run the held pulls that new readable messages are for; `entries` as packed in the queue."""
         if not self.held.waits_in(topic, queue_id):
             return
-        self._run_some(self.held.ready(topic, queue_id, max_offset, tags_of(entries)))
+        self._woken.add(self.held.ready(topic, queue_id, max_offset, tags_of(entries)))
         to_probe = self.held.to_probe(topic, queue_id)
         if to_probe:
-            is_under_way = bool(self._to_probe)
+            new = [pull for pull in to_probe if pull not in self._to_probe]
             self._to_probe.update(dict.fromkeys(to_probe, max_offset))
-            if not is_under_way:
-                self._probe_some()
+            self._probing.add(new)
 
-    def _probe_some(self) -> None:
-        """Let pulls look at what arrived: as many as one turn may, the others in the next ones."""
-        try:
-            for pull in list(islice(self._to_probe, PROBE_MAX)):
-                if self.held.probe(pull, self._to_probe.pop(pull)):
-                    self._run_again(pull)
-        finally:
-            if self._to_probe:
-                asyncio.get_running_loop().call_soon(self._probe_some)
+    def _probe(self, pull: HeldPull[_Work]) -> None:
+        """Let a pull look at what arrived."""
+        if self.held.probe(pull, self._to_probe.pop(pull)):
+            self._run_again(pull)
 
     def group_reset(self, group: str, topic: str, queue_id: int) -> None:
         """Tell a member that waits in a queue at once where the group goes on."""
@@ -273,15 +267,12 @@ class PullProcessor:
 
     def expire(self) -> None:
         """Answer the held pulls whose time is over."""
-        self._run_some(self.held.expired(self._services.clock()))
+        self._woken.add(self.held.expired(self._services.clock()))
 
-    def _run_some(self, pulls: Sequence[HeldPull[_Work]]) -> None:
-        """Run pulls that have left the table: as many as one turn may, the others in the next ones."""
-        if len(pulls) > WAKE_MAX:
-            asyncio.get_running_loop().call_soon(self._run_some, pulls[WAKE_MAX:])
-        for pull in pulls[:WAKE_MAX]:
-            if not pull.work[0].connection.is_closed:
-                self._run_again(pull)
+    def _run(self, pull: HeldPull[_Work]) -> None:
+        """Run a pull that has left the table."""
+        if not pull.work[0].connection.is_closed:
+            self._run_again(pull)
 
     def _none_until(self, header: Any, offset: int, wanted: Filter) -> int | None:
         """Where to look next when no message from `offset` on matches; None when the pull has to be run again."""

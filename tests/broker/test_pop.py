@@ -627,7 +627,8 @@ async def test_very_many_groups_that_wait_are_served_in_several_turns(
     broker: Broker, client: Popper, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One message was handed to every group that waits for it in one turn of the event loop."""
-    monkeypatch.setattr(pops, "SERVED_MAX", 4)
+    assert broker._pop is not None
+    monkeypatch.setattr(broker._pop.pops._serving, "count_max", 4)
     waiting = await groups_that_wait(broker, client, clock, 20)
     counts = calls_in_turns(monkeypatch, pops.PopHandlers, "_serve")
     async with popping(broker) as other:
@@ -640,7 +641,8 @@ async def test_very_many_groups_that_wait_are_served_in_several_turns(
 async def test_very_many_whose_time_is_over_are_answered_in_several_turns(
     broker: Broker, client: Popper, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pops, "SERVED_MAX", 4)
+    assert broker._pop is not None
+    monkeypatch.setattr(broker._pop.pops._ending, "count_max", 4)
     waiting = await groups_that_wait(broker, client, clock, 20)
     counts = calls_in_turns(monkeypatch, pops.PopHandlers, "_try")
     clock.now_ms += 10_001

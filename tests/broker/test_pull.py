@@ -466,16 +466,38 @@ async def test_every_group_that_waits_is_answered(broker: Broker, client: Talker
     assert {answers[opaque].code for opaque in waiting} == {0}
 
 
+def runs_in_turns(broker: Broker, monkeypatch: pytest.MonkeyPatch, count_max: int) -> list[int]:
+    """How many held pulls are run again in each turn of the event loop from here on, at most so many."""
+    assert broker._pulls is not None
+    monkeypatch.setattr(broker._pulls._woken, "count_max", count_max)
+    return calls_in_turns(monkeypatch, pull.PullProcessor, "_run_again")
+
+
 async def test_very_many_that_wait_are_answered_in_several_turns(
     broker: Broker, client: Talker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One message ran thousands of held pulls again in one turn of the event loop."""
-    monkeypatch.setattr(pull, "WAKE_MAX", 4)
     await client.put("T")
     waiting = [await held(client, broker, offset=1, consumerGroup=f"group-{i}") for i in range(20)]
-    in_turns = calls_in_turns(monkeypatch, pull.PullProcessor, "_run_again")
+    in_turns = runs_in_turns(broker, monkeypatch, 4)
     client.send(send_request("T", b"all", opaque=5))
     answers = await client.answers(21)
+    assert {answers[opaque].code for opaque in waiting} == {0}
+    assert (max(in_turns), sum(in_turns)) == (4, 20)
+
+
+async def test_in_how_many_queues_they_wait_makes_no_difference(
+    broker: Broker, client: Talker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bound was one for each queue: with a message for each in one read, all their pulls were run at once."""
+    await client.put("T")
+    waiting = [
+        await held(client, broker, offset=int(i % 4 == 0), queueId=str(i % 4), consumerGroup=f"group-{i}")
+        for i in range(20)
+    ]
+    in_turns = runs_in_turns(broker, monkeypatch, 4)
+    client.send(*[send_request("T", b"all", opaque=900_000 + i, queue_id=i) for i in range(4)])
+    answers = await client.answers(24)
     assert {answers[opaque].code for opaque in waiting} == {0}
     assert (max(in_turns), sum(in_turns)) == (4, 20)
 

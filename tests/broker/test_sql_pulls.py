@@ -8,7 +8,6 @@ from unittest.mock import patch
 
 import pytest
 
-from aerobee_broker import pull as pulls
 from aerobee_broker.broker import Broker
 from aerobee_broker.held_pulls import HeldPulls
 from aerobee_proto.bodies import TopicConfig
@@ -256,7 +255,8 @@ async def test_very_many_filters_look_at_a_message_in_several_turns(
     broker: Broker, client: Talker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One message was shown to every filter that waits for its queue in one turn of the event loop."""
-    monkeypatch.setattr(pulls, "PROBE_MAX", 4)
+    assert broker._pulls is not None
+    monkeypatch.setattr(broker._pulls._probing, "count_max", 4)
     await put(client, 1)
     opaques = [await held(client, broker, f"price > {limit}", 1) for limit in range(20)]
     in_turns = calls_in_turns(monkeypatch, HeldPulls, "probe")

@@ -15,13 +15,13 @@ Invariants
 - One that is held is answered once: with messages, or when its time is over.
 """
 
-import asyncio
 import random
 from collections.abc import Callable, Collection, Iterable, Sequence
-from itertools import chain, islice
+from itertools import chain
 from struct import Struct
 from typing import Any, Final
 
+from aerobee_broker.each_turn import EachTurn
 from aerobee_broker.filters import EVERYTHING, Filter, check_type
 from aerobee_broker.pop.acks import INVISIBLE_MS_MAX
 from aerobee_broker.pop.checkpoints import COUNT_MAX, CheckPoint, Key, PopQueue
@@ -120,6 +120,8 @@ class PopHandlers:
         self._is_noting = False
         # Tags that have come, for each group that waits for them.
         self._to_serve: dict[PopQueue, set[int]] = {}
+        self._serving = EachTurn(self._serve_group, SERVED_MAX)
+        self._ending = EachTurn(self._end, SERVED_MAX)
         self.held = HeldPops(
             count_max=lambda: services.config.max_pop_polling_size,
             place_max=lambda: services.config.pop_polling_size,
@@ -557,22 +559,20 @@ class PopHandlers:
         if self._is_noting:  # the pop that is going on has not moved its group yet
             self._again.update(dict.fromkeys(chain.from_iterable(candidates)))
             return
-        is_under_way = bool(self._to_serve)
+        new = []
         for held in filter(None, candidates):
             name, group, _ = held[0].place
             place = (name, group, queue_id if name == topic else ALL_QUEUES)
-            self._to_serve.setdefault(place, set()).update(tag_hashes)
-        if self._to_serve and not is_under_way:
-            self._serve_some()
+            if place not in self._to_serve:
+                self._to_serve[place] = set()
+                new.append(place)
+            self._to_serve[place].update(tag_hashes)
+        self._serving.add(new)
 
-    def _serve_some(self) -> None:
-        """Serve groups that a message has come for: as many as one turn may, the others in the next ones."""
-        try:
-            for place in list(islice(self._to_serve, SERVED_MAX)):
-                self._serve(self.held.of_group(*place), self._to_serve.pop(place))
-        finally:
-            if self._to_serve:
-                asyncio.get_running_loop().call_soon(self._serve_some)
+    def _serve_group(self, place: PopQueue) -> None:
+        """Serve a group that a message has come for."""
+        tag_hashes = self._to_serve.pop(place)
+        self._serve(self.held.of_group(*place), tag_hashes)
 
     def released(self, queue: PopQueue) -> None:
         """A queue may be popped again: the messages that a group had in order are done with, or given up."""
@@ -592,22 +592,17 @@ class PopHandlers:
 
     def expire(self, now_ms: int) -> None:
         """Answer those whose time is over."""
-        self._answer_expired(self.held.expired(now_ms))
+        self._ending.add(self.held.expired(now_ms))
 
-    def _answer_expired(self, over: list[HeldPop]) -> None:
-        if len(over) > SERVED_MAX:
-            asyncio.get_running_loop().call_soon(self._answer_expired, over[SERVED_MAX:])
-        for held in over[:SERVED_MAX]:
-            if held.request.connection.is_closed:
-                continue  # nothing is handed out to it
-            answer = self._try(held)
-            if answer is None and held.is_notification:
-                answer = _notice(has_messages=False)
-            elif answer is None:
-                answer = self._nothing(
-                    held.request.header, ResponseCode.POLLING_TIMEOUT, "NO_MESSAGE_IN_QUEUE"
-                )
-            held.request.respond(answer)
+    def _end(self, held: HeldPop) -> None:
+        if held.request.connection.is_closed:
+            return  # nothing is handed out to it
+        answer = self._try(held)
+        if answer is None and held.is_notification:
+            answer = _notice(has_messages=False)
+        elif answer is None:
+            answer = self._nothing(held.request.header, ResponseCode.POLLING_TIMEOUT, "NO_MESSAGE_IN_QUEUE")
+        held.request.respond(answer)
 
     def _serve(self, waiting: Iterable[HeldPop], tag_hashes: Collection[int]) -> None:
         misses = 0
