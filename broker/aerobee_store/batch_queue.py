@@ -21,7 +21,6 @@ Threads: as of a consume queue.
 import struct
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -38,10 +37,8 @@ from aerobee_store.consume_queue import (
     Unflushed,
     Verify,
 )
-from aerobee_store.io import StoreIo, is_zero
-from aerobee_store.mapped_files import MappedFile
+from aerobee_store.io import is_zero
 from aerobee_store.property_columns import Ints
-from aerobee_store.queue_files import OpenQueueFiles, QueueFile
 from aerobee_store.record_scan import ScannedRecord
 
 __all__ = [
@@ -135,37 +132,24 @@ class BatchQueue(ConsumeQueue):
     entry_size = BATCH_ENTRY_SIZE
     dtype = BATCH_DTYPE
 
-    def __init__(
-        self,
-        topic: str,
-        queue_id: int,
-        folder: Path,
-        file_size: int,
-        io: StoreIo,
-        *,
-        writable: bool = True,
-        open_files: OpenQueueFiles | None = None,
-    ) -> None:
-        super().__init__(topic, queue_id, folder, file_size, io, writable=writable, open_files=open_files)
-        # Positions count entries from the first byte of file 0 on: of the first file, and one past the last entry.
-        self._begin = self._end = 0
-        # Below it entries are durable; what the sync that is under way makes of it. Moved as _flushed_offset.
-        self._flushed_end = self._flushing_end = 0
-        # Where an offset was found last.
-        self._hint = 0
+    # Positions count entries from the first byte of file 0 on: of the first file, and one past the last entry.
+    _begin: int
+    _end: int
+    # Below it entries are durable; what the sync that is under way makes of it. Moved as _flushed_offset.
+    _flushed_end: int
+    _flushing_end: int
+    # Where an offset was found last.
+    _hint: int
 
     # --- loading and recovery ----------------------------------------------------------------------------
 
     def load(self) -> bool:
         self._files.load()
-        self._begin_at_first_file()
+        self._see_first_file()
+        self._hint = self._flushed_end = self._flushing_end = self._begin
         self._end = self._find_end()
         self._see_ends()
         return self._files.dropped_empty
-
-    def _begin_at_first_file(self) -> None:
-        self._begin = self._hint = self._files.min_offset // BATCH_ENTRY_SIZE
-        self._flushed_end = self._flushing_end = self._begin
 
     def _find_end(self) -> int:
         """The first position behind which there is nothing, if what is there has no holes."""
@@ -355,13 +339,8 @@ class BatchQueue(ConsumeQueue):
         target, end = self.max_offset, self._end
         if self._flushed_end >= end:
             return None
-        failpoints.hit("consume_queue.before_sync")
-        folders, new = self._files.new_names()
-        begin = self._flushed_end * BATCH_ENTRY_SIZE
-        rows = self._files.files
-        files = [file.data for file in rows if file.end > begin and isinstance(file.data, QueueFile)]
         self._flushing_end = end
-        return Unflushed(self, target, files, folders, new)
+        return self._unflushed_from(self._flushed_end * BATCH_ENTRY_SIZE, target)
 
     def flushed(self, unflushed: Unflushed) -> None:
         super().flushed(unflushed)
@@ -495,23 +474,8 @@ class BatchQueue(ConsumeQueue):
         found = self._read(begin) if begin < self._end else None
         self.min_offset = found.base if found is not None else self.max_offset
 
-    def clean_before(self, log_min: int) -> int:
-        removed = 0
-        while self._is_first_stale(log_min):
-            self._files.drop_first()
-            self._begin = self._files.min_offset // BATCH_ENTRY_SIZE
-            removed += 1
-        self.correct_min_offset(log_min)
-        return removed
-
-    def release_before(self, log_min: int) -> list[MappedFile]:
-        released = []
-        while self._is_first_stale(log_min):
-            released.append(self._files.release_first())
-            released[-1].data.close()
-            self._begin = self._files.min_offset // BATCH_ENTRY_SIZE
-        self.correct_min_offset(log_min)
-        return released
+    def _see_first_file(self) -> None:
+        self._begin = self._files.min_offset // BATCH_ENTRY_SIZE
 
     def _is_first_stale(self, log_min: int) -> bool:
         if len(self._files.files) < 2:

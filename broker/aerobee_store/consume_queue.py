@@ -154,6 +154,9 @@ class ConsumeQueue:
         "topic",
     )
 
+    # As last_physical_end says; None when the newest entry has to be asked.
+    _last_end: int | None
+
     def __init__(
         self,
         topic: str,
@@ -182,15 +185,6 @@ class ConsumeQueue:
         )
         self._file_entries = file_size // self.entry_size
         self._writable = writable
-        # Logical offsets. min_offset is moved by correct_min_offset() and by what cuts or cleans;
-        # _first_data is the first entry in the files that is not a blank.
-        self.min_offset = 0
-        self.max_offset = 0
-        self._first_data = 0
-        # Where the record of that entry begins, once recover() has seen it; -1: unknown.
-        self._first_place = -1
-        # As last_physical_end says; None when the newest entry has to be asked.
-        self._last_end: int | None = -1
         # The map of the last file, the byte of the row where it begins, and how many entries may be stored in it at
         # once, at the end of the queue; set by _see_window(), ended (0) by whatever moves that end in another way.
         self._map: mmap | None = None
@@ -209,8 +203,7 @@ class ConsumeQueue:
         self.fresh = b""
         # The topic was deleted while messages of it waited for dispatch; they have no queue any more.
         self.deleted = False
-        # Moved by flushed() only, and back by a cut.
-        self._flushed_offset = 0
+        self._start_again()
 
     # --- loading and recovery --------------------------------------------------------------------------
 
@@ -394,8 +387,15 @@ class ConsumeQueue:
         self._last_end = None
 
     def _start_again(self) -> None:
-        self.min_offset = self.max_offset = self._first_data = self._flushed_offset = 0
-        self._last_end = self._first_place = -1
+        """As a queue is that has no entries; the numbers that entries move begin here, those of another kind too."""
+        # Logical offsets. min_offset is moved by correct_min_offset() and by what cuts or cleans;
+        # _first_data is the first entry in the files that is not a blank.
+        self.min_offset = self.max_offset = self._first_data = 0
+        # Where the record of that entry begins, once recover() has seen it; -1: unknown.
+        self._first_place = -1
+        self._last_end = -1
+        # Moved by flushed() only, and back by a cut.
+        self._flushed_offset = 0
 
     @property
     def last_physical_end(self) -> int:
@@ -517,11 +517,15 @@ class ConsumeQueue:
         flushed = self._flushed_offset * ENTRY_SIZE
         if flushed >= target * ENTRY_SIZE:
             return None
+        return self._unflushed_from(flushed, target)
+
+    def _unflushed_from(self, position: int, max_offset: int) -> "Unflushed":
+        """What lies behind byte `position` of the row."""
         failpoints.hit("consume_queue.before_sync")
         folders, new = self._files.new_names()
         rows = self._files.files
-        files = [file.data for file in rows if file.end > flushed and isinstance(file.data, QueueFile)]
-        return Unflushed(self, target, files, folders, new)
+        files = [file.data for file in rows if file.end > position and isinstance(file.data, QueueFile)]
+        return Unflushed(self, max_offset, files, folders, new)
 
     @property
     def is_flushed(self) -> bool:
@@ -623,7 +627,7 @@ class ConsumeQueue:
         removed = 0
         while self._is_first_stale(log_min):
             self._files.drop_first()
-            self._first_data, self._first_place = self._files.min_offset // ENTRY_SIZE, -1
+            self._see_first_file()
             removed += 1
         self.correct_min_offset(log_min)
         return removed
@@ -634,11 +638,15 @@ class ConsumeQueue:
         while self._is_first_stale(log_min):
             released.append(self._files.release_first())
             released[-1].data.close()  # by this thread, as it is open in this thread; it may be closed again
-            self._first_data, self._first_place = self._files.min_offset // ENTRY_SIZE, -1
+            self._see_first_file()
         first = self.entry(self.min_offset)
         if first is None or first.physical_offset < log_min:
             self.correct_min_offset(log_min)
         return released
+
+    def _see_first_file(self) -> None:
+        """The first file is another one now: the queue begins in it."""
+        self._first_data, self._first_place = self._files.min_offset // ENTRY_SIZE, -1
 
     def _is_first_stale(self, log_min: int) -> bool:
         """Whether there is a file that may go: every record of it lies below `log_min`, and it is not the last."""
