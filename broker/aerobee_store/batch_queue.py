@@ -173,10 +173,15 @@ class BatchQueue(ConsumeQueue):
     ) -> QueueRecovery:
         gaps = self.gaps
         end, stop = self._sound_end(_Check(verify, log_min, proven_offset, walked_from)), self._last_filled()
+        is_broken = self._leads_below(self._behind(end * BATCH_ENTRY_SIZE), proven_offset)
         self._cut_at_position(end)
         self._flushed_end = self._flushing_end = self._begin
         self._flushed_offset = 0
-        return QueueRecovery(self.min_offset, self.max_offset, max(stop - end, 0), gaps)
+        return QueueRecovery(self.min_offset, self.max_offset, max(stop - end, 0), gaps, is_broken)
+
+    def goes_on(self, offset: int, proven_offset: int) -> bool:
+        position = self._position_of(offset)
+        return position >= 0 and self._leads_below(self._behind(position * BATCH_ENTRY_SIZE), proven_offset)
 
     def _last_filled(self) -> int:
         """One past the last position that is not all zero, counted on from the first that is."""

@@ -52,7 +52,6 @@ ENTRY_SIZE: Final = ENTRY.size
 ENTRY_DTYPE: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tag_hash", ">i8")])
 BLANK_SIZE: Final = 0x7FFFFFFF
 BLANK_ENTRY: Final = ENTRY.pack(0, BLANK_SIZE, 0)
-_ZERO_ENTRY: Final = bytes(ENTRY_SIZE)
 
 # Size in the entries that keep the numbers of records which cannot be read; no record is so short.
 HOLE_SIZE: Final = 1
@@ -62,6 +61,8 @@ _FILES_VERIFIED_MAX: Final = 3
 # Entries looked at by one numpy step of a scan: a short tail is found without paging in the whole file.
 _SCAN_STEP: Final = 8192
 _FIRST_STEP: Final = 128
+# Bytes behind the end of a queue that recovery looks at: in one block with the last entry of nearly all queues.
+_NEXT_SIZE: Final = 2760  # whole entries of both kinds
 _NOTHING: Final = memoryview(b"")
 _NEVER: Final = 1 << 62  # a physical offset that no record reaches
 
@@ -113,13 +114,15 @@ class QueueRecovery:
     """What recover() found: the range that is left, and how many entries behind it were given up.
 
     `cut_entries` counts up to the first entry that is all zero. `gaps` are missing files as half-open
-    ranges of logical offsets; they were left as they are.
+    ranges of logical offsets; they were left as they are. `is_broken`: entries close behind the end lead to records
+    below `proven_offset`, so it ended further on when it was on disk.
     """
 
     min_offset: int
     max_offset: int
     cut_entries: int
     gaps: tuple[tuple[int, int], ...]
+    is_broken: bool
 
 
 class ConsumeQueue:
@@ -241,13 +244,35 @@ class ConsumeQueue:
         """
         self.min_offset = self._first_data = self._find_first_data()
         end = self._valid_end(_Check(verify, log_min, proven_offset, walked_from))
-        cut_entries = self._count_until_zero(end)
+        behind = self._behind(end * ENTRY_SIZE)
+        cut_entries = self._count_until_zero(end) if any(behind[:ENTRY_SIZE]) else 0
+        is_broken = self._leads_below(behind, proven_offset)
         self._cut(end)
         self._flushed_offset = 0
         if self.max_offset:
             self._first_place = self._entry_at(self._first_data).physical_offset
             assert self.last_physical_end >= 0
-        return QueueRecovery(self.min_offset, self.max_offset, cut_entries, self.gaps)
+        return QueueRecovery(self.min_offset, self.max_offset, cut_entries, self.gaps, is_broken)
+
+    def goes_on(self, offset: int, proven_offset: int) -> bool:
+        """Whether an entry close behind the logical `offset` leads to a record below the physical `proven_offset`."""
+        is_inside = offset < self.max_offset
+        return is_inside and self._leads_below(self._behind(offset * ENTRY_SIZE), proven_offset)
+
+    def _behind(self, position: int) -> bytes:
+        """The next entries from byte `position` of the row on, as they lie in its file."""
+        file = self._files.find(position)
+        if file is None:
+            return b""
+        size = min(_NEXT_SIZE, file.end - position)
+        return bytes(_piece(file, position - file.offset, size))
+
+    def _leads_below(self, raw: bytes, proven_offset: int) -> bool:
+        """Whether one of these entries leads to a record below the physical `proven_offset`."""
+        entries = np.frombuffer(raw, self.dtype)
+        places, sizes = entries["physical_offset"], entries["size"]
+        proven = (places >= 0) & (places < proven_offset)
+        return bool((proven & (sizes > HOLE_SIZE) & (sizes < BLANK_SIZE)).any())
 
     @property
     def folder(self) -> Path:
@@ -335,7 +360,7 @@ class ConsumeQueue:
     def _count_until_zero(self, offset: int) -> int:
         """Entries from `offset` on, within its file, until one that is all zero."""
         file = self._files.find(offset * ENTRY_SIZE)
-        if file is None or _piece(file, offset * ENTRY_SIZE - file.offset, ENTRY_SIZE) == _ZERO_ENTRY:
+        if file is None:
             return 0
         count = 0
         for _, entries in _steps(file, offset - file.offset // ENTRY_SIZE):

@@ -24,6 +24,7 @@ when it is small, else a file chosen by the checkpoint's times) and every record
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -176,8 +177,10 @@ class _Recovery:
             self._log.checksum_from = self._watermark.checksum_from
         # What earlier starts have put aside already.
         self._log.damaged = quarantined(parts.io, parts.config.root / QUARANTINE)
-        # Queues of which files went away after the store was closed.
-        self._missing: list[ListedQueue] = []
+        # The queues there were when the store was closed in good order, if that is known; those of which files or
+        # entries went away since then.
+        self._listed: dict[tuple[str, int], ListedQueue] = {}
+        self._missing: dict[tuple[str, int], ListedQueue] = {}
         self._queue_list = QueueList(parts.config.root, parts.io)
 
     def run(self) -> RecoveryReport:
@@ -186,15 +189,13 @@ class _Recovery:
             self._recover_empty()
             return report
         emptied = [] if self._report.aborted else self._parts.queues.emptied
-        there_were = self._see_what_is_missing()
+        self._see_what_is_missing()
         if self._parts.queues.cut or emptied or self._missing:
             self._report.cut_queues += [
                 (queue.topic, queue.queue_id, "", "its last file was empty") for queue in emptied
             ]
             self._give_up_cut_queues()
-            if self._missing and self._watermark is not None:
-                # Known to the next start too, if this one is interrupted.
-                self._queue_list.save(there_were, self._parts.checkpoint.generation, self._watermark.log_end)
+            self._keep_list()
             start = self._log.min_offset
         else:
             start = self._start()
@@ -205,6 +206,7 @@ class _Recovery:
             except _StartEarlier as wish:
                 start = self._earlier(start, wish.offset)
                 self._distrust(start)
+                self._keep_list()
         failpoints.hit("recovery.walked")
         self._quarantine()
         self._report.torn_bytes = self._log.set_end(end)
@@ -227,28 +229,56 @@ class _Recovery:
         self._distrust(0)
         self._parts.queues.drop_cut()
 
-    def _see_what_is_missing(self) -> list[ListedQueue]:
-        """Compare the queues with those there were when the store was closed; which these are, if that is known."""
+    def _see_what_is_missing(self) -> None:
+        """Compare the queues with those there were when the store was closed, if these are known."""
         parts, mark = self._parts, self._watermark
         if mark is None or parts.config.rebuild:
-            return []
+            return
         there_were = self._queue_list.load(parts.checkpoint.generation, mark.log_end)
+        self._listed = {(listed.topic, listed.queue_id): listed for listed in there_were}
         told = {(queue.topic, queue.queue_id) for queue, _ in parts.queues.cut}
         told |= {(queue.topic, queue.queue_id) for queue in parts.queues.emptied}
-        for listed in there_were:
-            wrong = listed.wrong(parts.queues.get(listed.topic, listed.queue_id))
+        for key, listed in self._listed.items():
+            wrong = listed.wrong(parts.queues.get(*key))
             if wrong is None:
                 continue
-            self._missing.append(listed)
-            if (listed.topic, listed.queue_id) not in told:
-                folder = parts.queues.folder_of(listed.topic) / str(listed.queue_id)
-                self._report.cut_queues.append((listed.topic, listed.queue_id, str(folder), wrong))
-        return there_were
+            self._missing[key] = listed
+            if key not in told:
+                self._tell_cut(*key, wrong)
+
+    def _tell_cut(self, topic: str, queue_id: int, wrong: str) -> None:
+        folder = self._parts.queues.folder_of(topic) / str(queue_id)
+        self._report.cut_queues.append((topic, queue_id, str(folder), wrong))
+
+    def _keep_list(self) -> None:
+        """What there was is known to the next start too, if this one is interrupted: a checkpoint made it void."""
+        if self._missing and self._watermark is not None:
+            generation = self._parts.checkpoint.generation
+            self._queue_list.save(self._listed.values(), generation, self._watermark.log_end)
+
+    def _is_short(self, queue: ConsumeQueue, *, is_broken: bool, is_walked: bool) -> bool:
+        """Whether a queue does not end where it ended when all of it was on disk, or before that, after the walk.
+
+        Only what was damaged on the disk can do that. `is_broken` is what can be seen of it without a list.
+        """
+        key = queue.topic, queue.queue_id
+        listed = self._listed.get(key)
+        if listed is None:
+            if is_broken:
+                self._tell_cut(*key, f"its entries from {queue.max_offset} on are damaged")
+            return is_broken
+        if queue.max_offset == listed.end or (is_walked and queue.max_offset > listed.end):
+            return False
+        if key not in self._missing:
+            self._missing[key] = listed
+            ended = f"it had entries up to {listed.end} when the store was closed"
+            self._tell_cut(*key, f"{ended}, and they are damaged: what is left ends at {queue.max_offset}")
+        return True
 
     def _keep_all_numbers(self, end: int) -> None:
         if not self._missing:
             return
-        for listed in self._missing:
+        for listed in self._missing.values():
             self._keep_numbers(listed, end)
         # The next checkpoint, which may be the index's, makes the list void.
         self._parts.queues.flush()
@@ -342,7 +372,7 @@ class _Recovery:
         report.renumbered_records = report.hole_entries = report.orphan_entries = 0
         walker = LogWalker(self._log, report.damage, property_crc=self._config.verify_property_crc)
         first = self._log.mapped.min_offset
-        repair = _QueueRepair(self._parts, report, start, may_start_earlier=start > first)
+        repair = _QueueRepair(self._parts, report, start, self._is_short, may_start_earlier=start > first)
         repair.prepare()
         failpoints.hit("recovery.prepared")
         for found in walker.stretches(start):
@@ -541,10 +571,23 @@ class _Cursor:
         return len(found)
 
 
+class _IsShort(Protocol):
+    def __call__(self, queue: ConsumeQueue, *, is_broken: bool, is_walked: bool) -> bool: ...
+
+
 class _QueueRepair:
     """Compares the queues with the records of a walk, and rewrites what does not agree."""
 
-    def __init__(self, parts: Parts, report: RecoveryReport, start: int, *, may_start_earlier: bool) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        report: RecoveryReport,
+        start: int,
+        is_short: "_IsShort",
+        *,
+        may_start_earlier: bool,
+    ) -> None:
+        self._is_short = is_short
         self._queues = parts.queues
         self._log = parts.log
         self._report = report
@@ -581,9 +624,24 @@ class _QueueRepair:
                 queue.cut_at(0)
             elif (doubts or recovery.gaps) and self._may_start_earlier:
                 raise _StartEarlier(max(queue.last_physical_end, 0))
+            elif self._is_short(queue, is_broken=recovery.is_broken, is_walked=False):
+                sure = self._before_last(queue)
+                queue.cut_at(queue.first_of(queue.max_offset - 1))
+                self._see_from(sure)
             cursor = self._cursors[queue.topic, queue.queue_id] = self._cursor(queue)
             room -= cursor.keep(room)
             yield queue, cursor.next_offset
+
+    def _before_last(self, queue: ConsumeQueue) -> int:
+        """Where the record before that of the last entry begins; of a damaged queue, where the last entry itself may be
+        what is damaged, though it looks sound."""
+        before = queue.entry(queue.first_of(queue.max_offset - 1) - 1)
+        return before.physical_offset if before is not None else 0
+
+    def _see_from(self, physical_offset: int) -> None:
+        """The walk has to see the records from there on."""
+        if self._may_start_earlier and physical_offset < self._start:
+            raise _StartEarlier(physical_offset)
 
     def _is_dead(self, queue: ConsumeQueue) -> bool:
         """Whether all of it was deleted with its topic, and only the files came back."""
@@ -639,7 +697,12 @@ class _QueueRepair:
         return cursor
 
     def _shift(self, queue: ConsumeQueue, offset: int) -> int:
-        """By how much the queue's numbers differ from its records', if two neighbours say the same."""
+        """By how much the queue's numbers differ from its records', if two neighbours say the same.
+
+        The numbers of a batch queue are in its entries: they cannot move all together, only be damaged.
+        """
+        if queue.is_batch:
+            return 0
         asked = {offset - 1, offset - 2, queue.max_offset - 1, queue.max_offset - 2}
         found = {self._shift_at(queue, at) for at in asked}
         found.discard(None)
@@ -866,10 +929,13 @@ class _QueueRepair:
         """The walk is over: entries that no record stands behind go."""
         for cursor in self._cursors.values():
             self._flush(cursor)
+            queue, is_broken = cursor.queue, False
             if not cursor.writing:
                 self._skip_damaged(cursor, end)
-                cursor.queue.cut_at(cursor.next_offset)
-            queue = cursor.queue
+                is_broken = queue.goes_on(cursor.next_offset, self._start)
+                queue.cut_at(cursor.next_offset)
+            if self._may_start_earlier and self._is_short(queue, is_broken=is_broken, is_walked=True):
+                self._see_from(self._before_last(queue))
             dropped = cursor.found_max - queue.max_offset
             if dropped > 0:
                 self._report.cut_entries += dropped
