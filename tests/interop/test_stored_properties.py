@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
@@ -42,6 +43,10 @@ async def stored(cluster: Cluster, topic: str, how: str) -> list[list[tuple[str,
                 answer = await client.put_batch(topic, [BatchEntry(0, b"1", own)], properties=text)
             assert answer.code == 0, answer.remark
         records = await client.records(topic)
+        count = len(SENT) * (2 if how == "each of a batch" else 1)
+        async with asyncio.timeout(60):
+            while len(records) < count:  # an answer to a send does not say that it may be read
+                records += await client.records(topic, len(records), sysFlag=2, suspendTimeoutMillis=1_000)
     made = {sent.get("UNIQ_KEY") for sent in SENT} | {"K2"}
     return [
         sorted(

@@ -1,5 +1,6 @@
 package interop.scenarios;
 
+import java.nio.charset.StandardCharsets;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
@@ -12,6 +13,7 @@ import org.apache.rocketmq.common.message.Message;
 /** Producer and consumer that trace what they do; the traces are in the trace topic when this ends. */
 public final class Trace implements Scenario {
     private static final int COUNT = 10;
+    private static final String TOPIC = "RMQ_SYS_TRACE_TOPIC";
 
     @Override
     public Map<String, Object> run(Place place) throws Exception {
@@ -34,11 +36,27 @@ public final class Trace implements Scenario {
         }
         Map<String, Object> report = new HashMap<>();
         report.put("complete", deliveries.await(COUNT));
+        // A client that is shut down drops traces that are not sent within half a second, and may send others twice.
+        for (String id : ids.values()) {
+            Place.until("the traces of " + id, () -> isTraced(producer, id) ? id : null);
+        }
         consumer.shutdown();
         producer.shutdown();
         report.put("sent", Place.sums(messages));
         report.put("ids", ids);
         report.put("deliveries", deliveries.report());
         return report;
+    }
+
+    private static boolean isTraced(DefaultMQProducer producer, String id) throws Exception {
+        StringBuilder traces = new StringBuilder();
+        for (Message trace : producer.queryMessage(TOPIC, id, 64, 0, Long.MAX_VALUE).getMessageList()) {
+            for (String context : new String(trace.getBody(), StandardCharsets.UTF_8).split("\u0002")) {
+                if (context.contains(id)) {
+                    traces.append(context);
+                }
+            }
+        }
+        return traces.indexOf("Pub") >= 0 && traces.indexOf("SubAfter") >= 0;
     }
 }
