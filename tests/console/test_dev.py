@@ -48,9 +48,8 @@ def test_taken_ports_are_replaced_and_it_says_by_whom() -> None:
     with contextlib.ExitStack() as taken:
         for port in (9876, 10911):
             held = taken.enter_context(socket.socket())
-            held.setsockopt(
-                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-            )  # connections of before may linger there
+            # Connections of before may linger there.
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             with contextlib.suppress(OSError):  # then somebody else has it, which serves as well
                 held.bind(("127.0.0.1", port))
                 held.listen()
