@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,14 @@ PROGRAMS = {
     "aerobee_broker": (["-m", "aerobee_broker"], ["aerobee_broker.main", "aerobee_store.store"]),
     "aerobee_nameserver": (["-m", "aerobee_nameserver"], ["aerobee_nameserver.main", "asyncio"]),
 }
+
+
+@pytest.fixture(autouse=True)
+def python_s_own_handler() -> Iterator[None]:
+    """Whatever ran in this process before: Spark leaves a handler of its own."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("way", ["the open", "a callback"])
