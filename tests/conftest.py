@@ -12,6 +12,7 @@ too, or no later test could look at what is logged.
 import logging
 import os
 import resource
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -56,3 +57,11 @@ def logs_as_at_first() -> Iterator[None]:
         logger = getattr(module, "__dict__", {}).get("log")
         if isinstance(logger, structlog._config.BoundLoggerLazyProxy):
             logger.__dict__.pop("bind", None)  # how it remembers the set-up of its first use
+
+
+@pytest.fixture
+def hang_ups_as_ever() -> Iterator[None]:
+    """For programs that the test starts, too: whatever runs under `nohup` ignores SIGHUP, this run of tests maybe."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
