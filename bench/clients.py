@@ -20,7 +20,7 @@ import uvloop
 
 from aerobee import Client
 from aerobee.errors import ClientError
-from aerobee.producer import Producer
+from aerobee.producing.producer import Producer
 
 TASKS = 64
 WINDOW = 1024

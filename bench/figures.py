@@ -1,6 +1,6 @@
 """What is measured, between whom, and which ratio is wanted: the list that the table shows.
 
-A contest compares two sides by name, `"ours async"` with `"official async"`; `wanted` is the least ratio.
+A contest compares two sides by name, `"ours async"` with `"official async"`; `selected` is the least ratio.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Contest:
 
     ours: str
     official: str
-    wanted: float
+    selected: float
 
 
 @dataclass(slots=True, frozen=True)
@@ -55,8 +55,8 @@ class Measured:
     cpu_us: float | None
 
 
-def _async(wanted: float) -> tuple[Contest, ...]:
-    return (Contest("ours async", "official async", wanted),)
+def _async(selected: float) -> tuple[Contest, ...]:
+    return (Contest("ours async", "official async", selected),)
 
 
 FIGURES = (

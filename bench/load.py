@@ -50,14 +50,14 @@ HEART_BEAT, PULL = 34, 11
 
 @dataclass(slots=True)
 class Row:
-    """One line of the table; `value` is what `wanted` speaks of."""
+    """One line of the table; `value` is what `selected` speaks of."""
 
     figure: str
     loaded: float
     plain: float | None
     unit: str
     value: float
-    wanted: str
+    selected: str
     reached: bool
 
 
@@ -275,7 +275,7 @@ def start(stack: contextlib.ExitStack, folder: Path) -> Side:
 
 
 def compare(
-    title: str, plain: Side, loaded: Side, rounds: int, plain_load: Load, loaded_load: Load, wanted: float
+    title: str, plain: Side, loaded: Side, rounds: int, plain_load: Load, loaded_load: Load, selected: float
 ) -> list[Row]:
     """The rate, and the broker's processor time of a message, of both sides in turn."""
     rates: dict[str, list[tuple[float, float]]] = {"plain": [], "loaded": []}
@@ -290,7 +290,13 @@ def compare(
     )
     return [
         Row(
-            title, rate, plain_rate, "1/s", rate / plain_rate, f">= {wanted:g} x", rate >= wanted * plain_rate
+            title,
+            rate,
+            plain_rate,
+            "1/s",
+            rate / plain_rate,
+            f">= {selected:g} x",
+            rate >= selected * plain_rate,
         ),
         Row(
             "  processor time of a message",
@@ -298,8 +304,8 @@ def compare(
             plain_us,
             "us",
             plain_us / cpu_us,
-            f">= {wanted:g} x",
-            plain_us >= wanted * cpu_us,
+            f">= {selected:g} x",
+            plain_us >= selected * cpu_us,
         ),
     ]
 
@@ -321,8 +327,8 @@ def table(rows: list[Row]) -> str:
     for row in rows:
         plain = "-" if row.plain is None else show(row.plain, row.unit)
         ratio = "-" if row.plain is None else f"{row.value:.2f}"
-        told = "reached" if row.reached else "missed"
-        lines.append((row.figure, show(row.loaded, row.unit), plain, ratio, row.wanted, told))
+        logged = "reached" if row.reached else "missed"
+        lines.append((row.figure, show(row.loaded, row.unit), plain, ratio, row.selected, logged))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(

@@ -16,10 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from aerobee_proto.javahash import tag_hash
-from aerobee_store.config import StoreConfig
-from aerobee_store.io import DiskIo
-from aerobee_store.messages import NewMessage
+from aerobee_service.clock import epoch_ms
+from aerobee_store.disk.io import DiskIo
 from aerobee_store.store import MessageStore
+from aerobee_store.terms.config import StoreConfig
+from aerobee_store.terms.messages import NewMessage
 
 BATCHES = (1, 8, 64)
 QUEUES = 4
@@ -59,7 +60,7 @@ def one_round(store: MessageStore, size: int, count: int, start: int) -> tuple[f
         batch = messages(size, at)  # just before they are stored, as in a broker: still in the cache
         append_us += timed(lambda batch=batch: store.append(batch))  # type: ignore[misc]
         confirm_us += timed(lambda: store.confirm(store.end_offset))
-    index_us = timed(lambda: store.build_index(count))
+    index_us = timed(lambda: store.keys.build(count))
     return append_us / count, confirm_us / count, index_us / count
 
 
@@ -73,7 +74,7 @@ def pull_us(store: MessageStore) -> float:
 
     def pulls() -> None:
         for offset in range(0, 3200, 32):
-            assert store.get_message("g", "Lone", 0, offset, 32, 1 << 27, None).count == 32
+            assert store.reading.get_message("g", "Lone", 0, offset, 32, 1 << 27, None).count == 32
 
     return min(timed(pulls) for _ in range(ROUNDS)) / 100
 
@@ -85,7 +86,7 @@ def main() -> None:
     parser.add_argument("--store", type=Path, help="folder to work in (removed afterwards)")
     options = parser.parse_args()
     root = options.store or Path(tempfile.mkdtemp(prefix="micro_store"))
-    store = MessageStore(StoreConfig(root=root), io=DiskIo(), clock=lambda: time.time_ns() // 1_000_000)
+    store = MessageStore(StoreConfig(root=root), io=DiskIo(), clock=epoch_ms)
     store.open()
     gc.freeze()
     start = 0

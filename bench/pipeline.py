@@ -33,18 +33,18 @@ from pyspark.sql.types import StructType
 
 from aerobee_proto.javahash import tag_hash
 from aerobee_proto.records import decode_record
-from aerobee_store.config import StoreConfig
-from aerobee_store.io import DiskIo
-from aerobee_store.messages import NewMessage
-from aerobee_store.record_columns import sound_records
+from aerobee_store.disk.io import DiskIo
+from aerobee_store.offline.folder import StoreFolder
 from aerobee_store.store import MessageStore
+from aerobee_store.terms.config import StoreConfig
+from aerobee_store.terms.messages import NewMessage
+from aerobee_store.walking.record_columns import sound_records
 from pyspark_aerobee.columns import ColumnBuilder
 from pyspark_aerobee.folder import open_folder
 from pyspark_aerobee.java import use_java
 from pyspark_aerobee.jobs.archive import archive
 from pyspark_aerobee.jobs.spans import StoreSpans
 from pyspark_aerobee.schema import message_schema
-from pyspark_aerobee.store_folder import StoreFolder
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
@@ -129,15 +129,15 @@ class Result:
     wall_s: float
     core_s: float
     jvm_s: float  # of core_s
-    wanted: int | None = None  # rows per core-second
+    selected: int | None = None  # rows per core-second
 
     def line(self) -> str:
         per_core = self.rows / self.core_s
-        wanted = f"   wanted {self.wanted:>9,}" if self.wanted else ""
+        selected = f"   wanted {self.selected:>9,}" if self.selected else ""
         jvm, python = self.jvm_s / self.rows * 1e6, (self.core_s - self.jvm_s) / self.rows * 1e6
         return (
             f"{self.name:40} {self.rows / self.wall_s:>9,.0f} rows/s {per_core:>9,.0f} rows/core-s"
-            f"   JVM {jvm:4.2f} + Python {python:4.2f} us a row{wanted}"
+            f"   JVM {jvm:4.2f} + Python {python:4.2f} us a row{selected}"
         )
 
 
@@ -159,7 +159,7 @@ def core_seconds() -> tuple[float, float]:
     return total, jvm
 
 
-def measure(name: str, rows: int, work: Callable[[], object], wanted: int | None = None) -> Result:
+def measure(name: str, rows: int, work: Callable[[], object], selected: int | None = None) -> Result:
     """The median of some rounds, by core-seconds, after as many that warm up: the JVM compiles while they run."""
     for _ in range(ROUNDS):
         work()
@@ -169,7 +169,7 @@ def measure(name: str, rows: int, work: Callable[[], object], wanted: int | None
         work()
         took_s = time.perf_counter() - wall
         cores_after, jvm_after = core_seconds()
-        results.append(Result(name, rows, took_s, cores_after - cores, jvm_after - jvm, wanted))
+        results.append(Result(name, rows, took_s, cores_after - cores, jvm_after - jvm, selected))
     middle = sorted(results, key=lambda one: one.core_s)[ROUNDS // 2]
     print(middle.line(), flush=True)
     return middle

@@ -23,8 +23,8 @@ import uvloop
 
 from aerobee_broker.broker import Broker
 from aerobee_broker.main import load_config
-from aerobee_remoting.connection import Connection
-from aerobee_remoting.interpreter import COLLECT_AFTER
+from aerobee_remoting.exchange.connection import Connection
+from aerobee_service.program.interpreter import COLLECT_AFTER
 
 PER_ROUND = 12_800  # messages
 WORDS = struct.Struct(">ii")
@@ -94,13 +94,13 @@ async def measure(folder: str, batch: int, rounds: int, *, topics: int, queues: 
     user: list[float] = []
     system: list[float] = []
     index: list[float] = []
-    store = broker.services.store
+    store = broker.parts.store
     profiler = cProfile.Profile()
     if topics > 1:
         for first in range(0, topics * queues, PER_ROUND):
             for read in reads(first, batch, body, topics, queues):
                 connection.data_received(read)
-            store.build_index(PER_ROUND)
+            store.keys.build(PER_ROUND)
             await asyncio.sleep(0)
     for number in range(rounds):
         data = reads(number * PER_ROUND, batch, body, topics, queues)
@@ -114,8 +114,8 @@ async def measure(folder: str, batch: int, rounds: int, *, topics: int, queues: 
         user.append((after[0] - before[0]) / PER_ROUND)
         system.append((after[1] - before[1]) / PER_ROUND)
         before = spent_us()
-        while store.index_backlog:
-            store.build_index(2048)
+        while store.keys.backlog:
+            store.keys.build(2048)
         index.append((spent_us()[0] - before[0]) / PER_ROUND)
         await asyncio.sleep(0)
     await broker.close()

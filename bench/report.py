@@ -1,6 +1,6 @@
 """The result of a comparison: one row a contest and one a state, as values and as a table.
 
-A row holds `figure`, `unit`, `ours` and `official` (each `side`, `value`, `cpu_us`, `rounds`), `ratio`, `wanted`,
+A row holds `figure`, `unit`, `ours` and `official` (each `side`, `value`, `cpu_us`, `rounds`), `ratio`, `selected`,
 `reached`; what was not measured is null.
 """
 
@@ -35,8 +35,8 @@ def speed_rows(figures: list[Figure], rates: Rates) -> list[Row]:
                     "ours": ours,
                     "official": theirs,
                     "ratio": ratio,
-                    "wanted": f">= {contest.wanted:g} x",
-                    "reached": ratio >= contest.wanted if ratio else None,
+                    "wanted": f">= {contest.selected:g} x",
+                    "reached": ratio >= contest.selected if ratio else None,
                 }
             )
     return rows
@@ -69,7 +69,7 @@ def state_rows(sides: dict[str, Side]) -> list[Row]:
         ("start to ready", "s", START_WANTED_S, {name: side.start_s for name, side in sides.items()}),
     ]
     rows: list[Row] = []
-    for title, unit, wanted, values in limits:
+    for title, unit, selected, values in limits:
         for mode in ("async", "sync"):
             mine, other = values.get(f"ours {mode}"), values.get(f"official {mode}")
             if mine is None and other is None:
@@ -81,8 +81,8 @@ def state_rows(sides: dict[str, Side]) -> list[Row]:
                     "ours": {"side": f"ours {mode}", "value": mine, "cpu_us": None, "rounds": []},
                     "official": {"side": f"official {mode}", "value": other, "cpu_us": None, "rounds": []},
                     "ratio": mine / other if mine and other else None,
-                    "wanted": f"<= {wanted:g} {unit}",
-                    "reached": mine <= wanted if mine else None,
+                    "wanted": f"<= {selected:g} {unit}",
+                    "reached": mine <= selected if mine else None,
                 }
             )
     return rows

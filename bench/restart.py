@@ -92,11 +92,12 @@ def fill(root: Path, size: int, body: int, *, kill: bool) -> None:
     ends itself as a crash would."""
     from bench.micro_store import messages
 
-    from aerobee_store.config import StoreConfig
-    from aerobee_store.io import DiskIo
+    from aerobee_service.clock import epoch_ms
+    from aerobee_store.disk.io import DiskIo
     from aerobee_store.store import MessageStore
+    from aerobee_store.terms.config import StoreConfig
 
-    store = MessageStore(StoreConfig(root=root), io=DiskIo(), clock=lambda: time.time_ns() // 1_000_000)
+    store = MessageStore(StoreConfig(root=root), io=DiskIo(), clock=epoch_ms)
     store.open()
     last_flush = size - UNFLUSHED_MIB * MIB
     number = flushed = 0
@@ -107,8 +108,8 @@ def fill(root: Path, size: int, body: int, *, kill: bool) -> None:
         store.append(batch)
         store.confirm(store.end_offset)
         number += BATCH
-        if store.index_backlog >= 64 * BATCH:
-            store.build_index(store.index_backlog)
+        if store.keys.backlog >= 64 * BATCH:
+            store.keys.build(store.keys.backlog)
         if flushed + FLUSH_STEP <= store.end_offset < last_flush or flushed < last_flush <= store.end_offset:
             store.flush_disk()
             store.flush_queues()
@@ -154,7 +155,7 @@ def start_once(maker: Maker, folder: Path, nameserver: str) -> float:
         broker = ours.start_broker(folder, nameserver, config=SETTINGS, forked=False)
     else:
         heap = [f"-Xms{heap_gib()}g", f"-Xmx{heap_gib()}g", *OFFICIAL_JVM]
-        broker = official.start_broker(folder, nameserver, config=SETTINGS, heap=heap)
+        broker = official.start_broker(folder, nameserver, config=SETTINGS, heap=heap, patient=False)
     if broker.stop(60.0) not in (0, 143):
         raise SystemExit(f"{broker.name} did not stop in order")
     return broker.ready_after_s
@@ -206,7 +207,7 @@ FIGURES = {
 
 def rows_of(found: dict[Maker, dict[str, float]]) -> list[Row]:
     rows: list[Row] = []
-    for name, (figure, unit, wanted, more) in FIGURES.items():
+    for name, (figure, unit, selected, more) in FIGURES.items():
         mine, other = (found.get(maker, {}).get(name) for maker in ("ours", "official"))
         if mine is None and other is None:
             continue
@@ -218,8 +219,8 @@ def rows_of(found: dict[Maker, dict[str, float]]) -> list[Row]:
                 "ours": _side("ours", mine),
                 "official": _side("official", other),
                 "ratio": better,
-                "wanted": f"{'>=' if more else '<='} {wanted:,g} {unit}",
-                "reached": None if mine is None else (mine >= wanted if more else mine <= wanted),
+                "wanted": f"{'>=' if more else '<='} {selected:,g} {unit}",
+                "reached": None if mine is None else (mine >= selected if more else mine <= selected),
             }
         )
     return rows

@@ -126,7 +126,9 @@ def start_side(maker: Maker, flush: Flush, folder: Path) -> Iterator[Side]:
         else:
             nameserver = stack.enter_context(official.start_nameserver(folder))
             heap = [f"-Xms{heap_gib()}g", f"-Xmx{heap_gib()}g", *OFFICIAL_JVM]
-            broker = official.start_broker(folder, nameserver.address, config=settings, heap=heap)
+            broker = official.start_broker(
+                folder, nameserver.address, config=settings, heap=heap, patient=False
+            )
             stack.callback(broker.kill)  # an orderly stop of a frozen JVM takes long and shows nothing
         side = Side(maker, flush, nameserver, broker, metrics_address)
         stack.callback(side.thaw)

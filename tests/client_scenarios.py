@@ -32,6 +32,7 @@ from aerobee import (
 )
 from aerobee_proto import javajson
 from aerobee_proto.bodies import ResetOffsetBody
+from client.inside import session_of
 
 __all__ = ["BROKER_SETTINGS", "SCENARIOS"]
 
@@ -206,8 +207,8 @@ async def filters_choose_by_tag_and_by_expression(mq: Client, folder: Path) -> N
         for n in range(10):
             await producer.send(tagged, b"%d" % n, tags="odd" if n % 2 else "even")
             await producer.send(priced, b"%d" % n, properties={"price": str(n)})
-    wanted = {tagged: "odd || none", priced: SqlFilter("price BETWEEN 3 AND 5")}
-    async with mq.consumer("filters", wanted) as consumer:
+    expected = {tagged: "odd || none", priced: SqlFilter("price BETWEEN 3 AND 5")}
+    async with mq.consumer("filters", expected) as consumer:
         found = await take(consumer, 8)
     assert sorted(m.body for m in found if m.topic == tagged) == [b"1", b"3", b"5", b"7", b"9"]
     assert sorted(m.body for m in found if m.topic == priced) == [b"3", b"4", b"5"]
@@ -550,7 +551,7 @@ async def an_operator_sees_and_moves_a_group(mq: Client, folder: Path) -> None:
 async def reset_to(mq: Client, group: str, topic: str, timestamp_ms: int) -> None:
     """As `mqadmin resetOffsetByTime` does."""
     for addr in await master_addrs(mq):
-        await mq._open().peers.call(
+        await session_of(mq).peers.call(
             "reset",
             addr,
             222,
@@ -561,7 +562,7 @@ async def reset_to(mq: Client, group: str, topic: str, timestamp_ms: int) -> Non
 async def running_info(mq: Client, group: str) -> dict[str, Any]:
     """As `mqadmin consumerStatus -s` does."""
     (addr,) = await master_addrs(mq)
-    answer = await mq._open().peers.call(
+    answer = await session_of(mq).peers.call(
         "info",
         addr,
         307,
@@ -600,7 +601,7 @@ async def one_message_is_handled_for_a_trial(mq: Client, folder: Path) -> None:
 async def consume_directly(mq: Client, group: str, topic: str, sent: SendResult) -> dict[str, Any]:
     """As the dashboard's "resend" does."""
     (addr,) = await master_addrs(mq)
-    answer = await mq._open().peers.call(
+    answer = await session_of(mq).peers.call(
         "trial",
         addr,
         309,

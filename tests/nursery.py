@@ -2,8 +2,8 @@
 
 Starting a broker takes half a second of a core, nearly all of it imports, and the tests start hundreds. A fork runs the
 same `main` in a process of its own, with its own session, environment, folder and output, and is killed and waited for
-like any other. That real commands start is proven elsewhere (tests/broker/test_main.py, tests/console/test_daemons.py
-and the pages of docs/ that are walked).
+like any other. That real commands start is proven elsewhere (tests/broker/test_main.py,
+tests/console/servers/test_daemons.py and the pages of docs/ that are walked).
 
 Touches  one process that imports, one that waits for each program, and the programs; Unix sockets between them.
 
@@ -41,7 +41,7 @@ PROGRAMS: Final = {
     "aerobee_broker": "aerobee_broker.main",
 }
 # What the console imports when it starts one of these.
-ALSO: Final = ("aerobee_broker.main", "aerobee_nameserver.main", "aerobee_console.daemons")
+ALSO: Final = ("aerobee_broker.main", "aerobee_nameserver.main", "aerobee_console.servers.daemons")
 REQUEST_MAX: Final = 1 << 20
 PR_SET_PDEATHSIG: Final = 1
 

@@ -104,7 +104,7 @@ def wait_route(nameserver: str, topic: str, broker_name: str) -> None:
 
 
 def max_offset(broker: str, topic: str, queue_id: int) -> int:
-    """One past the last logical offset of a queue."""
+    """One past the last queue offset of a queue."""
     answer, _ = call(broker, GET_MAX_OFFSET, {"topic": topic, "queueId": str(queue_id)})
     assert answer["code"] == 0, answer
     return int(answer["extFields"]["offset"])

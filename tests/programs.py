@@ -131,12 +131,12 @@ class Program:
 
         Raises ProgramError when the program ends or `timeout_s` passes without such a line.
         """
-        wanted, deadline, seen = re.compile(pattern), time.monotonic() + timeout_s, 0
+        expected, deadline, seen = re.compile(pattern), time.monotonic() + timeout_s, 0
         with self._changed:
             while True:
                 fresh = min(self._line_count - seen, len(self._lines))
                 for line in list(self._lines)[len(self._lines) - fresh :]:
-                    if wanted.search(line):
+                    if expected.search(line):
                         return line
                 seen = self._line_count
                 left_s = deadline - time.monotonic()
@@ -217,9 +217,9 @@ def free_port(*around: int) -> int:
     """
     for _ in range(200):
         port = random.randint(PORT_FIRST, PORT_LAST)
-        wanted = [port + distance for distance in (0, *around)]
+        expected = [port + distance for distance in (0, *around)]
         with _ports.lock:
-            if _ports.reserve(wanted) and all(map(_is_free, wanted)):
+            if _ports.reserve(expected) and all(map(_is_free, expected)):
                 return port
     raise ProgramError(f"no free port with free neighbours {around} found in {PORT_FIRST}-{PORT_LAST}")
 

@@ -13,14 +13,15 @@ import pytest
 from cyclopts import CycloptsError, MissingArgumentError
 from pydantic.fields import FieldInfo
 
-from aerobee_broker.config import BrokerConfig
+import rooms
+from aerobee_broker.settings.config import BrokerConfig
 from aerobee_console.main import make_app
 from aerobee_nameserver.config import NameserverConfig
 from aerobee_nameserver.metrics import MetricsServer as NameserverMetrics
 from aerobee_nameserver.server import NameServer
 from aerobee_proto.frames import FrameDecoder, decode_command
 from aerobee_proto.records import decode_record
-from aerobee_remoting.settings import SettingsModel, load_settings
+from aerobee_service.settings.settings import SettingsModel, load_settings
 from programs import free_port
 from system.running import running_broker
 
@@ -43,6 +44,72 @@ PAGES = pytest.mark.parametrize("page", MARKDOWN, ids=lambda page: str(page.rela
 
 def text_of(name: str) -> str:
     return (DOCS / name).read_text(encoding="utf-8")
+
+
+# --- architecture.md
+
+
+def definitions(tree: ast.Module) -> set[str]:
+    """Functions and classes of a module, and `Class.method` of its classes."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    found = {node.name for node in tree.body if isinstance(node, kinds)}
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    return found | {
+        f"{one.name}.{node.name}" for one in classes for node in one.body if isinstance(node, kinds)
+    }
+
+
+def parts_of(name: str, modules: dict[str, ast.Module]) -> list[tuple[str, str]]:
+    """Each module that a name may mean, by the end of its own name, and what it names in there."""
+    words = name.split(".")
+    cuts = [(".".join(words[:at]), ".".join(words[at:])) for at in range(len(words), 0, -1)]
+    return [
+        (module, inside) for head, inside in cuts for module in modules if f".{module}".endswith(f".{head}")
+    ]
+
+
+def test_architecture_shows_every_room_with_its_purpose() -> None:
+    _, shown, _ = rooms.written_part(text_of("architecture.md"))
+    assert shown == rooms.page_part(), "python tests/rooms.py --write"
+
+
+@pytest.mark.parametrize(("walk", "at_least"), [("send", 15), ("pull", 10), ("commit", 5)])
+def test_the_ways_through_the_house_name_what_is_there(walk: str, at_least: int) -> None:
+    modules = {
+        name: ast.parse(path.read_text(encoding="utf-8"))
+        for package in rooms.SOURCES
+        for name, path in rooms.modules(package).items()
+    }
+    section = text_of("architecture.md").partition(f"## The way of a {walk}\n")[2].partition("\n## ")[0]
+    names = re.findall(r"`([a-z_]+(?:\.\w+)+)`", section)
+    assert len(names) >= at_least
+    for name in names:
+        found = [
+            module
+            for module, inside in parts_of(name, modules)
+            if not inside or inside in definitions(modules[module])
+        ]
+        assert len(found) == 1, (name, found)
+
+
+def test_the_architecture_names_files_that_are_there() -> None:
+    files = [
+        f"/{path.relative_to(ROOT)}"
+        for top in {"tests", "pipeline", *rooms.SOURCES.values(), "nameserver"}
+        for path in (ROOT / top).rglob("*.py")
+    ]
+    names = re.findall(r"`([\w/]+\.py)`", text_of("architecture.md"))
+    assert len(names) > 10
+    for name in names:
+        assert any(file.endswith(f"/{name}") for file in files), name
+
+
+def test_a_name_that_is_not_there_is_found() -> None:
+    modules = {"a.b.c": ast.parse("class D:\n    def e(self): ...\n\ndef f(): ...")}
+    assert definitions(modules["a.b.c"]) == {"D", "D.e", "f"}
+    assert parts_of("b.c.D.e", modules) == [("a.b.c", "D.e")]
+    assert parts_of("b.c", modules) == [("a.b.c", "")]
+    assert parts_of("d.c.f", modules) == []
 
 
 def hex_lines(text: str) -> bytes:
@@ -166,11 +233,11 @@ def test_the_level_of_an_event_is_the_one_that_is_documented() -> None:
         if line.startswith("| `"):
             names, level = line[2:].split(" | ")[:2]
             stated = level if line in calling else "info" + level
-            told = set(re.findall("error|warning|info", stated))
+            logged = set(re.findall("error|warning|info", stated))
             wrong |= {
                 name: known[name]
                 for name in re.findall(r"`([a-z]+\.[a-z0-9_]+)`", names)
-                if not known.get(name, set()) <= told
+                if not known.get(name, set()) <= logged
             }
     assert wrong == {}
 

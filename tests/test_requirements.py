@@ -26,7 +26,7 @@ def pins(name: str) -> dict[str, set[str]]:
     return found
 
 
-def wanted(*extras: str) -> list[Requirement]:
+def expected(*extras: str) -> list[Requirement]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     texts = [
         *project["dependencies"],
@@ -41,7 +41,7 @@ def wanted(*extras: str) -> list[Requirement]:
 )
 def test_every_dependency_is_locked_to_a_version_that_is_allowed(lock: str, extras: tuple[str, ...]) -> None:
     locked = pins(lock)
-    for requirement in wanted(*extras):
+    for requirement in expected(*extras):
         versions = locked.get(canonicalize_name(requirement.name), set())
         assert versions, f"{lock} lacks {requirement}: run ./dev lock"
         for version in versions:

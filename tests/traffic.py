@@ -52,7 +52,7 @@ class Ledger:
 
 def pieces(run: str, count: int, *, large: bool = True) -> list[Piece]:
     """Messages as Traffic.java makes them (other random bytes): each third TagB, each 250th large."""
-    dice = random.Random(run)
+    rng = random.Random(run)
     return [
         Piece(
             tag="TagB" if i % 3 == 0 else "TagA",
@@ -61,7 +61,7 @@ def pieces(run: str, count: int, *, large: bool = True) -> list[Piece]:
             flag=i,
             body=b"row %d\n" % i * (LARGE_SIZE // 10)
             if large and i % LARGE_EACH == 0
-            else dice.randbytes(dice.randint(1, 300)),
+            else rng.randbytes(rng.randint(1, 300)),
         )
         for i in range(count)
     ]

@@ -1,6 +1,6 @@
 """`python -m aerobee_broker`."""
 
-from aerobee_remoting.interrupts import exit_with
+from aerobee_service.program.interrupts import exit_with
 
 
 def _program() -> int:

@@ -18,22 +18,20 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import structlog
-import uvloop
 
 from aerobee_broker.broker import Broker
-from aerobee_broker.config import BrokerConfig
-from aerobee_broker.crash_notes import explain_crashes
-from aerobee_broker.descriptors import raise_open_files_limit
-from aerobee_broker.store_folder import foreign_folder
-from aerobee_broker.threads import started_executor
+from aerobee_broker.process.crash_notes import explain_crashes
+from aerobee_broker.process.descriptors import raise_open_files_limit
+from aerobee_broker.process.store_folder import foreign_folder
+from aerobee_broker.process.threads import started_executor
+from aerobee_broker.settings.config import BrokerConfig
 from aerobee_proto.errors import AerobeeError
-from aerobee_remoting.interpreter import set_up_interpreter
-from aerobee_remoting.logs import configure_logging, stray_errors_told
-from aerobee_remoting.settings import SettingsError, load_settings
-from aerobee_remoting.start_failures import explain
-from aerobee_remoting.stop_signals import call_on_stop_signals
-from aerobee_remoting.systemd import ServiceNotifier, StartSigns
-from aerobee_store import failpoints
+from aerobee_service.logs.logs import configure_logging
+from aerobee_service.program.serving import run_server, stop_event
+from aerobee_service.program.start_failures import explain
+from aerobee_service.program.systemd import ServiceNotifier, StartSigns
+from aerobee_service.settings.settings import SettingsError, load_settings
+from aerobee_store.faults import failpoints
 
 __all__ = [
     "ENVIRON_PREFIX",
@@ -117,10 +115,10 @@ def run(config: BrokerConfig, settings_file: Path | None = None) -> int:
         log.warning("broker.failpoints_armed", names=armed)
     raise_open_files_limit()
     explain_crashes(config.store_path_root_dir)
-    set_up_interpreter()
-    with stray_errors_told(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.get_loop().set_default_executor(started_executor(WORKERS, "worker"))
-        return runner.run(serve(config, ServiceNotifier.of_process(), settings_file))
+    return run_server(
+        lambda notifier: serve(config, notifier, settings_file),
+        executor=lambda: started_executor(WORKERS, "worker"),
+    )
 
 
 def stray_store(config: BrokerConfig) -> str | None:
@@ -140,8 +138,7 @@ def stray_store(config: BrokerConfig) -> str | None:
 
 async def serve(config: BrokerConfig, notifier: ServiceNotifier, settings_file: Path | None = None) -> int:
     """Start, tell systemd, wait for a signal or a failure, stop. Returns the exit code."""
-    stop = asyncio.Event()
-    call_on_stop_signals(stop.set)
+    stop = stop_event()
     broker = Broker(config, settings_file=settings_file, on_recovery=StartSigns(notifier))
     broker.failed.add_done_callback(lambda _: stop.set())
     try:

@@ -21,13 +21,13 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
-from aerobee_remoting.slices import Steps, at_once
+from aerobee_service.turns.slices import Steps, at_once
 
-__all__ = ["SAMPLE_S", "BrokerStats", "Counter", "Histogram", "Rate", "TopicCounters"]
+__all__ = ["SAMPLE_S", "BrokerStats", "Counter", "DayStatistics", "Histogram", "Rate", "TopicCounters"]
 
 log = structlog.get_logger()
 
@@ -52,6 +52,15 @@ class Rate:
     total: int  # added within the span
     per_second: float
     per_time: float  # added per call that added
+
+
+@dataclass(slots=True, frozen=True)
+class DayStatistics:
+    """Totals at the last two midnights, and now."""
+
+    yesterday_morning: int
+    today_morning: int
+    now: int
 
 
 @dataclass(slots=True, frozen=True)
@@ -182,7 +191,8 @@ class BrokerStats:
         self._cluster_name = cluster_name
         self.started_ms = now_ms
         self.topics: dict[str, TopicCounters] = {}
-        self.groups: dict[tuple[str, str], GroupCounters] = {}  # by (topic, group)
+        # By group and topic. A GroupTopic takes 0.25 us to make, and a pull 11.
+        self.groups: dict[tuple[str, str], GroupCounters] = {}
         self.put_count = Counter()
         self.put_bytes = Counter()
         self.get_count = Counter()
@@ -231,9 +241,9 @@ class BrokerStats:
         counters.in_batches += count - 1
         self.put_all(count, size, 1)
 
-    def got(self, topic: str, group: str, count: int, size: int) -> None:
+    def got(self, group: str, topic: str, count: int, size: int) -> None:
         """A pull of `group` was answered with `count` messages, `size` bytes of records."""
-        key = (topic, group)
+        key = (group, topic)
         counters = self.groups.get(key)
         if counters is None:
             counters = self.groups[key] = GroupCounters()
@@ -247,9 +257,9 @@ class BrokerStats:
         """A pull found nothing."""
         self.pulls_missed.add(1)
 
-    def sent_back(self, topic: str, group: str) -> None:
+    def sent_back(self, group: str, topic: str) -> None:
         """A consumer sent a message back."""
-        self.groups.setdefault((topic, group), GroupCounters()).send_back_count.add(1)
+        self.groups.setdefault((group, topic), GroupCounters()).send_back_count.add(1)
 
     def put_took(self, took_ms: float, count: int = 1) -> None:
         """`count` sends that waited for the disk were answered at most `took_ms` after they were stored."""
@@ -272,12 +282,12 @@ class BrokerStats:
     def topic_deleted(self, topic: str) -> None:
         """Drop what belongs to a topic."""
         self.topics.pop(topic, None)
-        for key in [key for key in self.groups if key[0] == topic]:
+        for key in [key for key in self.groups if key[1] == topic]:
             del self.groups[key]
 
     def group_deleted(self, group: str) -> None:
         """Drop what belongs to a group."""
-        for key in [key for key in self.groups if key[1] == group]:
+        for key in [key for key in self.groups if key[0] == group]:
             del self.groups[key]
 
     # --- reading ----------------------------------------------------------------------------------------------
@@ -294,7 +304,7 @@ class BrokerStats:
             if key != self._cluster_name:
                 return None
             return self.put_count if name == "BROKER_PUT_NUMS" else self.get_count
-        pair = self.groups.get((topic, group))
+        pair = self.groups.get((group, topic))
         if pair is None:
             return None
         by_name = {
@@ -304,9 +314,9 @@ class BrokerStats:
         }
         return by_name.get(name)
 
-    def consume_rate(self, topic: str, group: str) -> float:
+    def consume_rate(self, group: str, topic: str) -> float:
         """Messages per second that the group got of the topic in the last minute."""
-        pair = self.groups.get((topic, group))
+        pair = self.groups.get((group, topic))
         return pair.get_count.last_minute().per_second if pair else 0.0
 
     def put_rate(self, topic: str) -> float:
@@ -315,16 +325,14 @@ class BrokerStats:
         return counters.put_count.last_minute().per_second if counters else 0.0
 
     @property
-    def mornings(self) -> dict[str, int]:
-        """Totals at the last midnights and now, under the names that dashboards chart."""
-        return {
-            "msgPutTotalYesterdayMorning": self._put_mornings[0],
-            "msgPutTotalTodayMorning": self._put_mornings[1],
-            "msgPutTotalTodayNow": self.put_count.value,
-            "msgGetTotalYesterdayMorning": self._get_mornings[0],
-            "msgGetTotalTodayMorning": self._get_mornings[1],
-            "msgGetTotalTodayNow": self.get_count.value,
-        }
+    def put_days(self) -> DayStatistics:
+        """Messages that were stored."""
+        return DayStatistics(self._put_mornings[0], self._put_mornings[1], self.put_count.value)
+
+    @property
+    def get_days(self) -> DayStatistics:
+        """Messages that were read."""
+        return DayStatistics(self._get_mornings[0], self._get_mornings[1], self.get_count.value)
 
     def put_distribution(self) -> str:
         """How long sends took, in the official text form. Those that waited for nothing took no time."""
@@ -334,11 +342,11 @@ class BrokerStats:
     def put_took_quantile_ms(self, share: float) -> float:
         """Upper bound in ms of the fastest `share` of the sends; 0 without sends."""
         took_ms = self._put_took_all_ms()
-        wanted = sum(took_ms) * share
+        rank = sum(took_ms) * share
         seen = 0
         for bound, count in zip((*LATENCY_BOUNDS_MS, self.put_took_ms_max), took_ms, strict=True):
             seen += count
-            if count and seen >= wanted:
+            if count and seen >= rank:
                 return float(bound)
         return 0.0
 
@@ -382,7 +390,7 @@ class BrokerStats:
         for pair in list(self.groups.values()):
             yield pair.get_count, pair.get_bytes, pair.send_back_count
 
-    def report(self, now_ms: int, **facts: Any) -> None:
+    def report(self, now_ms: int, **facts: object) -> None:
         """Write the `broker.stats` line: what happened since the last one, and `facts` of the caller."""
         before = self._reported
         here = (

@@ -5,7 +5,7 @@ The command belongs to another room, so it is found as the script is: by the ent
 
 import sys
 
-from aerobee_remoting.interrupts import end_quietly_while_loading
+from aerobee_service.program.interrupts import end_quietly_while_loading
 
 end_quietly_while_loading()
 from importlib.metadata import entry_points  # noqa: E402  # it takes its time

@@ -8,41 +8,46 @@ import random
 import socket
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, overload
 
-from aerobee.arguments import checked
-from aerobee.config import ClientConfig, ConsumerConfig, FetchConfig, ProducerConfig, parse_addrs
-from aerobee.delivery import Delivery
+from aerobee.consuming.fetching import Fetcher
+from aerobee.consuming.pull_consumer import PullConsumer, PullSettings
+from aerobee.consuming.reader import Reader
 from aerobee.errors import ClientClosed, InvalidMessage, NoRoute
-from aerobee.fetching import READER_GROUP, Fetcher
-from aerobee.filters import Filter, chosen_filter
-from aerobee.message import Message
-from aerobee.outgoing import Encoder, checked_group, checked_topic
-from aerobee.producer import Producer, ProducerParts
-from aerobee.pull_consumer import PullConsumer
-from aerobee.reader import Reader
-from aerobee.routes import MessageQueue
-from aerobee.session import QueueSelection, Session, clock_ms
-from aerobee.start_at import AtOffset, Where, floor_of, parse_where
-from aerobee.statistics import ClientStatistics
-from aerobee.transactions import Checker, Transactions, TransactionsCheck
-from aerobee.watching import Watch
+from aerobee.messages.message import Message
+from aerobee.messages.outgoing import Encoder, checked_group, checked_topic
+from aerobee.messages.watching import Watch
+from aerobee.producing.delivery import Delivery
+from aerobee.producing.producer import Producer, ProducerParts
+from aerobee.producing.transactions import Checker, Transactions, TransactionsCheck
+from aerobee.session.session import QueueSelection, Session
+from aerobee.terms.arguments import checked
+from aerobee.terms.config import ClientConfig, ConsumerConfig, FetchConfig, ProducerConfig, parse_addrs
+from aerobee.terms.filters import Filter, chosen_filter
+from aerobee.terms.routes import MessageQueue
+from aerobee.terms.start_at import AtOffset, Where, floor_of, parse_where
+from aerobee.terms.statistics import ClientStatistics
+from aerobee_proto.names import TOOLS_GROUP
+from aerobee_service.clock import epoch_ms
 
 if TYPE_CHECKING:
-    from aerobee.admin import Admin
-    from aerobee.bulk import BulkSender
-    from aerobee.codecs import Codec
-    from aerobee.group_consumer import GroupConsumer
-    from aerobee.ranges import RangeConfig, Ranges
-    from aerobee.replay import Replay, ReplayConfig
-    from aerobee.subscriptions import Topics
-    from aerobee.trace import TraceRecord
+    from _typeshed import DataclassInstance
+
+    from aerobee.admin.admin import Admin
+    from aerobee.consuming.group_consumer import AnyConsumer, GroupConsumer
+    from aerobee.consuming.ranges import RangeConfig, Ranges
+    from aerobee.messages.codecs import AnyCodec, Codec
+    from aerobee.messages.subscriptions import Topics
+    from aerobee.producing.bulk import BulkSender
+    from aerobee.producing.replay import Replay, ReplayConfig
+    from aerobee.session.trace import TraceRecord
 
 __all__ = ["Client"]
 
+C = TypeVar("C", bound="DataclassInstance")
 T = TypeVar("T")
 
 # RocketMQ's own group for tools: known to every broker, so reading needs no group of its own.
@@ -69,7 +74,7 @@ class Client:
         nameservers: str | Iterable[str] | None = None,
         *,
         config: ClientConfig | None = None,
-        **settings: Any,
+        **settings: object,
     ) -> None:
         chosen: ClientConfig = _with_settings(config or ClientConfig(), settings)
         if nameservers is not None:
@@ -95,12 +100,12 @@ class Client:
         session = self._session = Session(self.config, self._ip, self._salt, self.client_id)
         session.start()
         if self.config.trace:
-            from aerobee.trace import TraceWriter
+            from aerobee.session.trace import TraceWriter
 
             session.traces = TraceWriter(
                 partial(self._trace_producer, session),
                 topic=self.config.trace_topic,
-                clock_ms=clock_ms,
+                clock_ms=epoch_ms,
                 new_id=session.keys.next_key,
             )
         return self
@@ -111,7 +116,7 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Flush and close every producer, stop every reader and consumer, say goodbye to the brokers."""
+        """Flush and close every producer, stop every reader and consumer, tell the brokers that the client is gone."""
         self._closed = True
         session, self._session = self._session, None
         if session is not None:
@@ -125,12 +130,13 @@ class Client:
     @checked
     def producer(
         self,
+        /,
         group: str = DEFAULT_PRODUCER_GROUP,
         *,
         check: TransactionsCheck | None = None,
-        codec: "Codec[Any] | None" = None,
+        codec: "AnyCodec | None" = None,
         config: ProducerConfig | None = None,
-        **settings: Any,
+        **settings: object,
     ) -> Producer:
         """A producer, to be used as `async with`.
 
@@ -138,7 +144,7 @@ class Client:
         check     tells a broker how a transaction ended whose end it has not heard: takes the message, returns True
                   (committed), False (rolled back) or None (not known yet); a coroutine function, or a plain one,
                   which is run in a thread
-        codec     what bodies are written with; see `aerobee.codecs`
+        codec     what bodies are written with; see `aerobee.messages.codecs`
         config    or single settings by name: `producer(linger_s=0.005, queue_choice="latency")`
         """
         session = self._open()
@@ -167,7 +173,7 @@ class Client:
         config: ProducerConfig,
         transactions: Transactions | None,
         checker: Checker | None,
-        codec: "Codec[Any] | None",
+        codec: "AnyCodec | None",
         watch: Watch | None,
     ) -> ProducerParts:
         return ProducerParts(
@@ -177,7 +183,7 @@ class Client:
                 config,
                 peers=session.peers,
                 routes=session.routes,
-                clock_ms=clock_ms,
+                clock_ms=epoch_ms,
                 rotation_start=random.SystemRandom().getrandbits(16),
             ),
             encoder=Encoder(config, session.keys, self.config.body_size_max),
@@ -202,6 +208,7 @@ class Client:
     @checked
     def reader(
         self,
+        /,
         topic: str,
         *,
         start: Where = "earliest",
@@ -210,11 +217,11 @@ class Client:
         tags: str | Iterable[str] | None = None,
         filter: Filter | None = None,
         config: FetchConfig | None = None,
-        **settings: Any,
+        **settings: object,
     ) -> Reader:
         """Read a topic without a group.
 
-        start   "earliest", "latest", a logical offset (of every queue; nothing before it comes), a time (datetime,
+        start   "earliest", "latest", a queue offset (of every queue; nothing before it comes), a time (datetime,
                 timedelta, "-1h")
         end     where each queue ends, not included; "now" is what is there when reading starts; None goes on
         queues  some queues only: queue ids (on every broker) or `MessageQueue`s
@@ -223,10 +230,10 @@ class Client:
         """
         session = self._open()
         checked_topic(topic)
-        begin = parse_where(start, clock_ms())
-        stop = None if end is None else parse_where(end, clock_ms())
+        begin = parse_where(start, epoch_ms())
+        stop = None if end is None else parse_where(end, epoch_ms())
         fetcher = session.fetcher(
-            READER_GROUP,
+            TOOLS_GROUP,
             topic,
             chosen_filter(tags, filter),
             _with_settings(config or FetchConfig(), settings),
@@ -247,6 +254,7 @@ class Client:
     @checked
     def pull_consumer(
         self,
+        /,
         group: str,
         topic: str,
         *,
@@ -256,7 +264,7 @@ class Client:
         end: Where | None = None,
         queues: QueueSelection = None,
         config: FetchConfig | None = None,
-        **settings: Any,
+        **settings: object,
     ) -> PullConsumer:
         """Read a topic for a group, from where the group has committed; to be used as `async with`.
 
@@ -265,10 +273,12 @@ class Client:
         session = self._open()
         checked_group(group)
         checked_topic(topic)
-        begin = parse_where(start, clock_ms())
-        stop = None if end is None else parse_where(end, clock_ms())
-        wanted = chosen_filter(tags, filter)
-        fetcher = session.fetcher(group, topic, wanted, _with_settings(config or FetchConfig(), settings))
+        begin = parse_where(start, epoch_ms())
+        stop = None if end is None else parse_where(end, epoch_ms())
+        pulled = PullSettings(group, topic, chosen_filter(tags, filter))
+        fetcher = session.fetcher(
+            group, topic, pulled.filter, _with_settings(config or FetchConfig(), settings)
+        )
 
         async def start_of(queue: MessageQueue) -> int:
             committed = await session.offsets.committed(group, queue)
@@ -278,13 +288,11 @@ class Client:
             await session.open_queues(opened, topic, queues, start_of, stop, floor_of(begin))
 
         return PullConsumer(
-            group,
-            topic,
-            wanted,
+            pulled,
             fetcher,
             session.offsets,
             open_queues=open_queues,
-            clock_ms=clock_ms,
+            clock_ms=epoch_ms,
             on_open=session.add_consumer,
             on_close=session.remove_consumer,
         )
@@ -300,7 +308,7 @@ class Client:
         model: Literal["clustering", "broadcasting"] = "clustering",
         codec: None = None,
         config: ConsumerConfig | None = None,
-        **settings: Any,
+        **settings: object,
     ) -> "GroupConsumer[bytes]": ...
 
     @overload
@@ -314,7 +322,7 @@ class Client:
         model: Literal["clustering", "broadcasting"] = "clustering",
         codec: "Codec[T]",
         config: ConsumerConfig | None = None,
-        **settings: Any,
+        **settings: object,
     ) -> "GroupConsumer[T]": ...
 
     @checked
@@ -326,10 +334,10 @@ class Client:
         start: Where = "earliest",
         orderly: bool = False,
         model: Literal["clustering", "broadcasting"] = "clustering",
-        codec: "Codec[Any] | None" = None,
+        codec: "AnyCodec | None" = None,
         config: ConsumerConfig | None = None,
-        **settings: Any,
-    ) -> "GroupConsumer[Any]":
+        **settings: object,
+    ) -> "AnyConsumer":
         """A member of a consumer group, to be used as `async with`. Members share the topics' queues out.
 
         topics   a topic, several, or a mapping of topics to filters: `{"orders": "new || paid", "returns": None}`
@@ -341,41 +349,38 @@ class Client:
         codec    what `message.value` is read with
         config   or single settings by name: `consumer(..., auto_ack=False)`; see `ConsumerConfig`
         """
-        from aerobee.group_consumer import GroupConsumer
-        from aerobee.group_member import GroupMember, GroupSettings
-        from aerobee.send_back import SendBack
-        from aerobee.subscriptions import parse_topics
+        from aerobee.consuming.group_consumer import ConsumerParts, GroupConsumer
+        from aerobee.consuming.group_member import GroupMember, GroupSettings
+        from aerobee.consuming.send_back import SendBack
+        from aerobee.messages.subscriptions import parse_topics
 
         session = self._open()
         session.check_free(checked_group(group))
         chosen: ConsumerConfig = _with_settings(config or ConsumerConfig(), settings)
-        position = parse_where(start, clock_ms())
+        position = parse_where(start, epoch_ms())
         if isinstance(position, AtOffset):
             raise InvalidMessage("a group starts at an end of its queues or at a time, not at an offset")
         broadcasting = model == "broadcasting"
         if broadcasting and orderly:
             raise InvalidMessage("a broadcasting group cannot be orderly: its members share no queues")
-        wanted = GroupSettings(
+        group_settings = GroupSettings(
             group=group,
-            subscriptions=parse_topics(topics, clock_ms(), None if broadcasting else group),
+            subscriptions=parse_topics(topics, epoch_ms(), None if broadcasting else group),
             start=position,
             orderly=orderly,
             broadcasting=broadcasting,
             client_id=self.client_id,
             stable_name=f"{self._ip}@{self.config.client_name or 'DEFAULT'}",
         )
-        return GroupConsumer(
-            config=chosen,
-            client_config=self.config,
-            codec=codec,
+        parts = ConsumerParts(
             make_member=lambda on_records: GroupMember(
-                wanted,
+                group_settings,
                 chosen,
                 self.config,
                 peers=session.peers,
                 routes=session.routes,
                 offsets=session.offsets,
-                clock_ms=clock_ms,
+                clock_ms=epoch_ms,
                 on_records=on_records,
             ),
             send_back=SendBack(
@@ -383,13 +388,19 @@ class Client:
                 chosen.max_reconsume_times,
                 peers=session.peers,
                 routes=session.routes,
-                clock_ms=clock_ms,
+                clock_ms=epoch_ms,
             ),
             replier=session.replier,
             offsets=session.offsets,
-            clock_ms=clock_ms,
+            clock_ms=epoch_ms,
             watch=session.watch(group),
             meters=session.meters,
+        )
+        return GroupConsumer(
+            chosen,
+            codec,
+            body_size_max=self.config.decompressed_size_max,
+            parts=parts,
             on_open=session.add_member,
             on_close=session.remove_member,
         )
@@ -400,13 +411,13 @@ class Client:
         group: str = DEFAULT_PRODUCER_GROUP,
         *,
         config: ProducerConfig | None = None,
-        **settings: Any,
+        **settings: object,
     ) -> "BulkSender":
         """Sends ready-made batches, with one result for each: for programs that write very many messages.
 
         Of the settings those count that are about tries: send_timeout_s, try_timeout_s, attempts_max, queue_choice.
         """
-        from aerobee.bulk import BulkSender
+        from aerobee.producing.bulk import BulkSender
 
         session = self._open()
         chosen: ProducerConfig = _with_settings(config or ProducerConfig(), settings)
@@ -416,7 +427,7 @@ class Client:
                 chosen,
                 peers=session.peers,
                 routes=session.routes,
-                clock_ms=clock_ms,
+                clock_ms=epoch_ms,
                 rotation_start=random.SystemRandom().getrandbits(16),
             ),
             session.keys,
@@ -427,7 +438,7 @@ class Client:
     @checked
     def ranges(self, config: "RangeConfig | None" = None) -> "Ranges":
         """Whole ranges of queues as brokers store them, undecoded: for tools that read very many messages."""
-        from aerobee.ranges import RangeConfig, Ranges
+        from aerobee.consuming.ranges import RangeConfig, Ranges
 
         session = self._open()
         return Ranges(
@@ -441,7 +452,7 @@ class Client:
     @checked
     def replay(self, config: "ReplayConfig | None" = None) -> "Replay":
         """Messages that were stored before, sent again with their ids and times of birth: for tools that restore."""
-        from aerobee.replay import Replay, ReplayConfig
+        from aerobee.producing.replay import Replay, ReplayConfig
 
         session = self._open()
         return Replay(config or ReplayConfig(), peers=session.peers, routes=session.routes)
@@ -469,7 +480,7 @@ class Client:
 
         Only messages of clients that write traces have any, and only where brokers have the trace topic.
         """
-        from aerobee.trace import parse_trace
+        from aerobee.session.trace import parse_trace
 
         session = self._open()
         try:
@@ -506,11 +517,11 @@ class Client:
         return self._session
 
 
-def _with_settings(config: Any, settings: Mapping[str, Any]) -> Any:
+def _with_settings(config: C, settings: Mapping[str, Any]) -> C:
     try:
         return replace(config, **settings) if settings else config
     except TypeError:
-        known = sorted(config.__dataclass_fields__)
+        known = sorted(field.name for field in fields(config))
         unknown = ", ".join(sorted(set(settings) - set(known)))
         raise InvalidMessage(f"unknown setting {unknown}; there are {', '.join(known)}") from None
 

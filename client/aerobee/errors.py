@@ -415,7 +415,7 @@ class NoQueue(InvalidMessage):
 class DamagedRecord(ClientError):
     """A received record breaks its checksum, its form, or a size limit of this client.
 
-    `queue_offset` is the logical offset of the record when it could be read, else the offset pulled from.
+    `queue_offset` is the queue offset of the record when it could be read, else the offset pulled from.
     """
 
     def __init__(self, topic: str, broker_name: str, queue_id: int, queue_offset: int, reason: str) -> None:

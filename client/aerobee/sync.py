@@ -17,33 +17,37 @@ Everything may be called from any thread. Arguments, results and errors are thos
 A call that is interrupted (Ctrl-C) is cancelled in the loop too. After a fork make a new client.
 """
 
-import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from datetime import timedelta
+from functools import wraps
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
 from aerobee import client as asynchronous
-from aerobee.arguments import checked
-from aerobee.config import ClientConfig
+from aerobee.consuming.pull_consumer import PullConsumer as AsyncPullConsumer
+from aerobee.consuming.reader import Reader as AsyncReader
 from aerobee.errors import ClientClosed
-from aerobee.message import Message, MessageBatch, SendResult
-from aerobee.producer import Producer as AsyncProducer
-from aerobee.pull_consumer import PullConsumer as AsyncPullConsumer
-from aerobee.reader import Reader as AsyncReader
-from aerobee.routes import MessageQueue
-from aerobee.start_at import Where
-from aerobee.statistics import ClientStatistics, ConsumerStatistics, ProducerStatistics, ReaderStatistics
-from aerobee.transactions import Transaction as AsyncTransaction
+from aerobee.messages.group_message import DeliveredMessage, Outcome
+from aerobee.messages.message import Message, MessageBatch, SendResult
+from aerobee.producing.producer import Producer as AsyncProducer
+from aerobee.producing.transactions import Transaction as AsyncTransaction
+from aerobee.session.waiting import LoopThread, Waiter, called, made, waiting
+from aerobee.terms.arguments import checked
+from aerobee.terms.config import ClientConfig
+from aerobee.terms.routes import MessageQueue
+from aerobee.terms.start_at import Where
+from aerobee.terms.statistics import ConsumerStatistics, ReaderStatistics
 
 if TYPE_CHECKING:
-    from aerobee.group_consumer import GroupConsumer as AsyncGroupConsumer
-    from aerobee.group_message import GroupMessage as AsyncGroupMessage
-    from aerobee.trace import TraceRecord
+    from aerobee.consuming.group_consumer import AnyConsumer
+    from aerobee.messages.codecs import AnyCodec
+    from aerobee.messages.group_message import AnyMessage
+    from aerobee.messages.subscriptions import Topics
+    from aerobee.session.blocking_admin import Admin as Admin
 
 __all__ = [
     "Admin",
@@ -58,188 +62,61 @@ __all__ = [
 
 BATCH_COUNT_MAX: Final = 32  # messages that come over from the loop at a time
 
+P = ParamSpec("P")
+S = TypeVar("S")
 T = TypeVar("T")
 R = TypeVar("R", AsyncReader, AsyncPullConsumer)
 
 
-class _LoopThread:
-    """An event loop in a thread; `run` hands it work and waits."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._serve, name="aerobee.sync", daemon=True)
-        self._thread.start()
-
-    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        if not self._thread.is_alive():
-            work.close()
-            raise ClientClosed("client")
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        future = self.start(work)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()  # an interrupt leaves nothing behind; of a finished call nothing changes
-            raise
-
-    def call(self, function: Callable[[], T]) -> T:
-        """Run a plain function in the loop's thread."""
-
-        async def work() -> T:
-            return function()
-
-        return self.run(work())
-
-    def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-
-    def _serve(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_forever()
-        finally:
-            left = asyncio.all_tasks(self._loop)
-            for task in left:
-                task.cancel()  # calls of other threads that came too late end with CancelledError
-            self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            self._loop.close()
-
-
-class Client:
-    """The blocking `aerobee.Client`."""
-
-    @checked
-    def __init__(
-        self,
-        nameservers: str | Iterable[str] | None = None,
-        *,
-        config: ClientConfig | None = None,
-        **more: Any,
-    ) -> None:
-        self._client = asynchronous.Client(nameservers, config=config, **more)
-        self._thread: _LoopThread | None = None
-
-    @classmethod
-    def from_env(cls) -> "Client":
-        """A client with settings from environment variables."""
-        made = cls.__new__(cls)
-        made._client = asynchronous.Client.from_env()
-        made._thread = None
-        return made
+class Transaction(Waiter[AsyncTransaction]):
+    """The blocking `aerobee.Transaction`."""
 
     def __enter__(self) -> Self:
-        thread = _LoopThread()
-        try:
-            thread.run(self._client.__aenter__())
-        except BaseException:
-            thread.stop()
-            raise
-        self._thread = thread
+        self._thread.run(self._twin.__aenter__())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Flush and close every producer, stop every reader, end the thread."""
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            try:
-                thread.run(self._client.close())
-            finally:
-                thread.stop()
+        self._thread.run(self._twin.__aexit__(kind, error, trace))
 
     @property
-    def admin(self) -> "Admin":
-        """Administration calls, blocking."""
-        return Admin(self._open(), self._client)
+    def result(self) -> SendResult:
+        """Where the half message is."""
+        return self._twin.result
 
-    def producer(self, *args: Any, **settings: Any) -> "Producer":
-        """As `aerobee.Client.producer`; to be used as `with`."""
-        thread = self._open()
-        return Producer(thread, thread.call(lambda: self._client.producer(*args, **settings)))
+    @property
+    def transaction_id(self) -> str:
+        """What to store beside the program's own data."""
+        return self._twin.transaction_id
 
-    @checked
-    def reader(self, topic: str, **settings: Any) -> "Reader":
-        """As `aerobee.Client.reader`."""
-        thread = self._open()
-        return Reader(thread, thread.call(lambda: self._client.reader(topic, **settings)))
-
-    @checked
-    def pull_consumer(self, group: str, topic: str, **settings: Any) -> "PullConsumer":
-        """As `aerobee.Client.pull_consumer`; to be used as `with`."""
-        thread = self._open()
-        return PullConsumer(thread, thread.call(lambda: self._client.pull_consumer(group, topic, **settings)))
-
-    @checked
-    def consumer(self, group: str, topics: Any, **settings: Any) -> "GroupConsumer":
-        """As `aerobee.Client.consumer`; to be used as `with`."""
-        thread = self._open()
-        return GroupConsumer(thread, thread.call(lambda: self._client.consumer(group, topics, **settings)))
-
-    def statistics(self) -> ClientStatistics:
-        """As `aerobee.Client.statistics`."""
-        return self._open().call(self._client.statistics)
-
-    @checked
-    def trace(self, message_id: str) -> "list[TraceRecord]":
-        """As `aerobee.Client.trace`."""
-        return self._open().run(self._client.trace(message_id))
-
-    @checked
-    def query(self, topic: str, *, key: str, **bounds: Any) -> list[Message]:
-        """As `aerobee.Client.query`."""
-        return self._open().run(self._client.query(topic, key=key, **bounds))
-
-    @checked
-    def query_by_id(self, message_id: str, topic: str | None = None) -> Message | None:
-        """As `aerobee.Client.query_by_id`."""
-        return self._open().run(self._client.query_by_id(message_id, topic))
-
-    @checked
-    def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """As `aerobee.Client.queues`."""
-        return self._open().run(self._client.queues(topic))
-
-    def _open(self) -> _LoopThread:
-        if self._thread is None:
-            raise ClientClosed("client")
-        return self._thread
+    def rollback(self) -> None:
+        """Roll back at the end of the block."""
+        self._twin.rollback()
 
 
-class Admin:
-    """Every call of `aerobee.Admin`, blocking, by the same name with the same arguments."""
+def _started(
+    method: Callable[Concatenate[AsyncProducer, P], Coroutine[Any, Any, S]],
+) -> "Callable[Concatenate[Producer, P], Future[S]]":
+    """`method` begun, once there is room for one message more."""
 
-    def __init__(self, thread: _LoopThread, client: asynchronous.Client) -> None:
-        self._thread = thread
-        self._client = client
+    @wraps(method)
+    def start(self: "Producer", /, *args: P.args, **kwargs: P.kwargs) -> Future[S]:
+        return self.begin(lambda: method(self._twin, *args, **kwargs))
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        call = getattr(self._client.admin, name)
-
-        def blocking(*args: Any, **options: Any) -> Any:
-            return self._thread.run(call(*args, **options))
-
-        return blocking
+    return start
 
 
-class Producer:
-    """The blocking `aerobee.Producer`."""
+class Producer(Waiter[AsyncProducer]):
+    """The blocking `aerobee.Producer`. `send_nowait` waits for room while the producer's buffer is full."""
 
-    def __init__(self, thread: _LoopThread, producer: AsyncProducer) -> None:
-        self._thread = thread
-        self._producer = producer
+    def __init__(self, thread: LoopThread, producer: AsyncProducer) -> None:
+        super().__init__(thread, producer)
         # As many messages as the producer holds may be on their way; the next caller waits.
         self._slots = threading.BoundedSemaphore(producer.config.pending_count_max)
 
     def __enter__(self) -> Self:
-        self._thread.run(self._producer.__aenter__())
+        self._thread.run(self._twin.__aenter__())
         return self
 
     def __exit__(
@@ -247,72 +124,35 @@ class Producer:
     ) -> None:
         self.close()
 
-    def send(self, topic: str, body: Any, **options: Any) -> SendResult:
-        """Send one message and wait until it is stored. Options as in `aerobee.Producer.send`."""
-        return self._thread.run(self._producer.send(topic, body, **options))
-
-    def send_nowait(self, topic: str, body: Any, **options: Any) -> Future[SendResult]:
-        """Send one message; the future gives its result. Waits for room while the producer's buffer is full."""
+    def begin(self, send: Callable[[], Coroutine[Any, Any, S]]) -> Future[S]:
+        """Start to send one message when there is room for it."""
         self._slots.acquire()
         try:
-            future = self._thread.start(self._producer.send(topic, body, **options))
+            future = self._thread.start(send())
         except BaseException:
             self._slots.release()
             raise
         future.add_done_callback(lambda _: self._slots.release())
         return future
 
-    @checked
-    def send_batch(self, topic: str, messages: Sequence[Any], **options: Any) -> list[SendResult]:
-        """Send messages to one queue, in order."""
-        return self._thread.run(self._producer.send_batch(topic, messages, **options))
-
-    def send_oneway(self, topic: str, body: Any, **options: Any) -> str:
-        """Send one message without asking whether it arrived; returns its message_id."""
-        return self._thread.run(self._producer.send_oneway(topic, body, **options))
-
-    def transaction(self, topic: str, body: Any, **options: Any) -> "Transaction":
-        """As `aerobee.Producer.transaction`; to be used as `with`."""
-        return Transaction(
-            self._thread, self._thread.call(lambda: self._producer.transaction(topic, body, **options))
-        )
-
-    def request(self, topic: str, body: Any, **options: Any) -> Message:
-        """Send a message and wait for its reply; options as in `aerobee.Producer.request`."""
-        return self._thread.run(self._producer.request(topic, body, **options))
-
-    @checked
-    def cancel(self, sent: SendResult | str) -> str:
-        """Take back a message with a delivery time."""
-        return self._thread.run(self._producer.cancel(sent))
-
-    @checked
-    def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """The queues one can send to."""
-        return self._thread.run(self._producer.queues(topic))
-
-    def statistics(self) -> ProducerStatistics:
-        """As `aerobee.Producer.statistics`."""
-        return self._thread.call(self._producer.statistics)
-
-    def flush(self) -> None:
-        """Wait until every accepted message has its result."""
-        self._thread.run(self._producer.flush())
-
-    def close(self) -> None:
-        """Flush, then accept nothing more."""
-        self._thread.run(self._producer.close())
+    send = waiting(AsyncProducer.send)
+    send_nowait = _started(AsyncProducer.send)
+    send_batch = waiting(AsyncProducer.send_batch)
+    send_oneway = waiting(AsyncProducer.send_oneway)
+    transaction = made(Transaction, AsyncProducer.transaction)
+    request = waiting(AsyncProducer.request)
+    cancel = waiting(AsyncProducer.cancel)
+    queues = waiting(AsyncProducer.queues)
+    statistics = called(AsyncProducer.statistics)
+    flush = waiting(AsyncProducer.flush)
+    close = waiting(AsyncProducer.close)
 
 
-class _Reading(Generic[R]):
+class _Reading(Waiter[R]):
     """What reader and consumer share: batches come over from the loop, messages are walked here."""
 
-    def __init__(self, thread: _LoopThread, reading: R) -> None:
-        self._thread = thread
-        self._reading: R = reading
-
     def __enter__(self) -> Self:
-        self._thread.run(self._reading.__aenter__())
+        self._thread.run(self._twin.__aenter__())
         return self
 
     def __exit__(
@@ -323,7 +163,7 @@ class _Reading(Generic[R]):
     def __iter__(self) -> Iterator[Message]:
         """Single messages; the event loop's thread is asked once a batch."""
         for batch in self.batches():
-            yield from self._reading.walk(batch)
+            yield from self._twin.walk(batch)
 
     def batches(self) -> Iterator[MessageBatch]:
         """Batches, each from one queue."""
@@ -332,29 +172,26 @@ class _Reading(Generic[R]):
 
     def next_batch(self) -> MessageBatch | None:
         """One batch; None at the end."""
-        return self._thread.run(self._reading.next_batch())
+        return self._thread.run(self._twin.next_batch())
 
     @property
     def positions(self) -> dict[MessageQueue, int]:
-        """For each queue the logical offset after the last message handed out."""
-        return self._reading.positions
+        """For each queue the queue offset after the last message handed out."""
+        return self._twin.positions
 
     def statistics(self) -> ReaderStatistics:
         """As of the same class of `aerobee`."""
-        return self._thread.call(self._reading.statistics)
+        return self._thread.call(self._twin.statistics)
 
     def close(self) -> None:
         """Stop reading."""
-        self._thread.run(self._reading.close())
+        self._thread.run(self._twin.close())
 
 
 class Reader(_Reading[AsyncReader]):
     """The blocking `aerobee.Reader`."""
 
-    @checked
-    def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Go on with `queue` at `offset`."""
-        self._thread.call(lambda: self._reading.seek(queue, offset))
+    seek = called(AsyncReader.seek)
 
 
 class PullConsumer(_Reading[AsyncPullConsumer]):
@@ -363,67 +200,29 @@ class PullConsumer(_Reading[AsyncPullConsumer]):
     @property
     def queues(self) -> tuple[MessageQueue, ...]:
         """The queues being read."""
-        return self._reading.queues
+        return self._twin.queues
 
-    @checked
-    def commit(self, batch: MessageBatch | None = None) -> dict[MessageQueue, int]:
-        """Store the positions that have moved, or only the end of `batch`."""
-        return self._thread.run(self._reading.commit(batch))
-
-    @checked
-    def committed(self, queue: MessageQueue) -> int | None:
-        """The group's stored offset of a queue."""
-        return self._thread.run(self._reading.committed(queue))
-
-    @checked
-    def seek(self, where: Where, queue: MessageQueue | None = None) -> None:
-        """Go on at `where` in one queue or in all."""
-        self._thread.run(self._reading.seek(where, queue))
+    commit = waiting(AsyncPullConsumer.commit)
+    committed = waiting(AsyncPullConsumer.committed)
+    seek = waiting(AsyncPullConsumer.seek)
 
 
-class Transaction:
-    """The blocking `aerobee.Transaction`."""
-
-    def __init__(self, thread: _LoopThread, transaction: AsyncTransaction) -> None:
-        self._thread = thread
-        self._transaction = transaction
-
-    def __enter__(self) -> Self:
-        self._thread.run(self._transaction.__aenter__())
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._thread.run(self._transaction.__aexit__(kind, error, trace))
-
-    @property
-    def result(self) -> SendResult:
-        """Where the half message is."""
-        return self._transaction.result
-
-    @property
-    def transaction_id(self) -> str:
-        """What to store beside the program's own data."""
-        return self._transaction.transaction_id
-
-    def rollback(self) -> None:
-        """Roll back at the end of the block."""
-        self._transaction.rollback()
-
-
-class GroupMessage:
+class GroupMessage(DeliveredMessage[Any]):
     """The blocking `aerobee.GroupMessage`: all it says by the same names, and settling that waits."""
 
-    def __init__(self, thread: _LoopThread, message: "AsyncGroupMessage[Any]") -> None:
+    __slots__ = ("_message", "_thread")
+
+    def __init__(self, thread: LoopThread, message: "AnyMessage") -> None:
+        super().__init__(
+            message.record, message.owned, message.body_size_max, message.codec, message.deliveries
+        )
         self._thread = thread
         self._message = message
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._message, name)
-
-    def __repr__(self) -> str:
-        return repr(self._message)
+    @property
+    def outcome(self) -> Outcome | None:
+        """How it was settled; None before that."""
+        return self._message.outcome
 
     def ack(self) -> None:
         """This message is done."""
@@ -447,7 +246,7 @@ class GroupMessage:
 class GroupConsumer:
     """The blocking `aerobee.GroupConsumer`."""
 
-    def __init__(self, thread: _LoopThread, consumer: "AsyncGroupConsumer[Any]") -> None:
+    def __init__(self, thread: LoopThread, consumer: "AnyConsumer") -> None:
         self._thread = thread
         self._consumer = consumer
 
@@ -462,8 +261,8 @@ class GroupConsumer:
 
     def __iter__(self) -> Iterator[GroupMessage]:
         """Single messages, until the consumer is closed; each counts as acked when the next one is asked for."""
-        done: list[AsyncGroupMessage[Any]] = []
-        waiting: deque[AsyncGroupMessage[Any]] = deque()
+        done: list[AnyMessage] = []
+        waiting: deque[AnyMessage] = deque()
         try:
             while batch := self._thread.run(self._next(done)):
                 done.clear()
@@ -476,7 +275,7 @@ class GroupConsumer:
                 with contextlib.suppress(ClientClosed):  # then the group gets it again
                     self._thread.call(lambda: self._leave(done, waiting))
 
-    async def _next(self, done: "list[AsyncGroupMessage[Any]]") -> "list[AsyncGroupMessage[Any]]":
+    async def _next(self, done: "list[AnyMessage]") -> "list[AnyMessage]":
         """What is there, after settling what is done; empty when the consumer is closed."""
         self._settle(done)
         first = await self._consumer.next_message()
@@ -487,12 +286,12 @@ class GroupConsumer:
             batch.append(message)
         return batch
 
-    def _settle(self, done: "Iterable[AsyncGroupMessage[Any]]") -> None:
+    def _settle(self, done: "Iterable[AnyMessage]") -> None:
         if self._consumer.config.auto_ack:
             for message in done:
                 message.settle_acked()
 
-    def _leave(self, done: "list[AsyncGroupMessage[Any]]", waiting: "deque[AsyncGroupMessage[Any]]") -> None:
+    def _leave(self, done: "list[AnyMessage]", waiting: "deque[AnyMessage]") -> None:
         """The loop was left: what was not worked on is handed out again."""
         self._settle(done)
         # One that the program settles, or has settled, stays with it.
@@ -511,7 +310,7 @@ class GroupConsumer:
         """
         thread = self._thread
 
-        def call(message: "AsyncGroupMessage[Any]") -> object:
+        def call(message: "AnyMessage") -> object:
             return handler(GroupMessage(thread, message))
 
         thread.run(self._consumer.run(call, concurrency=concurrency, **options))
@@ -552,3 +351,85 @@ class GroupConsumer:
     def close(self) -> None:
         """Let handlers finish, commit, leave the group."""
         self._thread.run(self._consumer.close())
+
+
+class Client(Waiter[asynchronous.Client]):
+    """The blocking `aerobee.Client`."""
+
+    @checked
+    def __init__(
+        self,
+        nameservers: str | Iterable[str] | None = None,
+        *,
+        config: ClientConfig | None = None,
+        **more: object,
+    ) -> None:
+        self._twin = asynchronous.Client(nameservers, config=config, **more)
+        self._loop_thread = None
+
+    @classmethod
+    def from_env(cls) -> "Client":
+        """A client with settings from environment variables."""
+        found = cls.__new__(cls)
+        found._twin = asynchronous.Client.from_env()
+        found._loop_thread = None
+        return found
+
+    def __enter__(self) -> Self:
+        thread = LoopThread()
+        try:
+            thread.run(self._twin.__aenter__())
+        except BaseException:
+            thread.stop()
+            raise
+        self._loop_thread = thread
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Flush and close every producer, stop every reader, end the thread."""
+        thread, self._loop_thread = self._loop_thread, None
+        if thread is not None:
+            try:
+                thread.run(self._twin.close())
+            finally:
+                thread.stop()
+
+    @property
+    def admin(self) -> "Admin":
+        """Administration calls, blocking."""
+        from aerobee.session.blocking_admin import Admin
+
+        return Admin(self._thread, self._twin.admin)
+
+    producer = made(Producer, asynchronous.Client.producer)
+    reader = made(Reader, asynchronous.Client.reader)
+    pull_consumer = made(PullConsumer, asynchronous.Client.pull_consumer)
+
+    @checked
+    def consumer(
+        self, group: str, topics: "Topics", *, codec: "AnyCodec | None" = None, **settings: Any
+    ) -> GroupConsumer:
+        """As `aerobee.Client.consumer`; to be used as `with`."""
+        thread = self._thread
+        return GroupConsumer(
+            thread, thread.call(lambda: self._twin.consumer(group, topics, codec=codec, **settings))
+        )
+
+    statistics = called(asynchronous.Client.statistics)
+    trace = waiting(asynchronous.Client.trace)
+    query = waiting(asynchronous.Client.query)
+    query_by_id = waiting(asynchronous.Client.query_by_id)
+    queues = waiting(asynchronous.Client.queues)
+
+
+def __getattr__(name: str) -> type:
+    if name == "Admin":
+        from aerobee.session.blocking_admin import Admin
+
+        return Admin
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

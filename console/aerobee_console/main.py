@@ -3,7 +3,7 @@
 Touches  the process: arguments, standard streams, exit code. Sub-commands are imported when one is called, so
          `aerobee --help` and `--version` load neither client nor broker.
 
-Exit codes  see `aerobee_console.failures`.
+Exit codes  see `aerobee_console.terminal.failures`.
 """
 
 import gc
@@ -13,9 +13,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from aerobee_console.failures import OK, USAGE, describe, exit_code_of
-from aerobee_console.interrupts import INTERRUPTED, loading_ends_quietly
-from aerobee_console.program_name import program_name
+from aerobee_console.terminal.failures import OK, USAGE, describe, exit_code_of
+from aerobee_console.terminal.program_name import program_name
+from aerobee_service.program.interrupts import INTERRUPTED, loading_ends_quietly
 
 if TYPE_CHECKING:
     from cyclopts import App
@@ -31,19 +31,34 @@ EPILOGUE: Final = (
 
 # name, module:function, one line of help, group. `topic`, `group` and `store` are apps of their own.
 COMMANDS: Final = (
-    ("dev", "dev:dev", "Run a nameserver and a broker in one process, to try things out.", "Servers"),
-    ("nameserver", "daemons:nameserver", "Run a nameserver.", "Servers"),
-    ("broker", "daemons:broker", "Run a broker.", "Servers"),
-    ("send", "sending:send", "Send one message, or one a line from a file.", "Messages"),
-    ("consume", "reading:consume", "Print the messages of a topic, for a group or for nobody.", "Messages"),
-    ("tail", "reading:tail", "Print the newest messages of a topic.", "Messages"),
-    ("query", "querying:query", "Find messages by key or id.", "Messages"),
-    ("topic", "topics:app", "List, create, describe, alter and delete topics.", "Cluster"),
-    ("group", "groups:app", "List, describe, alter and reset consumer groups; look into members.", "Cluster"),
-    ("cluster", "cluster:app", "List the brokers; show figures and settings of one.", "Cluster"),
-    ("doctor", "doctor:doctor", "Look for what usually goes wrong, and say how to mend it.", "Cluster"),
-    ("store", "store_commands:app", "Verify, dump or repair a store folder.", "Files"),
-    ("pipeline", "pipelines:app", "Archive, restore, audit and measure messages with Spark.", "Files"),
+    ("dev", "servers.dev:dev", "Run a nameserver and a broker in one process, to try things out.", "Servers"),
+    ("nameserver", "servers.daemons:nameserver", "Run a nameserver.", "Servers"),
+    ("broker", "servers.daemons:broker", "Run a broker.", "Servers"),
+    ("send", "traffic.sending:send", "Send one message, or one a line from a file.", "Messages"),
+    (
+        "consume",
+        "traffic.reading:consume",
+        "Print the messages of a topic, for a group or for nobody.",
+        "Messages",
+    ),
+    ("tail", "traffic.reading:tail", "Print the newest messages of a topic.", "Messages"),
+    ("query", "traffic.querying:query", "Find messages by key or id.", "Messages"),
+    ("topic", "cluster.topics:app", "List, create, describe, alter and delete topics.", "Cluster"),
+    (
+        "group",
+        "cluster.groups:app",
+        "List, describe, alter and reset consumer groups; look into members.",
+        "Cluster",
+    ),
+    ("cluster", "cluster.cluster:app", "List the brokers; show figures and settings of one.", "Cluster"),
+    (
+        "doctor",
+        "checks.doctor:doctor",
+        "Look for what usually goes wrong, and say how to mend it.",
+        "Cluster",
+    ),
+    ("store", "offline.store_commands:app", "Verify, dump or repair a store folder.", "Files"),
+    ("pipeline", "jobs.pipelines:app", "Archive, restore, audit and measure messages with Spark.", "Files"),
 )
 
 
@@ -82,13 +97,13 @@ def make_app() -> "App":
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code; no error leaves as an exception unless `--debug` asks for it."""
-    words, debug = _split_debug(list(sys.argv[1:] if arguments is None else arguments))
+    words, debug = split_debug(list(sys.argv[1:] if arguments is None else arguments))
     with loading_ends_quietly():
         return _run(words, debug)
 
 
 def _run(words: list[str], debug: bool) -> int:
-    words = [_at_home(word) for word in words]
+    words = [at_home(word) for word in words]
     if debug:
         os.environ["AEROBEE_DEBUG"] = "1"  # for the logs of the client, which are set up by the command
     # Loading modules makes many objects that stay: looking through them for garbage is an eighth of a start.
@@ -125,7 +140,7 @@ def _misuse(failed: Exception, words: list[str]) -> str:
     return f"{_command_of(words).strip() or 'this'} takes no further argument: {' '.join(unused)}"
 
 
-def _split_debug(words: list[str]) -> tuple[list[str], bool]:
+def split_debug(words: list[str]) -> tuple[list[str], bool]:
     """The arguments without `--debug`, which any command takes; what follows `--` is left alone."""
     options = words[: words.index("--")] if "--" in words else words
     if "--debug" not in options:
@@ -135,7 +150,7 @@ def _split_debug(words: list[str]) -> tuple[list[str], bool]:
     return words, True
 
 
-def _at_home(word: str) -> str:
+def at_home(word: str) -> str:
     """`--store=~/store` as it is meant: shells replace a ~ at the beginning of a word only."""
     option, equals, value = word.partition("=~/")
     if not equals or not option.startswith("--") or "=" in option:

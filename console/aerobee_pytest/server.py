@@ -6,6 +6,7 @@ runs where the servers' log events go (`quiet`).
     with Server({"maxMessageSize": 65536}) as server:
         topic = server.new_topic()
         with server.sync_client() as mq: ...
+        assert [message.body for message in server.messages(topic)] == [b"17"]
 
 Invariants
 - When `start` returns, clients are served, and the nameserver knows the broker.
@@ -19,16 +20,17 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import Future
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
-from aerobee import Client
+from aerobee import Client, Message, SendResult
 from aerobee.sync import Client as SyncClient
-from aerobee_console.local_cluster import LocalCluster
+from aerobee_console.servers.local_cluster import LocalCluster
+from aerobee_pytest.inside import Inside
 from aerobee_pytest.quiet import quiet
 
 __all__ = ["SMALL_STORE", "Server"]
@@ -60,7 +62,7 @@ class Server:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
-        self._admin: Client | None = None
+        self._reach: _Reach | None = None
         self._outcome: Future[tuple[str, str, str]] = Future()
         self.nameserver = ""  # host:port, what clients are given
         self.broker = ""  # host:port
@@ -122,11 +124,13 @@ class Server:
         cluster = LocalCluster(folder, self._settings)
         try:
             await cluster.start()
-            async with Client(cluster.nameserver) as self._admin:
+            inside = Inside(cluster.in_process("a test"), cluster.broker_name, cluster.broker)
+            async with Client(cluster.nameserver) as client:
+                self._reach = _Reach(client, inside)
                 self._outcome.set_result((cluster.nameserver, cluster.broker, str(folder)))
                 await self._stop.wait()
         finally:
-            self._admin = None
+            self._reach = None
             await cluster.close()
 
     # --- use --------------------------------------------------------------------------------------------------
@@ -143,14 +147,54 @@ class Server:
         """Create a topic with a name of its own that begins with `prefix`, and return the name."""
         clean = NOT_FOR_NAMES.sub("_", prefix)[:NAME_CHARS_MAX].strip("_") or "test"
         topic = f"{clean}-{next(self._names)}"
-        self._call(lambda admin: admin.admin.create_topic(topic, queues=queues))
+        self._call(lambda reach: reach.client.admin.create_topic(topic, queues=queues))
         return topic
 
-    def _call(self, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
-        """Run a call of the server's own client in its event loop and wait."""
-        if self._loop is None or self._admin is None:
+    def put(
+        self,
+        topic: str,
+        *bodies: bytes | str,
+        tags: str | None = None,
+        keys: str | Iterable[str] | None = None,
+        properties: Mapping[str, str] | None = None,
+        queue: int | None = None,
+    ) -> list[SendResult]:
+        """Store messages without a producer: those that are there when the tested program starts.
+
+        They differ in their bodies alone. Without a `queue` each goes to any. BrokerRefused is raised for the first one
+        that was refused; the others are stored.
+        """
+        return self._call(
+            lambda reach: reach.inside.put(
+                topic, bodies, tags=tags, keys=keys, properties=properties, queue=queue
+            )
+        )
+
+    def messages(self, topic: str, *, at_least: int = 0, timeout_s: float = 5.0) -> list[Message]:
+        """What is in a topic, in the order in which it was stored, without a consumer: no group is there afterwards.
+
+        While there are less than `at_least`, it waits, `timeout_s` seconds at most, and then gives what there is.
+        BrokerRefused when the topic does not exist.
+        """
+        return self._call(lambda reach: reach.inside.messages(topic, at_least=at_least, timeout_s=timeout_s))
+
+    def committed(self, group: str, topic: str) -> dict[int, int]:
+        """How far a group has come: of each queue of a topic the offset that it reads on from, 0 without one.
+        BrokerRefused when the topic does not exist."""
+        return self._call(lambda reach: reach.inside.committed(group, topic))
+
+    def _call(self, work: Callable[["_Reach"], Coroutine[Any, Any, T]]) -> T:
+        """Run something in the server's event loop and wait."""
+        if self._loop is None or self._reach is None:
             raise RuntimeError("the server does not run")
-        return asyncio.run_coroutine_threadsafe(work(self._admin), self._loop).result()
+        return asyncio.run_coroutine_threadsafe(work(self._reach), self._loop).result()
+
+
+class _Reach(NamedTuple):
+    """How a running server is reached from its own event loop."""
+
+    client: Client  # over a connection
+    inside: Inside
 
 
 def _text(value: object) -> str:

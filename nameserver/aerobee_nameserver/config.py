@@ -14,7 +14,7 @@ from typing import ClassVar, Final, Literal
 from pydantic import Field, field_validator, model_validator
 
 from aerobee_proto.codes import NAMESERVER_DEFAULT_PORT
-from aerobee_remoting.settings import SettingsModel, SettingsPath, SettingsPathText, load_settings
+from aerobee_service.settings.settings import SettingsModel, SettingsPath, SettingsPathText, load_settings
 
 __all__ = ["ENVIRON_PREFIX", "LIVE_FIELDS", "NameserverConfig", "load_config"]
 

@@ -5,10 +5,10 @@ typed request and returns a response; whatever takes the disk runs in a worker t
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Set
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Final, TypeVar
 
 import structlog
 
@@ -39,9 +39,12 @@ from aerobee_proto.headers import (
     RequestHeader,
     TopicHeader,
 )
-from aerobee_remoting.answers import Body, answer_at_once, answer_in_slices, written
-from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
-from aerobee_remoting.settings import (
+from aerobee_proto.requests import NoFields
+from aerobee_remoting.exchange.answers import Body, answer_at_once, answer_in_slices, written
+from aerobee_remoting.exchange.gate import Gate
+from aerobee_remoting.exchange.handlers import AnyRequest, HandlerTable, Request, Response
+from aerobee_remoting.exchange.needs import GET, PUB, SUB, UPDATE, Open, on_cluster, on_topic, ours
+from aerobee_service.settings.settings import (
     SettingsError,
     apply_changes,
     canonical_keys,
@@ -49,9 +52,9 @@ from aerobee_remoting.settings import (
     read_properties,
     used_values,
 )
-from aerobee_remoting.settings_edit import store_changes
-from aerobee_remoting.settings_signal import SettingsSignal
-from aerobee_remoting.slices import Steps, in_slices
+from aerobee_service.settings.settings_edit import store_changes
+from aerobee_service.settings.settings_signal import SettingsSignal
+from aerobee_service.turns.slices import Steps, in_slices
 
 __all__ = ["Handlers"]
 
@@ -65,6 +68,8 @@ ANSWERED_AT_ONCE_MAX: Final = 512  # topics, brokers or settings in an answer; w
 
 log = structlog.get_logger()
 
+T = TypeVar("T")
+
 
 class RouteQueryHeader(RequestHeader, kw_only=True):
     """GET_ROUTEINFO_BY_TOPIC; a missing topic is answered as an unknown one."""
@@ -74,7 +79,10 @@ class RouteQueryHeader(RequestHeader, kw_only=True):
 
 
 class Handlers:
-    """The answers of one nameserver. `announce` is told when the smallest id of a broker name has changed."""
+    """The answers of one nameserver. `announce` is told when the smallest id of a broker name has changed.
+
+    It has 26 public methods, as a nameserver serves so many codes: each is one row of `table` and a few lines long.
+    """
 
     def __init__(
         self,
@@ -96,7 +104,8 @@ class Handlers:
         self._disk = asyncio.Lock()  # one change of a file at a time
         # Large registrations are read here, so that nobody else waits for it.
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="registrations")
-        self._of_names = _Orders()  # registrations of one broker name
+        self._of_peers = _Orders()  # registrations through one connection, and its goodbye
+        self.of_names = _Orders()  # registrations of one broker name
         # The table of ordered topics, and as an answer.
         self._ordered: tuple[Mapping[str, str], bytes] = ({}, b"")
         # Replaced by an admin request.
@@ -104,65 +113,94 @@ class Handlers:
         self.settings_changed = SettingsSignal()
         self._follow(config)
 
-    def table(self) -> HandlerTable:
-        """Every request code that a nameserver serves."""
-        table = HandlerTable()
-        code = RequestCode
-
-        def serve(
-            number: RequestCode,
-            handler: Callable[[Request], Any],
-            permission: Permission,
-            header: type[RequestHeader] | None = None,
-            **more: Any,
-        ) -> None:
-            table.register(number, handler, permission=permission, header=header, **more)
-
-        cluster, admin, ask = Permission.CLUSTER, Permission.ADMIN, Permission.INSPECT
-        identity = BrokerIdentityHeader
+    def table(self, gate: Gate | None) -> HandlerTable:
+        """Every request code that a nameserver serves; without a gate everybody may ask."""
+        table = HandlerTable(gate)
+        serve, code = table.register, RequestCode
+        looks, changes = (on_cluster(GET),), (on_cluster(UPDATE),)
+        our_looks, our_changes = (ours(on_cluster(GET)),), (ours(on_cluster(UPDATE)),)
+        of_a_broker = (on_cluster(UPDATE, "cluster_name"),)
         serve(
             code.REGISTER_BROKER,
             self.register,
-            cluster,
-            RegisterBrokerHeader,
+            header=RegisterBrokerHeader,
+            needs=of_a_broker,
             body_size_max=REGISTRATION_SIZE_MAX,
             overtakes=True,
         )
-        serve(code.UNREGISTER_BROKER, self.unregister, cluster, identity, overtakes=True)
-        serve(code.BROKER_HEARTBEAT, self.heartbeat, cluster, identity, overtakes=True)
+        serve(
+            code.UNREGISTER_BROKER,
+            self.unregister,
+            header=BrokerIdentityHeader,
+            needs=of_a_broker,
+            overtakes=True,
+        )
+        serve(
+            code.BROKER_HEARTBEAT,
+            self.heartbeat,
+            header=BrokerIdentityHeader,
+            needs=of_a_broker,
+            overtakes=True,
+        )
         serve(
             code.QUERY_DATA_VERSION,
             self.query_data_version,
-            cluster,
-            identity,
+            header=BrokerIdentityHeader,
+            needs=(on_cluster(GET, "cluster_name"),),
             body_size_max=VERSION_SIZE_MAX,
             overtakes=True,
         )
-        serve(code.GET_BROKER_MEMBER_GROUP, self.member_group, cluster, identity)
-        serve(code.GET_ROUTEINFO_BY_TOPIC, self.route, Permission.ANYONE, RouteQueryHeader, overtakes=True)
-        serve(code.GET_BROKER_CLUSTER_INFO, self.cluster_info, Permission.ANYONE)
-        serve(code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, self.all_topics, ask)
-        serve(code.GET_TOPICS_BY_CLUSTER, self.topics_by_cluster, ask, ClusterHeader)
-        serve(code.GET_SYSTEM_TOPIC_LIST_FROM_NS, self.system_topics, ask)
-        serve(code.GET_UNIT_TOPIC_LIST, self.unit_topics, ask)
-        serve(code.GET_HAS_UNIT_SUB_TOPIC_LIST, self.unit_sub_topics, ask)
-        serve(code.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST, self.unit_sub_ununit_topics, ask)
-        serve(code.WIPE_WRITE_PERM_OF_BROKER, self.wipe_write_perm, admin, BrokerNameHeader)
-        serve(code.ADD_WRITE_PERM_OF_BROKER, self.add_write_perm, admin, BrokerNameHeader)
-        serve(code.DELETE_TOPIC_IN_NAMESRV, self.delete_topic, admin, DeleteTopicInNameserverHeader)
+        serve(
+            code.GET_BROKER_MEMBER_GROUP,
+            self.member_group,
+            header=BrokerIdentityHeader,
+            needs=(on_cluster(GET, "cluster_name"),),
+        )
+        serve(
+            code.GET_ROUTEINFO_BY_TOPIC,
+            self.route,
+            header=RouteQueryHeader,
+            needs=(on_topic("topic", PUB, SUB, GET),),
+            overtakes=True,
+        )
+        serve(code.GET_BROKER_CLUSTER_INFO, self.cluster_info, needs=Open("every client looks for brokers"))
+        serve(code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, self.all_topics, needs=our_looks)
+        serve(
+            code.GET_TOPICS_BY_CLUSTER,
+            self.topics_by_cluster,
+            header=ClusterHeader,
+            needs=(ours(on_cluster(GET, "cluster")),),
+        )
+        serve(code.GET_SYSTEM_TOPIC_LIST_FROM_NS, self.system_topics, needs=our_looks)
+        serve(code.GET_UNIT_TOPIC_LIST, self.unit_topics, needs=our_looks)
+        serve(code.GET_HAS_UNIT_SUB_TOPIC_LIST, self.unit_sub_topics, needs=our_looks)
+        serve(code.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST, self.unit_sub_ununit_topics, needs=our_looks)
+        serve(code.WIPE_WRITE_PERM_OF_BROKER, self.wipe_write_perm, header=BrokerNameHeader, needs=changes)
+        serve(code.ADD_WRITE_PERM_OF_BROKER, self.add_write_perm, header=BrokerNameHeader, needs=changes)
+        serve(
+            code.DELETE_TOPIC_IN_NAMESRV,
+            self.delete_topic,
+            header=DeleteTopicInNameserverHeader,
+            needs=of_a_broker,
+        )
         serve(
             code.REGISTER_TOPIC_IN_NAMESRV,
             self.register_topic,
-            cluster,
-            TopicHeader,
+            header=TopicHeader,
+            needs=changes,
             body_size_max=ROUTE_SIZE_MAX,
         )
-        serve(code.PUT_KV_CONFIG, self.put_kv, admin, KvConfigHeader)
-        serve(code.GET_KV_CONFIG, self.get_kv, ask, KvKeyHeader)
-        serve(code.DELETE_KV_CONFIG, self.delete_kv, admin, KvKeyHeader)
-        serve(code.GET_KVLIST_BY_NAMESPACE, self.list_kv, ask, KvNamespaceHeader)
-        serve(code.UPDATE_NAMESRV_CONFIG, self.update_config, admin, body_size_max=SETTINGS_SIZE_MAX)
-        serve(code.GET_NAMESRV_CONFIG, self.get_config, admin)
+        serve(code.PUT_KV_CONFIG, self.put_kv, header=KvConfigHeader, needs=changes)
+        serve(code.GET_KV_CONFIG, self.get_kv, header=KvKeyHeader, needs=looks)
+        serve(code.DELETE_KV_CONFIG, self.delete_kv, header=KvKeyHeader, needs=changes)
+        serve(code.GET_KVLIST_BY_NAMESPACE, self.list_kv, header=KvNamespaceHeader, needs=looks)
+        serve(
+            code.UPDATE_NAMESRV_CONFIG,
+            self.update_config,
+            needs=our_changes,
+            body_size_max=SETTINGS_SIZE_MAX,
+        )
+        serve(code.GET_NAMESRV_CONFIG, self.get_config, needs=our_looks)
         return table
 
     def close(self) -> None:
@@ -171,17 +209,17 @@ class Handlers:
 
     # --- brokers ----------------------------------------------------------------------------------------------
 
-    async def register(self, request: Request) -> Response:
+    async def register(self, request: Request[RegisterBrokerHeader]) -> Response:
         """One registration of a connection after the other, and of a broker name, in the order in which they came."""
-        order = _order_of(request)
-        if order.locked() and len(request.body) > AT_ONCE_SIZE_MAX:
+        peer = request.connection
+        if self._of_peers.is_taken(peer) and len(request.body) > AT_ONCE_SIZE_MAX:
             raise RequestError(
                 ResponseCode.SYSTEM_BUSY, "the last registration through this connection is still being read"
             )
-        async with order, self._of_names.turn(request.header.broker_name):
+        async with self._of_peers.turn(peer), self.of_names.turn(request.header.broker_name):
             return await self._register(request)
 
-    async def _register(self, request: Request) -> Response:
+    async def _register(self, request: Request[RegisterBrokerHeader]) -> Response:
         header: RegisterBrokerHeader = request.header
         arguments = header, request.body, request.version
         try:
@@ -221,21 +259,21 @@ class Handlers:
             self._ordered = table, await in_slices(written(KVTable(table=dict(table))))
         return self._ordered[1]
 
-    async def unregister(self, request: Request) -> Response:
+    async def unregister(self, request: Request[BrokerIdentityHeader]) -> Response:
         """Behind the registrations that came before it through this connection."""
         cluster, broker_addr = _identity(request.header)
-        async with _order_of(request):
+        async with self._of_peers.turn(request.connection):
             removal = self._routes.unregister(cluster, broker_addr)
         if removal is not None:
             self._removals.follow(iter([removal]), ASKED)
         return Response()
 
-    def heartbeat(self, request: Request) -> Response:
+    def heartbeat(self, request: Request[BrokerIdentityHeader]) -> Response:
         cluster, broker_addr = _identity(request.header)
         self._routes.heartbeat(cluster, broker_addr, self._now_ms())
         return Response()
 
-    def query_data_version(self, request: Request) -> Response:
+    def query_data_version(self, request: Request[BrokerIdentityHeader]) -> Response:
         cluster, broker_addr = _identity(request.header)
         version = _decoded(DataVersion.from_stranger, request, "DataVersion")
         changed, stored = self._routes.query_data_version(cluster, broker_addr, version, self._now_ms())
@@ -243,7 +281,7 @@ class Handlers:
             ext={"changed": "true" if changed else "false"}, body=stored.to_bytes() if stored else b""
         )
 
-    def member_group(self, request: Request) -> Response | None:
+    def member_group(self, request: Request[BrokerIdentityHeader]) -> Response | None:
         header: BrokerIdentityHeader = request.header
         members = BrokerMembers(
             broker_addrs=self._routes.member_group(header.broker_name),
@@ -261,7 +299,7 @@ class Handlers:
 
     # --- routes and lists -------------------------------------------------------------------------------------
 
-    def route(self, request: Request) -> Response | None:
+    def route(self, request: Request[RouteQueryHeader]) -> Response | None:
         header: RouteQueryHeader = request.header
         if self.is_waiting:
             raise RequestError(ResponseCode.SYSTEM_ERROR, "name server not ready")
@@ -286,57 +324,57 @@ class Handlers:
             route.order_topic_conf = self._kv.get(ORDER_TOPIC_CONFIG, topic)
         return route
 
-    def cluster_info(self, request: Request) -> Response | None:
-        return _answered(request, self._routes.statistics()["brokers"], self._routes.describing())
+    def cluster_info(self, request: Request[NoFields]) -> Response | None:
+        return _answered(request, self._routes.statistics().brokers, self._routes.describing())
 
-    def all_topics(self, request: Request) -> Response | None:
+    def all_topics(self, request: Request[NoFields]) -> Response | None:
         _refuse_unless(self.config.enable_all_topic_list)
         return self._listed(request, self._routes.listing())
 
-    def topics_by_cluster(self, request: Request) -> Response | None:
+    def topics_by_cluster(self, request: Request[ClusterHeader]) -> Response | None:
         _refuse_unless(self.config.enable_topic_list)
         return self._listed(request, self._routes.listing(cluster=request.header.cluster))
 
-    def system_topics(self, request: Request) -> Response | None:
+    def system_topics(self, request: Request[NoFields]) -> Response | None:
         names, broker_addr = self._routes.system_topics()
         body = TopicList(topic_list=names, broker_addr=broker_addr)
         return _answered(request, len(names), body)
 
-    def unit_topics(self, request: Request) -> Response | None:
+    def unit_topics(self, request: Request[NoFields]) -> Response | None:
         _refuse_unless(self.config.enable_topic_list)
         return self._listed(request, self._routes.listing(unit=True))
 
-    def unit_sub_topics(self, request: Request) -> Response | None:
+    def unit_sub_topics(self, request: Request[NoFields]) -> Response | None:
         _refuse_unless(self.config.enable_topic_list)
         return self._listed(request, self._routes.listing(unit_subscription=True))
 
-    def unit_sub_ununit_topics(self, request: Request) -> Response | None:
+    def unit_sub_ununit_topics(self, request: Request[NoFields]) -> Response | None:
         _refuse_unless(self.config.enable_topic_list)
         return self._listed(request, self._routes.listing(unit=False, unit_subscription=True))
 
-    def _listed(self, request: Request, listing: Steps[list[str]]) -> Response | None:
+    def _listed(self, request: AnyRequest, listing: Steps[list[str]]) -> Response | None:
         def steps() -> Steps[TopicList]:
             return TopicList(topic_list=(yield from listing))
 
-        return _answered(request, self._routes.statistics()["topics"], steps())
+        return _answered(request, self._routes.statistics().topics, steps())
 
     # --- changes that admins make -----------------------------------------------------------------------------
 
-    async def wipe_write_perm(self, request: Request) -> Response:
+    async def wipe_write_perm(self, request: Request[BrokerNameHeader]) -> Response:
         return Response(ext={"wipeTopicCount": str(await self._set_writable(request, writable=False))})
 
-    async def add_write_perm(self, request: Request) -> Response:
+    async def add_write_perm(self, request: Request[BrokerNameHeader]) -> Response:
         return Response(ext={"addTopicCount": str(await self._set_writable(request, writable=True))})
 
-    async def _set_writable(self, request: Request, *, writable: bool) -> int:
+    async def _set_writable(self, request: Request[BrokerNameHeader], *, writable: bool) -> int:
         name = request.header.broker_name
-        async with self._of_names.turn(name):
+        async with self.of_names.turn(name):
             count = await in_slices(self._routes.setting_writable(name, writable))
         event = "nameserver.write_perm_added" if writable else "nameserver.write_perm_wiped"
         log.info(event, broker_name=name, topics=count, peer=request.connection.peer)
         return count
 
-    def delete_topic(self, request: Request) -> Response:
+    def delete_topic(self, request: Request[DeleteTopicInNameserverHeader]) -> Response:
         header: DeleteTopicInNameserverHeader = request.header
         brokers = self._routes.delete_topic(header.topic, header.cluster_name)
         log.info(
@@ -344,7 +382,7 @@ class Handlers:
         )
         return Response()
 
-    def register_topic(self, request: Request) -> Response:
+    def register_topic(self, request: Request[TopicHeader]) -> Response:
         topic = checked_topic(request.header.topic)
         if not request.body:
             return Response()
@@ -356,7 +394,7 @@ class Handlers:
             log.warning("nameserver.topic_refused", topic=topic, brokers=sorted(queues))
         return Response()
 
-    async def put_kv(self, request: Request) -> Response:
+    async def put_kv(self, request: Request[KvConfigHeader]) -> Response:
         header: KvConfigHeader = request.header
         async with self._disk:
             table = self._kv.planned_put(header.namespace, header.key, header.value)
@@ -366,7 +404,7 @@ class Handlers:
         )
         return Response()
 
-    async def delete_kv(self, request: Request) -> Response:
+    async def delete_kv(self, request: Request[KvKeyHeader]) -> Response:
         header: KvKeyHeader = request.header
         async with self._disk:
             table = self._kv.planned_delete(header.namespace, header.key)
@@ -386,7 +424,7 @@ class Handlers:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"KV config cannot be stored: {failed}") from failed
         self._kv.adopt(table)
 
-    def get_kv(self, request: Request) -> Response:
+    def get_kv(self, request: Request[KvKeyHeader]) -> Response:
         header: KvKeyHeader = request.header
         value = self._kv.get(header.namespace, header.key)
         if value is None:
@@ -396,18 +434,18 @@ class Handlers:
             )
         return Response(ext={"value": value})
 
-    def list_kv(self, request: Request) -> Response | None:
+    def list_kv(self, request: Request[KvNamespaceHeader]) -> Response | None:
         namespace = request.header.namespace
         table = self._kv.namespace(namespace)
         if table is None:
             raise RequestError(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace}")
         return _answered(request, len(table), KVTable(table=dict(table)))
 
-    def get_config(self, _: Request) -> Response:
+    def get_config(self, _: Request[NoFields]) -> Response:
         lines = [f"{key}={value}\n" for key, value in dump_settings(self.config).items()]
         return Response(body="".join(lines).encode())
 
-    async def update_config(self, request: Request) -> Response:
+    async def update_config(self, request: Request[NoFields]) -> Response:
         changes = canonical_keys(NameserverConfig, _read_changes(request.body))
         forbidden = sorted(self.config.forbidden_keys & changes.keys())
         if forbidden:
@@ -436,29 +474,33 @@ class Handlers:
             stored_in=str(config.config_store_path) if config.config_store_path else None,
             peer=request.connection.peer,
         )
-        told = [f"used from the next start on: {', '.join(waiting)}"] if waiting else []
-        told += [f"ignored: {key}: {reason}" for key, reason in ignored.items()]
-        return Response(remark="; ".join(told) or None)
+        remarks = [f"used from the next start on: {', '.join(waiting)}"] if waiting else []
+        remarks += [f"ignored: {key}: {reason}" for key, reason in ignored.items()]
+        return Response(remark="; ".join(remarks) or None)
 
     def _follow(self, config: NameserverConfig) -> None:
         self.config = config
         self._routes.limits = RouteLimits(topics_max=config.max_topics, brokers_max=config.max_brokers)
         self._routes.support_acting_master = config.support_acting_master
         self._routes.drop_unlisted_topics = config.delete_topic_with_broker_registration
-        self.settings_changed.tell()
+        self.settings_changed.notify()
 
 
 class _Orders:
-    """Who may change what has a name: one after the other, in the order in which they ask."""
+    """Who may change the same thing: one after the other, in the order in which they ask."""
 
     def __init__(self) -> None:
         # With one entry for each who has it or waits.
-        self._locks: dict[str, tuple[asyncio.Lock, list[None]]] = {}
+        self.locks: dict[Hashable, tuple[asyncio.Lock, list[None]]] = {}
+
+    def is_taken(self, what: Hashable) -> bool:
+        """Whether it is somebody's turn now."""
+        return what in self.locks
 
     @asynccontextmanager
-    async def turn(self, name: str) -> AsyncIterator[None]:
+    async def turn(self, what: Hashable) -> AsyncIterator[None]:
         """It is my turn inside."""
-        lock, users = self._locks.setdefault(name, (asyncio.Lock(), []))
+        lock, users = self.locks.setdefault(what, (asyncio.Lock(), []))
         users.append(None)
         try:
             async with lock:
@@ -466,16 +508,10 @@ class _Orders:
         finally:
             users.pop()
             if not users:
-                del self._locks[name]
+                del self.locks[what]
 
 
-def _order_of(request: Request) -> asyncio.Lock:
-    """Registrations of one connection, and its goodbye."""
-    order: asyncio.Lock = request.connection.attrs.setdefault("registration", asyncio.Lock())
-    return order
-
-
-def _answered(request: Request, count: int, body: Body) -> Response | None:
+def _answered(request: AnyRequest, count: int, body: Body) -> Response | None:
     """A body that is made of so many: at once, or in slices before anything else of this peer is handled."""
     if count <= ANSWERED_AT_ONCE_MAX:
         return answer_at_once(body)
@@ -512,7 +548,7 @@ def _identity(header: BrokerIdentityHeader) -> tuple[str, str]:
     return header.cluster_name, header.broker_addr
 
 
-def _decoded(decode: Callable[[bytes], Any], request: Request, what: str) -> Any:
+def _decoded(decode: Callable[[bytes], T], request: AnyRequest, what: str) -> T:
     try:
         return decode(request.body)
     except FormatError as broken:

@@ -19,8 +19,8 @@ import structlog
 
 from aerobee_proto.codes import ResponseCode
 from aerobee_proto.errors import AerobeeError, LimitReached, RequestError
-from aerobee_remoting.peer_memory import NOBODY, PeerMemory
-from aerobee_remoting.whole_files import replace_file
+from aerobee_remoting.peers.peer_memory import NOBODY, PeerMemory
+from aerobee_service.settings.whole_files import replace_file
 
 __all__ = ["ORDER_TOPIC_CONFIG", "KvConfig", "KvConfigDamaged", "Table"]
 
@@ -151,17 +151,17 @@ class KvConfig:
         except FileNotFoundError:
             self._table = _read(backup) if backup.exists() else {}
         except (msgspec.MsgspecError, UnicodeDecodeError) as damage:
-            self._table = self._load_backup(backup, str(damage))
+            self._table = _read_backup(self._path, backup, str(damage))
         self._weigh()
 
-    def _load_backup(self, backup: Path, reason: str) -> Table:
-        assert self._path is not None
-        try:
-            table = _read(backup)
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
-            raise KvConfigDamaged(self._path, reason) from None
-        log.warning("nameserver.kv_backup_used", path=str(self._path), reason=reason)
-        return table
+
+def _read_backup(path: Path, backup: Path, reason: str) -> Table:
+    try:
+        table = _read(backup)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        raise KvConfigDamaged(path, reason) from None
+    log.warning("nameserver.kv_backup_used", path=str(path), reason=reason)
+    return table
 
 
 def _entry_size(key: str, value: str) -> int:

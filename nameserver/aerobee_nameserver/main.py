@@ -8,24 +8,22 @@ Exit codes  0 orderly stop, 1 could not start or failed, 2 wrong settings or arg
 """
 
 import argparse
-import asyncio
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import structlog
-import uvloop
 
 from aerobee_nameserver.config import NameserverConfig, load_config
 from aerobee_nameserver.metrics import MetricsServer
 from aerobee_nameserver.server import NameServer
 from aerobee_proto.errors import AerobeeError
-from aerobee_remoting.interpreter import set_up_interpreter
-from aerobee_remoting.logs import configure_logging, stray_errors_told
-from aerobee_remoting.settings import SettingsError
-from aerobee_remoting.start_failures import explain
-from aerobee_remoting.stop_signals import call_on_stop_signals
-from aerobee_remoting.systemd import ServiceNotifier
+from aerobee_service.logs.logs import configure_logging
+from aerobee_service.program.serving import run_server, stop_event
+from aerobee_service.program.start_failures import explain
+from aerobee_service.program.systemd import ServiceNotifier
+from aerobee_service.settings.settings import SettingsError
 
 __all__ = ["main", "run", "start"]
 
@@ -58,15 +56,12 @@ def _configure_logs(config: NameserverConfig) -> None:
 def run(config: NameserverConfig) -> int:
     """Serve until a signal. Returns the exit code."""
     _configure_logs(config)
-    set_up_interpreter()
-    with stray_errors_told(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(serve(config, ServiceNotifier.of_process()))
+    return run_server(partial(serve, config))
 
 
 async def serve(config: NameserverConfig, notifier: ServiceNotifier) -> int:
     """Start, tell systemd, wait for a signal, stop. Returns the exit code."""
-    stop = asyncio.Event()
-    call_on_stop_signals(stop.set)
+    stop = stop_event()
     started = await _started(config)
     if started is None:
         return 1

@@ -1,4 +1,4 @@
-"""The port that operators look through: /metrics for Prometheus, health for probes.
+"""The HTTP port for operators: /metrics for Prometheus, health for probes.
 
     /metrics           all metrics
     /health /readyz    200 when routes are answered, else 503; JSON with the reason
@@ -8,7 +8,6 @@ Touches  one listening socket, as `operators_port` says.
 """
 
 from collections.abc import Iterator
-from typing import Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -16,27 +15,19 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from aerobee_nameserver.server import NameServer
-from aerobee_remoting.http_responder import Page
-from aerobee_remoting.loop_watch import LoopWatch
-from aerobee_remoting.operators_port import OperatorsPort, health_page
-from aerobee_remoting.release import VERSION_OF_AEROBEE
+from aerobee_remoting.exchange.loop_watch import LoopWatch
+from aerobee_service.operators.http_responder import Page
+from aerobee_service.operators.operators_port import OperatorsPort, health_page
+from aerobee_service.program.release import VERSION_OF_AEROBEE
 
 __all__ = ["MetricsServer"]
 
-GAUGES: Final = {
-    "aerobee_nameserver_clusters": "Clusters that have a broker.",
-    "aerobee_nameserver_broker_names": "Names of brokers, each of a master and its slaves.",
-    "aerobee_nameserver_brokers": "Brokers that are registered.",
-    "aerobee_nameserver_topics": "Topics that have a route.",
-    "aerobee_nameserver_connections": "Open connections.",
-}
 
-
-class _Facts(Collector):
+class _Figures(Collector):
     """What the nameserver knows of itself, now."""
 
     def __init__(self, server: NameServer) -> None:
-        self._server = server
+        self.server = server
 
     def collect(self) -> Iterator[Metric]:
         build = GaugeMetricFamily(
@@ -44,15 +35,25 @@ class _Facts(Collector):
         )
         build.add_metric([VERSION_OF_AEROBEE], 1)
         yield build
-        facts = self._server.statistics()
-        for name, text in GAUGES.items():
-            yield GaugeMetricFamily(name, text, value=facts[name.removeprefix("aerobee_nameserver_")])
+        found = self.server.statistics()
+        for name, text, value in (
+            ("clusters", "Clusters that have a broker.", found.routes.clusters),
+            (
+                "broker_names",
+                "Names of brokers, each of a master and its slaves.",
+                found.routes.broker_names,
+            ),
+            ("brokers", "Brokers that are registered.", found.routes.brokers),
+            ("topics", "Topics that have a route.", found.routes.topics),
+            ("connections", "Open connections.", found.connections),
+        ):
+            yield GaugeMetricFamily(f"aerobee_nameserver_{name}", text, value=value)
         yield CounterMetricFamily(
             "aerobee_nameserver_connections_refused",
             "Connections beyond the bounds.",
-            value=facts["connections_refused"],
+            value=found.connections_refused,
         )
-        yield from _of_loop(self._server.watch)
+        yield from _of_loop(self.server.watch)
 
 
 def _of_loop(watch: LoopWatch) -> Iterator[Metric]:
@@ -83,34 +84,36 @@ class MetricsServer(OperatorsPort):
     def __init__(self, server: NameServer) -> None:
         super().__init__(
             {
-                "/metrics": self._metrics,
-                "/health": self._ready,
-                "/readyz": self._ready,
+                "/metrics": self.metrics_page,
+                "/health": self.ready_page,
+                "/readyz": self.ready_page,
                 "/startupz": self._live,
                 "/livez": self._live,
             }
         )
-        self._server = server
+        self.server = server
         self._registry = CollectorRegistry()
-        self._registry.register(_Facts(server))
+        self._registry.register(_Figures(server))
         ProcessCollector(registry=self._registry)
 
     async def start(self) -> None:
         """Listen where the settings say. CannotListen when a port that somebody has set cannot be taken."""
-        config = self._server.config
+        config = self.server.config
         await self.listen(
             config.metrics_prom_exporter_host or config.bind_address,
             config.metrics_prom_exporter_port,
             is_set="metrics_prom_exporter_port" in config.model_fields_set,
         )
 
-    async def _metrics(self) -> Page:
+    async def metrics_page(self) -> Page:
+        """The figures as Prometheus reads them."""
         return Page(generate_latest(self._registry), content_type=CONTENT_TYPE_LATEST)
 
-    async def _ready(self) -> Page:
-        waits = self._server.is_waiting
-        facts = self._server.statistics()
-        known = f"{facts['brokers']} brokers, {facts['topics']} topics"
+    async def ready_page(self) -> Page:
+        """Whether the nameserver serves, for those who route to it."""
+        waits = self.server.is_waiting
+        routes = self.server.statistics().routes
+        known = f"{routes.brokers} brokers, {routes.topics} topics"
         return _page("no routes are answered yet (needWaitForService)" if waits else known, ok=not waits)
 
     async def _live(self) -> Page:

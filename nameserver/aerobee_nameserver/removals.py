@@ -1,6 +1,6 @@
 """What follows when brokers leave the route table: others are told, the log says it, what is left over is tidied up.
 
-Touches  the route table, the event loop.
+Touches  the event loop.
 
 A connection may take 10,000 brokers with it, and a broker 100,000 topics: whoever leaves is gone from the table in the
 turn in which that is known, as far as one slice goes; the others, and the bookkeeping, come in slices of later turns.
@@ -17,8 +17,8 @@ from typing import Final
 
 import structlog
 
-from aerobee_nameserver.route_table import MemberChange, Removal, RouteTable
-from aerobee_remoting.slices import Steps, in_slices
+from aerobee_nameserver.route_table import MemberChange, Removal
+from aerobee_service.turns.slices import Steps, in_slices
 
 __all__ = ["ASKED", "LOST", "SILENT", "Removals"]
 
@@ -30,21 +30,19 @@ log = structlog.get_logger()
 
 
 class Removals:
-    """`announce` is told when the smallest id of a broker name has changed."""
+    """`announce` is told when the smallest id of a broker name has changed; `tidy` is for the route table."""
 
-    def __init__(self, routes: RouteTable, announce: Callable[[MemberChange], None]) -> None:
+    def __init__(self, announce: Callable[[MemberChange], None]) -> None:
         # Fixed for life.
-        self._routes = routes
         self._announce = announce
-        routes.on_left = self._tidy
-        # Moved by follow() and _tidied().
+        # Moved by follow(), tidy() and _tidied().
         self._untold: list[tuple[Removal, str]] = []  # with the reason
         self._tidying = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
         """End what is under way; what is left over stays."""
-        tasks = list(self._tasks)
+        tasks = list(self.tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -77,16 +75,17 @@ class Removals:
         if removal.topics_removed is None:
             self._untold.append((removal, reason))
         else:
-            _tell(removal, reason)
+            _log_removal(removal, reason)
 
-    def _tidy(self) -> None:
+    def tidy(self, tidying: Callable[[], Steps[None]]) -> None:
+        """Run this in slices of later turns, unless it is under way."""
         if not self._tidying:
             self._tidying = True
-            self._start(self._tidied())
+            self._start(self._tidied(tidying()))
 
-    def _tidied(self) -> Steps[None]:
+    def _tidied(self, steps: Steps[None]) -> Steps[None]:
         try:
-            yield from self._routes.tidying()
+            yield from steps
         finally:
             self._tidying = False
         untold, self._untold = self._untold, []
@@ -94,12 +93,12 @@ class Removals:
             if one[0].topics_removed is None:  # of a change after the last step
                 self._untold.append(one)
             else:
-                _tell(*one)
+                _log_removal(*one)
 
     def _start(self, steps: Steps[None]) -> None:
         task = asyncio.get_running_loop().create_task(self._run(steps), name="nameserver removals")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
 
     async def _run(self, steps: Steps[None]) -> None:
         try:
@@ -108,7 +107,7 @@ class Removals:
             log.exception("nameserver.tidying_failed")
 
 
-def _tell(removal: Removal, reason: str) -> None:
+def _log_removal(removal: Removal, reason: str) -> None:
     facts = {
         "cluster": removal.cluster,
         "broker_name": removal.broker_name,

@@ -4,10 +4,10 @@ Plain: no sockets, no clock. Time comes in as `now_ms`; a connection is any hash
 Every change either happens as a whole or raises RequestError and leaves the table as it was.
 
 A broker may have 100,000 topics, so what walks all of them is a generator that yields where others may be served
-(`Steps`); each has a twin that runs it at once. A large change is made ready aside and takes effect in one step, by
+(`Steps`). A large change is made ready aside and takes effect in one step, by
 putting another dict of topics into the group: whoever asks sees the old topics of a broker or the new ones. If what it
 was made ready for has changed meanwhile, it is made ready again. What is only bookkeeping is left over, and tidied up
-afterwards: at once where it is little, else when the shell, told by `on_left`, runs `tidying()`.
+afterwards: at once where it is little, else when the shell, told through `on_left`, runs `tidying()`.
 
 State
     groups    broker name -> BrokerGroup: its cluster, its topics and its members, broker id -> LiveBroker (0: master)
@@ -36,8 +36,9 @@ from aerobee_proto.bodies import BrokerData, ClusterInfo, DataVersion, QueueData
 from aerobee_proto.codes import Perm, ResponseCode
 from aerobee_proto.errors import RequestError
 from aerobee_proto.javajson import sorted_steps
-from aerobee_remoting.peer_memory import NOBODY, PeerMemory
-from aerobee_remoting.slices import Steps, at_once
+from aerobee_proto.names import MEMBER_GROUP_TOPIC_PREFIX
+from aerobee_remoting.peers.peer_memory import NOBODY, PeerMemory
+from aerobee_service.turns.slices import Steps, at_once
 
 __all__ = [
     "MASTER_ID",
@@ -46,6 +47,7 @@ __all__ = [
     "Registration",
     "Removal",
     "RouteLimits",
+    "RouteStatistics",
     "RouteTable",
     "TopicQueues",
 ]
@@ -53,10 +55,6 @@ __all__ = [
 MASTER_ID: Final = 0
 UNIT_FLAG: Final = 0x1  # bits of topicSysFlag
 UNIT_SUBSCRIPTION_FLAG: Final = 0x2
-# Brokers find their group through the topic with this prefix: its route must never show a slave as master.
-MEMBER_GROUP_TOPIC_PREFIX: Final = "rmq_sys_SYNC_BROKER_MEMBER_"
-
-
 MEMBERS: Final = "registered brokers"  # names in the account, and bytes of one besides its texts
 TABLES: Final = "topic tables"
 MEMBER_SIZE: Final = 2048
@@ -74,6 +72,16 @@ class RouteLimits:
 
     topics_max: int = 200_000
     brokers_max: int = 10_000  # addresses, of all clusters together
+
+
+@dataclass(slots=True, frozen=True)
+class RouteStatistics:
+    """How many clusters, names of brokers, brokers and topics are known."""
+
+    clusters: int
+    broker_names: int
+    brokers: int
+    topics: int
 
 
 class TopicQueues(msgspec.Struct, frozen=True, gc=False):
@@ -243,24 +251,26 @@ class RouteTable:
         support_acting_master: bool = False,
         drop_unlisted_topics: bool = False,
         memory: PeerMemory | None = None,
+        on_left: Callable[[Callable[[], Steps[None]]], None] = lambda _: None,
     ) -> None:
+        """`on_left` is told when something is left over, with what tidies it up."""
         self._memory = memory or PeerMemory()
+        self._on_left = on_left
         # Set by the configuration; may change while running.
         self.limits = limits or RouteLimits()
         self.support_acting_master = support_acting_master
         self.drop_unlisted_topics = drop_unlisted_topics
         # Changed by _join() and _leave() only.
-        self._groups: dict[str, BrokerGroup] = {}
+        self.groups: dict[str, BrokerGroup] = {}
         self._by_addr: dict[tuple[str, str], LiveBroker] = {}
         self._by_connection: dict[Hashable, set[tuple[str, str]]] = {}
         self._clusters: dict[str, set[str]] = {}
         # Changed by _index() and _unindex() only.
         self._names_of: dict[str, tuple[str, ...] | set[str]] = {}  # few, or many
         # Broker name -> topics that registrations under way are about to serve.
-        self._coming: dict[str, list[Collection[str]]] = {}
-        # Bookkeeping that is not done yet, and who is told of it.
-        self._left: deque[Steps[None]] = deque()
-        self.on_left: Callable[[], None] = lambda: None
+        self.coming: dict[str, list[Collection[str]]] = {}
+        # Bookkeeping that is not done yet.
+        self.left: deque[Steps[None]] = deque()
 
     # --- brokers come, stay and go ----------------------------------------------------------------------------
 
@@ -284,12 +294,12 @@ class RouteTable:
                 return Registered(accepted=False)
             self._refuse_unknown(new, stance.held)
             change = yield from self._planned(new, stance)
-            if self._left and self._is_beyond(change.unknown):
+            if self.left and self._is_beyond(change.unknown):
                 yield from self.tidying()  # topics of brokers that have left may still be counted
                 continue
             self._refuse_new_topics(change.unknown)
             self._refuse_beyond_memory(new, stance.held, connection, change.size)
-            self._coming.setdefault(name, []).append(change.fresh)
+            self.coming.setdefault(name, []).append(change.fresh)
             done = None
             try:
                 yield from self._index_all(name, change.fresh)
@@ -300,17 +310,17 @@ class RouteTable:
                     done = self._admit(new, stance, change, now_ms, connection)
                     return done
             finally:
-                coming = self._coming[name]
+                coming = self.coming[name]
                 coming[:] = [fresh for fresh in coming if fresh is not change.fresh]
                 if not coming:
-                    del self._coming[name]
+                    del self.coming[name]
                 if done is None and change.fresh:
-                    self._left.append(self._swept(name, change.fresh, None))
+                    self.left.append(self._swept(name, change.fresh, None))
                 self._tidy()
         raise _busy(name)
 
     def _stance(self, new: Registration) -> _Stance:
-        group = self._groups.get(new.broker_name)
+        group = self.groups.get(new.broker_name)
         held = group.members.get(new.broker_id) if group else None
         before = self._by_addr.get((new.cluster, new.broker_addr))
         ids = group.ids if group else []
@@ -405,10 +415,6 @@ class RouteTable:
         self._tidy()
         return removal
 
-    def connection_lost(self, connection: Hashable) -> list[Removal]:
-        """`losing` at once."""
-        return list(self.losing(connection))
-
     def losing(self, connection: Hashable) -> Iterator[Removal]:
         """The connection of a broker is gone, and with it every broker that registered through it last.
 
@@ -417,10 +423,6 @@ class RouteTable:
         for member in self._leavers(self._by_addr[key] for key in self._by_connection.get(connection, ())):
             if member.connection == connection and self._by_addr.get(member.key) is member:
                 yield self._left_alone(member)
-
-    def expire(self, now_ms: int) -> list[Removal]:
-        """`expiring` at once."""
-        return list(self.expiring(now_ms))
 
     def expiring(self, now_ms: int) -> Iterator[Removal]:
         """Remove every broker that has been silent longer than the time-out it asked for, each when it is asked for."""
@@ -438,7 +440,7 @@ class RouteTable:
         return removal
 
     def heartbeat(self, cluster: str, broker_addr: str, now_ms: int) -> bool:
-        """A sign of life. False when the broker is not known."""
+        """The broker is alive. False when the broker is not known."""
         broker = self._by_addr.get((cluster, broker_addr))
         if broker is None:
             return False
@@ -457,14 +459,10 @@ class RouteTable:
 
     # --- topics -----------------------------------------------------------------------------------------------
 
-    def set_writable(self, broker_name: str, writable: bool) -> int:
-        """`setting_writable` at once."""
-        return at_once(self.setting_writable(broker_name, writable))
-
     def setting_writable(self, broker_name: str, writable: bool) -> Steps[int]:
         """Give or take write permission on every topic of a broker name; the number of its topics."""
         for _ in range(PLANS_MAX):
-            group = self._groups.get(broker_name)
+            group = self.groups.get(broker_name)
             if group is None:
                 return 0
             changes, table = group.changes, {}
@@ -472,7 +470,7 @@ class RouteTable:
                 table[topic] = _with_perm(queues, Perm.READ_WRITE if writable else queues.perm & ~Perm.WRITE)
                 if number % STEP_TOPICS == 0:
                     yield
-            if self._groups.get(broker_name) is group and group.changes == changes:
+            if self.groups.get(broker_name) is group and group.changes == changes:
                 count = len(table)
                 self._swap(group, table)
                 self._tidy()
@@ -491,15 +489,15 @@ class RouteTable:
 
     def register_topic(self, topic: str, queues: Mapping[str, TopicQueues]) -> bool:
         """Add a topic on brokers that are known. False, with nothing changed, when one of them is not."""
-        if not queues or not self._groups.keys() >= queues.keys():
+        if not queues or not self.groups.keys() >= queues.keys():
             return False
         self._refuse_new_topics(topic not in self._names_of)
-        fresh = [name for name in queues if topic not in self._groups[name].topics]
+        fresh = [name for name in queues if topic not in self.groups[name].topics]
         size = share_size(topic) * len(fresh)
         self._memory.take(NOBODY, TABLES, size)
         self._memory.give(NOBODY, TABLES, size)
         for broker_name, shares in queues.items():
-            group = self._groups[broker_name]
+            group = self.groups[broker_name]
             if group.topics.get(topic) == shares:
                 continue
             self._index(topic, broker_name)
@@ -517,7 +515,7 @@ class RouteTable:
 
     def breadth(self, topic: str) -> int:
         """How many brokers a route may have to name, each with its address."""
-        groups = self._groups
+        groups = self.groups
         return sum([len(groups[name].ids) for name in self._names_of.get(topic, ()) if name in groups])
 
     def routing(self, topic: str) -> Steps[TopicRouteData | None]:
@@ -525,11 +523,11 @@ class RouteTable:
         route = TopicRouteData()
         passed = 0
         for name in sorted(self._names_of.get(topic, ())):
-            group = self._groups.get(name)
+            group = self.groups.get(name)
             queues = group.topics.get(topic) if group else None
             if group is None or queues is None:
                 continue
-            route.broker_datas.append(self._shown_group(topic, group, queues))
+            route.broker_datas.append(self._shown_group(group, topic, queues))
             route.filter_server_table |= _filter_servers(group)
             route.queue_datas.append(_queue_data(name, queues))
             passed += len(group.ids)
@@ -538,15 +536,11 @@ class RouteTable:
                 yield
         return route if route.queue_datas else None
 
-    def cluster_info(self) -> ClusterInfo:
-        """`describing` at once."""
-        return at_once(self.describing())
-
     def describing(self) -> Steps[ClusterInfo]:
         """All clusters and brokers."""
         info = ClusterInfo()
-        for number, name in enumerate(sorted(self._groups), 1):
-            group = self._groups.get(name)
+        for number, name in enumerate(sorted(self.groups), 1):
+            group = self.groups.get(name)
             if group is not None:  # it may leave meanwhile
                 info.broker_addr_table[name] = group.data()
                 info.cluster_addr_table.setdefault(group.cluster, []).append(name)
@@ -556,17 +550,8 @@ class RouteTable:
 
     def member_group(self, broker_name: str) -> dict[int, str]:
         """Broker id to address of a broker name; empty when it is not known."""
-        group = self._groups.get(broker_name)
+        group = self.groups.get(broker_name)
         return group.addrs() if group else {}
-
-    def topics(self) -> list[str]:
-        return at_once(self.listing())
-
-    def topics_of_cluster(self, cluster: str) -> list[str]:
-        return at_once(self.listing(cluster=cluster))
-
-    def topics_by_flag(self, *, unit: bool | None = None, unit_subscription: bool | None = None) -> list[str]:
-        return at_once(self.listing(unit=unit, unit_subscription=unit_subscription))
 
     def listing(
         self,
@@ -583,8 +568,8 @@ class RouteTable:
             cluster is None
             and unit is None
             and unit_subscription is None
-            and not self._left
-            and not self._coming
+            and not self.left
+            and not self.coming
         ):
             return (yield from sorted_steps(names))
         found, looked_at = [], 0
@@ -595,7 +580,7 @@ class RouteTable:
                 looked_at = 0
                 yield
             for name in sorted(may_serve) if len(may_serve) > 1 else may_serve:
-                group = self._groups.get(name)
+                group = self.groups.get(name)
                 queues = group.topics.get(topic) if group else None
                 if group is None or queues is None or (cluster is not None and group.cluster != cluster):
                     continue
@@ -606,7 +591,7 @@ class RouteTable:
 
     def _serving(self, topic: str) -> list[tuple[BrokerGroup, TopicQueues]]:
         """Who serves a topic, and how."""
-        groups = self._groups
+        groups = self.groups
         return [
             (group, queues)
             for name in self._names_of.get(topic, ())
@@ -618,26 +603,26 @@ class RouteTable:
         names = [
             name for cluster in sorted(self._clusters) for name in (cluster, *sorted(self._clusters[cluster]))
         ]
-        first = self._groups[min(self._groups)] if self._groups else None
+        first = self.groups[min(self.groups)] if self.groups else None
         return names, first.members[first.min_id].broker_addr if first else None
 
     def has_connection(self, connection: Hashable) -> bool:
         """Whether a broker that is registered came through this connection."""
         return connection in self._by_connection
 
-    def statistics(self) -> dict[str, int]:
-        """How many of what, for the log and for metrics."""
-        return {
-            "clusters": len(self._clusters),
-            "broker_names": len(self._groups),
-            "brokers": len(self._by_addr),
-            "topics": len(self._names_of),
-        }
+    def statistics(self) -> RouteStatistics:
+        """How many of what, for metrics and answers."""
+        return RouteStatistics(
+            clusters=len(self._clusters),
+            broker_names=len(self.groups),
+            brokers=len(self._by_addr),
+            topics=len(self._names_of),
+        )
 
     def check(self) -> None:
         """Walk the invariants; AssertionError at the first that is broken."""
-        members = [member for group in self._groups.values() for member in group.members.values()]
-        assert all(group.members for group in self._groups.values()), "a group without members"
+        members = [member for group in self.groups.values() for member in group.members.values()]
+        assert all(group.members for group in self.groups.values()), "a group without members"
         assert {member.key: id(member) for member in members} == {
             key: id(member) for key, member in self._by_addr.items()
         }, "the address index differs"
@@ -647,11 +632,11 @@ class RouteTable:
             connections.setdefault(member.connection, set()).add(member.key)
         assert connections == self._by_connection, "the connection index differs"
         clusters: dict[str, set[str]] = {}
-        for name, group in self._groups.items():
+        for name, group in self.groups.items():
             clusters.setdefault(group.cluster, set()).add(name)
         assert clusters == self._clusters, "the cluster index differs"
         served: dict[str, set[str]] = {}
-        for name, group in self._groups.items():
+        for name, group in self.groups.items():
             for topic in group.topics:
                 served.setdefault(topic, set()).add(name)
             assert group.ids == sorted(group.members), "the list of ids differs"
@@ -659,17 +644,17 @@ class RouteTable:
             assert group.bearer in {member.connection for member in group.members.values()}, "a lost bearer"
         may_serve = {topic: set(names) for topic, names in self._names_of.items()}
         assert all(may_serve.get(topic, set()) >= names for topic, names in served.items()), "not indexed"
-        if not self._left and not self._coming:
+        if not self.left and not self.coming:
             assert may_serve == served, "the topic index differs"
         assert all(map(self._names_of.get, self._names_of)), "a topic without brokers"
-        counted = sum(group.size for group in self._groups.values())
+        counted = sum(group.size for group in self.groups.values())
         assert self._memory.kinds[TABLES] == counted, "the account's sum differs"
         assert self._memory.kinds[MEMBERS] == sum(member.size for member in members)
 
     # --- refusals: nothing is changed in here -----------------------------------------------------------------
 
     def _refuse_foreign_cluster(self, new: Registration) -> None:
-        group = self._groups.get(new.broker_name)
+        group = self.groups.get(new.broker_name)
         if group is None or group.cluster == new.cluster:
             return
         raise RequestError(
@@ -706,7 +691,7 @@ class RouteTable:
 
         A member that comes again gives back what it had: however full the account is, who is known stays.
         """
-        group = self._groups.get(new.broker_name)
+        group = self.groups.get(new.broker_name)
         if group is not None and group.bearer is not connection:
             self._memory.take(connection, TABLES, group.size, of_sum=0)
             self._memory.give(connection, TABLES, group.size, of_sum=0)
@@ -750,7 +735,7 @@ class RouteTable:
             size=_member_size(new),
         )
         self._memory.note(connection, MEMBERS, member.size)
-        group = self._groups.setdefault(new.broker_name, BrokerGroup(new.cluster, new.broker_name))
+        group = self.groups.setdefault(new.broker_name, BrokerGroup(new.cluster, new.broker_name))
         group.acting_master = bool(new.acting_master)
         group.members[new.broker_id] = member
         insort(group.ids, new.broker_id)
@@ -762,7 +747,7 @@ class RouteTable:
 
     def _forget_member(self, member: LiveBroker) -> None:
         """Take a member out of its group and the indexes; the group may be left empty."""
-        group = self._groups[member.broker_name]
+        group = self.groups[member.broker_name]
         del group.members[member.broker_id]
         del group.ids[bisect_left(group.ids, member.broker_id)]
         del self._by_addr[member.key]
@@ -785,7 +770,7 @@ class RouteTable:
 
     def _leave(self, member: LiveBroker) -> Removal:
         """Remove a member, its group when it was the last one, and the topics that nobody serves any more."""
-        group = self._groups[member.broker_name]
+        group = self.groups[member.broker_name]
         was_min = member.broker_id == group.min_id
         removal = Removal(
             cluster=member.cluster,
@@ -802,19 +787,19 @@ class RouteTable:
         if group.bearer is member.connection:
             self._bear(group, group.members[group.min_id].connection)
         if group.acting_master and MASTER_ID not in group.members:
-            self._left.append(self._closed_to_writes(group))
+            self.left.append(self._closed_to_writes(group))
         if was_min:
             removal.change = self._member_change(group, member.broker_addr)
         return removal
 
     def _closed_to_writes(self, group: BrokerGroup) -> Steps[None]:
         """A group that has lost its master is read only."""
-        if self._groups.get(group.broker_name) is not group or MASTER_ID in group.members:
+        if self.groups.get(group.broker_name) is not group or MASTER_ID in group.members:
             return
         try:
             yield from self.setting_writable(group.broker_name, False)
         except RequestError:  # others change the same topics all the time: later
-            self._left.append(self._closed_to_writes(group))
+            self.left.append(self._closed_to_writes(group))
 
     def _bear(self, group: BrokerGroup, connection: Hashable) -> None:
         """From here on the group's topics are counted for this connection."""
@@ -826,14 +811,14 @@ class RouteTable:
 
     def _remove_group(self, group: BrokerGroup, removal: Removal) -> None:
         self._memory.give(group.bearer, TABLES, group.size)
-        del self._groups[group.broker_name]
+        del self.groups[group.broker_name]
         names = self._clusters[group.cluster]
         names.discard(group.broker_name)
         if not names:
             del self._clusters[group.cluster]
         if group.topics:
             removal.topics_removed = None
-            self._left.append(self._swept(group.broker_name, group.topics, removal))
+            self.left.append(self._swept(group.broker_name, group.topics, removal))
 
     def _take_topics(self, group: BrokerGroup, change: _Change) -> None:
         """The prepared change takes effect."""
@@ -846,13 +831,13 @@ class RouteTable:
             group.changes += 1
         self._count(group, change.size - change.gone_size)
         if change.gone:
-            self._left.append(self._swept(group.broker_name, set(change.gone), None))
+            self.left.append(self._swept(group.broker_name, set(change.gone), None))
 
     def _swap(self, group: BrokerGroup, table: dict[str, TopicQueues]) -> None:
         old, group.topics = group.topics, table
         group.changes += 1
         if old:
-            self._left.append(_emptied(old))
+            self.left.append(_emptied(old))
 
     def _count(self, group: BrokerGroup, size: int) -> None:
         group.size += size
@@ -881,10 +866,10 @@ class RouteTable:
     def _unindex(self, topic: str, broker_name: str) -> bool:
         """Whether nobody serves the topic any more. Nothing happens when the broker serves it, or is about to."""
         names = self._names_of.get(topic, ())
-        group = self._groups.get(broker_name)
+        group = self.groups.get(broker_name)
         if broker_name not in names or (group is not None and topic in group.topics):
             return False
-        if any(topic in coming for coming in self._coming.get(broker_name, ())):
+        if any(topic in coming for coming in self.coming.get(broker_name, ())):
             return False
         if len(names) == 1:
             del self._names_of[topic]
@@ -899,10 +884,10 @@ class RouteTable:
 
     def tidying(self) -> Steps[None]:
         """Do what changes have left over."""
-        while self._left:
-            steps = self._left.popleft()
+        while self.left:
+            steps = self.left.popleft()
             for _ in steps:
-                self._left.appendleft(steps)  # it is not over
+                self.left.appendleft(steps)  # it is not over
                 break
             yield
 
@@ -910,8 +895,8 @@ class RouteTable:
         """Little is done at once."""
         for _ in islice(self.tidying(), TIDY_AT_ONCE):
             pass
-        if self._left:
-            self.on_left()
+        if self.left:
+            self._on_left(self.tidying)
 
     def _swept(
         self, broker_name: str, topics: dict[str, TopicQueues] | set[str], removal: Removal | None
@@ -934,19 +919,19 @@ class RouteTable:
     def _member_change(self, group: BrokerGroup, offline_addr: str | None) -> MemberChange:
         """Who is told: everybody after a loss; after an arrival everybody but the one that arrived."""
         first = group.members[group.min_id]
-        told = [member.broker_addr for member in group.members.values()]
-        if offline_addr is None and len(told) > 1:
-            told.remove(first.broker_addr)
+        notified = [member.broker_addr for member in group.members.values()]
+        if offline_addr is None and len(notified) > 1:
+            notified.remove(first.broker_addr)
         return MemberChange(
             group.broker_name,
             first.broker_id,
             first.broker_addr,
             first.ha_server_addr,
             offline_addr,
-            tuple(sorted(told)),
+            tuple(sorted(notified)),
         )
 
-    def _shown_group(self, topic: str, group: BrokerGroup, queues: TopicQueues) -> BrokerData:
+    def _shown_group(self, group: BrokerGroup, topic: str, queues: TopicQueues) -> BrokerData:
         """The group as clients see it: a read-only topic without a master shows its smallest slave as one."""
         data = group.data()
         promote = (

@@ -16,9 +16,8 @@ Invariants
 """
 
 import asyncio
-import ssl
-import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -27,29 +26,39 @@ from aerobee_nameserver.config import NameserverConfig
 from aerobee_nameserver.handlers import Handlers
 from aerobee_nameserver.kv_config import KvConfig
 from aerobee_nameserver.removals import LOST, SILENT, Removals
-from aerobee_nameserver.route_table import MemberChange, Removal, RouteTable
+from aerobee_nameserver.route_table import MemberChange, Removal, RouteStatistics, RouteTable
 from aerobee_proto.codes import RequestCode
-from aerobee_remoting.client import RemotingClient
-from aerobee_remoting.connection import Connection, ConnectionLimits, format_addr
-from aerobee_remoting.errors import RemotingError
-from aerobee_remoting.loop_watch import LoopWatch
-from aerobee_remoting.peer_memory import PeerMemory
-from aerobee_remoting.release import VERSION_OF_AEROBEE
-from aerobee_remoting.server import RemotingServer, ServerConfig, TlsMode
+from aerobee_remoting.ends.client import RemotingClient
+from aerobee_remoting.ends.server import RemotingServer, ServerConfig, TlsMode
+from aerobee_remoting.exchange.connection import Connection
+from aerobee_remoting.exchange.gate import Gate
+from aerobee_remoting.exchange.limits import ConnectionLimits, format_addr
+from aerobee_remoting.exchange.loop_watch import LoopWatch
+from aerobee_remoting.peers.errors import RemotingError
+from aerobee_remoting.peers.peer_memory import PeerMemory
+from aerobee_service.clock import epoch_ms
+from aerobee_service.program.release import VERSION_OF_AEROBEE
+from aerobee_service.program.tls import server_context
 
-__all__ = ["NameServer"]
+__all__ = ["NameServer", "NameserverStatistics"]
 
 ANNOUNCEMENTS_MAX: Final = 1_000  # told at once; a storm beyond it is dropped, brokers ask by themselves too
 
 log = structlog.get_logger()
 
 
-def _epoch_ms() -> int:
-    return time.time_ns() // 1_000_000
+@dataclass(slots=True, frozen=True)
+class NameserverStatistics:
+    """How many routes of what kind, open connections, and connections beyond the bounds since the start."""
+
+    routes: RouteStatistics
+    connections: int
+    connections_refused: int
 
 
 class NameServer:
-    """One nameserver. `now_ms` is the wall clock unless a test brings its own.
+    """One nameserver. `now_ms` is the wall clock unless a test brings its own; `gate` lets in who asks, without one
+    everybody.
 
     Raises OSError when the certificate or key of TLS cannot be used.
     """
@@ -59,32 +68,34 @@ class NameServer:
         config: NameserverConfig | None = None,
         *,
         keep_kv: bool = True,
-        now_ms: Callable[[], int] = _epoch_ms,
+        now_ms: Callable[[], int] = epoch_ms,
+        gate: Gate | None = None,
     ) -> None:
         config = config or NameserverConfig()
         # Fixed for life. `keep_kv` False: the KV config lives in memory only.
-        self._now_ms = now_ms
+        self.now_ms = now_ms
         self.memory = PeerMemory(config.max_peer_memory_bytes, config.max_peer_memory_bytes_per_connection)
-        self._kv = KvConfig(
+        self.kv = KvConfig(
             config.kv_config_path if keep_kv else None,
             entries_max=config.max_kv_entries,
             size_max=config.max_kv_bytes,
             memory=self.memory,
         )
-        self.routes = RouteTable(memory=self.memory)
-        self._removals = Removals(self.routes, self._announce)
+        self.removals = Removals(self._announce)
+        self.routes = RouteTable(memory=self.memory, on_left=self.removals.tidy)
         self._handlers = Handlers(
             config,
             routes=self.routes,
-            kv=self._kv,
+            kv=self.kv,
             now_ms=now_ms,
             announce=self._announce,
-            removals=self._removals,
+            removals=self.removals,
         )
+        self.handlers = self._handlers.table(gate)
         self._server = RemotingServer(
-            self._handlers.table(),
+            self.handlers,
             config=_server_config(config, self.memory),
-            on_disconnect=self._on_disconnect,
+            on_disconnect=self.on_disconnect,
         )
         self._client = RemotingClient()
         # Moved by start() and close() only.
@@ -114,19 +125,20 @@ class NameServer:
         """Who holds the event loop, and how late it is."""
         return self._server.watch
 
-    def statistics(self) -> dict[str, int]:
+    def statistics(self) -> NameserverStatistics:
         """How many of what, for metrics and health."""
-        return self.routes.statistics() | {
-            "connections": len(self._server.connections),
-            "connections_refused": self._server.refused_connections,
-        }
+        return NameserverStatistics(
+            routes=self.routes.statistics(),
+            connections=len(self._server.connections),
+            connections_refused=self._server.refused_connections,
+        )
 
     async def start(self) -> int:
         """Load the KV config, listen, and return the port.
 
         Raises KvConfigDamaged, or OSError when the address cannot be taken.
         """
-        await asyncio.to_thread(self._kv.load)
+        await asyncio.to_thread(self.kv.load)
         self.port = await self._server.start(self.config.bind_address, self.config.listen_port)
         self._scanner = asyncio.create_task(self._scan(), name="nameserver scan")
         log.info("nameserver.ready", version=VERSION_OF_AEROBEE, address=self.address)
@@ -142,15 +154,15 @@ class NameServer:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._server.close()
-        await self._removals.close()
+        await self.removals.close()
         await self._client.close()
         self._handlers.close()
         log.info("nameserver.stopped", address=self.address)
 
     def expire_silent(self) -> None:
         """Remove the brokers that have been silent for too long; the scan calls this."""
-        silent = self.routes.expiring(self._now_ms())
-        self._removals.follow(silent, SILENT, self._close_unless_used)
+        silent = self.routes.expiring(self.now_ms())
+        self.removals.follow(silent, SILENT, self._close_unless_used)
 
     def _close_unless_used(self, removal: Removal) -> None:
         connection = removal.connection
@@ -167,11 +179,11 @@ class NameServer:
             except Exception:
                 log.exception("nameserver.scan_failed")
 
-    def _on_disconnect(self, connection: Connection) -> None:
+    def on_disconnect(self, connection: Connection) -> None:
         if self._closing:
             return
         lost = self.routes.losing(connection)
-        self._removals.follow(lost, LOST)
+        self.removals.follow(lost, LOST)
 
     def _announce(self, change: MemberChange) -> None:
         """Tell the members of a broker name which of them has the smallest id now, if that is wanted."""
@@ -190,11 +202,11 @@ class NameServer:
             if len(self._announcements) >= ANNOUNCEMENTS_MAX:
                 log.warning("nameserver.announcement_dropped", broker_addr=addr)
                 continue
-            task = asyncio.create_task(self._tell(addr, header), name=f"announcement to {addr}")
+            task = asyncio.create_task(self._announce_to(addr, header), name=f"announcement to {addr}")
             self._announcements.add(task)
             task.add_done_callback(self._announcements.discard)
 
-    async def _tell(self, addr: str, header: dict[str, str]) -> None:
+    async def _announce_to(self, addr: str, header: dict[str, str]) -> None:
         try:
             await self._client.oneway(addr, RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE, header)
         except RemotingError as failed:
@@ -202,6 +214,12 @@ class NameServer:
 
 
 def _server_config(config: NameserverConfig, memory: PeerMemory) -> ServerConfig:
+    mode = TlsMode(config.tls_server_mode)
+    tls = None
+    if mode is not TlsMode.DISABLED:
+        tls = server_context(
+            config.tls_server_cert_path, config.tls_server_key_path, config.tls_server_trust_cert_path
+        )
     return ServerConfig(
         limits=ConnectionLimits(idle_s=float(config.server_channel_max_idle_time_seconds)),
         connections_max=config.max_connections,
@@ -209,16 +227,6 @@ def _server_config(config: NameserverConfig, memory: PeerMemory) -> ServerConfig
         connections_per_host_max=config.max_connections_per_host,
         buffered_max=config.max_peer_memory_bytes,
         memory=memory,
-        tls_mode=TlsMode(config.tls_server_mode),
-        tls=_tls_context(config) if config.tls_server_mode != "disabled" else None,
+        tls_mode=mode,
+        tls=tls,
     )
-
-
-def _tls_context(config: NameserverConfig) -> ssl.SSLContext:
-    """Raises OSError (ssl.SSLError is one) when certificate or key cannot be used."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(config.tls_server_cert_path, config.tls_server_key_path)
-    if config.tls_server_trust_cert_path:
-        context.load_verify_locations(config.tls_server_trust_cert_path)
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from aerobee_proto.batch import ENTRY_OVERHEAD
-from aerobee_proto.properties import PROPERTIES_SIZE_MAX
-from aerobee_store.property_columns import Ints
+from aerobee_proto.properties import KEYS, PROPERTIES_SIZE_MAX, TAGS, UNIQ_KEY
+from aerobee_store.records.property_columns import Ints
 
 __all__ = ["PlainRows", "encode_plain"]
 
@@ -55,18 +55,18 @@ def encode_plain(
     body_sizes = pc.fill_null(pc.binary_length(body), 0)
     odd = [pc.equal(body_sizes, 0), pc.greater(body_sizes, body_size_max)]
     parts: list[pa.Array | pa.Scalar] = [
-        _text("UNIQ_KEY\x01"),
+        _text(f"{UNIQ_KEY}\x01"),
         pa.array(unique_keys, pa.string()),
         _text("\x02"),
     ]
     if tags is not None:
         tags = tags.cast(pa.string())
         odd.append(_separates(tags))
-        parts.append(_property("TAGS", tags))
+        parts.append(_property(TAGS, tags))
     if keys is not None:
         joined, unclear = _joined(keys)
         odd += [unclear, _separates(joined)]
-        parts.append(_property("KEYS", joined))
+        parts.append(_property(KEYS, joined))
     if more is not None:
         parts.append(pa.array(more, pa.string()))
     properties = pc.binary_join_element_wise(*parts, _text("")).cast(pa.binary())

@@ -20,9 +20,9 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from aerobee import Client, ClientConfig, Credentials
-from aerobee.config import parse_addrs
+from aerobee.consuming.ranges import RangeConfig
 from aerobee.errors import ClientError, InvalidMessage
-from aerobee.ranges import RangeConfig
+from aerobee.terms.config import parse_addrs
 from pyspark_aerobee.errors import OptionError
 from pyspark_aerobee.option_names import CLUSTER_OPTIONS
 from pyspark_aerobee.options import Options

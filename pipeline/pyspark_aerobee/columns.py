@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from aerobee_proto.codes import SysFlag
 from aerobee_proto.compression import decompress_body
 from aerobee_proto.errors import AerobeeError
-from aerobee_store.property_columns import FieldReader, Flags, Ints, PropertyColumns, Texts, within
-from aerobee_store.record_columns import Stretch
+from aerobee_proto.properties import KEYS_NAME, TAGS_NAME, UNIQ_KEY_NAME
+from aerobee_store.records.property_columns import FieldReader, Flags, Ints, PropertyColumns, Texts, within
+from aerobee_store.walking.record_columns import Stretch
 
 __all__ = ["ColumnBuilder", "cut"]
 
@@ -191,8 +192,8 @@ def _times(epoch_ms: Ints) -> pa.Array:
 
 
 def _message_id(piece: _Piece) -> pa.Array:
-    texts = piece.properties.texts(b"UNIQ_KEY")
-    unique = piece.property_column(b"UNIQ_KEY")
+    texts = piece.properties.texts(UNIQ_KEY_NAME)
+    unique = piece.property_column(UNIQ_KEY_NAME)
     if len(texts.records) == piece.count:
         return unique
     return pc.coalesce(unique, _offset_ids(piece.stretch))
@@ -222,11 +223,11 @@ def _hex_ids(hosts: NDArray[np.uint8], offsets: Ints) -> pa.Array:
 
 
 def _tags(piece: _Piece) -> pa.Array:
-    return piece.property_column(b"TAGS")
+    return piece.property_column(TAGS_NAME)
 
 
 def _keys(piece: _Piece) -> pa.Array:
-    texts = piece.properties.texts(b"KEYS")
+    texts = piece.properties.texts(KEYS_NAME)
     values = piece.properties.strings(texts.begins, texts.begins + texts.lengths)
     counts = np.zeros(piece.count, np.int64)
     has_blank = pc.any(pc.match_substring(values, " ")).as_py() if len(values) else False
@@ -241,7 +242,7 @@ def _keys(piece: _Piece) -> pa.Array:
 
 
 def _first_key(piece: _Piece) -> pa.Array:
-    texts = piece.properties.texts(b"KEYS")
+    texts = piece.properties.texts(KEYS_NAME)
     values = piece.properties.cut(texts.begins, texts.begins + texts.lengths)
     firsts = pa.array([one.split(b" ", 1)[0] for one in values.to_pylist()], pa.binary())
     return piece.spread(firsts, texts.records)
@@ -339,11 +340,11 @@ def _with_open_ends(records: Ints, stops: Ints, begins: Ints, ends: Ints) -> Int
     return value_ends
 
 
-def _contains(sorted_values: Ints, wanted: Ints) -> Flags:
+def _contains(sorted_values: Ints, searched: Ints) -> Flags:
     if not len(sorted_values):
-        return np.zeros(len(wanted), np.bool_)
-    at = np.minimum(np.searchsorted(sorted_values, wanted), len(sorted_values) - 1)
-    found: Flags = sorted_values[at] == wanted
+        return np.zeros(len(searched), np.bool_)
+    at = np.minimum(np.searchsorted(sorted_values, searched), len(sorted_values) - 1)
+    found: Flags = sorted_values[at] == searched
     return found
 
 

@@ -1,78 +1,38 @@
-"""A folder tree that is only read: on this machine, or behind an fsspec address.
+"""Opening a store folder: on this machine, or behind an fsspec address.
 
-Touches  the files below one root. Local files are mapped, so that reading a range copies nothing.
+Touches  the files below one root, reading.
 """
 
-import mmap
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
+from aerobee_store.offline.file_tree import Entry, FileTree, LocalTree
+from aerobee_store.offline.folder import COMMIT_LOG, INDEX, StoreFolder
+from aerobee_store.queues.batch_queues import QUEUE_FOLDER
 from pyspark_aerobee.errors import OptionError
 
-__all__ = ["Entry", "Folder", "FsspecFolder", "LocalFolder", "open_folder"]
+__all__ = ["FsspecTree", "open_folder", "open_store", "require_log"]
 
 
-class Entry(NamedTuple):
-    """One name in a folder; `size` in bytes, 0 for folders."""
-
-    name: str
-    size: int
-    is_dir: bool
-
-
-class Folder(Protocol):
-    """What the readers need. Paths are relative to the root, with `/` between names."""
-
-    @property
-    def address(self) -> str:
-        """The root as the user wrote it."""
-        ...
-
-    def entries(self, path: str) -> list[Entry]:
-        """What lies in a folder, by name; empty when it is not there."""
-        ...
-
-    def read(self, path: str, begin: int, end: int) -> memoryview:
-        """The bytes [begin, end) of a file, fewer when it is shorter. FileNotFoundError when it is gone."""
-        ...
+def open_store(address: str) -> StoreFolder:
+    """The store at an address, as open_folder() takes it. OptionError when there is none."""
+    store = StoreFolder(open_folder(address))
+    require_log(store)
+    return store
 
 
-class LocalFolder:
-    """A folder of this machine. Maps are kept until the object goes."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._maps: dict[str, memoryview] = {}
-
-    @property
-    def address(self) -> str:
-        return str(self._root)
-
-    def entries(self, path: str) -> list[Entry]:
-        folder = self._root / path
-        if not folder.is_dir():
-            return []
-        found = []
-        for child in folder.iterdir():
-            is_dir = child.is_dir()
-            found.append(Entry(child.name, 0 if is_dir else child.stat().st_size, is_dir))
-        return sorted(found)
-
-    def read(self, path: str, begin: int, end: int) -> memoryview:
-        view = self._maps.get(path)
-        if view is None or end > len(view):
-            view = self._maps[path] = _mapped(self._root / path)
-        return view[begin:end]
+def require_log(store: StoreFolder) -> None:
+    """OptionError when this is no store folder."""
+    if not store.log_files():
+        raise OptionError(
+            "path",
+            store.tree.address,
+            f"there is no log in it; name the folder that has `{COMMIT_LOG}`, `{QUEUE_FOLDER}` and `{INDEX}` "
+            "(storePathRootDir)",
+        )
 
 
-def _mapped(path: Path) -> memoryview:
-    with path.open("rb") as file:
-        if path.stat().st_size == 0:
-            return memoryview(b"")
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-
-
-class FsspecFolder:
+class FsspecTree:
     """A folder behind any address that fsspec knows: s3://, gs://, hdfs://, memory:// ..."""
 
     def __init__(self, address: str, storage_options: dict[str, Any] | None = None) -> None:
@@ -101,14 +61,17 @@ class FsspecFolder:
     def read(self, path: str, begin: int, end: int) -> memoryview:
         return memoryview(self._fs.cat_file(f"{self._root}/{path}", start=begin, end=end))
 
+    def extents(self, path: str, begin: int, end: int) -> list[tuple[int, int]]:
+        return [(begin, end)]
 
-def open_folder(address: str, storage_options: dict[str, Any] | None = None) -> Folder:
+
+def open_folder(address: str, storage_options: dict[str, Any] | None = None) -> FileTree:
     """The folder at a local path, a file:// address, or any other fsspec address."""
     scheme, separator, rest = address.partition("://")
     if not separator:
-        return LocalFolder(Path(address).expanduser())
+        return LocalTree(Path(address).expanduser())
     if scheme == "file" and not storage_options:
-        return LocalFolder(Path("/" + rest.lstrip("/")))
+        return LocalTree(Path("/" + rest.lstrip("/")))
     try:
         import fsspec  # noqa: F401  # only to say how to get it
     except ImportError as missing:
@@ -116,6 +79,6 @@ def open_folder(address: str, storage_options: dict[str, Any] | None = None) -> 
             "path", address, "reading it needs the package fsspec: pip install fsspec"
         ) from missing
     try:
-        return FsspecFolder(address, storage_options)
+        return FsspecTree(address, storage_options)
     except (ImportError, ValueError) as refused:
         raise OptionError("path", address, f"fsspec cannot open it: {refused}") from refused

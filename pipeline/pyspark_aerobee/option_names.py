@@ -1,6 +1,6 @@
 """Names of the options of reads and writes of topics; the modules that use them tell what they mean.
 
-Touches  nothing, and imports nothing that is large: every Python worker that Spark starts comes by here.
+Touches  nothing, and imports nothing that is large: every Python worker that Spark starts imports it.
 """
 
 from typing import Final

@@ -19,11 +19,11 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-__all__ = ["Wanted", "narrowed"]
+__all__ = ["Selection", "narrowed"]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Selection:
     """Which messages are wanted at most. Ranges are half-open; None is no bound."""
 
     topics: tuple[str, ...] | None = None
@@ -36,7 +36,7 @@ class Wanted:
     tags: frozenset[str] | None = None
 
 
-W = TypeVar("W", bound=Wanted)
+W = TypeVar("W", bound=Selection)
 
 
 def narrowed(known: W, one: Filter) -> W:
@@ -62,8 +62,8 @@ def narrowed(known: W, one: Filter) -> W:
 def _among(known: W, column: str, values: frozenset[Any]) -> W:
     match column:
         case "topic":
-            wanted = values if known.topics is None else values & frozenset(known.topics)
-            return replace(known, topics=tuple(sorted(wanted)))
+            selected = values if known.topics is None else values & frozenset(known.topics)
+            return replace(known, topics=tuple(sorted(selected)))
         case "brokerName":
             return replace(known, broker_names=_both(known.broker_names, values))
         case "queueId" | "partition":

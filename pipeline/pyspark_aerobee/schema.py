@@ -100,10 +100,10 @@ def message_schema(
     return StructType([StructField(name, kind) for name, kind in columns.items()])
 
 
-def check_schema(wanted: StructType, offered: StructType) -> None:
+def check_schema(expected: StructType, offered: StructType) -> None:
     """OptionError when the user's schema has a column or type that is not offered; Spark itself does not look."""
     types = {field.name: field.dataType for field in offered}
-    for field in wanted:
+    for field in expected:
         kind = types.get(field.name)
         if kind is None:
             hint = nearest(field.name, types)

@@ -8,7 +8,6 @@ What reads and writes is imported when it is needed: Spark starts Python workers
 the columns, and the readers take half a second to load.
 """
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +20,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from aerobee_service.clock import epoch_ms
 from pyspark_aerobee.errors import OptionError
 from pyspark_aerobee.option_names import TOPIC_OPTIONS
 from pyspark_aerobee.options import Options
@@ -35,7 +35,7 @@ _HELP = (
 
 
 class AerobeeDataSource(DataSource):
-    """`spark.read.format("aerobee")` and its relatives."""
+    """What `format("aerobee")` means, of reads, writes and streams."""
 
     @classmethod
     def name(cls) -> str:
@@ -130,4 +130,4 @@ class RocketMqDataSource(AerobeeDataSource):
 
 
 def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
+    return epoch_ms()

@@ -22,8 +22,9 @@ import numpy as np
 from pyspark.sql.datasource import InputPartition
 
 from aerobee_proto.javahash import tag_hash
-from pyspark_aerobee.pushdown import Wanted
-from pyspark_aerobee.store_folder import LogFile, QueueFiles, StoreFolder
+from aerobee_store.offline.folder import QueueFiles, RowFile, StoreFolder, WrongIndexSlots
+from pyspark_aerobee.errors import OptionError
+from pyspark_aerobee.pushdown import Selection
 
 __all__ = [
     "EntriesPartition",
@@ -41,7 +42,7 @@ _ENTRY_STEP: Final = 1 << 18  # queue entries looked at together
 
 
 @dataclass(frozen=True, slots=True)
-class StoreQuery(Wanted):
+class StoreQuery(Selection):
     """What is wanted of a store."""
 
     key: str | None = None
@@ -61,7 +62,7 @@ class StoreQuery(Wanted):
 class LogPartition(InputPartition):
     """The records that begin in [begin, end) of one log file. `begin` is where a record begins."""
 
-    def __init__(self, file: LogFile, begin: int, end: int) -> None:
+    def __init__(self, file: RowFile, begin: int, end: int) -> None:
         super().__init__((file.offset, begin, end))
         self.file = file
         self.begin = begin
@@ -103,13 +104,21 @@ def plan(
 ) -> StorePlan:
     """The partitions for a query. At least `min_partitions` of them where there are that many records."""
     if query.key is not None and query.topics is not None:
-        found = [(topic, store.offsets_of_key(topic, query.key)) for topic in query.topics]
+        found = _places_of_key(store, query.key, query.topics)
         return StorePlan(
             tuple(RecordsPartition(topic, tuple(places)) for topic, places in found if places), 0
         )
     if query.needs_queues:
         return _by_queue(store, query, min_partitions, partition_size)
     return _by_log(store, query, min_partitions, partition_size)
+
+
+def _places_of_key(store: StoreFolder, key: str, topics: Iterable[str]) -> list[tuple[str, list[int]]]:
+    try:
+        return [(topic, store.offsets_of_key(topic, key)) for topic in topics]
+    except WrongIndexSlots as wrong:
+        reason = f"{wrong.path} is too small for it; give the broker's maxHashSlotNum"
+        raise OptionError("indexSlots", str(wrong.slots), reason) from wrong
 
 
 # --- by log --------------------------------------------------------------------------------------------------
@@ -128,7 +137,7 @@ def _by_log(store: StoreFolder, query: StoreQuery, min_partitions: int, partitio
     return StorePlan(tuple(partitions), size)
 
 
-def _files_in_time(store: StoreFolder, query: StoreQuery) -> Iterator[LogFile]:
+def _files_in_time(store: StoreFolder, query: StoreQuery) -> Iterator[RowFile]:
     """Files that may hold records of the wanted time: those that do not end before it or begin behind it."""
     files = store.log_files()
     for file, following in zip(files, [*files[1:], None], strict=True):
@@ -148,7 +157,7 @@ _CLOCK_SLACK_MS: Final = 3000
 _LOOK_STEP: Final = 4096
 
 
-def _written_end(store: StoreFolder, file: LogFile) -> int:
+def _written_end(store: StoreFolder, file: RowFile) -> int:
     """One past the last byte of a file that is not zero, to the next page; files but the last are written whole."""
     if file != store.log_files()[-1]:
         return file.end
@@ -164,7 +173,7 @@ def _written_end(store: StoreFolder, file: LogFile) -> int:
 
 
 def _borders(
-    store: StoreFolder, queues: Iterable[QueueFiles], file: LogFile, end: int, step: int
+    store: StoreFolder, queues: Iterable[QueueFiles], file: RowFile, end: int, step: int
 ) -> list[int]:
     """Beginning of the file, beginnings of records about `step` bytes apart, end."""
     borders = [file.offset]
@@ -189,7 +198,7 @@ def _by_queue(store: StoreFolder, query: StoreQuery, min_partitions: int, partit
         for topic in query.topics or ()
         for queue in store.queues(topic)
         if query.queue_ids is None or queue.queue_id in query.queue_ids
-        if (found := _wanted_range(store, queue, query)) is not None
+        if (found := _selected_range(store, queue, query)) is not None
     ]
     sizes = [_range_size(store, queue, begin, end) for queue, begin, end in ranges]
     total = sum(sizes)
@@ -200,7 +209,7 @@ def _by_queue(store: StoreFolder, query: StoreQuery, min_partitions: int, partit
     return StorePlan(tuple(partitions), total)
 
 
-def _wanted_range(store: StoreFolder, queue: QueueFiles, query: StoreQuery) -> tuple[int, int] | None:
+def _selected_range(store: StoreFolder, queue: QueueFiles, query: StoreQuery) -> tuple[int, int] | None:
     begin, end = store.queue_range(queue)
     if query.begin_offset is not None:
         begin = max(begin, query.begin_offset)

@@ -8,17 +8,21 @@ like records.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from aerobee_proto import names
-from aerobee_store.property_columns import Flags, Ints
-from aerobee_store.record_columns import Stretch, sound_records
-from aerobee_store.record_scan import BLANK, RecordFault, ScannedRecord, record_places, scan_record
+from aerobee_proto.properties import KEYS_NAME, TAGS_NAME, UNIQ_KEY_NAME
+from aerobee_store.offline.folder import StoreFolder
+from aerobee_store.records.property_columns import Flags, Ints
+from aerobee_store.records.record_scan import RecordFault, scan_record
+from aerobee_store.walking.log_reader import Damage, DamageList, LogReader, Proof
+from aerobee_store.walking.log_sources import FileSource, RowFile
+from aerobee_store.walking.record_columns import Stretch, sound_records
 from pyspark_aerobee.columns import cut
-from pyspark_aerobee.store_folder import LogFile, StoreFolder
 from pyspark_aerobee.store_plan import (
     EntriesPartition,
     LogPartition,
@@ -27,20 +31,11 @@ from pyspark_aerobee.store_plan import (
     StoreQuery,
 )
 
-__all__ = ["Damage", "Found", "chosen_records", "read_partition"]
+__all__ = ["Damage", "Found", "chosen_records", "damage_facts", "read_partition"]
 
 STEP: Final = 8 << 20  # bytes of records in one batch
 _SEARCH_STEP: Final = 1 << 20
 _GAP_MAX: Final = 64 << 10  # between records that one read of a distant folder takes together
-
-
-class Damage(NamedTuple):
-    """Bytes [begin, end) of the log that should hold records and hold none that can be proven."""
-
-    file: str
-    begin: int
-    end: int
-    reason: str
 
 
 class Found(NamedTuple):
@@ -48,6 +43,11 @@ class Found(NamedTuple):
 
     stretch: Stretch
     view: memoryview
+
+
+def damage_facts(damage: Damage) -> dict[str, str | int]:
+    """For reports."""
+    return {"file": damage.path, "begin": damage.begin, "end": damage.end, "reason": damage.reason}
 
 
 def read_partition(
@@ -67,46 +67,41 @@ def read_partition(
 
 def _read_log(store: StoreFolder, partition: LogPartition, checksums: bool) -> Iterator[Found | Damage]:
     file = partition.file
-    view = store.read_log(file, partition.begin, partition.end)
-    base, limit = partition.begin, len(view)
-    position = 0
-    while position < limit:
-        stretch = sound_records(
-            view, position, base, stop=min(position + STEP, limit), proven=not checksums, once=True
-        )
-        if stretch is not None:
-            yield Found(stretch, view)
-            position = stretch.end
-            continue
-        scanned = scan_record(view, position, base + position)
-        if scanned is BLANK or _only_zeros(view, position):
-            return
-        following = _next_record(view, position + 1, base)
-        end = limit if following is None else following
-        if following is None and file == store.log_files()[-1]:
-            end = min(_last_border(store) - base, limit)
-            if position >= end:
-                return  # a record that was being written when the folder was copied
-        reason = scanned.reason if isinstance(scanned, RecordFault) else "the record cannot be read"
-        yield Damage(file.path, base + position, base + end, reason)
-        position = end
+    source = FileSource(store.log_tree, (file,), max(partition.end - partition.begin, 1))
+    report = DamageList()
+    reader = LogReader(
+        source, report, Proof(proven=not checksums, once=True), stretch_size=STEP, columns_only=True
+    )
+    for found in reader.stretches(partition.begin, partition.end):
+        yield from _taken(report, store, source, partition)
+        if isinstance(found, Stretch):
+            yield Found(found, found.view)
+        else:
+            end = found.physical_offset + found.size
+            yield Damage(found.physical_offset, end, file.path, "the record cannot be read")
+    yield from _taken(report, store, source, partition)
 
 
-def _next_record(view: memoryview, position: int, base: int) -> int | None:
-    """Where the next proven record begins."""
-    while position < len(view):
-        end = min(position + _SEARCH_STEP, len(view))
-        for place in record_places(view, position, end):
-            if isinstance(scan_record(view, place, base + place), ScannedRecord):
-                return place
-        position = end
-    return None
+def _taken(
+    report: DamageList, store: StoreFolder, source: FileSource, partition: LogPartition
+) -> Iterator[Damage]:
+    """What was reported since the last call and is damage: not the end of the log."""
+    for damage in report.found:
+        end = damage.end
+        if end == partition.end:  # nothing proven follows
+            if _only_zeros(source.read(damage.begin, end)):
+                continue
+            if partition.file == store.log_files()[-1]:
+                end = min(_last_border(store), end)
+        if damage.begin < end:  # else a record that was being written when the folder was copied
+            yield replace(damage, end=end)
+    report.found.clear()
 
 
-def _only_zeros(view: memoryview, position: int) -> bool:
+def _only_zeros(view: memoryview) -> bool:
     return not any(
         np.frombuffer(view[at : at + _SEARCH_STEP], np.uint8).any()
-        for at in range(position, len(view), _SEARCH_STEP)
+        for at in range(0, len(view), _SEARCH_STEP)
     )
 
 
@@ -131,10 +126,10 @@ def _read_entries(
     entries = store.entries(partition.queue, partition.begin, partition.end)
     offsets = entries["physical_offset"].astype(np.int64)
     sizes = entries["size"].astype(np.int64)
-    wanted = sizes > 0
+    selected = sizes > 0
     if hashes is not None:
-        wanted &= np.isin(entries["tag_hash"].astype(np.int64), np.array(sorted(hashes), np.int64))
-    yield from _read_places(store, offsets[wanted], sizes[wanted], query.checksums)
+        selected &= np.isin(entries["tag_hash"].astype(np.int64), np.array(sorted(hashes), np.int64))
+    yield from _read_places(store, offsets[selected], sizes[selected], query.checksums)
 
 
 def _read_records(
@@ -169,12 +164,11 @@ def _read_places(store: StoreFolder, offsets: Ints, sizes: Ints, checksums: bool
     begin, end = store.log_files()[0].offset, store.log_files()[-1].end
     for index in np.flatnonzero(~placed & (offsets >= begin)).tolist():
         offset, size = int(offsets[index]), int(sizes[index])
-        yield Damage(
-            "", offset, min(offset + size, end), "a queue names a record that no log file has room for"
-        )
+        reason = "a queue names a record that no log file has room for"
+        yield Damage(offset, min(offset + size, end), "", reason)
 
 
-def _gather(store: StoreFolder, file: LogFile, begins: Ints, lengths: Ints) -> memoryview:
+def _gather(store: StoreFolder, file: RowFile, begins: Ints, lengths: Ints) -> memoryview:
     """The records side by side: cut out of the mapped file by Arrow, or read in runs from a distant one."""
     low = int(begins[0])
     high = int(begins[-1] + lengths[-1])
@@ -203,7 +197,7 @@ def _side_by_side(piece: memoryview, begins: Ints, lengths: Ints) -> memoryview:
 
 
 def _prove(
-    file: LogFile, begins: Ints, lengths: Ints, view: memoryview, checksums: bool
+    file: RowFile, begins: Ints, lengths: Ints, view: memoryview, checksums: bool
 ) -> Iterator[Found | Damage]:
     """The gathered records, those that are what their entries say."""
     places = np.concatenate([[0], np.cumsum(lengths)])
@@ -227,7 +221,7 @@ def _prove(
             reason = (
                 fault.reason if isinstance(fault, RecordFault) else "the record is not what the queue says"
             )
-            yield Damage(file.path, at, at + int(lengths[first]), reason)
+            yield Damage(at, at + int(lengths[first]), file.path, reason)
             first += 1
 
 
@@ -249,11 +243,11 @@ def chosen_records(stretch: Stretch, query: StoreQuery) -> Flags | None:
     chosen: Flags = np.ones(stretch.count, np.bool_)
     topics, ids = stretch.topics()
     if query.topics is not None:
-        wanted = [topic in query.topics for topic in topics]
-        chosen &= np.array(wanted, np.bool_)[ids]
+        selected = [topic in query.topics for topic in topics]
+        chosen &= np.array(selected, np.bool_)[ids]
     elif not query.system_topics:
-        wanted = [not names.is_system_topic(topic) for topic in topics]
-        chosen &= np.array(wanted, np.bool_)[ids]
+        selected = [not names.is_system_topic(topic) for topic in topics]
+        chosen &= np.array(selected, np.bool_)[ids]
     if query.queue_ids is not None:
         chosen &= np.isin(stretch.queue_ids, np.array(sorted(query.queue_ids), np.int64))
     if query.begin_offset is not None:
@@ -265,8 +259,8 @@ def chosen_records(stretch: Stretch, query: StoreQuery) -> Flags | None:
     if query.end_ms is not None:
         chosen &= stretch.store_timestamps < query.end_ms
     for name, texts in (
-        (b"TAGS", query.tags),
-        (b"KEYS", None if query.key is None else frozenset({query.key})),
+        (TAGS_NAME, query.tags),
+        (KEYS_NAME, None if query.key is None else frozenset({query.key})),
     ):
         if texts is not None:
             chosen &= _carrying(stretch, name, texts)
@@ -276,12 +270,12 @@ def chosen_records(stretch: Stretch, query: StoreQuery) -> Flags | None:
 def _carrying(stretch: Stretch, name: bytes, texts: frozenset[str]) -> Flags:
     """Records whose tag is one of the texts; for KEYS and a key, those that have it among theirs or as unique key."""
     found: Flags = np.zeros(stretch.count, np.bool_)
-    for names_of in (name,) if name == b"TAGS" else (name, b"UNIQ_KEY"):
+    for names_of in (name,) if name == TAGS_NAME else (name, UNIQ_KEY_NAME):
         values = stretch.properties.values(names_of)
         reader = stretch.reader.bytes
         for record, begin, length in zip(
             values.records.tolist(), values.begins.tolist(), values.lengths.tolist(), strict=True
         ):
             value = reader[begin : begin + length].tobytes().decode("utf-8", "replace")
-            found[record] |= value in texts or (name != b"TAGS" and not texts.isdisjoint(value.split(" ")))
+            found[record] |= value in texts or (name != TAGS_NAME and not texts.isdisjoint(value.split(" ")))
     return found

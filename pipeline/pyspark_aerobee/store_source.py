@@ -27,14 +27,14 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
+from aerobee_store.offline.folder import INDEX_SLOTS, StoreFolder
 from pyspark_aerobee.columns import ColumnBuilder
 from pyspark_aerobee.errors import OptionError
-from pyspark_aerobee.folder import open_folder
+from pyspark_aerobee.folder import open_folder, require_log
 from pyspark_aerobee.names import nearest
 from pyspark_aerobee.options import Options, parse_time_ms
 from pyspark_aerobee.pushdown import narrowed
 from pyspark_aerobee.schema import DAMAGE_SCHEMA, message_schema
-from pyspark_aerobee.store_folder import StoreFolder
 from pyspark_aerobee.store_plan import PARTITION_SIZE, StoreQuery, plan
 from pyspark_aerobee.store_read import Damage, chosen_records, read_partition
 from pyspark_aerobee.worker import keep_modules
@@ -42,7 +42,6 @@ from pyspark_aerobee.worker import keep_modules
 __all__ = ["STORE_OPTIONS", "PushingStoreReader", "StoreReader", "store_schema"]
 
 STORAGE_PREFIX: Final = "storage."
-INDEX_SLOTS: Final = 5_000_000
 STORE_OPTIONS: Final = (
     "path",
     "table",
@@ -104,7 +103,7 @@ class StoreReader(DataSourceReader):
             if name.lower().startswith(STORAGE_PREFIX)
         }
         self._schema: pa.Schema = to_arrow_schema(schema, timezone="UTC")
-        self._wants_damage = schema == DAMAGE_SCHEMA
+        self._reads_damage = schema == DAMAGE_SCHEMA
         self._broker_name = options.text("brokerName")
         self._index_slots = options.count("indexSlots", INDEX_SLOTS) or INDEX_SLOTS
         self._min_partitions = options.count("minPartitions", 1) or 1
@@ -117,7 +116,7 @@ class StoreReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         store = self._store()
-        store.log_files()
+        require_log(store)
         self._check_topics(store)
         found = plan(
             store, self._query, min_partitions=self._min_partitions, partition_size=self._partition_size
@@ -140,7 +139,7 @@ class StoreReader(DataSourceReader):
         if partition.value is None:  # Spark's stand-in for an empty plan
             return
         keep_modules()
-        builder = None if self._wants_damage else ColumnBuilder(self._schema, self._broker_name)
+        builder = None if self._reads_damage else ColumnBuilder(self._schema, self._broker_name)
         for found in read_partition(self._store(), partition, self._query):  # type: ignore[arg-type]
             if isinstance(found, Damage):
                 if builder is None:
@@ -155,7 +154,7 @@ class StoreReader(DataSourceReader):
 
 def _damage_row(damage: Damage) -> dict[str, Any]:
     return {
-        "file": damage.file,
+        "file": damage.path,
         "beginOffset": damage.begin,
         "endOffset": damage.end,
         "reason": damage.reason,

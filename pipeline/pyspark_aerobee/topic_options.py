@@ -40,7 +40,7 @@ from enum import Enum
 from typing import Any, Final
 
 from aerobee import InvalidMessage, MessageQueue, SqlFilter, TagFilter
-from aerobee.filters import Filter
+from aerobee.terms.filters import Filter
 from pyspark_aerobee.cluster import ClusterSettings
 from pyspark_aerobee.errors import OptionError
 from pyspark_aerobee.option_names import TOPIC_OPTIONS
@@ -110,13 +110,13 @@ class Choice:
     def option(self) -> str:
         return "subscribePattern" if self.pattern is not None else "assign" if self.queues else "subscribe"
 
-    def wants_topic(self, topic: str) -> bool:
+    def selects_topic(self, topic: str) -> bool:
         """Whether a topic of this name is meant."""
         if self.pattern is not None:
             return re.fullmatch(self.pattern, topic) is not None
         return topic in (self.queues if self.queues is not None else self.topics)
 
-    def wants(self, queue: MessageQueue) -> bool:
+    def selects(self, queue: MessageQueue) -> bool:
         """Whether a queue of a chosen topic is meant."""
         if self.queue_ids is not None and queue.queue_id not in self.queue_ids:
             return False

@@ -20,12 +20,12 @@ from typing import Final
 from pyspark.sql.datasource import InputPartition
 
 from aerobee import BrokerRefused, Client, ClientError, MessageQueue, NoRoute, TagFilter
+from aerobee.consuming.ranges import QueueRange, Ranges
 from aerobee.errors import UNKNOWN_TOPIC
-from aerobee.filters import Filter
-from aerobee.ranges import QueueRange, Ranges
+from aerobee.terms.filters import Filter
 from pyspark_aerobee.cluster import gather
 from pyspark_aerobee.errors import DataLoss, OptionError, SourceGone
-from pyspark_aerobee.pushdown import Wanted
+from pyspark_aerobee.pushdown import Selection
 from pyspark_aerobee.topic_options import EARLIEST, LATEST, Choice, End, PerQueue, Place, TopicOptions
 
 __all__ = [
@@ -61,7 +61,7 @@ class TopicPartition(InputPartition):
 
 
 @dataclass(frozen=True, slots=True)
-class Narrowing(Wanted):
+class Narrowing(Selection):
     """What filters of the query say about offsets, times and queues."""
 
     def allows(self, queue: MessageQueue) -> bool:
@@ -72,11 +72,11 @@ class Narrowing(Wanted):
             and (self.broker_names is None or queue.broker_name in self.broker_names)
         )
 
-    def filter(self, wanted: Filter) -> Filter:
+    def filter(self, message_filter: Filter) -> Filter:
         """The filter for brokers: tags narrow one that wants every message, where they can be written as a filter."""
-        everything = isinstance(wanted, TagFilter) and wanted.tags is None
+        everything = isinstance(message_filter, TagFilter) and message_filter.tags is None
         if not everything or not self.tags or not all(_can_be_asked_for(tag) for tag in self.tags):
-            return wanted
+            return message_filter
         return TagFilter(sorted(self.tags))
 
 
@@ -111,10 +111,10 @@ class SizeProfile:
     def cut(self, begin: int, size: int) -> int:
         """An offset behind `begin` with about `size` bytes between them; at least one message lies there."""
         low, high = begin + 1, max(self._offsets[-1], begin + 1)
-        wanted = self.before(begin) + size
+        target = self.before(begin) + size
         while low < high:
             middle = (low + high + 1) // 2
-            if self.before(middle) <= wanted:
+            if self.before(middle) <= target:
                 low = middle
             else:
                 high = middle - 1
@@ -207,7 +207,7 @@ class TopicPlanner:
         topics = await self._topics(choice)
         found = [queue for part in await gather([self._queues(topic) for topic in topics]) for queue in part]
         _check_assigned(choice, found)
-        chosen = sorted(queue for queue in found if choice.wants(queue))
+        chosen = sorted(queue for queue in found if choice.selects(queue))
         if found and not chosen:
             raise OptionError(
                 "queueId" if choice.queue_ids is not None else "brokerName",
@@ -220,7 +220,7 @@ class TopicPlanner:
         if choice.pattern is None:
             return list(choice.topics or choice.queues or ())
         names = await self._client.admin.topics(internal="%" in choice.pattern)
-        return [name for name in names if choice.wants_topic(name)]
+        return [name for name in names if choice.selects_topic(name)]
 
     async def _queues(self, topic: str) -> tuple[MessageQueue, ...]:
         try:
@@ -238,12 +238,12 @@ class TopicPlanner:
 
     async def check_filter(self, queues: Sequence[MessageQueue]) -> None:
         """OptionError when a broker does not serve the filter."""
-        wanted = self._options.filter
+        message_filter = self._options.filter
         try:
             for topic in sorted({queue.topic for queue in queues}):
-                await self.ranges.check_filter(topic, wanted)
+                await self.ranges.check_filter(topic, message_filter)
         except BrokerRefused as refused:
-            raise OptionError("subExpression", wanted.text, str(refused)) from refused
+            raise OptionError("subExpression", message_filter.text, str(refused)) from refused
 
     async def create_group(self, group: str) -> None:
         """Make a consumer group known, so that brokers keep its offsets."""

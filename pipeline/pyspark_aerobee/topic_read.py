@@ -20,13 +20,13 @@ import numpy as np
 import pyarrow as pa
 
 from aerobee import ClientError, TagFilter
-from aerobee.filters import Filter
-from aerobee.ranges import Piece, QueueRange, RangeReader
+from aerobee.consuming.ranges import Piece, QueueRange, RangeReader
+from aerobee.terms.filters import Filter
 from aerobee_proto.codes import SysFlag
 from aerobee_proto.records import RECORD_SIZE_MIN
-from aerobee_store.property_columns import Ints
-from aerobee_store.record_columns import Stretch, sound_records
-from aerobee_store.record_scan import RecordFault, scan_record
+from aerobee_store.records.property_columns import Ints
+from aerobee_store.records.record_scan import RecordFault, scan_record
+from aerobee_store.walking.record_columns import Stretch, sound_records
 from pyspark_aerobee.cluster import Cluster, ClusterSettings
 from pyspark_aerobee.columns import ColumnBuilder
 from pyspark_aerobee.errors import BatchesInRecords, DataLoss, SourceGone
@@ -59,7 +59,7 @@ class ReadSettings:
 
     @property
     def row_filter(self) -> StoreQuery | None:
-        """What is to be looked at in each row: brokers compare hashes of tags, and an index names neighbours."""
+        """What is to be looked at in each row: brokers compare hashes of tags, an index those of keys."""
         if self.filter.tags is None and self.key is None:
             return None
         return StoreQuery(tags=self.filter.tags, key=self.key, system_topics=True)

@@ -36,7 +36,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from aerobee import BrokerRefused, ClientError, MessageQueue
-from aerobee.ranges import QueueRange
+from aerobee.consuming.ranges import QueueRange
 from aerobee_proto.codes import ResponseCode
 from pyspark_aerobee.cluster import Cluster, gather
 from pyspark_aerobee.errors import DataLoss, OptionError, PipelineError, SourceGone
@@ -107,9 +107,9 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._cluster: Cluster | None = None
         self._planner: TopicPlanner
         self._queues: list[MessageQueue] = []
-        self._queues_at = 0.0
+        self.queues_at = 0.0
         self._ends: Ends = {}
-        self._ends_at = 0.0
+        self.ends_at = 0.0
         self._target: Ends | None = None
         self._begins: Ends = {}  # of queues that appeared while the stream runs
         self._released_at: float | None = None
@@ -189,11 +189,11 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ClientError when no queue can be asked, or with `all_of_them` when one cannot.
         """
         now = time.monotonic()
-        if self._ends and now - self._ends_at < POLL_S:
+        if self._ends and now - self.ends_at < POLL_S:
             return dict(self._ends)
-        if not self._queues or now - self._queues_at >= ROUTE_S:
+        if not self._queues or now - self.queues_at >= ROUTE_S:
             self._queues = await self._queues_now(planner, starts)
-            self._queues_at = now
+            self.queues_at = now
         results = await gather([_end_of(planner, queue) for queue in self._queues])
         failures = [result for result in results if isinstance(result, ClientError)]
         if failures and (all_of_them or len(failures) == len(results)):
@@ -203,7 +203,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 log.warning("%s is not asked for new messages now: %s", queue, result)
             else:
                 self._ends[queue] = result
-        self._ends_at = time.monotonic()
+        self.ends_at = time.monotonic()
         return dict(self._ends)
 
     async def _queues_now(self, planner: TopicPlanner, starts: Ends) -> list[MessageQueue]:
@@ -249,7 +249,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _check_topics(self, starts: Ends) -> None:
         """A checkpoint of other topics must not be gone on with: what it says would be lost or taken for ours."""
         choice = self._options.choice
-        others = sorted({queue.topic for queue in starts if not choice.wants_topic(queue.topic)})
+        others = sorted({queue.topic for queue in starts if not choice.selects_topic(queue.topic)})
         if not others:
             return
         wrong = OptionError(
@@ -290,7 +290,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
 
     def _waits(self, count: int) -> bool:
-        """Whether so few messages wait for company."""
+        """Whether so few messages wait for more."""
         options = self._options
         if options.trigger_offsets_min is None or self._target is not None or self._released_at is None:
             return False

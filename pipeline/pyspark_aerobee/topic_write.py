@@ -67,9 +67,10 @@ from aerobee import (
     ProducerConfig,
     SendResult,
 )
-from aerobee.outgoing import RESERVED_PROPERTIES
+from aerobee.messages.outgoing import RESERVED_PROPERTIES
 from aerobee_proto.codes import ResponseCode
 from aerobee_proto.javahash import java_hash
+from aerobee_proto.properties import KEYS, SHARDING_KEY, TAGS
 from pyspark_aerobee.batch_entries import encode_plain
 from pyspark_aerobee.cluster import Cluster, ClusterSettings
 from pyspark_aerobee.errors import OptionError, WriteFailed
@@ -460,9 +461,9 @@ def _rows(batch: pa.RecordBatch, settings: WriteSettings) -> Iterator[_Row]:
         own = None
         if pairs:
             own, known = _own_properties(pairs)
-            tags = known.get("TAGS") if tags is None else tags
-            keys = known.get("KEYS") if keys is None else keys
-            sharding_key = known.get("__SHARDINGKEY") if sharding_key is None else sharding_key
+            tags = known.get(TAGS) if tags is None else tags
+            keys = known.get(KEYS) if keys is None else keys
+            sharding_key = known.get(SHARDING_KEY) if sharding_key is None else sharding_key
         words = _words(keys) if keys else None
         yield (
             topic or default, body or b"", tags, words, own, queue_id, sharding_key, delay_level, deliver_at,

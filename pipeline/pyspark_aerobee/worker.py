@@ -12,7 +12,7 @@ __all__ = ["keep_modules"]
 
 
 def keep_modules() -> None:
-    """To be called by a task after its imports: take what is in memory out of the collector's sight, once.
+    """To be called by a task after its imports: have the garbage collector skip what is in memory now, once.
 
     A worker collects garbage after each task. Nothing of the modules ever is, and looking at it takes 50 ms of
     processor time a task (bench/pipeline.py). Outside of tasks nothing happens.

@@ -27,7 +27,6 @@ from aerobee_proto.javajson import MessageQueue
 
 __all__ = [
     "LOOSE_SIZE_MAX",
-    "AllConsumerOffsets",
     "AllDelayOffsets",
     "AllGroups",
     "BrokerConsumeStats",
@@ -82,7 +81,6 @@ __all__ = [
     "SubscriptionData",
     "SubscriptionGroupConfig",
     "TopicConfig",
-    "TopicConfigAndMapping",
     "TopicConfigList",
     "TopicConfigWrapper",
     "TopicList",
@@ -494,12 +492,6 @@ class TopicConfigList(JsonBody):
     topic_config_list: list[TopicConfig] = field(default_factory=list)
 
 
-class TopicConfigAndMapping(TopicConfig):
-    """One topic with its static mapping, if any (351)."""
-
-    mapping_detail: dict[str, Any] | None = None
-
-
 class TopicConfigWrapper(JsonBody):
     """All topics of a broker (21; inside 103)."""
 
@@ -803,7 +795,7 @@ def _topic_to_text(topic: TopicConfig) -> str:
 
 
 class TopicOffset(JsonBody):
-    """State of one queue: offsets are logical, max_offset is the next one to be written."""
+    """State of one queue: offsets are queue offsets, max_offset is the next one to be written."""
 
     last_update_timestamp: Long = 0
     max_offset: Long = 0
@@ -843,13 +835,13 @@ class BrokerConsumeStats(JsonBody):
 
 
 class ResetOffsetBody(JsonBody):
-    """Logical offset by queue (220 request, 222 answer)."""
+    """Queue offset by queue (220 request, 222 answer)."""
 
     offset_table: dict[MessageQueue, Long] = field(default_factory=dict)
 
 
 class QueueOffset(JsonBody):
-    """One queue's logical offset, as an entry of a list."""
+    """One queue's queue offset, as an entry of a list."""
 
     broker_name: str = ""
     offset: Long = 0
@@ -864,28 +856,20 @@ class ResetOffsetListBody(JsonBody):
 
 
 class ConsumerStatusBody(JsonBody):
-    """Logical offset by queue (221), and that by client id (223)."""
+    """Queue offset by queue (221), and that by client id (223)."""
 
     consumer_table: dict[str, dict[MessageQueue, Long]] | None = None
     message_queue_table: dict[MessageQueue, Long] = field(default_factory=dict)
 
 
 class CorrectionOffsets(JsonBody):
-    """Logical offset by queue id (308)."""
+    """Queue offset by queue id (308)."""
 
     correction_offsets: dict[Int, Long] = field(default_factory=dict)
 
 
-class AllConsumerOffsets(JsonBody):
-    """All consumer offsets of a broker (43): `topic@group` -> queue id -> logical offset."""
-
-    data_version: DataVersion = field(default_factory=DataVersion)
-    group_topic_map: dict[str, Any] = field(default_factory=dict)
-    offset_table: dict[str, dict[Int, Long]] = field(default_factory=dict)
-
-
 class AllDelayOffsets(JsonBody):
-    """How far each delay level is (45): level -> logical offset."""
+    """How far each delay level is (45): level -> queue offset."""
 
     data_version: DataVersion = field(default_factory=DataVersion)
     offset_table: dict[Int, Long] = field(default_factory=dict)
@@ -939,7 +923,7 @@ class ConsumeQueueData(JsonBody):
 
 
 class QueryConsumeQueueBody(JsonBody):
-    """Entries of a consume queue (321); the indexes are logical offsets."""
+    """Entries of a consume queue (321); the indexes are queue offsets."""
 
     filter_data: str | None = None
     max_queue_index: Long = 0

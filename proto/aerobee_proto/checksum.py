@@ -17,7 +17,7 @@ from struct import Struct
 from typing import Final, Literal
 from zlib import crc32
 
-from aerobee_proto.properties import remove_property
+from aerobee_proto.properties import CRC32, RECORD_CHECKSUM, remove_property
 
 __all__ = [
     "PROPERTY_CRC_SIZE",
@@ -38,9 +38,10 @@ __all__ = [
 Buffer = bytes | bytearray | memoryview
 ChecksumState = Literal["absent", "stale", "ok", "bad"]
 
-RECORD_CHECKSUM_ENTRY: Final = b"__CRC32C\x01"
+RECORD_CHECKSUM_ENTRY: Final = RECORD_CHECKSUM.encode() + b"\x01"
+RECORD_CHECKSUM_FORM: Final = RECORD_CHECKSUM_ENTRY + b"%016X%08X\x02"  # of physical offset and CRC-32C
 RECORD_CHECKSUM_SIZE: Final = 34
-PROPERTY_CRC_ENTRY: Final = b"__CRC32#\x01"
+PROPERTY_CRC_ENTRY: Final = CRC32.encode() + b"\x01"
 PROPERTY_CRC_SIZE: Final = 20
 _PHYSICAL_OFFSET: Final = Struct(">Q")
 _PHYSICAL_OFFSET_AT: Final = 28
@@ -58,7 +59,7 @@ def crc32c(data: Buffer) -> int:  # noqa: F811  # meant: see below
 
 def record_checksum_entry(physical_offset: int, crc: int) -> bytes:
     """The 34 bytes of the whole-record checksum property."""
-    return b"__CRC32C\x01%016X%08X\x02" % (physical_offset, crc)
+    return RECORD_CHECKSUM_FORM % (physical_offset, crc)
 
 
 def record_checksum_placeholder() -> bytes:
@@ -68,7 +69,7 @@ def record_checksum_placeholder() -> bytes:
 
 def property_crc_entry(crc: int) -> bytes:
     """The 20 bytes of the official checksum property."""
-    return b"__CRC32#\x01%s\x02" % (b"%010d" % crc)[::-1]
+    return b"%b%b\x02" % (PROPERTY_CRC_ENTRY, (b"%010d" % crc)[::-1])
 
 
 def property_crc_placeholder() -> bytes:
@@ -140,5 +141,5 @@ def remove_checksums(properties: bytes) -> bytes:
     """Raw property bytes without checksum properties: those that a client sent or an older record carried."""
     if b"__CRC32" not in properties:
         return properties
-    without = remove_property(properties, b"__CRC32C")
-    return remove_property(without, b"__CRC32#")
+    without = remove_property(properties, RECORD_CHECKSUM.encode())
+    return remove_property(without, CRC32.encode())

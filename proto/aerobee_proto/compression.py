@@ -118,9 +118,9 @@ def _zstd_decompress(body: bytes, size_max: int) -> bytes:
         raise CompressionUnavailable("zstd", "zstandard") from error
     try:
         # A frame that tells its size is allocated at that size, whatever the limit: look first.
-        told = zstandard.get_frame_parameters(body).content_size
-        if told != zstandard.CONTENTSIZE_UNKNOWN and told > size_max:
-            raise FormatError(f"the zstd body is larger than {size_max} bytes once inflated: {told}")
+        declared = zstandard.get_frame_parameters(body).content_size
+        if declared != zstandard.CONTENTSIZE_UNKNOWN and declared > size_max:
+            raise FormatError(f"the zstd body is larger than {size_max} bytes once inflated: {declared}")
         out = zstandard.ZstdDecompressor().decompress(
             body, max_output_size=max(size_max, 1), allow_extra_data=True
         )

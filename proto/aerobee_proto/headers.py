@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 
 from aerobee_proto.frames import I32
+from aerobee_proto.names import TEMPLATE_TOPIC
 
 I64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
@@ -37,7 +38,7 @@ class SendMessageHeader(RequestHeader, kw_only=True):
 
     producer_group: str
     topic: str
-    default_topic: str = "TBW102"
+    default_topic: str = TEMPLATE_TOPIC
     default_topic_queue_nums: I32 = 4
     queue_id: I32
     sys_flag: I32
@@ -72,11 +73,14 @@ class SendMessageV2Header(
         "bname": "n",
     },
 ):
-    """SEND_MESSAGE_V2, SEND_BATCH_MESSAGE, SEND_REPLY_MESSAGE_V2: the same fields as letters."""
+    """SEND_MESSAGE_V2, SEND_BATCH_MESSAGE, SEND_REPLY_MESSAGE_V2: the same fields as letters.
+
+    The fields are written out again because msgspec renames the fields of a class, and not those that it inherits.
+    """
 
     producer_group: str
     topic: str
-    default_topic: str = "TBW102"
+    default_topic: str = TEMPLATE_TOPIC
     default_topic_queue_nums: I32 = 4
     queue_id: I32
     sys_flag: I32
@@ -88,6 +92,9 @@ class SendMessageV2Header(
     batch: bool = False
     max_reconsume_times: I32 | None = None
     bname: str | None = None
+
+
+SendHeader = SendMessageHeader | SendMessageV2Header
 
 
 class ConsumerSendMsgBackHeader(RequestHeader, kw_only=True):

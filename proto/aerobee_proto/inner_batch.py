@@ -17,11 +17,19 @@ from aerobee_proto.errors import FormatError, RecordError
 from aerobee_proto.properties import INNER_NUM
 from aerobee_proto.records import StoredRecord
 
-__all__ = ["is_wrapped", "unwrapped", "unwrapped_from"]
+__all__ = ["COUNT_MAX", "declared_count", "is_wrapped", "unwrapped", "unwrapped_from"]
 
 _WRAPPED: Final = SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP
 _CRC_MASK: Final = 0x7FFFFFFF
-_DIGITS_MAX: Final = 5  # of the number of messages, 32767 at most
+COUNT_MAX: Final = 0x7FFF  # messages in one record
+
+
+def declared_count(said: bytes) -> int | None:
+    """How many messages INNER_NUM, a record's property, says that it holds; None when no record can hold that."""
+    if not said.isdigit() or len(said) > len(str(COUNT_MAX)):
+        return None
+    count = int(said)
+    return count if 0 < count <= COUNT_MAX else None
 
 
 def is_wrapped(record: StoredRecord) -> bool:
@@ -43,7 +51,7 @@ def unwrapped(record: StoredRecord) -> list[StoredRecord]:
     except FormatError as broken:
         raise RecordError(f"the batch in the record at {record.physical_offset}: {broken}") from broken
     said = record.property_map.get(INNER_NUM, "1")
-    if not said.isdecimal() or len(said) > _DIGITS_MAX or int(said) != len(entries):
+    if declared_count(said.encode()) != len(entries):
         raise RecordError(
             f"the batch in the record at {record.physical_offset} says that it holds {said[:40]} messages,"
             f" and holds {len(entries)}"
@@ -62,8 +70,13 @@ def unwrapped(record: StoredRecord) -> list[StoredRecord]:
 
 
 def unwrapped_from(records: Sequence[StoredRecord], offset: int) -> list[StoredRecord]:
-    """All messages of these records, without those of a batch that lie below the logical `offset`: who reads from
+    """All messages of these records, without those of a batch that lie below the queue offset `offset`: who reads from
     within a batch gets the whole of it. RecordError as unwrapped()."""
+    for record in records:
+        if record.sys_flag & _WRAPPED == _WRAPPED:  # written out: a call for each message of each pull
+            break
+    else:
+        return list(records)
     found: list[StoredRecord] = []
     for record in records:
         if is_wrapped(record):

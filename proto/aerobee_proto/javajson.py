@@ -319,7 +319,7 @@ def _loads_any(raw: bytes, tolerant_size_max: int) -> Any:
         raise FormatError(
             f"{len(raw)} bytes that are not standard JSON ({reason}); at most {tolerant_size_max} are read then"
         )
-    return _Parser(raw.decode("utf-8", "replace")).document()
+    return Parser(raw.decode("utf-8", "replace")).document()
 
 
 _BRACKET_STEPS: Final = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
@@ -380,7 +380,7 @@ _NUMBER_LENGTH_MAX: Final = 4096  # Python makes no integer of more than 4300 di
 _SURROGATE: Final = re.compile(r"[\ud800-\udfff]")
 
 
-class _Parser:
+class Parser:
     """A recursive parser for what fastjson accepts. Depth is bounded by DEPTH_MAX, steps by the text's length."""
 
     def __init__(self, text: str) -> None:

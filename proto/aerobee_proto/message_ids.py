@@ -27,7 +27,6 @@ __all__ = [
     "decode_offset_message_id",
     "decode_unique_key",
     "encode_offset_message_id",
-    "unique_key_time",
 ]
 
 _I64: Final = Struct(">q")
@@ -75,19 +74,6 @@ def decode_unique_key(key: str) -> UniqueKey:
     pid, salt, month_ms, counter = _UNIQUE_TAIL.unpack(raw[-_UNIQUE_TAIL.size :])
     ip, _ = decode_host(raw[: -_UNIQUE_TAIL.size] + bytes(4))
     return UniqueKey(ip, pid, salt, month_ms, counter)
-
-
-def unique_key_time(key: str, now_ms: int, utc_offset_s: int = 0) -> int:
-    """When a key was made, in milliseconds since the epoch; FormatError as decode_unique_key.
-
-    A key holds no month: the latest month is taken in which its time is not after `now_ms`. `utc_offset_s` is
-    the sender's offset from UTC in seconds.
-    """
-    month_ms = decode_unique_key(key).month_ms
-    start, _ = _month_around(now_ms, utc_offset_s)
-    if start + month_ms > now_ms:
-        start, _ = _month_around(start - 1, utc_offset_s)
-    return start + month_ms
 
 
 def _unhex(text: str, what: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Names of topics and groups: what they may hold, which are special.
+"""Names of topics, groups and queues: what they may hold, which are special, how they are told apart in tables.
 
 Touches  nothing.
 Topic    1..127 characters, each a percent sign, vertical bar, ASCII letter, digit, underscore or hyphen; topics that
@@ -11,24 +11,43 @@ Invariants
 """
 
 import re
-from typing import Final
+from typing import Final, NamedTuple
 
 from aerobee_proto.codes import ResponseCode
 from aerobee_proto.errors import RequestError
 
 __all__ = [
+    "BENCHMARK_TOPIC",
+    "CHECKPOINT_TOPIC",
+    "CHECK_MAX_TIME_TOPIC",
     "DLQ_PREFIX",
     "GROUP_LENGTH_MAX",
+    "HALF_TOPIC",
     "INTERNAL_TOPIC_LENGTH_MAX",
     "KEPT_TOPICS",
+    "MEMBER_GROUP_TOPIC_PREFIX",
+    "OFFSET_MOVED_TOPIC",
+    "OP_HALF_TOPIC",
     "REPLY_TOPIC_SUFFIX",
     "RETRY_PREFIX",
+    "REVIVE_GROUP",
     "REVIVE_TOPIC_PREFIX",
+    "SCHEDULE_TOPIC",
+    "SELF_TEST_TOPIC",
     "SYSTEM_GROUPS",
     "SYSTEM_GROUP_PREFIX",
     "SYSTEM_TOPICS",
     "SYSTEM_TOPIC_PREFIX",
+    "TEMPLATE_TOPIC",
+    "TIMER_TOPIC",
+    "TOOLS_GROUP",
     "TOPIC_LENGTH_MAX",
+    "TRACE_TOPIC",
+    "TRANSACTION_GROUP",
+    "BrokerQueue",
+    "GroupQueue",
+    "GroupTopic",
+    "QueueKey",
     "check_group",
     "check_topic",
     "dlq_topic",
@@ -50,7 +69,7 @@ DLQ_PREFIX: Final = "%DLQ%"
 REPLY_TOPIC_SUFFIX: Final = "_REPLY_TOPIC"
 SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
 
-AUTO_CREATE_TOPIC: Final = "TBW102"
+TEMPLATE_TOPIC: Final = "TBW102"  # its settings are those of topics that a send creates
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 BENCHMARK_TOPIC: Final = "BenchmarkTest"
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
@@ -61,21 +80,27 @@ SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
 OFFSET_MOVED_TOPIC: Final = "OFFSET_MOVED_EVENT"
 CHECKPOINT_TOPIC: Final = "CHECKPOINT_TOPIC"
 TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
+REVIVE_TOPIC_PREFIX: Final = "rmq_sys_REVIVE_LOG_"  # and the cluster's name
+# And a broker's name: brokers find the others of their name through this topic's route.
+MEMBER_GROUP_TOPIC_PREFIX: Final = "rmq_sys_SYNC_BROKER_MEMBER_"
 
 SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
+TOOLS_GROUP: Final = "TOOLS_CONSUMER"  # of readers that belong to no group; every broker knows it
+TRANSACTION_GROUP: Final = "CID_RMQ_SYS_TRANS"
+REVIVE_GROUP: Final = "CID_RMQ_SYS_REVIVE_GROUP"
 SYSTEM_GROUPS: Final = (
-    "TOOLS_CONSUMER",
+    TOOLS_GROUP,
     "FILTERSRV_CONSUMER",
     "SELF_TEST_C_GROUP",
     "CID_ONS-HTTP-PROXY",
     "CID_ONSAPI_PULL",
     "CID_ONSAPI_PERMISSION",
     "CID_ONSAPI_OWNER",
-    "CID_RMQ_SYS_TRANS",
+    TRANSACTION_GROUP,
 )
 SYSTEM_TOPICS: Final = frozenset(
     {
-        AUTO_CREATE_TOPIC,
+        TEMPLATE_TOPIC,
         SCHEDULE_TOPIC,
         BENCHMARK_TOPIC,
         HALF_TOPIC,
@@ -87,7 +112,6 @@ SYSTEM_TOPICS: Final = frozenset(
         CHECKPOINT_TOPIC,
     }
 )
-REVIVE_TOPIC_PREFIX: Final = "rmq_sys_REVIVE_LOG_"  # and the cluster's name
 KEPT_TOPICS: Final = frozenset(
     {
         SCHEDULE_TOPIC,
@@ -104,6 +128,36 @@ _ALLOWED: Final = re.compile(r"[%|A-Za-z0-9_-]*")
 _ALLOWED_IN_WORDS: Final = "ASCII letters, digits, '%', '|', '_' and '-'"
 # How much of a peer's name an error text repeats.
 _SHOWN_LENGTH_MAX: Final = 64
+
+
+class QueueKey(NamedTuple):
+    """One queue of this broker."""
+
+    topic: str
+    queue_id: int
+
+
+class BrokerQueue(NamedTuple):
+    """One queue of any broker. They sort as official clients sort queues."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+
+
+class GroupTopic(NamedTuple):
+    """A topic as a group reads it."""
+
+    group: str
+    topic: str
+
+
+class GroupQueue(NamedTuple):
+    """One queue as a group reads it: what offsets, check-points and orders belong to."""
+
+    group: str
+    topic: str
+    queue_id: int
 
 
 def check_topic(topic: str, *, internal: bool = False) -> None:
@@ -124,7 +178,7 @@ def check_group(group: str) -> None:
 
 
 def is_kept_topic(topic: str) -> bool:
-    """Whether a broker keeps its own notes there (parked messages, check-points of POP): nobody may send to it.
+    """Whether a broker keeps its own notes there (scheduled messages, check-points of POP): nobody may send to it.
 
     RocketMQ refuses sends to all of them but the timer's and POP's: whoever writes there decides what is delivered.
     """

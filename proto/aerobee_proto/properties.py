@@ -84,6 +84,12 @@ TRANSIENT_PREFIX: Final = "__RMQ.TRANSIENT."
 RECORD_CHECKSUM: Final = "__CRC32C"
 
 
+# Some of them as records carry them.
+KEYS_NAME: Final = KEYS.encode()
+TAGS_NAME: Final = TAGS.encode()
+UNIQ_KEY_NAME: Final = UNIQ_KEY.encode()
+
+
 def encode_properties(properties: Mapping[str, str]) -> str:
     """The property string of `properties`, in their order, ending with the pair separator.
 

@@ -41,9 +41,12 @@ from aerobee_proto.checksum import (
 from aerobee_proto.errors import RecordError
 from aerobee_proto.properties import (
     KEYS,
+    KEYS_NAME,
     PROPERTIES_SIZE_MAX,
     TAGS,
+    TAGS_NAME,
     UNIQ_KEY,
+    UNIQ_KEY_NAME,
     decode_properties,
     find_property,
     split_keys,
@@ -67,7 +70,6 @@ __all__ = [
     "decode_host",
     "decode_record",
     "decode_records",
-    "encode_blank",
     "encode_host",
     "encode_record",
     "iterate_records",
@@ -195,11 +197,6 @@ class StoredRecord:
         """Upper-case hex of store host and physical offset: where to find this record."""
         raw = encode_host(*self.store_host) + self.physical_offset.to_bytes(8, "big", signed=True)
         return raw.hex().upper()
-
-
-def encode_blank(remaining: int) -> bytes:
-    """The 8 bytes that close a commit log file with `remaining` bytes left, these included."""
-    return SIZE_AND_MAGIC.pack(remaining, BLANK_MAGIC)
 
 
 def encode_record(
@@ -480,17 +477,17 @@ class RecordHeader:
     @property
     def tags(self) -> str | None:
         """The TAGS value, None without one."""
-        return self._text_property(b"TAGS")
+        return self._text_property(TAGS_NAME)
 
     @property
     def keys(self) -> str | None:
         """The raw KEYS value (blank-separated), None without one."""
-        return self._text_property(b"KEYS")
+        return self._text_property(KEYS_NAME)
 
     @property
     def unique_key(self) -> str | None:
         """The client's id of the message, None without one."""
-        return self._text_property(b"UNIQ_KEY")
+        return self._text_property(UNIQ_KEY_NAME)
 
     @property
     def record(self) -> Buffer:

@@ -2,6 +2,9 @@
 
 Touches  bytes only.
 
+    Envelope   the header with its fields typed
+    Incoming   one whole request: its envelope, and the frame that it was read from
+
 A `RequestDecoder` is made per request code and reads any codec into an `Envelope` whose `ext` is the header
 struct of that code. `request_code_key` finds the code of a header without reading it: the official clients
 write it first, so a table look-up picks the decoder and the header is read once. Measured on one send header
@@ -12,23 +15,36 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
+from aerobee_proto.bodies import JsonBody
 from aerobee_proto.codes import ResponseCode
-from aerobee_proto.errors import RequestError
+from aerobee_proto.errors import FormatError, RequestError
 from aerobee_proto.frames import (
     CODEC_JSON,
     CODEC_MSGPACK,
+    FLAG_ONEWAY,
     I32,
     Command,
     Frame,
     decode_command,
 )
 
-__all__ = ["UNREADABLE", "Envelope", "RequestDecoder", "code_keys", "request_code_key"]
+__all__ = [
+    "UNREADABLE",
+    "AnyIncoming",
+    "Envelope",
+    "Incoming",
+    "NoFields",
+    "RequestDecoder",
+    "code_keys",
+    "request_code_key",
+]
 
 # What msgspec raises for bytes that it cannot read.
 UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 H = TypeVar("H", bound=msgspec.Struct)
+H_co = TypeVar("H_co", bound=msgspec.Struct, covariant=True)
+B = TypeVar("B", bound=JsonBody)
 
 
 class Envelope(msgspec.Struct, Generic[H], gc=False):
@@ -55,6 +71,53 @@ class _ArrayEnvelope(msgspec.Struct, Generic[H], array_like=True, gc=False):
 
 class NoFields(msgspec.Struct, gc=False):
     """Header of a request that has no fields of its own."""
+
+
+class Incoming(msgspec.Struct, Generic[H_co], eq=False, gc=False):
+    """One request as it came: its header both typed and raw, and its body.
+
+    What whoever lets requests in has to see: a signature is over the fields and the body that were sent.
+    """
+
+    envelope: Envelope[H_co]
+    frame: Frame
+    header: H_co  # the typed header fields: those of the envelope
+    body: bytes  # that of the frame
+    # The body, once it has been read: who is asked whether it may be done sees what is then done.
+    content: JsonBody | None = None
+
+    @property
+    def codec(self) -> int:
+        """The codec of the raw header, and of the answer."""
+        return self.frame[0]
+
+    @property
+    def raw_header(self) -> bytes:
+        return self.frame[1]
+
+    @property
+    def oneway(self) -> bool:
+        """Whether the peer wants no answer."""
+        return self.envelope.flag & FLAG_ONEWAY != 0
+
+    def read(self, form: type[B]) -> B:
+        """The body as JSON of this form, read once. RequestError SYSTEM_ERROR when it is missing or broken, as
+        RocketMQ answers."""
+        known = self.content
+        if type(known) is form:
+            return known
+        code = self.envelope.code
+        if not self.body:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, f"request {code} needs a {form.__name__} body")
+        try:
+            read = self.content = form.from_stranger(self.body)
+        except FormatError as error:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, f"body of request {code}: {error}") from error
+        return read
+
+
+AnyIncoming = Incoming[msgspec.Struct]
+"""One whose header fields do not matter."""
 
 
 class RequestDecoder(Generic[H]):

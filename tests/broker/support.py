@@ -1,4 +1,4 @@
-"""A broker's handlers without sockets: a connection in memory, a real store in a temporary folder, a clock to turn."""
+"""A broker's handlers without sockets: connections and files in memory, a clock to turn."""
 
 import asyncio
 import gzip
@@ -6,23 +6,28 @@ import json
 import tarfile
 from base64 import b64decode
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from aerobee_broker.config import BrokerConfig, LiveConfig, delay_levels
-from aerobee_broker.identity import identity_of
-from aerobee_broker.services import Services, make_services
+from aerobee_broker.assembly import Ground, Parts, Tables, assemble
+from aerobee_broker.settings.config import BrokerConfig, LiveConfig, delay_levels
+from aerobee_broker.settings.identity import identity_of
+from aerobee_broker.transactions.transactions import Transactions
 from aerobee_proto.codes import RequestCode
 from aerobee_proto.frames import FLAG_RESPONSE, Command, FrameDecoder, decode_command, encode_command
 from aerobee_proto.javahash import tag_hash
-from aerobee_remoting.connection import Connection
-from aerobee_remoting.handlers import HandlerTable
-from aerobee_store.config import StoreConfig
-from aerobee_store.io import DiskIo
-from aerobee_store.messages import NewMessage
+from aerobee_remoting.ends.server import RemotingServer
+from aerobee_remoting.exchange.connection import Connection
+from aerobee_remoting.exchange.handlers import HandlerTable
+from aerobee_remoting.peers.peer_memory import PeerMemory
+from aerobee_store.disk.io import DiskIo, StoreIo
+from aerobee_store.disk.reserve import Reserve
 from aerobee_store.store import MessageStore
+from aerobee_store.terms.config import StoreConfig
+from aerobee_store.terms.messages import NewMessage
 
 __all__ = [
     "GOLDEN",
@@ -30,7 +35,7 @@ __all__ = [
     "Clock",
     "Peer",
     "calls_in_turns",
-    "make_test_services",
+    "make_test_parts",
     "notifications",
     "official_exchanges",
     "put",
@@ -98,6 +103,7 @@ class Peer:
 
     def __init__(self, table: HandlerTable, *, port: int = 50_000, **callbacks: Any) -> None:
         self._transport = _MemoryTransport(("10.1.1.1", port))
+        self.handlers = table
         self.connection = Connection(table, **callbacks)
         self._transport.connection = self.connection
         self.connection.connection_made(self._transport)
@@ -149,8 +155,7 @@ class Peer:
 
     def _drain(self) -> None:
         # What was written in this turn of the loop but not handed to the transport yet counts too.
-        if self.connection._out:
-            self.connection._write_out()
+        self.connection.flush()
         while not self._transport.written.empty():
             self._feed(self._transport.written.get_nowait())
 
@@ -178,10 +183,10 @@ def small_config(root: Path, **settings: Any) -> BrokerConfig:
     return BrokerConfig(**(defaults | settings))
 
 
-def make_test_services(root: Path, clock: Clock, **settings: Any) -> Services:
-    """Services over an open store below `root`; the caller closes `services.store`."""
+def make_test_parts(root: Path, clock: Clock, *, io: StoreIo | None = None, **settings: Any) -> Parts:
+    """The parts of a broker below `root`, none of them running, over an open store; the caller closes `store`."""
     config = small_config(root, **settings)
-    io = DiskIo()
+    io = io or DiskIo()
     store = MessageStore(
         StoreConfig(
             root=root,
@@ -189,6 +194,8 @@ def make_test_services(root: Path, clock: Clock, **settings: Any) -> Services:
             consume_queue_file_size=config.mapped_file_size_consume_queue,
             index_slots=config.max_hash_slot_num,
             index_entries=config.max_index_num,
+            timer_log_file_size=config.mapped_file_size_timer_log,
+            timer_precision_ms=config.timer_precision_ms,
             sync_flush=False,
             delay_levels_ms=delay_levels(config.message_delay_level),
         ),
@@ -196,18 +203,33 @@ def make_test_services(root: Path, clock: Clock, **settings: Any) -> Services:
         clock=clock,
     )
     store.open()
-    live = LiveConfig(config, now_ms=clock())
-    return make_services(live, identity=identity_of(config, 12911), store=store, io=io, clock=clock)
+    ground = Ground(
+        live=LiveConfig(config, now_ms=clock()),
+        clock=clock,
+        io=io,
+        reserve=Reserve(root / "reserve", io),
+        worker=ThreadPoolExecutor(1),
+        memory=PeerMemory(config.max_peer_memory_bytes, config.max_peer_memory_bytes_per_connection),
+        identity=identity_of(config, 12911),
+        address="127.0.0.1",
+    )
+    tables = Tables(ground)
+    tables.load(store)
+    return assemble(ground, store, tables, RemotingServer(HandlerTable()), on_task_failure=_task_failed)
 
 
-def put(services: Services, topic: str, *, queue_id: int = 0, tag: str = "TagA", body: bytes = b"hi") -> int:
-    """Store one message, readable at once; its logical offset."""
+def _task_failed(name: str, failed: Exception) -> None:
+    raise AssertionError(f"{name} has failed") from failed
+
+
+def put(parts: Parts, topic: str, *, queue_id: int = 0, tag: str = "TagA", body: bytes = b"hi") -> int:
+    """Store one message, readable at once; its queue offset."""
     message = NewMessage(
         topic=topic,
         queue_id=queue_id,
         flag=0,
         sys_flag=0,
-        born_timestamp=services.clock(),
+        born_timestamp=parts.clock(),
         born_host=HOST,
         store_host=HOST,
         reconsume_times=0,
@@ -218,9 +240,15 @@ def put(services: Services, topic: str, *, queue_id: int = 0, tag: str = "TagA",
         keys=None,
         unique_key=None,
     )
-    (appended,) = services.store.append([message])
-    services.store.confirm(services.store.end_offset)
+    (appended,) = parts.store.append([message])
+    parts.store.confirm(parts.store.end_offset)
     return appended.queue_offset
+
+
+def forget_marks(transactions: Transactions) -> None:
+    """As if the broker had been killed before it wrote which transactions have ended."""
+    transactions.marks.clear()
+    transactions.table = type(transactions.table)()
 
 
 def unpack_store(case: str, folder: Path) -> Path:

@@ -12,7 +12,7 @@ from aerobee_broker.broker import Broker, sync_pause_s
 from aerobee_proto.bodies import SubscriptionGroupConfig, TopicConfig
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.message_ids import decode_offset_message_id
-from aerobee_store.errors import CorruptStore, StoreLocked
+from aerobee_store.faults.errors import CorruptStore, StoreLocked
 from broker.support import Clock
 from system.faulty_disk import FaultyDisk
 from system.running import Talker, broker_config, running_broker, send_request, talking, text_of
@@ -83,13 +83,13 @@ async def test_messages_offsets_topics_and_groups_survive_a_restart(tmp_path: Pa
         for i in range(10):
             await client.put("T", b"%d" % i, queue_id=i % 2, properties=text_of({"KEYS": f"k{i}"}))
         before = (await client.pull("T", sysFlag=5, commitOffset=3)).body
-        broker.services.topics.update([TopicConfig(topic_name="Wide", write_queue_nums=9, perm=2)])
-        broker.services.groups.update([SubscriptionGroupConfig(group_name="calm", consume_enable=False)])
+        broker.parts.topics.update([TopicConfig(topic_name="Wide", write_queue_nums=9, perm=2)])
+        broker.parts.groups.update([SubscriptionGroupConfig(group_name="calm", consume_enable=False)])
     async with running_broker(tmp_path) as broker, talking(broker) as client:
         assert (await client.pull("T")).body == before
-        wide, calm = broker.services.topics.require("Wide"), broker.services.groups.require("calm")
+        wide, calm = broker.parts.topics.require("Wide"), broker.parts.groups.require("calm")
         assert (wide.write_queue_nums, wide.perm, calm.consume_enable) == (9, 2, False)
-        assert broker.services.topics.require("T").write_queue_nums == 4
+        assert broker.parts.topics.require("T").write_queue_nums == 4
         stored = {"consumerGroup": "test-group", "topic": "T", "queueId": "0"}
         assert (await client.ask(RequestCode.QUERY_CONSUMER_OFFSET, stored)).ext["offset"] == "3"
         answer = await client.put("T", b"next")
@@ -116,7 +116,7 @@ async def test_starting_and_stopping_many_times_loses_nothing(tmp_path: Path) ->
         ):
             assert (await client.put("T", b"%d" % i * 2000)).ext["queueOffset"] == str(i)
             assert [one.body for one in await client.records("T")] == [b"%d" % j * 2000 for j in range(i + 1)]
-            broker.services.store.check()
+            broker.parts.store.check()
 
 
 async def test_closing_twice_and_without_a_start_is_harmless(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ async def test_foreign_files_in_the_store_are_left_alone(tmp_path: Path) -> None
         async with running_broker(tmp_path) as broker, talking(broker) as client:
             assert (await client.records("T"))[0].body == b"mine"
             assert (await client.put("T")).code == 0
-            broker.services.store.check()
+            broker.parts.store.check()
     assert [name for name in foreign if (tmp_path / name).read_text() != f"this is {name}"] == []
 
 
@@ -228,16 +228,18 @@ async def test_a_failed_sync_refuses_what_waits_and_is_final(tmp_path: Path) -> 
             disk.sync_error = None
             later = await client.put("T", b"later")
             assert later.code == ResponseCode.SERVICE_NOT_AVAILABLE
-            hasty = await client.put("T", b"later", properties=text_of({"WAIT": "false", "UNIQ_KEY": "K"}))
-            assert hasty.code == ResponseCode.SERVICE_NOT_AVAILABLE
+            without_wait = await client.put(
+                "T", b"later", properties=text_of({"WAIT": "false", "UNIQ_KEY": "K"})
+            )
+            assert without_wait.code == ResponseCode.SERVICE_NOT_AVAILABLE
             assert [one.body for one in await client.records("T")] == [b"safe"]
     assert (tmp_path / "abort").exists()
-    told = event(logs, "store.disk_failed")
-    assert told["what"] == "commit log"
-    assert told["reason"] == "[Errno 5] Input/output error"
+    logged = event(logs, "store.disk_failed")
+    assert logged["what"] == "commit log"
+    assert logged["reason"] == "[Errno 5] Input/output error"
     assert event(logs, "broker.sends_abandoned")["waiting_count"] == 10
     assert event(logs, "broker.failed")["log_level"] == "warning"
-    assert [entry for entry in logs if entry["log_level"] == "error"] == [told]
+    assert [entry for entry in logs if entry["log_level"] == "error"] == [logged]
     async with running_broker(tmp_path) as broker, talking(broker) as client:
         assert (await client.records("T"))[0].body == b"safe"
 
@@ -254,7 +256,7 @@ async def test_a_sync_that_fails_in_the_background_ends_the_broker_too(tmp_path:
     assert (tmp_path / "abort").exists()
 
 
-@pytest.mark.parametrize("work", ["build_index", "confirm"])
+@pytest.mark.parametrize("work", ["keys.build", "confirm"])
 async def test_a_fault_in_work_of_the_loop_ends_the_broker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str
 ) -> None:
@@ -265,7 +267,9 @@ async def test_a_fault_in_work_of_the_loop_ends_the_broker(
 
     with capture_logs() as logs:
         async with running_broker(tmp_path) as broker, talking(broker) as client:
-            monkeypatch.setattr(broker.services.store, work, fault)
+            part, _, method = work.rpartition(".")
+            store = broker.parts.store
+            monkeypatch.setattr(getattr(store, part) if part else store, method, fault)
             assert (await client.put("T", KEYS="k")).code == ResponseCode.SUCCESS
             async with asyncio.timeout(5):
                 assert isinstance(await asyncio.shield(broker.failed), ValueError)
@@ -288,10 +292,10 @@ async def test_a_sync_of_the_queues_that_fails_ends_the_broker_too(tmp_path: Pat
             async with asyncio.timeout(5):
                 assert await asyncio.shield(broker.failed) is disk.sync_error
             assert (await client.put("T")).code == ResponseCode.SERVICE_NOT_AVAILABLE
-    told = event(logs, "store.disk_failed")
+    logged = event(logs, "store.disk_failed")
     # Whichever the next round of upkeep comes to first.
-    assert told["what"] in {"consume queue", "checkpoint"}
-    assert [entry for entry in logs if entry["log_level"] == "error"] == [told]
+    assert logged["what"] in {"consume queue", "checkpoint"}
+    assert [entry for entry in logs if entry["log_level"] == "error"] == [logged]
     assert (tmp_path / "abort").exists()
 
 
@@ -362,14 +366,14 @@ async def test_a_read_of_sends_that_the_disk_cannot_hold_is_answered_one_by_one(
             ResponseCode.SERVICE_NOT_AVAILABLE,
         }
         assert [one.body[:1] for one in await client.records("T")] == [b"a", b"0", b"1"]
-        broker.services.store.check()
+        broker.parts.store.check()
 
 
 async def test_a_queue_that_cannot_grow_holds_sends_back_until_it_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Entries that found no room were tried again by the next sync only; sends were refused, so there was none."""
-    monkeypatch.setattr("aerobee_broker.broker.DISPATCH_RETRY_S", 0.001)
+    monkeypatch.setattr("aerobee_broker.messages.visibility.DISPATCH_RETRY_S", 0.001)
     disk, clock = FaultyDisk(), Clock()
     settings: dict[str, Any] = {
         "mapped_file_size_consume_queue": 200,  # ten messages
@@ -394,7 +398,7 @@ async def test_a_queue_that_cannot_grow_holds_sends_back_until_it_can(
         bodies = [one.body for one in await client.records("T")]
         assert len(bodies) == acknowledged
         assert bodies[:11] == [b"%d" % i for i in range(11)]
-        broker.services.store.check()
+        broker.parts.store.check()
 
 
 async def test_settings_that_cannot_be_saved_are_told_and_do_not_stop_the_stop(tmp_path: Path) -> None:

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from aerobee_broker.broker import Broker
-from aerobee_broker.config_files import decode_config, encode_config
-from aerobee_broker.consumer_offsets import ConsumerOffsets
+from aerobee_broker.catalog.consumer_offsets import ConsumerOffsets
+from aerobee_broker.settings.config_files import decode_config, encode_config
 from aerobee_proto.codes import RequestCode, ResponseCode
-from aerobee_store import failpoints
-from aerobee_store.errors import CorruptStore
-from aerobee_store.io import DiskIo
-from aerobee_store.json_files import JsonFile
+from aerobee_store.disk.io import DiskIo
+from aerobee_store.disk.json_files import JsonFile
+from aerobee_store.faults import failpoints
+from aerobee_store.faults.errors import CorruptStore
+from broker.settings.test_config_files import STORES, tables_of
 from broker.support import Clock, unpack_store
-from broker.test_config_files import STORES, tables_of
 from store.memory_io import MemoryIo, RandomSurvivors
 from system.running import broker_config, running_broker, talking
 
@@ -94,10 +94,10 @@ async def test_the_backup_stands_in_and_that_is_an_error_event(name: str, kind: 
         assert "T" in tables.topics
         assert tables.groups.get("group-T") is not None
         assert tables.offsets.get("group-T", "T", 0) == 5
-    (told,) = [entry for entry in logs if entry["log_level"] == "error"]
-    assert told["event"] == "broker.config_backup_used"
-    assert told["path"] == str(path)
-    assert told["reason"]
+    (logged,) = [entry for entry in logs if entry["log_level"] == "error"]
+    assert logged["event"] == "broker.config_backup_used"
+    assert logged["path"] == str(path)
+    assert logged["reason"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -262,7 +262,7 @@ async def test_a_broker_does_not_start_on_garbage_and_leaves_everything_as_it_wa
     path.write_bytes(before)
     async with running_broker(tmp_path) as broker, talking(broker) as client:
         assert [record.body for record in await client.records("T")] == [b"kept"]
-        assert broker.services.offsets.get("test-group", "T", 0) == 1
+        assert broker.parts.offsets.get("test-group", "T", 0) == 1
 
 
 # --- stops while a file is replaced -------------------------------------------------------------------------------
@@ -376,7 +376,7 @@ async def test_a_group_that_waits_beyond_a_shortened_queue_gets_what_comes(tmp_p
     path.write_text(path.read_text().replace('"0": 5', '"0": 50'))
     with capture_logs() as logs:
         async with running_broker(tmp_path) as broker, talking(broker) as client:
-            assert broker.services.offsets.get("test-group", "T", 0) == 5
+            assert broker.parts.offsets.get("test-group", "T", 0) == 5
             await client.put("T", b"next")
             assert [record.body for record in await client.records("T", 5)] == [b"next"]
     assert [entry["clamped_to"] for entry in logs if entry["event"] == "broker.offset_clamped"] == [5]

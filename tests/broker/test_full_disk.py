@@ -12,9 +12,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from aerobee_broker.broker import Broker
-from aerobee_broker.disk_keeper import DiskKeeper, cleaning_rules, uptime_ms
+from aerobee_broker.upkeep.disk_cleaner import DiskCleaner, cleaning_rules, uptime_ms
 from aerobee_proto.codes import RequestCode, ResponseCode
-from aerobee_store.io import DiskIo
+from aerobee_store.disk.io import DiskIo
 from broker.support import START_MS, Clock
 from system.running import Talker, broker_config, running_broker, talking
 
@@ -40,9 +40,13 @@ class LevelDisk(DiskIo):
         return 1_000_000, 1_000_000 - 10_000 * self.percent
 
 
-def keeper_of(broker: Broker) -> DiskKeeper:
-    assert broker._keeper is not None
-    return broker._keeper
+def up_for(cleaner: DiskCleaner, time_ms: int) -> None:
+    """As if the broker had been started so long ago."""
+    cleaner.started_ms = uptime_ms() - time_ms
+
+
+def cleaner_of(broker: Broker) -> DiskCleaner:
+    return broker.parts.cleaner
 
 
 async def fill(client: Talker, count: int, size: int = 4000) -> list[int]:
@@ -63,8 +67,8 @@ async def aged_broker(
         running_broker(root, io=disk or LevelDisk(), clock=clock, **{**SMALL, **settings}) as broker,
         talking(broker) as client,
     ):
-        await keeper_of(broker).round()  # its first one, or after it
-        keeper_of(broker)._started -= 60_000
+        await cleaner_of(broker).round()  # its first one, or after it
+        up_for(cleaner_of(broker), 60_000)
         yield broker, client, clock
 
 
@@ -79,13 +83,13 @@ async def test_above_the_warning_level_sends_stop_and_at_the_clean_level_they_go
     disk = LevelDisk()
     with capture_logs() as logs:
         async with running_broker(tmp_path, io=disk, **SMALL) as broker, talking(broker) as client:
-            keeper = keeper_of(broker)
+            cleaner = cleaner_of(broker)
             assert await fill(client, 1) == [0]
             disk.percent = 90
-            await keeper.look()
+            await cleaner.look()
             assert await fill(client, 1) == [0]
             disk.percent = 91
-            await keeper.look()
+            await cleaner.look()
             refused = await client.put("T")
             assert refused.code == FULL
             assert "the disk is nearly full: 91 % used, above 90 %" in (refused.remark or "")
@@ -93,15 +97,15 @@ async def test_above_the_warning_level_sends_stop_and_at_the_clean_level_they_go
             assert len(await client.records("T")) == 2
             offset = {"consumerGroup": "test-group", "topic": "T", "queueId": "0", "commitOffset": "2"}
             assert (await client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, offset)).code == 0
-            await broker.services.files.save()
+            await broker.parts.files.save()
             disk.percent = 86
-            await keeper.look()
+            await cleaner.look()
             assert await fill(client, 1) == [FULL]
             disk.percent = 85
-            await keeper.look()
+            await cleaner.look()
             assert await fill(client, 1) == [0]
-    told = [entry["event"] for entry in logs if entry["event"].startswith("store.sends")]
-    assert told == ["store.sends_refused", "store.sends_resumed"]
+    logged = [entry["event"] for entry in logs if entry["event"].startswith("store.sends")]
+    assert logged == ["store.sends_refused", "store.sends_resumed"]
     assert (tmp_path / "config" / "consumerOffset.json").exists()
 
 
@@ -111,7 +115,7 @@ async def test_a_broker_that_starts_on_a_full_disk_takes_nothing_and_serves_read
         await fill(client, 1)
     disk.percent = 99
     async with running_broker(tmp_path, io=disk, **SMALL) as broker, talking(broker) as client:
-        await keeper_of(broker).look()
+        await cleaner_of(broker).look()
         assert await fill(client, 1) == [FULL]
         assert len(await client.records("T")) == 1
 
@@ -120,9 +124,9 @@ async def test_a_disk_that_cannot_be_looked_at_is_not_taken_for_full(tmp_path: P
     disk = LevelDisk()
     async with running_broker(tmp_path, io=disk, **SMALL) as broker, talking(broker) as client:
         disk.percent = None
-        await keeper_of(broker).round()
+        await cleaner_of(broker).round()
         assert await fill(client, 1) == [0]
-        assert keeper_of(broker).used_percent == 0
+        assert cleaner_of(broker).used_percent == 0
 
 
 async def test_levels_can_be_changed_while_it_runs(tmp_path: Path) -> None:
@@ -131,11 +135,11 @@ async def test_levels_can_be_changed_while_it_runs(tmp_path: Path) -> None:
     async with running_broker(tmp_path, io=disk, **SMALL) as broker, talking(broker) as client:
         body = b"diskSpaceCleanForciblyRatio=40\ndiskSpaceWarningLevelRatio=50\n"
         assert (await client.ask(RequestCode.UPDATE_BROKER_CONFIG, body=body)).code == 0
-        await keeper_of(broker).look()
+        await cleaner_of(broker).look()
         assert await fill(client, 1) == [FULL]
         body = b"diskSpaceWarningLevelRatio=95\ndiskSpaceCleanForciblyRatio=90\n"
         assert (await client.ask(RequestCode.UPDATE_BROKER_CONFIG, body=body)).code == 0
-        await keeper_of(broker).look()
+        await cleaner_of(broker).look()
         assert await fill(client, 1) == [0]
 
 
@@ -146,23 +150,25 @@ async def test_expired_files_go_at_their_hour_and_are_named(tmp_path: Path) -> N
     with capture_logs() as logs:
         async with aged_broker(tmp_path, 73, delete_when=ALL_DAY) as (broker, client, _):
             first = await client.pull("T")
-            await keeper_of(broker).round()
-            store = broker.services.store
+            await cleaner_of(broker).round()
+            store = broker.parts.store
             begin = store.min_physical_offset
             assert log_files(tmp_path)[0] == str(begin)
-            assert store.min_offset("T", 0) > 0
+            assert store.reading.min_offset("T", 0) > 0
             assert (await client.pull("T", 0)).code != first.code == 0
-            left = await client.records("T", store.min_offset("T", 0))
-            assert [record.queue_offset for record in left] == list(range(store.min_offset("T", 0), 20))
+            left = await client.records("T", store.reading.min_offset("T", 0))
+            assert [record.queue_offset for record in left] == list(
+                range(store.reading.min_offset("T", 0), 20)
+            )
             store.check()
             facts = {"topic": "T", "queueId": "0"}
             found = await client.ask(RequestCode.GET_MIN_OFFSET, facts)
-            assert int(found.ext["offset"]) == store.min_offset("T", 0)
-    (told,) = [entry for entry in logs if entry["event"] == "store.files_deleted"]
-    assert (told["begin_offset"], told["reason"]) == (0, "hour")
-    assert told["log_files"] * 16_384 == told["end_offset"] == begin
-    assert told["newest_message_ms"] == START_MS
-    assert told["other_files"] > 0
+            assert int(found.ext["offset"]) == store.reading.min_offset("T", 0)
+    (logged,) = [entry for entry in logs if entry["event"] == "store.files_deleted"]
+    assert (logged["begin_offset"], logged["reason"]) == (0, "hour")
+    assert logged["log_files"] * 16_384 == logged["end_offset"] == begin
+    assert logged["newest_message_ms"] == START_MS
+    assert logged["other_files"] > 0
 
 
 @pytest.mark.parametrize(
@@ -172,14 +178,14 @@ async def test_expired_files_go_at_their_hour_and_are_named(tmp_path: Path) -> N
 )
 async def test_younger_files_stay(tmp_path: Path, age_h: float, settings: dict[str, Any]) -> None:
     async with aged_broker(tmp_path, age_h, **settings) as (broker, client, _):
-        await keeper_of(broker).round()
+        await cleaner_of(broker).round()
         assert len(await client.records("T")) == 20
 
 
 async def test_before_a_minute_has_passed_nothing_goes(tmp_path: Path) -> None:
     async with aged_broker(tmp_path, 100, delete_when=ALL_DAY) as (broker, client, _):
-        keeper_of(broker)._started = uptime_ms()
-        await keeper_of(broker).round()
+        up_for(cleaner_of(broker), 0)
+        await cleaner_of(broker).round()
         assert len(await client.records("T")) == 20
 
 
@@ -188,40 +194,40 @@ async def test_file_times_mean_nothing(tmp_path: Path) -> None:
     async with aged_broker(tmp_path, 1, delete_when=ALL_DAY) as (broker, client, _):
         for path in (tmp_path / "commitlog").iterdir():
             os.utime(path, (1, 1))
-        await keeper_of(broker).round()
+        await cleaner_of(broker).round()
         assert len(await client.records("T")) == 20
 
 
 async def test_a_clock_that_is_set_ahead_by_a_month_deletes_nothing(tmp_path: Path) -> None:
     with capture_logs() as logs:
         async with aged_broker(tmp_path, 71, delete_when=ALL_DAY) as (broker, client, clock):
-            await keeper_of(broker).round()
+            await cleaner_of(broker).round()
             clock.now_ms += 30 * 24 * HOUR_MS
             for _ in range(5):
-                await keeper_of(broker).round()
-            broker.services.clean()
-            await keeper_of(broker).round()
+                await cleaner_of(broker).round()
+            broker.parts.cleaner.request()
+            await cleaner_of(broker).round()
             assert len(await client.records("T")) == 20
             # Messages that are stored meanwhile carry the wrong time; they must not go early either.
             assert await fill(client, 20) == [0] * 20
             clock.now_ms -= 30 * 24 * HOUR_MS
-            await keeper_of(broker).round()
+            await cleaner_of(broker).round()
             assert len(await client.records("T")) == 40
-    (told,) = [entry for entry in logs if entry["event"] == "store.clock_jumped"]
-    assert told["ahead_ms"] >= 29 * 24 * HOUR_MS
+    (logged,) = [entry for entry in logs if entry["event"] == "store.clock_jumped"]
+    assert logged["ahead_ms"] >= 29 * 24 * HOUR_MS
 
 
 async def test_an_admin_may_ask_for_it_at_any_hour(tmp_path: Path) -> None:
     other_hour = (int((START_MS // HOUR_MS + 100) % 24) + 3) % 24
     async with aged_broker(tmp_path, 100, delete_when=str(other_hour)) as (broker, client, _):
-        keeper_of(broker)._started = uptime_ms()
+        up_for(cleaner_of(broker), 0)
         assert (await client.ask(RequestCode.DELETE_EXPIRED_COMMITLOG)).code == 0
         async with asyncio.timeout(10):
             while (await client.ask(RequestCode.GET_MIN_OFFSET, {"topic": "T", "queueId": "0"})).ext[
                 "offset"
             ] == "0":
                 pass
-        await keeper_of(broker).round()
+        await cleaner_of(broker).round()
         assert len(log_files(tmp_path)) == 1
         assert (await client.ask(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)).code == 0
 
@@ -231,12 +237,12 @@ async def test_a_nearly_full_disk_loses_its_oldest_files_whatever_their_age(tmp_
     with capture_logs() as logs:
         async with aged_broker(tmp_path, 1, disk) as (broker, client, _):
             disk.percent = 88  # three files of 16 KiB above 85 % of 1 MB make two
-            await keeper_of(broker).round()
+            await cleaner_of(broker).round()
             assert log_files(tmp_path)[0] == "32768"
             disk.percent = 10
             assert await fill(client, 1) == [0]
-    (told,) = [entry for entry in logs if entry["event"] == "store.files_deleted"]
-    assert (told["reason"], told["log_files"]) == ("forced", 2)
+    (logged,) = [entry for entry in logs if entry["event"] == "store.files_deleted"]
+    assert (logged["reason"], logged["log_files"]) == ("forced", 2)
 
 
 async def test_files_that_cannot_be_deleted_are_told_and_tried_again(tmp_path: Path) -> None:
@@ -251,13 +257,13 @@ async def test_files_that_cannot_be_deleted_are_told_and_tried_again(tmp_path: P
     disk = Stubborn()
     with capture_logs() as logs:
         async with aged_broker(tmp_path, 100, disk, delete_when=ALL_DAY) as (broker, _, _):
-            await keeper_of(broker).round()
+            await cleaner_of(broker).round()
             assert [entry["event"] for entry in logs].count("store.cleaning_failed") == 1
             assert log_files(tmp_path)[0] == "0"
             disk.stubborn = False
-            await keeper_of(broker).round()
+            await cleaner_of(broker).round()
             assert len(log_files(tmp_path)) == 1
-            broker.services.store.check()
+            broker.parts.store.check()
 
 
 def test_settings_become_rules() -> None:
@@ -332,7 +338,7 @@ async def test_a_disk_without_a_byte_left_refuses_sends_and_nothing_else(
 ) -> None:
     root, clock = small_disk / "store", Clock()
     async with running_broker(root, clock=clock, **NO_LEVELS) as broker, talking(broker) as client:
-        await keeper_of(broker).round()
+        await cleaner_of(broker).round()
         assert (root / "reserve").stat().st_size == 4 << 20
         ballast.leave(3 << 20)
         codes = await fill(client, 120, 50_000)
@@ -347,12 +353,12 @@ async def test_a_disk_without_a_byte_left_refuses_sends_and_nothing_else(
         ballast.take_all()
         offset = {"consumerGroup": "test-group", "topic": "T", "queueId": "0", "commitOffset": "7"}
         assert (await client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, offset)).code == 0
-        broker.services.store.flush_queues()
-        broker.services.store.write_checkpoint()
+        broker.parts.store.flush_queues()
+        broker.parts.store.write_checkpoint()
         clock.now_ms += 5000
         assert await fill(client, 3, 50_000) == [FULL] * 3
         assert not broker.failed.done()
-        broker.services.store.check()
+        broker.parts.store.check()
     # Stopping and starting there works too, with the little that the stop gave back.
     async with running_broker(root, clock=clock, **NO_LEVELS) as broker, talking(broker) as client:
         assert len(await client.records("T")) == stored
@@ -360,11 +366,11 @@ async def test_a_disk_without_a_byte_left_refuses_sends_and_nothing_else(
         ballast.give_back()
         clock.now_ms += 5000
         assert await fill(client, 3, 50_000) == [0] * 3
-        await keeper_of(broker).round()
+        await cleaner_of(broker).round()
         assert (root / "reserve").exists()
-        assert "New" in broker.services.topics
+        assert "New" in broker.parts.topics
         assert len(await client.records("T")) == stored + 3
-        broker.services.store.check()
+        broker.parts.store.check()
 
 
 async def test_more_goes_through_a_disk_than_it_can_hold(small_disk: Path) -> None:
@@ -372,18 +378,18 @@ async def test_more_goes_through_a_disk_than_it_can_hold(small_disk: Path) -> No
     root, clock = small_disk / "store", Clock()
     settings: dict[str, Any] = {"clean_resource_interval": 3_600_000, "mapped_file_size_commit_log": 1 << 20}
     async with running_broker(root, clock=clock, **settings) as broker, talking(broker) as client:
-        keeper = keeper_of(broker)
-        await keeper.round()
-        keeper._started -= 60_000
+        cleaner = cleaner_of(broker)
+        await cleaner.round()
+        up_for(cleaner, 60_000)
         for _ in range(40):
             codes = await fill(client, 15, 50_000)
             clock.now_ms += 2000
-            await keeper.round()
+            await cleaner.round()
             assert codes == [0] * 15
-        store = broker.services.store
+        store = broker.parts.store
         assert store.end_offset > 28 << 20
         assert store.min_physical_offset > 12 << 20
-        assert keeper.used_percent <= 90
+        assert cleaner.used_percent <= 90
         store.check()
 
 

@@ -12,13 +12,15 @@ from typing import Any, ClassVar
 
 import pytest
 
-from aerobee_broker import housekeeping, registration, scrubbing
-from aerobee_broker.broker import Broker, epoch_ms
-from aerobee_broker.broker_handlers import BrokerHandlers
-from aerobee_broker.config import BrokerConfig, field_of, hot_keys
+from aerobee_broker.broker import Broker
+from aerobee_broker.cluster import registration
+from aerobee_broker.remoting_api.settings_handlers import SettingsHandlers
+from aerobee_broker.settings.config import BrokerConfig, field_of, hot_keys
+from aerobee_broker.upkeep import housekeeping, scrubbing
 from aerobee_nameserver.config import load_config
 from aerobee_nameserver.server import NameServer
 from aerobee_proto.codes import RequestCode
+from aerobee_service.clock import epoch_ms
 from plain_remoting import topic_fields
 from system.popping import Popper, popping
 from system.running import broker_config, text_of
@@ -139,12 +141,12 @@ async def test_every_hot_key_is_followed(
     success and changed nothing. Others were looked at only when a pause of the old length was over.
     """
 
-    def take_in(handlers: BrokerHandlers, changed: set[str]) -> None:
+    def take_in(handlers: SettingsHandlers, changed: set[str]) -> None:
         watched.used.clear()  # the comparison with the old ones has looked at all of them
         follow(handlers, changed)
 
-    follow = BrokerHandlers._apply
-    monkeypatch.setattr(BrokerHandlers, "_apply", take_in)
+    follow = SettingsHandlers._apply
+    monkeypatch.setattr(SettingsHandlers, "_apply", take_in)
     monkeypatch.setattr(housekeeping, "SAMPLE_S", 0.02)
     monkeypatch.setattr(registration, "PERIOD_MIN_S", 0.02)
     monkeypatch.setattr(scrubbing, "LOOK_S", 0.02)
@@ -156,7 +158,7 @@ async def test_every_hot_key_is_followed(
     broker = Broker(watched(**{name: getattr(start, name) for name in start.model_fields_set}))
     try:
         await broker.start()
-        watched.first = broker.services.config
+        watched.first = broker.parts.config
         changes = {key: new_value(watched.first, key) for key in hot_keys() - {"namesrvAddr"}}
         changes["namesrvAddr"] = f"127.0.0.1:{nameserver.port}"
         async with popping(broker) as client:
@@ -164,14 +166,14 @@ async def test_every_hot_key_is_followed(
             answer = await client.ask(RequestCode.UPDATE_BROKER_CONFIG, body=body.encode())
             assert answer.code == 0, answer.remark
             await use_all(client)
-            wanted = {field_of(key) for key in hot_keys()}
+            expected = {field_of(key) for key in hot_keys()}
             try:
                 async with asyncio.timeout(30):
-                    while wanted - watched.used:
+                    while expected - watched.used:
                         watched.news.clear()
                         await watched.news.wait()
             except TimeoutError:
-                assert sorted(wanted - watched.used) == []
+                assert sorted(expected - watched.used) == []
     finally:
         await broker.close()
         await nameserver.close()

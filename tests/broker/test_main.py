@@ -20,8 +20,8 @@ from aerobee_broker import main
 from aerobee_proto.codes import ResponseCode
 from aerobee_proto.frames import Command
 from aerobee_proto.records import decode_record
-from aerobee_remoting.systemd import ServiceNotifier
-from aerobee_store import failpoints
+from aerobee_service.program.systemd import ServiceNotifier
+from aerobee_store.faults import failpoints
 from programs import Server
 from system.running import Talker, broker_config, running_broker, send_request, talking, text_of
 
@@ -30,7 +30,7 @@ FILE_SIZE = 256 * 1024
 FAILING = """
 import errno, pathlib, sys
 from aerobee_broker.main import main
-from aerobee_store import failpoints
+from aerobee_store.faults import failpoints
 flag = pathlib.Path(sys.argv.pop(1))
 def sync():
     if flag.exists():
@@ -193,9 +193,9 @@ async def test_a_taken_port_ends_it_with_code_1_and_the_reason(tmp_path: Path) -
         notifier = Watched()
         assert await main.serve(broker_config(tmp_path, listen_port=port), notifier) == 1
     assert not notifier.is_ready.is_set()
-    (told,) = [entry for entry in logs if entry["event"] == "broker.start_failed"]
-    assert told["reason"].startswith(f"127.0.0.1:{port} is taken by ")
-    assert told["way_out"] == "stop what listens there, or set listenPort to another port"
+    (logged,) = [entry for entry in logs if entry["event"] == "broker.start_failed"]
+    assert logged["reason"].startswith(f"127.0.0.1:{port} is taken by ")
+    assert logged["way_out"] == "stop what listens there, or set listenPort to another port"
 
 
 async def test_a_damaged_store_ends_it_with_code_1_and_the_way_out(tmp_path: Path) -> None:
@@ -203,9 +203,9 @@ async def test_a_damaged_store_ends_it_with_code_1_and_the_way_out(tmp_path: Pat
     (tmp_path / "commitlog" / "00000000000000000000").write_bytes(b"short")
     with capture_logs() as logs:
         assert await main.serve(broker_config(tmp_path), Watched()) == 1
-    (told,) = [entry for entry in logs if entry["event"] == "broker.start_failed"]
-    assert "00000000000000000000" in told["reason"]
-    assert "length is 5" in told["reason"]
+    (logged,) = [entry for entry in logs if entry["event"] == "broker.start_failed"]
+    assert "00000000000000000000" in logged["reason"]
+    assert "length is 5" in logged["reason"]
 
 
 @pytest.mark.alone
@@ -266,8 +266,8 @@ async def test_a_broker_whose_log_is_deleted_stops_within_a_second(tmp_path: Pat
             assert server.process.wait(10) == main.EXIT_FILE_GONE == 66
             # Noticed within one, gone within one more; and a busy machine.
             assert time.monotonic() - began < 2.5
-        told = [json.loads(line) for line in server.output.splitlines() if line.startswith("{")]
-        (gone,) = [line for line in told if line["level"] == "error"]
+        logged = [json.loads(line) for line in server.output.splitlines() if line.startswith("{")]
+        (gone,) = [line for line in logged if line["level"] == "error"]
         assert gone["event"] == "store.file_gone"
         assert gone["path"] == str(tmp_path / "commitlog" / f"{0:020d}")
     assert (tmp_path / "abort").exists()

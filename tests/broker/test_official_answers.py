@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 
-from aerobee_broker.admin import register_admin
-from aerobee_broker.services import Services
+from aerobee_broker.assembly import Parts
 from aerobee_proto import javajson
-from aerobee_remoting.handlers import HandlerTable
-from broker.support import Clock, Peer, make_test_services, official_exchanges, unpack_store
+from broker.support import Clock, Peer, make_test_parts, official_exchanges, unpack_store
 
 # scenario, request code; the answers that are the same at any moment, so compared in full
 SAME = [
@@ -57,21 +55,18 @@ OF_THE_STORE = ("commitLogDiskRatio_", "scheduleMessageOffset_")
 
 
 @pytest.fixture
-async def services(tmp_path: Path) -> AsyncIterator[Services]:
+async def parts(tmp_path: Path) -> AsyncIterator[Parts]:
     """The tables and the store that the official broker had after all scenarios."""
     root = unpack_store("broker-traffic-json", tmp_path)
-    services = make_test_services(root, Clock(1_795_300_000_000))
-    services.files.load()
-    yield services
-    services.store.close()
-    await services.files.close()
+    parts = make_test_parts(root, Clock(1_795_300_000_000))
+    yield parts
+    parts.store.close()
+    await parts.files.close()
 
 
 @pytest.fixture
-async def peer(services: Services) -> Peer:
-    table = HandlerTable()
-    register_admin(table, services)
-    return Peer(table)
+async def peer(parts: Parts) -> Peer:
+    return Peer(parts.server.handlers)
 
 
 @pytest.mark.parametrize(("scenario", "code"), SAME)
@@ -91,12 +86,10 @@ async def test_the_answer_is_the_official_one(peer: Peer, scenario: str, code: i
 
 
 @pytest.mark.parametrize(("scenario", "code"), ALIKE)
-async def test_the_answer_has_the_official_shape(
-    services: Services, peer: Peer, scenario: str, code: int
-) -> None:
+async def test_the_answer_has_the_official_shape(parts: Parts, peer: Peer, scenario: str, code: int) -> None:
     if code == 315:
-        services.stats.put("GdPop", 1, 100)
-        services.stats.got("GdPop", "Gdcg_pop", 1, 100)
+        parts.stats.put("GdPop", 1, 100)
+        parts.stats.got("Gdcg_pop", "GdPop", 1, 100)
     for request, frame, official in official_exchanges(scenario, code)[:3]:
         ours = await peer.ask_raw(frame, request.opaque)
         assert ours.code == official.code, ours.remark

@@ -1,7 +1,6 @@
 """What clients agree on among themselves goes through unchanged: compression, sharding keys, batches, traces."""
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +9,8 @@ from aerobee_broker.broker import Broker
 from aerobee_proto.batch import BatchEntry
 from aerobee_proto.codes import RequestCode, SysFlag
 from aerobee_proto.compression import CompressionKind, compress_body, decompress_body
-from system.running import Talker, running_broker, talking, text_of
+from broker.in_memory import broker_in_memory, talking_in_memory
+from system.running import Talker, text_of
 
 BODY = b"a body that is long enough to be worth it " * 200
 KINDS = pytest.mark.parametrize("kind", ["lz4", "zstd", "zlib"])
@@ -18,14 +18,14 @@ TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 
 
 @pytest.fixture
-async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
-    async with running_broker(tmp_path) as broker:
+async def broker() -> AsyncIterator[Broker]:
+    async with broker_in_memory() as broker:
         yield broker
 
 
 @pytest.fixture
 async def client(broker: Broker) -> AsyncIterator[Talker]:
-    async with talking(broker) as talker:
+    async with talking_in_memory(broker) as talker:
         yield talker
 
 
@@ -73,8 +73,8 @@ async def test_what_has_one_sharding_key_stays_in_order(client: Talker) -> None:
         assert {record.property_map["__SHARDINGKEY"] for record in records} == {name}
 
 
-async def test_clients_may_write_traces_when_the_topic_is_wanted(tmp_path: Path) -> None:
-    async with running_broker(tmp_path, trace_topic_enable=True) as broker, talking(broker) as client:
+async def test_clients_may_write_traces_when_the_topic_is_wanted() -> None:
+    async with broker_in_memory(trace_topic_enable=True) as broker, talking_in_memory(broker) as client:
         body = b"Pub\x011700000000000\x01DefaultRegion\x01g\x01T\x01K1\x01\x02"
         sent = await client.put(TRACE_TOPIC, body, properties=text_of({"KEYS": "K1", "UNIQ_KEY": "T1"}))
         assert sent.code == 0
@@ -84,11 +84,11 @@ async def test_clients_may_write_traces_when_the_topic_is_wanted(tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["My-Traces", TRACE_TOPIC])
-async def test_the_trace_topic_has_the_name_and_is_there_only_when_wanted(tmp_path: Path, name: str) -> None:
-    for wanted in (True, False):
-        settings: dict[str, Any] = {"trace_topic_enable": wanted, "msg_trace_topic_name": name}
-        async with running_broker(tmp_path / str(wanted), **settings) as broker:
-            topic = broker.services.topics.get(name)
-            assert (topic is not None) is wanted
+async def test_the_trace_topic_has_the_name_and_is_there_only_when_wanted(name: str) -> None:
+    for expected in (True, False):
+        settings: dict[str, Any] = {"trace_topic_enable": expected, "msg_trace_topic_name": name}
+        async with broker_in_memory(**settings) as broker:
+            topic = broker.parts.topics.get(name)
+            assert (topic is not None) is expected
             if topic is not None:
                 assert (topic.read_queue_nums, topic.write_queue_nums, topic.perm) == (1, 1, 6)

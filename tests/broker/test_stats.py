@@ -65,12 +65,12 @@ def stats() -> BrokerStats:
 def test_batches_are_counted_once_for_topic_group_and_broker(stats: BrokerStats) -> None:
     stats.put("T", 3, 300)
     stats.put("U", 1, 50)
-    stats.got("T", "g", 2, 200)
+    stats.got("g", "T", 2, 200)
     stats.missed()
-    stats.sent_back("T", "g")
+    stats.sent_back("g", "T")
     assert (stats.put_count.value, stats.put_bytes.value) == (4, 350)
     assert (stats.get_count.value, stats.pulls_found.value, stats.pulls_missed.value) == (2, 1, 1)
-    assert stats.groups["T", "g"].send_back_count.value == 1
+    assert stats.groups["g", "T"].send_back_count.value == 1
 
 
 FOUND = {
@@ -93,7 +93,7 @@ FOUND = {
 @pytest.mark.parametrize(("name", "key"), FOUND)
 def test_statistics_by_name(name: str, key: str, stats: BrokerStats) -> None:
     stats.put("T", 3, 300)
-    stats.got("T", "g", 2, 200)
+    stats.got("g", "T", 2, 200)
     found = stats.find(name, key)
     assert (found.value if found else None) == FOUND[name, key]
 
@@ -102,11 +102,11 @@ def test_what_is_deleted_takes_its_counters_along(stats: BrokerStats) -> None:
     for topic in ("T", "U"):
         stats.put(topic, 1, 1)
         for group in ("g", "h"):
-            stats.got(topic, group, 1, 1)
+            stats.got(group, topic, 1, 1)
     stats.topic_deleted("T")
     stats.group_deleted("g")
     assert list(stats.topics) == ["U"]
-    assert list(stats.groups) == [("U", "h")]
+    assert list(stats.groups) == [("h", "U")]
     assert stats.put_count.value == 2
 
 
@@ -115,13 +115,13 @@ def test_totals_of_the_mornings_move_at_midnight(stats: BrokerStats) -> None:
     stats = BrokerStats("c", int(noon))
     stats.put("T", 5, 5)
     stats.sample(int(noon) + 1000)
-    assert stats.mornings["msgPutTotalTodayMorning"] == 0
+    assert stats.put_days.today_morning == 0
     stats.sample(int(noon) + 86_400_000)
     stats.put("T", 2, 2)
-    assert stats.mornings["msgPutTotalTodayMorning"] == 5
+    assert stats.put_days.today_morning == 5
     stats.sample(int(noon) + 2 * 86_400_000)
-    assert stats.mornings["msgPutTotalYesterdayMorning"] == 5
-    assert (stats.mornings["msgPutTotalTodayMorning"], stats.mornings["msgPutTotalTodayNow"]) == (7, 7)
+    assert stats.put_days.yesterday_morning == 5
+    assert (stats.put_days.today_morning, stats.put_days.now) == (7, 7)
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from aerobee_remoting.event_log import LOGGER_NAME, RESERVED
+from aerobee_service.logs.event_log import LOGGER_NAME, RESERVED
 
 __all__ = ["captured_events"]
 
 
-class _Keeper(logging.Handler):
+class _Recorder(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.events: list[dict[str, Any]] = []
@@ -26,12 +26,12 @@ class _Keeper(logging.Handler):
 @contextmanager
 def captured_events() -> Iterator[list[dict[str, Any]]]:
     """Events of every level while the block runs."""
-    logger, keeper = logging.getLogger(LOGGER_NAME), _Keeper()
+    logger, recorder = logging.getLogger(LOGGER_NAME), _Recorder()
     level = logger.level
-    logger.addHandler(keeper)
+    logger.addHandler(recorder)
     logger.setLevel(logging.DEBUG)
     try:
-        yield keeper.events
+        yield recorder.events
     finally:
         logger.setLevel(level)
-        logger.removeHandler(keeper)
+        logger.removeHandler(recorder)

@@ -9,6 +9,9 @@ import struct
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import msgspec
 
 from aerobee_proto.bodies import (
     BrokerData,
@@ -38,19 +41,21 @@ from aerobee_proto.headers import (
 from aerobee_proto.message_ids import encode_offset_message_id
 from aerobee_proto.properties import decode_properties
 from aerobee_proto.records import decode_record, encode_record
-from aerobee_remoting.connection import Connection
-from aerobee_remoting.handlers import HandlerTable, Permission, Request, Response
-from aerobee_remoting.server import RemotingServer, ServerConfig
+from aerobee_proto.requests import NoFields
+from aerobee_remoting.ends.server import RemotingServer, ServerConfig
+from aerobee_remoting.exchange.handlers import HandlerTable, Request, Response
+from aerobee_remoting.exchange.needs import Open
+from aerobee_remoting.peers.peer import Peer
 
 STORE_TIME_MS = 1_700_000_000_000
-Outcome = Response | Callable[[Request], Response | None]
+Outcome = Response | Callable[[Request[Any]], Response | None]
 
 
-def silence(_: Request) -> None:
+def silence(_: Request[Any]) -> None:
     """An outcome: the request is read and never answered."""
 
 
-def hang_up(request: Request) -> None:
+def hang_up(request: Request[Any]) -> None:
     """An outcome: the connection breaks instead of an answer."""
     request.connection.abort("the test wants it")
 
@@ -58,12 +63,12 @@ def hang_up(request: Request) -> None:
 class Hold:
     """An outcome: requests wait until the test lets them go; `arrived` counts them."""
 
-    def __init__(self, answer: Callable[[Request], Response | None]) -> None:
+    def __init__(self, answer: Callable[[Request[Any]], Response | None]) -> None:
         self._answer = answer
-        self._held: list[Request] = []
+        self._held: list[Request[Any]] = []
         self._changed = asyncio.Event()
 
-    def __call__(self, request: Request) -> None:
+    def __call__(self, request: Request[Any]) -> None:
         self._held.append(request)
         self._changed.set()
 
@@ -90,7 +95,7 @@ class FakeServer:
 
     def __init__(self, config: ServerConfig | None = None) -> None:
         self._table = HandlerTable()
-        self._usual: dict[int, Callable[[Request], Response | None]] = {}
+        self.usual: dict[int, Callable[[Request[Any]], Response | None]] = {}
         self._scripts: dict[int, deque[Outcome]] = defaultdict(deque)
         self._always: dict[int, Outcome] = {}
         self.requests: list[tuple[int, dict[str, str], bytes]] = []
@@ -99,12 +104,13 @@ class FakeServer:
         self.addr = ""
 
     def serve(
-        self, code: int, usual: Callable[[Request], Response | None], header: type | None = None
+        self,
+        code: int,
+        usual: Callable[[Request[Any]], Response | None],
+        header: type[msgspec.Struct] = NoFields,
     ) -> None:
-        self._usual[code] = usual
-        self._table.register(
-            code, self._handle, permission=Permission.ANYONE, header=header, body_size_max=1 << 24
-        )
+        self.usual[code] = usual
+        self._table.register(code, self._handle, needs=Open("a test"), header=header, body_size_max=1 << 24)
 
     def script(self, code: int, *outcomes: Outcome) -> None:
         """What happens to the next requests of `code`, one outcome each."""
@@ -119,7 +125,7 @@ class FakeServer:
 
     def hold(self, code: int) -> Hold:
         """Hold every request of `code` from now on."""
-        hold = Hold(self._usual[code])
+        hold = Hold(self.usual[code])
         self._always[code] = hold
         return hold
 
@@ -139,13 +145,13 @@ class FakeServer:
     async def close(self) -> None:
         await self.server.close()
 
-    def _handle(self, request: Request) -> Response | None:
+    def _handle(self, request: Request[Any]) -> Response | None:
         self.requests.append((request.code, dict(request.ext), bytes(request.body)))
         self._asked.set()
         script = self._scripts[request.code]
         outcome: Outcome | None = script.popleft() if script else self._always.get(request.code)
         if outcome is None:
-            return self._usual[request.code](request)
+            return self.usual[request.code](request)
         return outcome if isinstance(outcome, Response) else outcome(request)
 
 
@@ -173,13 +179,13 @@ class FakeNameserver(FakeServer):
             self.cluster.broker_addr_table[data.broker_name] = data
         self.cluster.cluster_addr_table["c"] = sorted(self.cluster.broker_addr_table)
 
-    def _route(self, request: Request) -> Response:
+    def _route(self, request: Request[Any]) -> Response:
         route = self.routes.get(request.header.topic)
         if route is None:
             return Response(ResponseCode.TOPIC_NOT_EXIST, f"No topic route info: {request.header.topic}")
         return Response(body=route.to_standard())
 
-    def _topics(self, _: Request) -> Response:
+    def _topics(self, _: Request[Any]) -> Response:
         return Response(body=TopicList(topic_list=sorted(self.routes)).to_bytes())
 
 
@@ -191,10 +197,10 @@ class FakeBroker(FakeServer):
         self.offsets: dict[tuple[str, str, int], int] = {}
         self.store_time_ms = STORE_TIME_MS
         self.end = 0
-        self._held: dict[tuple[str, int], list[Request]] = defaultdict(list)
+        self._held: dict[tuple[str, int], list[Request[Any]]] = defaultdict(list)
         serve, code = self.serve, RequestCode
         serve(code.SEND_MESSAGE_V2, self._send, SendMessageV2Header)
-        serve(code.SEND_BATCH_MESSAGE, self._send_batch, SendMessageV2Header)
+        serve(code.SEND_BATCH_MESSAGE, self.send_batch, SendMessageV2Header)
         serve(code.PULL_MESSAGE, self._pull, PullMessageHeader)
         serve(code.GET_MIN_OFFSET, lambda _: Response(ext={"offset": "0"}), QueueHeader)
         serve(code.GET_MAX_OFFSET, self._max, QueueHeader)
@@ -208,7 +214,7 @@ class FakeBroker(FakeServer):
         # Groups and transactions.
         self.members: list[str] = []  # client ids besides the one that asks
         self.locked_by_others: set[int] = set()  # queue ids
-        self.client: Connection | None = None  # the connection that sent the last heartbeat
+        self.client: Peer | None = None  # the connection that sent the last heartbeat
         serve(code.GET_CONSUMER_LIST_BY_GROUP, self._list_members)
         serve(code.LOCK_BATCH_MQ, self._lock)
         serve(code.UNLOCK_BATCH_MQ, lambda _: Response())
@@ -227,7 +233,7 @@ class FakeBroker(FakeServer):
         flag: int = 0,
         sys_flag: int = 0,
     ) -> tuple[int, str]:
-        """Store one message: its logical offset and its offset id."""
+        """Store one message: its queue offset and its offset id."""
         queue = self.queues[topic, queue_id]
         record = encode_record(
             topic=topic,
@@ -267,7 +273,7 @@ class FakeBroker(FakeServer):
         """Stored bodies of one queue."""
         return [decode_record(record).body for record in self.queues[topic, queue_id]]
 
-    def _send(self, request: Request) -> Response:
+    def _send(self, request: Request[Any]) -> Response:
         header: SendMessageV2Header = request.header
         offset, message_id = self.append(
             header.topic,
@@ -279,7 +285,7 @@ class FakeBroker(FakeServer):
         )
         return _stored(header, offset, message_id)
 
-    def _send_batch(self, request: Request) -> Response:
+    def send_batch(self, request: Request[Any]) -> Response:
         header: SendMessageV2Header = request.header
         offsets, ids = [], []
         for flag, body, properties in split_batch(bytes(request.body)):
@@ -288,17 +294,17 @@ class FakeBroker(FakeServer):
             ids.append(message_id)
         return _stored(header, offsets[0], ",".join(ids))
 
-    def _beat(self, request: Request) -> Response:
+    def _beat(self, request: Request[Any]) -> Response:
         self.client = request.connection
         self._client_id = HeartbeatData.from_bytes(request.body).client_id
         return Response()
 
-    def _list_members(self, _: Request) -> Response:
+    def _list_members(self, _: Request[Any]) -> Response:
         return Response(body=ConsumerIdList(consumer_id_list=[self._client_id, *self.members]).to_bytes())
 
-    def _lock(self, request: Request) -> Response:
-        wanted = LockBatchBody.from_bytes(request.body).mq_set
-        got = [queue for queue in wanted if queue.queue_id not in self.locked_by_others]
+    def _lock(self, request: Request[Any]) -> Response:
+        expected = LockBatchBody.from_bytes(request.body).mq_set
+        got = [queue for queue in expected if queue.queue_id not in self.locked_by_others]
         return Response(body=LockedQueues(locked=got).to_bytes())
 
     async def ask_client(self, code: int, header: dict[str, str], body: bytes = b"") -> Command:
@@ -306,12 +312,12 @@ class FakeBroker(FakeServer):
         assert self.client is not None
         return await self.client.request(code, header, body)
 
-    def tell_client(self, code: int, header: dict[str, str], body: bytes = b"") -> None:
+    def notify_client(self, code: int, header: dict[str, str], body: bytes = b"") -> None:
         """The same without an answer."""
         assert self.client is not None
         self.client.send_oneway(code, header, body)
 
-    def _pull(self, request: Request) -> Response | None:
+    def _pull(self, request: Request[Any]) -> Response | None:
         header: PullMessageHeader = request.header
         queue = self.queues[header.topic, header.queue_id]
         offset = header.queue_offset
@@ -335,23 +341,23 @@ class FakeBroker(FakeServer):
         }
         return Response(code, ext=ext, body=body)
 
-    def _max(self, request: Request) -> Response:
+    def _max(self, request: Request[Any]) -> Response:
         queue = self.queues[request.header.topic, request.header.queue_id]
         return Response(ext={"offset": str(len(queue))})
 
-    def _by_time(self, request: Request) -> Response:
+    def _by_time(self, request: Request[Any]) -> Response:
         queue = self.queues[request.header.topic, request.header.queue_id]
         older = sum(decode_record(one).store_timestamp < request.header.timestamp for one in queue)
         return Response(ext={"offset": str(older)})
 
-    def _committed(self, request: Request) -> Response:
+    def _committed(self, request: Request[Any]) -> Response:
         header: QueryConsumerOffsetHeader = request.header
         offset = self.offsets.get((header.consumer_group, header.topic, header.queue_id))
         if offset is None:
             return Response(ResponseCode.QUERY_NOT_FOUND, "Not found")
         return Response(ext={"offset": str(offset)})
 
-    def _commit(self, request: Request) -> Response:
+    def _commit(self, request: Request[Any]) -> Response:
         header: UpdateConsumerOffsetHeader = request.header
         assert header.consumer_group is not None
         assert header.topic is not None
@@ -360,7 +366,7 @@ class FakeBroker(FakeServer):
         self.offsets[header.consumer_group, header.topic, header.queue_id] = header.commit_offset
         return Response()
 
-    def _query(self, request: Request) -> Response:
+    def _query(self, request: Request[Any]) -> Response:
         """Answers by substring, as an index with many hash collisions would."""
         header: QueryMessageHeader = request.header
         records = [one for queue in self.queues.values() for one in queue]
@@ -369,7 +375,7 @@ class FakeBroker(FakeServer):
             return Response(ResponseCode.QUERY_NOT_FOUND, "no message")
         return Response(body=b"".join(found[-header.max_num :]))
 
-    def _view(self, request: Request) -> Response:
+    def _view(self, request: Request[Any]) -> Response:
         for queue in self.queues.values():
             for record in queue:
                 if decode_record(record).physical_offset == request.header.offset:

@@ -7,7 +7,7 @@ import trustme
 
 from aerobee import Client, ClientClosed, ClientConfig, InvalidMessage, NoRoute, OutgoingMessage
 from aerobee.sync import Client as SyncClient
-from aerobee_remoting.server import ServerConfig, TlsMode
+from aerobee_remoting.ends.server import ServerConfig, TlsMode
 from client.fakes import fake_cluster
 
 
@@ -48,7 +48,7 @@ def test_every_setting_is_a_keyword_of_the_client() -> None:
     }
     values |= {"trace": True, "client_name": "me", "request_timeout_s": 7.0, "tls": True}
     assert Client(**values).config == ClientConfig(**values)
-    assert SyncClient(**values)._client.config == ClientConfig(**values)
+    assert SyncClient(**values)._twin.config == ClientConfig(**values)
     changed = Client("a:1", config=ClientConfig(trace=True), telemetry=True).config
     assert (changed.nameservers, changed.trace, changed.telemetry) == (("a:1",), True, True)
     with pytest.raises(InvalidMessage, match="unknown setting traces; there are body_size_max"):

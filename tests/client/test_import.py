@@ -1,6 +1,9 @@
+import ast
 import json
 import subprocess
 import sys
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -24,7 +27,12 @@ HEAVY = (
     "aerobee_console",
 )
 # What a program that only sends leaves alone.
-FOR_CONSUMERS = ("aerobee.admin", "aerobee.group_consumer", "aerobee.trace", "aerobee.telemetry")
+FOR_CONSUMERS = (
+    "aerobee.admin.admin",
+    "aerobee.consuming.group_consumer",
+    "aerobee.session.trace",
+    "aerobee.session.telemetry",
+)
 
 
 def loaded_by(code: str) -> set[str]:
@@ -51,6 +59,23 @@ def test_every_public_name_is_there() -> None:
 
     assert sorted(aerobee.__all__) == aerobee.__all__ == dir(aerobee)
     assert all(hasattr(aerobee, name) for name in aerobee.__all__)
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    import aerobee
+
+    source = ast.parse(Path(str(aerobee.__file__)).read_text(encoding="utf-8"))
+    (block,) = [
+        one for one in source.body if isinstance(one, ast.If) and ast.unparse(one.test) == "TYPE_CHECKING"
+    ]
+    seen = {
+        str(alias.asname): str(one.module)
+        for one in block.body
+        if isinstance(one, ast.ImportFrom)
+        for alias in one.names
+    }
+    assert sorted(seen) == aerobee.__all__
+    assert all(getattr(aerobee, name) is getattr(import_module(home), name) for name, home in seen.items())
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:

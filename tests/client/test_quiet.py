@@ -7,7 +7,7 @@ import pytest
 
 from aerobee import Client
 from aerobee_proto.codes import RequestCode, ResponseCode
-from aerobee_remoting.handlers import Response
+from aerobee_remoting.exchange.handlers import Response
 from client.events import captured_events
 from client.fakes import fake_cluster
 
@@ -78,8 +78,8 @@ def test_every_logger_that_the_guide_names_is_used(name: str) -> None:
 
     root = Path(__file__).resolve().parent.parent.parent
     sources = [
-        *(root / "client" / "aerobee").glob("*.py"),
-        *(root / "proto" / "aerobee_remoting").glob("*.py"),
+        *(root / "client" / "aerobee").rglob("*.py"),
+        *(root / "proto" / "aerobee_remoting").rglob("*.py"),
     ]
     assert any(f'event_logger("aerobee.{name}")' in path.read_text() for path in sources)
     assert f"`aerobee.{name}`" in (root / "docs" / "client.md").read_text()

@@ -1,16 +1,20 @@
 """The blocking facade: the cluster runs in a loop of its own thread, as it would in another process."""
 
 import asyncio
+import inspect
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 
 import pytest
 
+import aerobee
+import aerobee.sync
 from aerobee import BrokerRefused, ClientClosed, InvalidMessage, MessageQueue, OutgoingMessage
+from aerobee.producing.transactions import Transaction
 from aerobee.sync import Client
 from aerobee_proto.codes import RequestCode, ResponseCode
-from aerobee_remoting.handlers import Response
+from aerobee_remoting.exchange.handlers import Response
 from client.fakes import FakeCluster, fake_cluster
 
 Q0 = MessageQueue("T", "b-a", 0)
@@ -114,7 +118,7 @@ def test_administration_has_the_same_names(cluster: FakeCluster, mq: Client) -> 
     assert mq.admin.topics() == ["T"]
     assert mq.admin.max_offset(Q0) == 0
     with pytest.raises(AttributeError):
-        mq.admin.no_such_call  # noqa: B018
+        mq.admin.no_such_call  # type: ignore[attr-defined] # noqa: B018
 
 
 def test_closing_ends_a_call_of_another_thread(cluster: FakeCluster) -> None:
@@ -151,3 +155,41 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, clu
     monkeypatch.setenv("AEROBEE_NAMESERVERS", cluster.nameserver.addr)
     with Client.from_env() as mq:
         assert mq.admin.topics() == ["T"]
+
+
+# Called by the library itself, or there in another form: loops and blocks are `for` and `with`.
+ONLY_ASYNCHRONOUS: dict[str, set[str]] = {
+    "Client": {"bulk_sender", "ranges", "replay"},  # for tools
+    "Producer": {"ready"},
+    "Reader": {"walk"},
+    "PullConsumer": {"walk"},
+    "GroupConsumer": {
+        *("acked", "later", "reply", "put_back", "take", "next_message", "consume_directly", "rates"),
+        *("batches", "group", "orderly"),
+    },
+    "GroupMessage": {"settle_acked"},
+    "Admin": set(),
+    "Transaction": set(),
+}
+
+
+@pytest.mark.parametrize("name", ONLY_ASYNCHRONOUS)
+def test_every_call_has_a_blocking_twin_with_the_same_arguments(name: str) -> None:
+    twin, original = getattr(aerobee.sync, name), getattr(aerobee, name, Transaction)
+    calls = {key: call for key, call in vars(original).items() if not key.startswith("_") and callable(call)}
+    assert calls
+    for key, call in calls.items():
+        if key in ONLY_ASYNCHRONOUS[name]:
+            continue
+        blocking = getattr(twin, key)
+        assert not inspect.iscoroutinefunction(blocking)
+        if (name, key) in {("Client", "consumer"), ("GroupConsumer", "run")}:
+            continue  # settings are passed on by name, whatever they are
+        assert _parameters(blocking) == _parameters(call), (name, key)
+        assert blocking.__doc__
+
+
+def _parameters(call: object) -> list[tuple[str, object, object]]:
+    assert callable(call)
+    found = list(inspect.signature(call).parameters.values())[1:]
+    return [(one.name, one.kind, one.default) for one in found]

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from aerobee_console.cluster import readable
-from aerobee_console.failures import Failure
-from aerobee_console.topics import confirm
+from aerobee_console.cluster.cluster import readable
+from aerobee_console.cluster.topics import confirm
+from aerobee_console.terminal.failures import Failure
 from console.support import Runner
 
 

@@ -10,9 +10,9 @@ from typing import Final
 
 import pytest
 
-from aerobee_console.failures import FAULT, NOT_FOUND, USAGE
+from aerobee_console.terminal.failures import FAULT, NOT_FOUND, USAGE
+from console.cluster.test_groups import online
 from console.support import Command, Runner, commands
-from console.test_groups import online
 from pyspark_aerobee.jobs.manifest import Archive, ArchivedFile, Commit
 from store.golden import unpack
 
@@ -203,7 +203,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("archive")
     file = ArchivedFile("one.parquet", "n-topic", 1, 1, 1, 0, 0)
     commit = Commit(1, "run", 0, "source", [], [file])
-    path = Path(Archive(str(folder))._commit_path(1))
+    path = Path(Archive(str(folder)).commit_path(1))
     path.parent.mkdir(parents=True)
     path.write_bytes(commit.encode())
     return folder

@@ -2,9 +2,16 @@
 
 import importlib.metadata
 import re
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+import aerobee
+import aerobee.errors
+from aerobee_pytest import Server
 
 pytest_plugins = ["pytester"]
 
@@ -203,11 +210,10 @@ def test_workers_of_xdist_have_servers_of_their_own(pytester: pytest.Pytester) -
     assert len({path.name for path in pytester.path.glob("gw*-*.txt")}) == 2
 
 
+@pytest.mark.alone
 def test_a_start_takes_a_fraction_of_starting_the_program() -> None:
     """Under 200 ms is the promise. Machines that test are busy, so the bound is ten times what it takes, and the
     best of several starts counts."""
-    from aerobee_pytest import Server
-
     took_ms = []
     for _ in range(5):
         with Server() as server:
@@ -226,3 +232,93 @@ def test_the_examples_of_the_page_run(pytester: pytest.Pytester) -> None:
     outcomes = result.parseoutcomes()
     assert set(outcomes) == {"passed"}, outcomes
     assert outcomes["passed"] == sum(code.count("def test_") for _, code in examples)
+
+
+# --- looking into the broker --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server() as server:
+        yield server
+
+
+def test_what_is_put_there_is_what_a_program_finds(server: Server) -> None:
+    topic = server.new_topic()
+    put = server.put(topic, b"17", "18", tags="paid", keys=["a", "b"], properties={"colour": "red"}, queue=2)
+    assert [(one.queue.queue_id, one.queue_offset) for one in put] == [(2, 0), (2, 1)]
+    with server.sync_client() as mq:
+        read = list(mq.reader(topic, end="now"))
+        found = mq.query_by_id(put[1].message_id, topic)
+    assert [one.body for one in read] == [b"17", b"18"]
+    assert {(one.tags, one.keys, one.properties["colour"]) for one in read} == {("paid", ("a", "b"), "red")}
+    assert [one.message_id for one in read] == [one.message_id for one in put]
+    assert [one.offset_message_id for one in read] == [one.offset_message_id for one in put]
+    assert [one.queue for one in read] == [one.queue for one in put]
+    assert found is not None
+    assert found.body == b"18"
+
+
+def test_what_a_program_sent_is_seen_in_its_order_and_leaves_no_trace(server: Server) -> None:
+    topic = server.new_topic()
+    large = b"large and easily compressed " * 1000
+    with server.sync_client() as mq:
+        groups = [group.group_name for group in mq.admin.groups()]
+        with mq.producer() as producer:
+            for number in range(600):
+                producer.send_nowait(topic, b"%d" % number, queue=number % 3)
+            producer.flush()
+            producer.send(topic, large, tags="last")
+        sent = server.messages(topic)
+        assert [group.group_name for group in mq.admin.groups()] == groups
+    for queue in range(3):
+        in_queue = [one.body for one in sent if one.queue_id == queue and one.body != large]
+        assert in_queue == [b"%d" % number for number in range(queue, 600, 3)]
+    assert (len(sent), sent[-1].body, sent[-1].tags) == (601, large, "last")
+    places = [one.record.physical_offset for one in sent]
+    assert places == sorted(places)
+
+
+def test_messages_are_waited_for(server: Server) -> None:
+    topic = server.new_topic()
+    server.put(topic, b"0")
+    timer = threading.Timer(0.2, lambda: server.put(topic, b"1", b"2", queue=3))
+    timer.start()
+    assert len(server.messages(topic, at_least=3, timeout_s=30)) == 3
+    timer.join()
+    began = time.monotonic()
+    assert len(server.messages(topic, at_least=4, timeout_s=0.3)) == 3  # what there is
+    assert time.monotonic() - began >= 0.3
+
+
+def test_how_far_a_group_has_come(server: Server) -> None:
+    topic = server.new_topic(queues=2)
+    server.put(topic, b"0", b"1", b"2", queue=1)
+    assert server.committed("readers", topic) == {0: 0, 1: 0}
+    with server.sync_client() as mq, mq.pull_consumer("readers", topic, start="earliest") as consumer:
+        batch = consumer.next_batch()
+        assert batch is not None
+        consumer.commit(batch)
+    assert server.committed("readers", topic) == {0: 0, 1: len(batch)}
+    assert len(batch) == 3  # they are one answer
+
+
+def test_refusals_are_those_of_the_client(server: Server) -> None:
+    topic = server.new_topic()
+    with pytest.raises(aerobee.errors.BrokerRefused, match="has the queues 0 to 3"):
+        server.put(topic, b"0", queue=4)
+    with pytest.raises(aerobee.errors.BrokerRefused, match="TOPIC_NOT_EXIST"):
+        server.messages("no-such-topic")
+    with pytest.raises(aerobee.errors.BrokerRefused, match="TOPIC_NOT_EXIST"):
+        server.committed("readers", "no-such-topic")
+    with pytest.raises(aerobee.InvalidMessage, match="belongs to the protocol"):
+        server.put(topic, b"0", properties={"UNIQ_KEY": "mine"})
+    assert server.messages(topic) == []
+
+
+def test_a_server_that_has_stopped_says_so() -> None:
+    with Server() as server:
+        topic = server.new_topic()
+        server.put(topic, b"0")
+    with pytest.raises(RuntimeError, match="does not run"):
+        server.messages(topic)

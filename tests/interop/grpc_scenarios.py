@@ -58,15 +58,15 @@ class Place:
 
     @contextmanager
     def simple(self, group: str | None = None, tag: str = "*") -> Iterator[SimpleConsumer]:
-        wanted = {self.topic: FilterExpression(tag)}
-        consumer = SimpleConsumer(self._configuration, group or self.topic, wanted, AWAIT_S)
+        expected = {self.topic: FilterExpression(tag)}
+        consumer = SimpleConsumer(self._configuration, group or self.topic, expected, AWAIT_S)
         with running(consumer) as started:
             yield started
 
     @contextmanager
     def push(self, listener: MessageListener, group: str | None = None) -> Iterator[PushConsumer]:
-        wanted = {self.topic: FilterExpression()}
-        with running(PushConsumer(self._configuration, group or self.topic, listener, wanted)) as started:
+        expected = {self.topic: FilterExpression()}
+        with running(PushConsumer(self._configuration, group or self.topic, listener, expected)) as started:
             yield started
 
     def message(self, i: int) -> Message:

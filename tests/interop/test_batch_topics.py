@@ -5,11 +5,15 @@ The same requests go to both brokers; then each opens what the other has written
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import official
 from aerobee_proto.batch import BatchEntry
 from aerobee_proto.codes import RequestCode
 from aerobee_proto.frames import Command
@@ -144,14 +148,12 @@ async def test_both_brokers_answer_alike(tmp_path: Path) -> None:
     assert not differs, {name: (found["official"][name], found["ours"][name]) for name in differs}
 
 
-@pytest.mark.parametrize("first", ["official", "ours"])
-@pytest.mark.parametrize("end", ["orderly", "kill"])
-async def test_each_goes_on_with_what_the_other_wrote(tmp_path: Path, first: str, end: str) -> None:
-    """What one has read at its end the other reads first, and numbers go on; then the first has it back."""
+async def hand_on(folder: Path, first: str, end: str) -> None:
+    """Three times one of the brokers: each finds what the one before has read at its end, and writes more."""
     other = "ours" if first == "official" else "official"
     before: list[Any] = []
     for turn, kind in enumerate((first, other, first)):
-        with start_cluster(kind, tmp_path, SIZES) as cluster:
+        with start_cluster(kind, folder, SIZES) as cluster:
             async with talking(port_of(cluster.broker.address)) as peer:
                 if not turn:
                     assert (await peer.make_topic(TOPIC, attributes="+queue.type=BatchCQ")).code == 0
@@ -166,3 +168,32 @@ async def test_each_goes_on_with_what_the_other_wrote(tmp_path: Path, first: str
                 cluster.broker.kill()
             else:
                 stop(cluster)
+
+
+FIRST, ENDS = ("official", "ours"), ("orderly", "kill")
+
+
+@pytest.fixture(scope="module")
+def handed_on(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, str], Future[None]]]:
+    """Two at once, for a program that starts or stops waits half of its time; no more, for each takes a gigabyte."""
+    official.classpath()
+    with ThreadPoolExecutor(2) as pool:
+        yield {
+            (first, end): pool.submit(
+                lambda first, end, folder: asyncio.run(hand_on(folder, first, end)),
+                first,
+                end,
+                tmp_path_factory.mktemp(f"{first}-{end}"),
+            )
+            for first in FIRST
+            for end in ENDS
+        }
+
+
+@pytest.mark.parametrize("first", FIRST)
+@pytest.mark.parametrize("end", ENDS)
+def test_each_goes_on_with_what_the_other_wrote(
+    handed_on: dict[tuple[str, str], Future[None]], first: str, end: str
+) -> None:
+    """What one has read at its end the other reads first, and numbers go on; then the first has it back."""
+    handed_on[first, end].result()

@@ -95,7 +95,7 @@ def wait_for(broker: Server, topic: str, count: int, seconds: float, queues: int
         time.sleep(0.2)
 
 
-def wanted_ms(word: str) -> int:
+def expected_ms(word: str) -> int:
     kind, value = word.split(":")
     if kind == "level":
         return 1000 * int(LEVELS.split(" ")[int(value) - 1].removesuffix("s"))
@@ -116,7 +116,7 @@ def test_the_official_producers_delays_are_kept(cluster: Cluster) -> None:
     for number, (word, row) in enumerate(zip(words, sent, strict=True)):
         record = records[number]
         begun_ms = row["begunMs"] if word.startswith("in:") else record.born_timestamp
-        late_ms = record.store_timestamp - begun_ms - wanted_ms(word)
+        late_ms = record.store_timestamp - begun_ms - expected_ms(word)
         assert 0 <= late_ms <= slack + 300, (word, late_ms)  # 300: the way to the broker and its disk
         assert record.unique_key == row["msgId"]
         assert record.offset_message_id != row["offsetMsgId"]
@@ -228,5 +228,5 @@ def test_waiting_messages_are_delivered_by_the_other_broker(
     for record in records:
         number = int(record.body)
         word = WAITING[number]
-        waits = 9000 if word == "level:7" else wanted_ms(word)
+        waits = 9000 if word == "level:7" else expected_ms(word)
         assert record.store_timestamp >= sent[number]["begunMs"] + waits, (word, number)

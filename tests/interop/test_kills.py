@@ -31,7 +31,7 @@ SEED = int(os.environ.get("AEROBEE_KILL_SEED", "1"))
 
 
 async def test_what_the_official_producer_calls_sent_outlives_twenty_kills(tmp_path: Path) -> None:
-    dice = random.Random(SEED)
+    rng = random.Random(SEED)
     print(f"AEROBEE_KILL_SEED={SEED}")
     port = free_port(-2, 1)
     settings = {**FILE_SIZES, "mappedFileSizeCommitLog": 64 * 1024}
@@ -46,7 +46,7 @@ async def test_what_the_official_producer_calls_sent_outlives_twenty_kills(tmp_p
             ) as producer:
                 count = 0
                 for _ in range(CYCLES):
-                    count += STEP * dice.randint(1, 20)
+                    count += STEP * rng.randint(1, 20)
                     producer.wait_line(rf"^AT {count}$", 120)
                     broker.kill()
                     # What was under way when it was killed may count on; what is to come has to be after that.

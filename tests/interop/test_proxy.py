@@ -42,14 +42,8 @@ SETTINGS: dict[str, object] = {
     "transactionCheckInterval": 1_500,
     "recallMessageEnable": "true",
 }
-# The official broker collects the ends of transactions for three seconds before it writes them down, and refuses what
-# waited for 200 ms.
-OFFICIAL_ONLY: dict[str, object] = {
-    "transactionOpBatchInterval": 100,
-    "waitTimeMillsInSendQueue": 10_000,
-    "waitTimeMillsInPullQueue": 10_000,
-    "waitTimeMillsInHeartbeatQueue": 60_000,
-}
+# The official broker collects the ends of transactions for three seconds before it writes them down.
+OFFICIAL_ONLY: dict[str, object] = {"transactionOpBatchInterval": 100}
 PROXY_SETTINGS: dict[str, object] = {"minInvisibleTimeMillsForRecv": 1_000, "rocketmqMQClientNum": 2}
 
 Facts = dict[str, Any]

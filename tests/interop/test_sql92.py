@@ -139,9 +139,9 @@ async def test_a_broker_with_sql_turned_off_says_so(either: Cluster) -> None:
             reader = client.reader("Plain", filter=SqlFilter("n > 1"))
             with pytest.raises(
                 BrokerRefused, match="does not support consumer to filter message by SQL92"
-            ) as told:
+            ) as logged:
                 await reader.next_batch()
-            assert told.value.code == 1
+            assert logged.value.code == 1
     finally:
         serve_sql(either, "true")
 

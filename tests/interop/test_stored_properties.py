@@ -46,7 +46,7 @@ async def stored(cluster: Cluster, topic: str, how: str) -> list[list[tuple[str,
         count = len(SENT) * (2 if how == "each of a batch" else 1)
         async with asyncio.timeout(60):
             while len(records) < count:  # an answer to a send does not say that it may be read
-                records += await client.records(topic, len(records), sysFlag=2, suspendTimeoutMillis=1_000)
+                records += await client.records(topic, len(records), sysFlag=6, suspendTimeoutMillis=1_000)
     made = {sent.get("UNIQ_KEY") for sent in SENT} | {"K2"}
     return [
         sorted(

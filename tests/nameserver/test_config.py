@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from aerobee_nameserver.config import LIVE_FIELDS, NameserverConfig, load_config
-from aerobee_remoting.settings import SettingsError, dump_settings, read_properties
+from aerobee_service.settings.settings import SettingsError, dump_settings, read_properties
 from nameserver.captures import WIRE
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from aerobee_nameserver.config import NameserverConfig
-from aerobee_nameserver.route_table import TopicQueues
+from aerobee_nameserver.route_table import RouteStatistics, TopicQueues
 from aerobee_nameserver.server import NameServer
 from aerobee_proto.codes import RequestCode
 from nameserver.captures import WIRE, Exchange, Peers, exchanges
@@ -93,7 +93,7 @@ async def test_goodbyes_empty_the_table(server: NameServer, peers: Peers, codec:
     assert server.routes.member_group("golden-a") == {0: "127.0.0.2:12911"}
     for exchange in exchanges(codec, "broker-stop"):
         await play(peers, exchange)
-    assert server.routes.statistics() == {"clusters": 0, "broker_names": 0, "brokers": 0, "topics": 0}
+    assert server.routes.statistics() == RouteStatistics(clusters=0, broker_names=0, brokers=0, topics=0)
 
 
 async def test_the_admin_tool_gets_the_official_answers(server: NameServer, peers: Peers) -> None:
@@ -109,7 +109,7 @@ async def test_the_admin_tool_gets_the_official_answers(server: NameServer, peer
             got = await peers.ask(exchange.connection, exchange.request)
             ((key, count),) = got.ext.items()
             assert [key] == list(exchange.answer.ext)
-            assert int(count) == server.routes.statistics()["topics"]
+            assert int(count) == server.routes.statistics().topics
 
 
 def odd_requests(codec: str) -> list[dict[str, Any]]:

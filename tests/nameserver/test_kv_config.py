@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from aerobee_nameserver.kv_config import TEXT_CHARS_MAX, KvConfig, KvConfigDamaged
 from aerobee_proto.errors import LimitReached, RequestError
-from aerobee_remoting.peer_memory import TOTAL_LIMIT, PeerMemory
+from aerobee_remoting.peers.peer_memory import TOTAL_LIMIT, PeerMemory
 from system.failing_calls import failing
 
 

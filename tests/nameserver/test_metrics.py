@@ -14,9 +14,9 @@ from structlog.testing import capture_logs
 
 from aerobee_nameserver.config import NameserverConfig
 from aerobee_nameserver.main import serve
-from aerobee_nameserver.metrics import GAUGES, MetricsServer
+from aerobee_nameserver.metrics import MetricsServer
 from aerobee_nameserver.server import NameServer
-from aerobee_remoting.systemd import ServiceNotifier
+from aerobee_service.program.systemd import ServiceNotifier
 from nameserver.test_main import started
 from programs import free_port
 
@@ -54,7 +54,8 @@ async def test_a_scrape_shows_version_routes_and_process(metrics: MetricsServer)
         sample.name: sample for family in text_string_to_metric_families(text) for sample in family.samples
     }
     assert found["aerobee_build_info"].labels == {"version": version("aerobee")}
-    assert {name: found[name].value for name in GAUGES} == dict.fromkeys(GAUGES, 0.0)
+    gauges = ("clusters", "broker_names", "brokers", "topics", "connections")
+    assert [found[f"aerobee_nameserver_{name}"].value for name in gauges] == [0.0] * 5
     assert found["aerobee_nameserver_connections_refused_total"].value == 0
     assert found["process_resident_memory_bytes"].value > 0
 
@@ -97,12 +98,12 @@ async def test_it_is_ready_when_routes_are_answered(
 async def test_a_taken_port_that_nobody_set_is_a_warning_with_the_way_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, capture_logs() as logs:
         server = served(metricsPromExporterPort=taken.getsockname()[1])
-        server._server.config.model_fields_set.discard("metrics_prom_exporter_port")
+        server.server.config.model_fields_set.discard("metrics_prom_exporter_port")
         await server.start()
         await server.close()
-    (told,) = logs
-    assert (told["event"], told["log_level"]) == ("metrics.not_served", "warning")
-    assert "metricsPromExporterPort" in told["way_out"]
+    (logged,) = logs
+    assert (logged["event"], logged["log_level"]) == ("metrics.not_served", "warning")
+    assert "metricsPromExporterPort" in logged["way_out"]
 
 
 def test_a_port_that_is_set_and_taken_refuses_the_start(tmp_path: Path) -> None:
@@ -118,10 +119,10 @@ def test_a_port_that_is_set_and_taken_refuses_the_start(tmp_path: Path) -> None:
                 }
             )
             assert asyncio.run(serve(config, ServiceNotifier({}, 0))) == 1
-    (told,) = [entry for entry in logs if entry["log_level"] == "error"]
-    assert told["event"] == "nameserver.start_failed"
-    assert f"127.0.0.1:{port} is taken" in told["reason"]
-    assert "metricsPromExporterPort" in told["way_out"]
+    (logged,) = [entry for entry in logs if entry["log_level"] == "error"]
+    assert logged["event"] == "nameserver.start_failed"
+    assert f"127.0.0.1:{port} is taken" in logged["reason"]
+    assert "metricsPromExporterPort" in logged["way_out"]
     assert not [entry for entry in logs if entry["event"] == "nameserver.ready"]
 
 
@@ -134,8 +135,8 @@ async def test_the_program_serves_them_and_says_its_version(tmp_path: Path) -> N
     with started(tmp_path, "--set", f"metricsPromExporterPort={port}") as program:
         ready = json.loads(await asyncio.to_thread(program.wait_line, "nameserver.ready", 30))
         assert ready["version"] == version("aerobee")
-        told = json.loads(await asyncio.to_thread(program.wait_line, "metrics.served", 30))
-        assert (told["host"], told["port"]) == ("127.0.0.1", port)
+        logged = json.loads(await asyncio.to_thread(program.wait_line, "metrics.served", 30))
+        assert (logged["host"], logged["port"]) == ("127.0.0.1", port)
         assert (await get(port, "/readyz"))[0] == 200
         program.process.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(program.process.wait, 30) == 0

@@ -15,6 +15,7 @@ from aerobee_nameserver.route_table import (
     Registration,
     Removal,
     RouteLimits,
+    RouteStatistics,
     RouteTable,
     TopicQueues,
     share_size,
@@ -22,8 +23,8 @@ from aerobee_nameserver.route_table import (
 from aerobee_proto.bodies import DataVersion
 from aerobee_proto.codes import Perm, ResponseCode
 from aerobee_proto.errors import LimitReached, RequestError
-from aerobee_remoting.peer_memory import PEER_LIMIT, TOTAL_LIMIT, PeerMemory
-from aerobee_remoting.slices import at_once
+from aerobee_remoting.peers.peer_memory import PEER_LIMIT, TOTAL_LIMIT, PeerMemory
+from aerobee_service.turns.slices import at_once
 
 T1 = {"T1": TopicQueues(4, 4, Perm.READ_WRITE)}
 TWO = T1 | {"T2": TopicQueues(8, 8, Perm.READ_WRITE)}
@@ -91,9 +92,9 @@ class Table:
         return data.perm
 
     def picture(self) -> tuple[Any, ...]:
-        topics = self.routes.topics()
+        topics = at_once(self.routes.listing())
         routes = [route.to_bytes() for topic in topics if (route := self.routes.route(topic))]
-        return topics, routes, self.routes.cluster_info().to_bytes(), self.routes.statistics()
+        return topics, routes, at_once(self.routes.describing()).to_bytes(), self.routes.statistics()
 
 
 @pytest.fixture
@@ -107,9 +108,9 @@ def table() -> Table:
 def test_a_new_broker_is_first_and_its_topics_get_routes(table: Table) -> None:
     done = table.register(registration())
     assert done == Registered(first=True, topics_changed=2)
-    assert table.routes.topics() == ["T1", "T2"]
+    assert at_once(table.routes.listing()) == ["T1", "T2"]
     assert table.addrs() == {0: "10.0.0.7:10911"}
-    assert table.routes.cluster_info().cluster_addr_table == {"c1": ["b-a"]}
+    assert at_once(table.routes.describing()).cluster_addr_table == {"c1": ["b-a"]}
 
 
 def test_an_address_under_another_id_moves(table: Table) -> None:
@@ -130,8 +131,8 @@ def test_a_slave_that_becomes_master_is_a_smaller_id(table: Table) -> None:
 def test_an_address_under_another_name_moves_and_leaves_no_ghost(table: Table) -> None:
     table.register(registration())
     table.register(registration(broker_name="b-b", topics={"X": T1["T1"], "Y": T1["T1"]}))
-    assert table.routes.topics() == ["X", "Y"]
-    assert list(table.routes.cluster_info().broker_addr_table) == ["b-b"]
+    assert at_once(table.routes.listing()) == ["X", "Y"]
+    assert list(at_once(table.routes.describing()).broker_addr_table) == ["b-b"]
 
 
 def test_an_older_state_is_refused_without_an_error_and_forgotten(table: Table) -> None:
@@ -166,13 +167,13 @@ def test_an_unknown_broker_with_one_topic_is_refused(table: Table) -> None:
 
 def test_an_unknown_broker_without_topics_is_taken(table: Table) -> None:
     assert table.register(registration(topics={})).first
-    assert table.routes.topics() == []
+    assert at_once(table.routes.listing()) == []
 
 
 def test_a_known_broker_may_send_the_one_topic_that_changed(table: Table) -> None:
     table.register(registration())
     table.register(registration(topics={"T3": T1["T1"]}, data_version=version(2)))
-    assert table.routes.topics() == ["T1", "T2", "T3"]
+    assert at_once(table.routes.listing()) == ["T1", "T2", "T3"]
 
 
 def test_topics_change_only_with_the_data_version(table: Table) -> None:
@@ -192,25 +193,25 @@ def test_a_missing_topic_comes_back_under_the_same_version(table: Table) -> None
     table.register(registration())
     table.routes.delete_topic("T1")
     table.register(registration())
-    assert table.routes.topics() == ["T1", "T2"]
+    assert at_once(table.routes.listing()) == ["T1", "T2"]
 
 
 def test_a_slaves_topics_do_not_count_while_the_master_lives(table: Table) -> None:
     table.register(registration())
     table.register(slave(1, topics=TWO | {"T3": T1["T1"]}))
-    assert table.routes.topics() == ["T1", "T2"]
+    assert at_once(table.routes.listing()) == ["T1", "T2"]
 
 
 def test_the_smallest_slave_speaks_when_there_is_no_master(table: Table) -> None:
     table.register(slave(1))
     table.register(slave(2, topics=TWO | {"T3": T1["T1"]}))
-    assert table.routes.topics() == ["T1", "T2"]
+    assert at_once(table.routes.listing()) == ["T1", "T2"]
     assert table.perm() == Perm.READ_WRITE
 
 
 def test_a_slave_of_an_old_version_never_speaks(table: Table) -> None:
     table.register(slave(1, acting_master=None))
-    assert table.routes.topics() == []
+    assert at_once(table.routes.listing()) == []
 
 
 def test_an_acting_master_is_read_only(table: Table) -> None:
@@ -243,7 +244,7 @@ def test_unlisted_topics_go_only_when_the_setting_says_so() -> None:
         table.register(registration())
         listed = {"T2": TWO["T2"], "T3": T1["T1"]}
         table.register(registration(topics=listed, data_version=version(2)))
-        assert table.routes.topics() == topics
+        assert at_once(table.routes.listing()) == topics
 
 
 def test_a_name_of_another_cluster_is_refused_and_told_where_it_lives(table: Table) -> None:
@@ -273,15 +274,15 @@ def test_the_number_of_topics_is_bounded() -> None:
 
 def test_silence_longer_than_the_time_out_removes_a_broker(table: Table) -> None:
     table.register(registration(timeout_ms=1_000), now_ms=5_000)
-    assert table.routes.expire(6_000) == []
-    (removal,) = table.routes.expire(6_001)
+    assert list(table.routes.expiring(6_000)) == []
+    (removal,) = list(table.routes.expiring(6_001))
     assert (removal.broker_addr, removal.connection, removal.topics_removed) == (
         "10.0.0.7:10911",
         "10.0.0.7:10911",
         2,
     )
     table.routes.check()
-    assert table.routes.topics() == []
+    assert at_once(table.routes.listing()) == []
 
 
 SIGNS_OF_LIFE: dict[str, Callable[[RouteTable], object]] = {
@@ -295,15 +296,15 @@ SIGNS_OF_LIFE: dict[str, Callable[[RouteTable], object]] = {
 def test_every_sign_of_life_counts(table: Table, sign: Callable[[RouteTable], object]) -> None:
     table.register(registration(), now_ms=0)
     sign(table.routes)
-    assert table.routes.expire(220_000) == []
-    assert len(table.routes.expire(220_001)) == 1
+    assert list(table.routes.expiring(220_000)) == []
+    assert len(list(table.routes.expiring(220_001))) == 1
 
 
 def test_a_lost_connection_removes_its_brokers_at_once(table: Table) -> None:
     table.register(registration(), connection="one")
     table.register(slave(1), connection="one")
     table.register(slave(2), connection="two")
-    removed = table.routes.connection_lost("one")
+    removed = list(table.routes.losing("one"))
     table.routes.check()
     assert [removal.broker_id for removal in removed] == [1, 0]
     assert [removal.change and removal.change.min_broker_id for removal in removed] == [None, 2]
@@ -314,7 +315,7 @@ def test_a_lost_connection_removes_its_brokers_at_once(table: Table) -> None:
 def test_a_broker_that_came_again_on_a_new_connection_survives_the_old_ones_end(table: Table) -> None:
     table.register(registration(), connection="old")
     table.register(registration(), connection="new")
-    assert table.routes.connection_lost("old") == []
+    assert list(table.routes.losing("old")) == []
     assert table.addrs() == {0: "10.0.0.7:10911"}
 
 
@@ -397,7 +398,7 @@ def test_version_query_tells_a_change_and_the_stored_version(table: Table) -> No
 
 def test_write_permission_is_taken_until_the_version_changes(table: Table) -> None:
     table.register(registration())
-    assert table.routes.set_writable("b-a", False) == 2
+    assert at_once(table.routes.setting_writable("b-a", False)) == 2
     assert table.perm() == Perm.READ
     table.register(registration())
     assert table.perm() == Perm.READ
@@ -407,9 +408,9 @@ def test_write_permission_is_taken_until_the_version_changes(table: Table) -> No
 
 def test_write_permission_is_given_to_every_topic(table: Table) -> None:
     table.register(registration(topics={"T1": TopicQueues(1, 1, 0), "T2": TopicQueues(1, 1, Perm.READ)}))
-    assert table.routes.set_writable("b-a", True) == 2
+    assert at_once(table.routes.setting_writable("b-a", True)) == 2
     assert [table.perm(topic) for topic in ("T1", "T2")] == [Perm.READ_WRITE, Perm.READ_WRITE]
-    assert table.routes.set_writable("unknown", True) == 0
+    assert at_once(table.routes.setting_writable("unknown", True)) == 0
 
 
 def test_a_topic_is_deleted_everywhere_or_in_one_cluster(table: Table) -> None:
@@ -417,13 +418,13 @@ def test_a_topic_is_deleted_everywhere_or_in_one_cluster(table: Table) -> None:
     table.register(registration(cluster="c2", broker_name="b-b", broker_addr="10.0.0.8:10911"))
     assert table.routes.delete_topic("T1", "c1") == 1
     table.routes.check()
-    assert table.routes.topics_of_cluster("c1") == ["T2"]
-    assert table.routes.topics_of_cluster("c2") == ["T1", "T2"]
+    assert at_once(table.routes.listing(cluster="c1")) == ["T2"]
+    assert at_once(table.routes.listing(cluster="c2")) == ["T1", "T2"]
     assert table.routes.delete_topic("T2") == 2
     assert table.routes.delete_topic("T2") == 0
     assert table.routes.delete_topic("T1", "unknown") == 0
     table.routes.check()
-    assert table.routes.topics() == ["T1"]
+    assert at_once(table.routes.listing()) == ["T1"]
 
 
 def test_a_topic_is_registered_only_on_brokers_that_are_known(table: Table) -> None:
@@ -432,15 +433,15 @@ def test_a_topic_is_registered_only_on_brokers_that_are_known(table: Table) -> N
     assert not table.routes.register_topic("M", {"b-a": T1["T1"], "b-x": T1["T1"]})
     assert not table.routes.register_topic("M", {})
     table.routes.check()
-    assert table.routes.topics() == ["N", "T1", "T2"]
+    assert at_once(table.routes.listing()) == ["N", "T1", "T2"]
 
 
 def test_lists_by_flag(table: Table) -> None:
     flags = {"none": 0, "unit": 1, "sub": 2, "both": 3}
     table.register(registration(topics={name: TopicQueues(1, 1, 6, flag) for name, flag in flags.items()}))
-    assert table.routes.topics_by_flag(unit=True) == ["both", "unit"]
-    assert table.routes.topics_by_flag(unit_subscription=True) == ["both", "sub"]
-    assert table.routes.topics_by_flag(unit=False, unit_subscription=True) == ["sub"]
+    assert at_once(table.routes.listing(unit=True)) == ["both", "unit"]
+    assert at_once(table.routes.listing(unit_subscription=True)) == ["both", "sub"]
+    assert at_once(table.routes.listing(unit=False, unit_subscription=True)) == ["sub"]
 
 
 def test_system_topics_are_the_names_of_clusters_and_brokers(table: Table) -> None:
@@ -483,10 +484,10 @@ REGISTRATIONS = st.builds(
 STEPS = st.one_of(
     st.tuples(st.just("register"), REGISTRATIONS, CONNECTIONS),
     st.tuples(st.just("unregister"), CLUSTERS, ADDRS),
-    st.tuples(st.just("connection_lost"), CONNECTIONS),
+    st.tuples(st.just("losing"), CONNECTIONS),
     st.tuples(st.just("expire")),
     st.tuples(st.just("delete_topic"), st.sampled_from(["T1", "T2"]), st.sampled_from([None, "c1"])),
-    st.tuples(st.just("set_writable"), NAMES, st.booleans()),
+    st.tuples(st.just("setting_writable"), NAMES, st.booleans()),
 )
 
 
@@ -502,15 +503,19 @@ def test_no_sequence_breaks_an_invariant(steps: list[Any], support: bool, drop: 
                 new, connection = arguments
                 table.routes.register(new, now_ms=now_ms, connection=connection)
             elif name == "expire":
-                table.routes.expire(now_ms)
+                list(table.routes.expiring(now_ms))
+            elif name == "losing":
+                list(table.routes.losing(*arguments))
+            elif name == "setting_writable":
+                at_once(table.routes.setting_writable(*arguments))
             else:
                 getattr(table.routes, name)(*arguments)
         except RequestError:
             assert table.picture() == before
         table.routes.check()
         counts = table.routes.statistics()
-        assert counts["topics"] <= limits.topics_max
-        assert counts["brokers"] <= limits.brokers_max
+        assert counts.topics <= limits.topics_max
+        assert counts.brokers <= limits.brokers_max
 
 
 INTERLEAVED = st.lists(
@@ -546,19 +551,23 @@ def test_no_interleaving_breaks_an_invariant(small_steps: None, steps: list[Any]
                 if which == 3 and under_way:
                     under_way.pop(0).close()  # its connection is lost
             elif name == "expire":
-                routes.expire(now_ms)
+                list(routes.expiring(now_ms))
+            elif name == "losing":
+                list(routes.losing(*arguments))
+            elif name == "setting_writable":
+                at_once(routes.setting_writable(*arguments))
             else:
                 getattr(routes, name)(*arguments)
         routes.check()
-        assert routes.statistics()["topics"] <= limits.topics_max
-        assert routes.statistics()["brokers"] <= limits.brokers_max
+        assert routes.statistics().topics <= limits.topics_max
+        assert routes.statistics().brokers <= limits.brokers_max
     for work in under_way:
         with suppress(RequestError):
             at_once(work)
     at_once(routes.tidying())
     routes.check()
-    assert not routes._left
-    assert not routes._coming
+    assert not routes.left
+    assert not routes.coming
 
 
 def test_a_registration_is_seen_whole_or_not_at_all(table: Table, small_steps: None) -> None:
@@ -573,7 +582,7 @@ def test_a_registration_is_seen_whole_or_not_at_all(table: Table, small_steps: N
         seen.add(repr(table.picture()[:3]))
     table.routes.check()
     assert seen == {before}
-    assert len(table.routes.topics()) == 30
+    assert len(at_once(table.routes.listing())) == 30
     assert {table.perm(f"topic-{n}") for n in range(20)} == {Perm.READ}
 
 
@@ -585,7 +594,7 @@ def test_a_registration_that_is_given_up_leaves_nothing(table: Table, small_step
     steps.close()
     at_once(table.routes.tidying())
     table.routes.check()
-    assert table.routes.statistics() == {"clusters": 0, "broker_names": 0, "brokers": 0, "topics": 0}
+    assert table.routes.statistics() == RouteStatistics(clusters=0, broker_names=0, brokers=0, topics=0)
 
 
 def test_what_is_lost_while_a_registration_is_made_ready_is_looked_at_again(
@@ -596,21 +605,21 @@ def test_what_is_lost_while_a_registration_is_made_ready_is_looked_at_again(
     new = registration(data_version=version(2), topics=many_topics(20) | {"one-more": TopicQueues(1, 1, 6)})
     steps = table.routes.registering(new, now_ms=0, connection="new")
     next(steps)
-    (removal,) = table.routes.connection_lost("old")
+    (removal,) = list(table.routes.losing("old"))
     counted = [removal.topics_removed]
     assert at_once(steps).first
     at_once(table.routes.tidying())
     table.routes.check()
     assert [*counted, removal.topics_removed] == [None, 0]
-    assert len(table.routes.topics()) == 21
+    assert len(at_once(table.routes.listing())) == 21
 
 
 def test_topics_of_a_broker_that_has_just_left_do_not_count_against_the_limit(small_steps: None) -> None:
     table = Table(limits=RouteLimits(topics_max=30))
     table.register(registration(topics=many_topics(20)))
-    table.routes.connection_lost("10.0.0.7:10911")
+    list(table.routes.losing("10.0.0.7:10911"))
     table.register(registration(broker_name="b-b", broker_addr="10.0.0.8:1", topics=many_topics(20, "other")))
-    assert len(table.routes.topics()) == 20
+    assert len(at_once(table.routes.listing())) == 20
 
 
 def test_changes_that_never_end_are_refused(table: Table, small_steps: None) -> None:
@@ -635,9 +644,9 @@ def test_many_brokers_of_a_topic_come_and_go(table: Table) -> None:
     assert route is not None
     assert [data.broker_name for data in route.queue_datas] == sorted(names)
     for number in range(len(names)):
-        table.routes.connection_lost(f"10.0.0.{number}:1")
+        list(table.routes.losing(f"10.0.0.{number}:1"))
         table.routes.check()
-    assert table.routes.topics() == []
+    assert at_once(table.routes.listing()) == []
 
 
 def many_topics(count: int, prefix: str = "topic") -> dict[str, TopicQueues]:
@@ -663,7 +672,7 @@ def test_what_a_connection_registers_is_bounded_refused_as_a_whole_and_given_bac
     table.routes.check()
     assert memory.of("greedy") <= 100_000
     table.register(registration(broker_name="b-9", broker_addr="10.0.0.9:1", topics=many_topics(50)))
-    assert len(table.routes.connection_lost("greedy")) == 3
+    assert len(list(table.routes.losing("greedy"))) == 3
     table.routes.check()
     assert (memory.of("greedy"), memory.peer_count) == (0, 1)
     table.unregister(registration(broker_name="b-9", broker_addr="10.0.0.9:1"))
@@ -709,12 +718,12 @@ def test_topics_of_a_group_are_counted_for_a_member_that_is_there() -> None:
     table = Table(memory=memory)
     table.register(registration(topics=many_topics(100)), connection="master")
     table.register(slave(topics=many_topics(2)), connection="slave")
-    table.routes.connection_lost("slave")
+    list(table.routes.losing("slave"))
     table.routes.check()
     table.register(slave(topics=many_topics(2)), connection="slave")
-    table.routes.connection_lost("master")
+    list(table.routes.losing("master"))
     table.routes.check()
     assert memory.of("master") == 0
     assert memory.of("slave") > 100 * 512
-    table.routes.connection_lost("slave")
+    list(table.routes.losing("slave"))
     assert memory.total == 0

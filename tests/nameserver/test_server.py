@@ -6,6 +6,7 @@ import ssl
 import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from aerobee_nameserver.config import NameserverConfig, load_config
 from aerobee_nameserver.handlers import ANSWERED_AT_ONCE_MAX
 from aerobee_nameserver.kv_config import KvConfigDamaged
 from aerobee_nameserver.registration import AT_ONCE_SIZE_MAX
+from aerobee_nameserver.route_table import RouteStatistics
 from aerobee_nameserver.server import NameServer
 from aerobee_proto.bodies import (
     DataVersion,
@@ -28,12 +30,13 @@ from aerobee_proto.bodies import (
 )
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.frames import FRAME_SIZE_MAX, Command
-from aerobee_remoting.answers import ANSWER_SIZE_MAX
-from aerobee_remoting.client import RemotingClient, RemotingClientConfig
-from aerobee_remoting.errors import ConnectionLost, RequestTimeout
-from aerobee_remoting.handlers import HandlerTable, Permission, Request
-from aerobee_remoting.server import RemotingServer
-from aerobee_remoting.slices import Steps
+from aerobee_remoting.ends.client import RemotingClient, RemotingClientConfig
+from aerobee_remoting.ends.server import RemotingServer
+from aerobee_remoting.exchange.answers import ANSWER_SIZE_MAX
+from aerobee_remoting.exchange.handlers import HandlerTable, Request
+from aerobee_remoting.exchange.needs import Open
+from aerobee_remoting.peers.errors import ConnectionLost, RequestTimeout
+from aerobee_service.turns.slices import Steps, at_once
 from turns import TURN_MAX, Turns
 
 
@@ -127,7 +130,8 @@ async def test_an_answer_that_no_frame_could_carry_is_refused_by_name(
         return ["x" * (size - len(TopicList(topic_list=[""]).to_bytes()))]
 
     monkeypatch.setattr(server.routes, "listing", listing)
-    monkeypatch.setattr(server.routes, "statistics", lambda: {"topics": topic_count})
+    counted = replace(server.routes.statistics(), topics=topic_count)
+    monkeypatch.setattr(server.routes, "statistics", lambda: counted)
     answer = await peer.ask(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
     assert (answer.code, len(answer.body)) == (ResponseCode.SUCCESS, size)
     for size in (ANSWER_SIZE_MAX + 1, FRAME_SIZE_MAX):  # noqa: B007  # the listing has it
@@ -213,13 +217,13 @@ async def test_a_bad_registration_is_refused_and_changes_nothing(
     server: NameServer, peer: Peer, body: bytes, fields: dict[str, str], code: int
 ) -> None:
     await peer.register(plain_body("A", "B"), brokerName="b-z", brokerAddr="10.0.0.1:10911")
-    before = server.routes.cluster_info().to_bytes(), server.routes.topics()
+    before = at_once(server.routes.describing()).to_bytes(), at_once(server.routes.listing())
     answer = await peer.register(body, **fields)
     assert answer.code == code
     assert answer.remark
     assert len(answer.remark) < 1_000
     server.routes.check()
-    assert (server.routes.cluster_info().to_bytes(), server.routes.topics()) == before
+    assert (at_once(server.routes.describing()).to_bytes(), at_once(server.routes.listing())) == before
     assert (await peer.register()).code == ResponseCode.SUCCESS
 
 
@@ -296,8 +300,8 @@ async def test_two_brokers_with_one_address_are_named(server: NameServer, peer: 
     with capture_logs() as events:
         await other.register(brokerName="b-b")
         await peer.register()
-    told = [(one["broker_name"], one["replaced_name"]) for one in events if "replaced_name" in one]
-    assert told == [("b-b", "b-a"), ("b-a", "b-b")]
+    logged = [(one["broker_name"], one["replaced_name"]) for one in events if "replaced_name" in one]
+    assert logged == [("b-b", "b-a"), ("b-a", "b-b")]
     assert {one["log_level"] for one in events if one["event"] == "nameserver.broker_replaced"} == {"warning"}
     await other.close()
 
@@ -336,13 +340,13 @@ async def test_the_scan_runs_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_members_are_told_of_a_new_smallest_id() -> None:
-    told: asyncio.Queue[dict[str, str]] = asyncio.Queue()
+    logged: asyncio.Queue[dict[str, str]] = asyncio.Queue()
 
-    def take(request: Request) -> None:
-        told.put_nowait(request.ext)
+    def take(request: Request[Any]) -> None:
+        logged.put_nowait(request.ext)
 
     handlers = HandlerTable()
-    handlers.register(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE, take, permission=Permission.CLUSTER)
+    handlers.register(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE, take, needs=Open("a test"))
     member = RemotingServer(handlers)
     slave_addr = f"127.0.0.1:{await member.start('127.0.0.1', 0)}"
     async with running(notifyMinBrokerIdChanged="true") as server:
@@ -350,9 +354,9 @@ async def test_members_are_told_of_a_new_smallest_id() -> None:
         await slave.register(brokerId="1", brokerAddr=slave_addr)
         await broker.register()
         async with asyncio.timeout(5):
-            arrived = await told.get()
+            arrived = await logged.get()
             await broker.ask(RequestCode.UNREGISTER_BROKER, **IDENTITY)
-            left = await told.get()
+            left = await logged.get()
         await broker.close()
         await slave.close()
     await member.close()
@@ -573,10 +577,10 @@ async def test_ready_and_stopped_are_logged_with_the_address() -> None:
     with capture_logs() as events:
         async with running() as server:
             address = server.address
-    told = [
+    logged = [
         (event["event"], event["address"]) for event in events if event["event"].startswith("nameserver.")
     ]
-    assert told == [("nameserver.ready", address), ("nameserver.stopped", address)]
+    assert logged == [("nameserver.ready", address), ("nameserver.stopped", address)]
 
 
 @pytest.mark.parametrize(("mode", "plain_answers"), [("permissive", True), ("enforcing", False)])
@@ -668,7 +672,7 @@ async def test_a_registration_of_many_topics_is_taken_in_order_with_a_small_one_
         route = server.routes.route("T7")
         assert route is not None
         assert route.queue_datas[0].perm == 4
-        assert server.routes.statistics()["topics"] == 5_000
+        assert server.routes.statistics().topics == 5_000
         await peer.close()
 
 
@@ -684,7 +688,7 @@ async def test_a_goodbye_waits_for_the_registration_before_it() -> None:
             peer.register(large_body()), peer.ask(RequestCode.UNREGISTER_BROKER, **IDENTITY)
         )
         assert (first.code, second.code) == (0, 0)
-        assert server.routes.statistics()["brokers"] == 0
+        assert server.routes.statistics().brokers == 0
         await peer.close()
 
 
@@ -696,19 +700,20 @@ async def test_registrations_of_a_broker_over_two_connections_are_taken_in_the_o
         old, new = Peer(server), Peer(server)
         await old.ask(RequestCode.GET_NAMESRV_CONFIG)
         await new.ask(RequestCode.GET_NAMESRV_CONFIG)
-        arrived, read = asyncio.Event(), server._handlers._register
+        handlers = server._handlers
+        arrived, read = asyncio.Event(), handlers._register
 
-        def arriving(request: Request) -> Any:
+        def arriving(request: Request[Any]) -> Any:
             arrived.set()
             return read(request)
 
-        monkeypatch.setattr(server._handlers, "_register", arriving)
+        monkeypatch.setattr(handlers, "_register", arriving)
         reads = asyncio.create_task(old.register(large_body(counter=1)))
         await arrived.wait()
         await new.register(plain_body("T1", "T2"), brokerAddr="10.0.0.8:10911")
         await reads
         assert server.routes.member_group("b-a") == {0: "10.0.0.8:10911"}
-        assert server._handlers._of_names._locks == {}
+        assert handlers.of_names.locks == {}
         await old.close()
         await new.close()
 
@@ -745,7 +750,7 @@ async def test_a_connection_that_is_lost_while_its_registration_is_made_ready_le
             with pytest.raises(ConnectionLost):
                 await asked
             await lost.wait()
-        assert server.routes.statistics() == {"clusters": 0, "broker_names": 0, "brokers": 0, "topics": 0}
+        assert server.routes.statistics() == RouteStatistics(clusters=0, broker_names=0, brokers=0, topics=0)
         server.routes.check()
 
 

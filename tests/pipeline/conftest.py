@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aerobee_pytest import Server
-from aerobee_store.config import StoreConfig
-from aerobee_store.io import DiskIo
-from aerobee_store.messages import PutStatus
+from aerobee_store.disk.io import DiskIo
 from aerobee_store.store import MessageStore
+from aerobee_store.terms.config import StoreConfig
+from aerobee_store.terms.messages import PutStatus
 from store.workload import message
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def write_store(root: Path, *, count: int = 400, log_file_size: int = 64 << 10) 
         (done,) = store.append([one])
         assert done.status is PutStatus.PUT_OK
         store.confirm(store.end_offset)
-    store.build_index(10 * count)
+    store.keys.build(10 * count)
     store.flush_disk()
     store.close()
 

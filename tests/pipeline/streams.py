@@ -44,8 +44,8 @@ class Stream:
         return self.reader.initialOffset()
 
     def next(self, start: Offset) -> Offset:
-        self.reader._ends_at = 0.0  # ask the brokers, however young the last answer is
-        self.reader._queues_at = 0.0
+        self.reader.ends_at = 0.0  # ask the brokers, however young the last answer is
+        self.reader.queues_at = 0.0
         return self.reader.latestOffset(start, self.reader.getDefaultReadLimit())
 
     def bodies(self, start: Offset, end: Offset) -> list[int]:

@@ -15,9 +15,9 @@ from pyspark.sql import SparkSession
 
 from aerobee import MessageQueue
 from aerobee_proto.records import StoredRecord, decode_record
-from aerobee_store.config import StoreConfig
-from aerobee_store.io import DiskIo
+from aerobee_store.disk.io import DiskIo
 from aerobee_store.store import MessageStore
+from aerobee_store.terms.config import StoreConfig
 from pipeline.conftest import TOPICS
 from pyspark_aerobee.errors import PipelineError
 from pyspark_aerobee.jobs import archive as archive_job
@@ -47,7 +47,7 @@ def places(spark: SparkSession, folder: Path) -> list[tuple[str, int, int]]:
     return sorted((row.topic, row.queueId, row.queueOffset) for row in rows)
 
 
-def wanted(root: Path) -> list[tuple[str, int, int]]:
+def expected(root: Path) -> list[tuple[str, int, int]]:
     return sorted((r.topic, r.queue_id, r.queue_offset) for r in records_of(root))
 
 
@@ -69,10 +69,10 @@ def append(root: Path, count: int, first: int = 10_000) -> None:
 
 
 def test_a_store_in_full(spark: SparkSession, store_folder: Path, tmp_path: Path) -> None:
-    told: list[int] = []
-    report = archive(spark, spans_of(store_folder), str(tmp_path / "a"), advance=told.append)
+    logged: list[int] = []
+    report = archive(spark, spans_of(store_folder), str(tmp_path / "a"), advance=logged.append)
     found = records_of(store_folder)
-    assert (report.rows, sum(told), report.missing, report.damaged) == (400, 400, 0, 0)
+    assert (report.rows, sum(logged), report.missing, report.damaged) == (400, 400, 0, 0)
     rows = {
         (row.topic, row.queueId, row.queueOffset): row
         for row in read_archive(spark, str(tmp_path / "a")).collect()
@@ -94,7 +94,7 @@ def test_readers_that_know_no_commits_see_the_same(
     frame = spark.read.parquet(str(tmp_path))
     assert sorted(
         (r.topic, r.queueId, r.queueOffset) for r in frame.select("topic", "queueId", "queueOffset").collect()
-    ) == wanted(store_folder)
+    ) == expected(store_folder)
 
 
 def test_the_next_run_takes_what_is_new(spark: SparkSession, store_folder: Path, tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_the_next_run_takes_what_is_new(spark: SparkSession, store_folder: Path,
     append(root, 11)
     again = archive(spark, spans_of(root), str(tmp_path / "a"))
     assert (again.rows, again.commits) == (11, 1)
-    assert places(spark, tmp_path / "a") == wanted(root)
+    assert places(spark, tmp_path / "a") == expected(root)
 
 
 class Killed(BaseException):
@@ -140,9 +140,9 @@ def test_a_killed_run_loses_and_doubles_nothing(
     assert 0 < committed < 400
     report = archive(spark, spans_of(store_folder), target)
     assert report.rows == 400 - committed
-    assert places(spark, tmp_path / "a") == wanted(store_folder)
+    assert places(spark, tmp_path / "a") == expected(store_folder)
     plain = spark.read.parquet(target).select("topic", "queueId", "queueOffset").collect()
-    assert sorted(tuple(row) for row in plain) == wanted(store_folder)
+    assert sorted(tuple(row) for row in plain) == expected(store_folder)
 
 
 def test_two_runs_at_once_are_one_too_many(
@@ -156,7 +156,7 @@ def test_two_runs_at_once_are_one_too_many(
     )
     with pytest.raises(Conflict, match="another run has written"):
         archive(spark, spans_of(store_folder), target)
-    assert places(spark, tmp_path / "a") == wanted(store_folder)
+    assert places(spark, tmp_path / "a") == expected(store_folder)
 
 
 def _with_another_run_first(spark: SparkSession, root: Path, target: str) -> Any:
@@ -273,7 +273,7 @@ def test_a_delta_table_has_every_commit_once(
         archive(spark, spans_of(root), target, delta=True)
         table = deltalake.DeltaTable(target).to_pyarrow_table(columns=["topic", "queueId", "queueOffset"])
         rows = sorted(tuple(row.values()) for row in table.to_pylist())
-        assert rows == wanted(root)
+        assert rows == expected(root)
 
 
 @pytest.mark.slow
@@ -297,6 +297,6 @@ def test_a_program_killed_between_its_commits(
     report = archive(spark, spans_of(store_folder), str(target))
     assert 0 < committed < 400
     assert report.rows == 400 - committed
-    assert places(spark, target) == wanted(store_folder)
+    assert places(spark, target) == expected(store_folder)
     plain = spark.read.parquet(str(target)).select("topic", "queueId", "queueOffset").collect()
-    assert sorted(tuple(row) for row in plain) == wanted(store_folder)
+    assert sorted(tuple(row) for row in plain) == expected(store_folder)

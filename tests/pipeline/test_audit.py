@@ -7,9 +7,9 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from aerobee_store.config import StoreConfig
-from aerobee_store.io import DiskIo
+from aerobee_store.disk.io import DiskIo
 from aerobee_store.store import MessageStore
+from aerobee_store.terms.config import StoreConfig
 from pipeline.test_archive import records_of
 from pyspark_aerobee.jobs.audit import audit_store, is_sound
 from pyspark_aerobee.jobs.audit_page import audit_page
@@ -18,12 +18,12 @@ from store.workload import message
 
 def test_a_sound_store(spark: SparkSession, store_folder: Path) -> None:
     found = records_of(store_folder)
-    told: list[int] = []
-    report = audit_store(spark, str(store_folder), partition_size=32 << 10, advance=told.append)
+    logged: list[int] = []
+    report = audit_store(spark, str(store_folder), partition_size=32 << 10, advance=logged.append)
     assert is_sound(report)
     assert report["messages"] == 400
     assert report["body_bytes"] == sum(len(r.body) for r in found)
-    assert sum(told) == sum(r.size for r in found)
+    assert sum(logged) == sum(r.size for r in found)
     assert {one["topic"]: one["messages"] for one in report["topics"]} == {
         "Orders": 134,
         "Payments": 133,

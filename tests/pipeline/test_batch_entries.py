@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aerobee.outgoing import property_text
+from aerobee.messages.outgoing import property_text
 from aerobee_proto.batch import decode_batch, encode_batch_entry
 from aerobee_proto.properties import PROPERTIES_SIZE_MAX
 from pyspark_aerobee.batch_entries import PlainRows, encode_plain
@@ -53,14 +53,14 @@ def test_plain_rows_are_encoded_as_one_by_one(
     body, tags, keys = map(list, zip(*rows, strict=True))
     found = encoded(body, tags, pa.array(keys, pa.list_(pa.string())))
     odd = found.odd.to_pylist()
-    wanted = [
+    expected = [
         one_by_one(number, row[0] or b"", row[1], row[2])
         for number, row in enumerate(rows)
         if not odd[number]
     ]
-    assert found.entries.to_pylist() == wanted
-    assert found.sizes.tolist() == [len(entry) for entry in wanted]
-    assert found.body_bytes == sum(len(one.body) for one in decode_batch(b"".join(wanted)))
+    assert found.entries.to_pylist() == expected
+    assert found.sizes.tolist() == [len(entry) for entry in expected]
+    assert found.body_bytes == sum(len(one.body) for one in decode_batch(b"".join(expected)))
     for is_odd, (one_body, tag, one_keys) in zip(odd, rows, strict=True):
         separated = any(
             c in text for text in (tag or "", *(k or "" for k in one_keys or ())) for c in "\x01\x02"

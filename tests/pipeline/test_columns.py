@@ -12,7 +12,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from aerobee_proto.compression import CompressionKind, compress_body
 from aerobee_proto.properties import decode_properties
 from aerobee_proto.records import StoredRecord, decode_records, encode_record
-from aerobee_store.record_columns import sound_records
+from aerobee_store.walking.record_columns import sound_records
 from pyspark_aerobee.columns import ColumnBuilder
 from pyspark_aerobee.schema import message_schema
 

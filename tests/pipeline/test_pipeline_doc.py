@@ -53,8 +53,8 @@ def test_an_example_prints_what_it_says(
     # Brokers of tests have a small index.
     code = code.replace('.option("key", ', '.option("indexSlots", 1000).option("key", ')
     exec(compile(code, f"docs/pipeline.md: {title}", "exec"), dict(names))
-    wanted = re.findall(r"# -> (.*)$", code, re.MULTILINE)
-    assert capsys.readouterr().out.splitlines() == wanted
+    expected = re.findall(r"# -> (.*)$", code, re.MULTILINE)
+    assert capsys.readouterr().out.splitlines() == expected
 
 
 SPARKS_OWN = {"checkpointLocation", "queryName"}

@@ -6,25 +6,25 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from aerobee_store.config import StoreConfig
-from aerobee_store.io import DiskIo
+from aerobee_store.disk.io import DiskIo
 from aerobee_store.store import MessageStore
+from aerobee_store.terms.config import StoreConfig
 from pipeline.test_archive import records_of
 from pyspark_aerobee.errors import OptionError
 from pyspark_aerobee.jobs.reindex import reindex
 
 
 def test_the_files_are_the_brokers_own(spark: SparkSession, store_folder: Path, tmp_path: Path) -> None:
-    told: list[int] = []
+    logged: list[int] = []
     report = reindex(
         spark, str(store_folder), tmp_path / "index", slots=97, entries=300, partition_size=16 << 10,
-        advance=told.append,
+        advance=logged.append,
     )  # fmt: skip
-    wanted = [path.read_bytes() for path in sorted((store_folder / "index").iterdir())]
+    expected = [path.read_bytes() for path in sorted((store_folder / "index").iterdir())]
     found = [path.read_bytes() for path in sorted((tmp_path / "index").iterdir())]
-    assert len(wanted) == report.files == 3
-    assert found == wanted
-    assert sum(told) == sum(record.size for record in records_of(store_folder))
+    assert len(expected) == report.files == 3
+    assert found == expected
+    assert sum(logged) == sum(record.size for record in records_of(store_folder))
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
 
 

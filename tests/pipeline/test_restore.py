@@ -35,9 +35,9 @@ def archived(
             )
     folder = tmp_path_factory.mktemp("archive") / "a"
     source = source_of({"nameServer": server.nameserver, "subscribe": topic}, now_ms=0, task_size=20_000)
-    told: list[int] = []
-    report = archive(spark, source, str(folder), advance=told.append)
-    assert (report.rows, sum(told), report.missing) == (COUNT, COUNT, 0)
+    logged: list[int] = []
+    report = archive(spark, source, str(folder), advance=logged.append)
+    assert (report.rows, sum(logged), report.missing) == (COUNT, COUNT, 0)
     assert archive(spark, source, str(folder)).rows == 0
     return folder, topic
 
@@ -65,10 +65,10 @@ def test_messages_come_back_as_they_were(
     spark: SparkSession, server: Server, archived: tuple[Path, str]
 ) -> None:
     target = server.new_topic("restored")
-    told: list[int] = []
-    report = run(spark, server, archived, target, advance=told.append)
+    logged: list[int] = []
+    report = run(spark, server, archived, target, advance=logged.append)
     assert (report.rows, report.before, report.topics) == (COUNT, 0, {target: COUNT})
-    assert sum(told) == COUNT
+    assert sum(logged) == COUNT
     assert facts(rows_of(spark, server, target)) == facts(rows_of(spark, server, archived[1]))
     again = run(spark, server, archived, target)
     assert (again.rows, again.before) == (0, COUNT)
@@ -83,14 +83,14 @@ def test_a_run_goes_on_where_another_was_killed(
     class Killed(BaseException):
         pass
 
-    class Works(restore_job._Work):
+    class Works(restore_job.RestoreWork):
         """Sends two steps of its queue and dies before the second is noted."""
 
         def _parts(self, *arguments: Any) -> Any:
             yield from list(super()._parts(*arguments))[:1]
 
     with monkeypatch.context() as patch:
-        patch.setattr(restore_job, "_Work", Works)
+        patch.setattr(restore_job, "RestoreWork", Works)
         first = run(spark, server, archived, target, step=step)
     assert first.rows == 3 * step
     second = run(spark, server, archived, target, step=step)
@@ -102,9 +102,9 @@ def test_times_choose(spark: SparkSession, server: Server, archived: tuple[Path,
     target = server.new_topic("times")
     rows = sorted(rows_of(spark, server, archived[1]), key=lambda row: row.storeTimestamp)
     middle = round(rows[COUNT // 2].storeTimestamp.timestamp() * 1000)
-    wanted = sum(row.storeTimestamp.timestamp() * 1000 < middle for row in rows)
-    assert run(spark, server, archived, target, end_ms=middle).rows == wanted
-    assert run(spark, server, archived, target, begin_ms=middle).rows == COUNT - wanted
+    expected = sum(row.storeTimestamp.timestamp() * 1000 < middle for row in rows)
+    assert run(spark, server, archived, target, end_ms=middle).rows == expected
+    assert run(spark, server, archived, target, begin_ms=middle).rows == COUNT - expected
     assert len(rows_of(spark, server, target)) == COUNT
 
 

@@ -82,11 +82,11 @@ def test_the_session_of_the_package_finds_the_format(
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_session_by_hand_is_told_what_is_wrong(spark: object, tmp_path: Path) -> None:
-    told = run(BY_HAND, tmp_path)
-    assert "RESULT Spark starts" in told
-    assert str(tmp_path / "bin" / "python3") in told
-    assert f"PYSPARK_PYTHON={sys.executable}" in told
-    assert "No module named" in told
+    logged = run(BY_HAND, tmp_path)
+    assert "RESULT Spark starts" in logged
+    assert str(tmp_path / "bin" / "python3") in logged
+    assert f"PYSPARK_PYTHON={sys.executable}" in logged
+    assert "No module named" in logged
 
 
 def session_that_starts(python: str, *, master: str = "local[2]") -> Any:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from aerobee_store.config import StoreConfig
-from aerobee_store.io import DiskIo
-from aerobee_store.messages import Appended
+from aerobee_store.disk.io import DiskIo
+from aerobee_store.offline.file_tree import LocalTree
+from aerobee_store.offline.folder import StoreFolder
 from aerobee_store.store import MessageStore
-from pyspark_aerobee.folder import LocalFolder
-from pyspark_aerobee.store_folder import StoreFolder
+from aerobee_store.terms.config import StoreConfig
+from aerobee_store.terms.messages import Appended
 from pyspark_aerobee.store_plan import StoreQuery, plan
 from pyspark_aerobee.store_read import Damage, read_partition
 from store.workload import message
@@ -35,7 +35,7 @@ def opened(root: Path) -> Iterator[MessageStore]:
     )
     store.open()
     try:
-        store.make_batch_topic("B")
+        store.topics.make_batch("B")
         yield store
     finally:
         store.close()
@@ -58,11 +58,11 @@ def damage_from(root: Path, begin: int) -> None:
 
 def read(root: Path, *, parts: int = 1) -> tuple[int, list[tuple[int, int]]]:
     """How many records can be proven, and where damage begins and ends."""
-    store, query = StoreFolder(LocalFolder(root)), StoreQuery()
+    store, query = StoreFolder(LocalTree(root)), StoreQuery()
     found = [
         piece
         for part in plan(store, query, min_partitions=parts).partitions
-        for piece in read_partition(StoreFolder(LocalFolder(root)), part, query)
+        for piece in read_partition(StoreFolder(LocalTree(root)), part, query)
     ]
     damage = [(piece.begin, piece.end) for piece in found if isinstance(piece, Damage)]
     return sum(piece.stretch.count for piece in found if not isinstance(piece, Damage)), damage
@@ -109,6 +109,6 @@ def test_a_log_of_batches_alone_is_cut_into_partitions(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         for _ in range(40):
             put(store, "B")
-    partitions = plan(StoreFolder(LocalFolder(tmp_path)), StoreQuery(), min_partitions=4).partitions
+    partitions = plan(StoreFolder(LocalTree(tmp_path)), StoreQuery(), min_partitions=4).partitions
     assert len(partitions) >= 4
     assert read(tmp_path, parts=4) == (40, [])

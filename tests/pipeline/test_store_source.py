@@ -10,9 +10,9 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from aerobee_proto.records import StoredRecord, decode_record
-from aerobee_store.config import StoreConfig
-from aerobee_store.io import DiskIo
+from aerobee_store.disk.io import DiskIo
 from aerobee_store.store import MessageStore
+from aerobee_store.terms.config import StoreConfig
 from pipeline.conftest import TOPICS
 
 Read = Callable[..., DataFrame]
@@ -73,31 +73,31 @@ def test_it_is_cut_into_partitions(read: Read) -> None:
 def test_every_message_of_a_topic_once_however_it_is_cut(
     read: Read, records: list[StoredRecord], size: str
 ) -> None:
-    wanted = sorted(r.physical_offset for r in records if r.topic in TOPICS[:2])
-    assert places(read(topic="Orders, Payments", maxPartitionBytes=size)) == wanted
+    expected = sorted(r.physical_offset for r in records if r.topic in TOPICS[:2])
+    assert places(read(topic="Orders, Payments", maxPartitionBytes=size)) == expected
     assert places(read(maxPartitionBytes=size)) == sorted(r.physical_offset for r in records)
 
 
 def test_options_choose(read: Read, records: list[StoredRecord]) -> None:
     middle = records[200].store_timestamp
 
-    def wanted(test: Callable[[StoredRecord], bool]) -> list[int]:
+    def expected(test: Callable[[StoredRecord], bool]) -> list[int]:
         return sorted(r.physical_offset for r in records if test(r))
 
-    assert places(read(topic="Orders", queueId="0,2")) == wanted(
+    assert places(read(topic="Orders", queueId="0,2")) == expected(
         lambda r: r.topic == "Orders" and r.queue_id in (0, 2)
     )
-    assert places(read(topic="Orders", startingQueueOffset=5, endingQueueOffset=9)) == wanted(
+    assert places(read(topic="Orders", startingQueueOffset=5, endingQueueOffset=9)) == expected(
         lambda r: r.topic == "Orders" and 5 <= r.queue_offset < 9
     )
-    assert places(read(startingTimestamp=middle)) == wanted(lambda r: r.store_timestamp >= middle)
-    assert places(read(topic="Payments", endingTimestamp=middle)) == wanted(
+    assert places(read(startingTimestamp=middle)) == expected(lambda r: r.store_timestamp >= middle)
+    assert places(read(topic="Payments", endingTimestamp=middle)) == expected(
         lambda r: r.topic == "Payments" and r.store_timestamp < middle
     )
-    assert places(read(topic="Orders", tags="red,grün")) == wanted(
+    assert places(read(topic="Orders", tags="red,grün")) == expected(
         lambda r: r.topic == "Orders" and r.tags in ("red", "grün")
     )
-    assert places(read(tags="blue")) == wanted(lambda r: r.tags == "blue")
+    assert places(read(tags="blue")) == expected(lambda r: r.tags == "blue")
 
 
 def test_a_key_is_found_through_the_index(read: Read, records: list[StoredRecord]) -> None:
@@ -159,11 +159,11 @@ def test_damage_costs_its_record_and_is_told(
     assert places(read(copy, minPartitions=3)) == left
     assert places(read(copy, topic=",".join(TOPICS))) == left
     for options in ({}, {"topic": ",".join(TOPICS)}):
-        told = read(copy, table="damage", **options).collect()
-        assert sorted((row.beginOffset, row.endOffset) for row in told) == [
+        logged = read(copy, table="damage", **options).collect()
+        assert sorted((row.beginOffset, row.endOffset) for row in logged) == [
             (r.physical_offset, r.physical_offset + r.size) for r in hurt
         ]
-        assert all("commitlog/" in row.file and row.reason for row in told)
+        assert all("commitlog/" in row.file and row.reason for row in logged)
 
 
 def test_a_store_that_is_being_written(read: Read, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_a_broker_that_is_killed_while_it_is_read(tmp_path: Path) -> None:
     from pyspark.sql.pandas.types import to_arrow_schema
 
     from aerobee import TagFilter
-    from aerobee.ranges import QueueRange
+    from aerobee.consuming.ranges import QueueRange
     from aerobee.sync import Client
     from pyspark_aerobee.cluster import ClusterSettings
     from pyspark_aerobee.option_names import TOPIC_OPTIONS

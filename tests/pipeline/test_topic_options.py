@@ -38,8 +38,8 @@ def test_names_are_read_whatever_their_case() -> None:
 
 
 def test_places() -> None:
-    told = '{"T": {"broker-a": {"0": 23, "1": -2}}}'
-    assert parsed(startingOffsets=told).start.where == PerQueue({Q0: 23, Q1: -2})
+    logged = '{"T": {"broker-a": {"0": 23, "1": -2}}}'
+    assert parsed(startingOffsets=logged).start.where == PerQueue({Q0: 23, Q1: -2})
     assert parsed(startingOffsets="group-offsets", group="g").start.where is End.GROUP
     assert parsed(startingTimestamp="-1h").start.where == NOW_MS - 3_600_000
     assert parsed(endingTimestamp="2026-01-31T08:00:00Z").end.where == 1_769_846_400_000
@@ -51,12 +51,12 @@ def test_places() -> None:
 def test_choices_of_queues() -> None:
     assigned = parsed(assign='{"T": {"broker-a": [0, 2]}, "U": [1]}').choice
     queues = [MessageQueue("T", "broker-a", 2), MessageQueue("T", "broker-b", 0), MessageQueue("U", "any", 1)]
-    assert [assigned.wants(queue) for queue in queues] == [True, False, True]
-    assert assigned.wants_topic("U")
+    assert [assigned.selects(queue) for queue in queues] == [True, False, True]
+    assert assigned.selects_topic("U")
     narrowed = parsed(queueId="0, 1", brokerName="broker-b").choice
-    assert [narrowed.wants(queue) for queue in queues] == [False, True, False]
+    assert [narrowed.selects(queue) for queue in queues] == [False, True, False]
     pattern = parsed(subscribePattern="a.*z").choice
-    assert [pattern.wants_topic(name) for name in ("abcz", "abczz1", "xaz")] == [True, False, False]
+    assert [pattern.selects_topic(name) for name in ("abcz", "abczz1", "xaz")] == [True, False, False]
 
 
 def test_filters() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aerobee import MessageQueue, SqlFilter, TagFilter
-from aerobee.ranges import QueueRange
+from aerobee.consuming.ranges import QueueRange
 from pyspark_aerobee.topic_plan import Narrowing, SizeProfile, TopicPartition, pack
 
 QUEUES = [MessageQueue("T", "broker-a", number) for number in range(4)]
@@ -41,9 +41,9 @@ def test_every_message_lies_in_one_partition(
     found = pack(
         ranges, profiles, min_partitions=min_partitions, max_records=max_records, max_bytes=max_bytes
     )
-    wanted = [(q, n) for q, begin, end in ranges for n in range(begin, end)]
-    assert sorted(offsets(found)) == wanted
-    assert len(found) >= min(min_partitions, len(wanted))
+    expected = [(q, n) for q, begin, end in ranges for n in range(begin, end)]
+    assert sorted(offsets(found)) == expected
+    assert len(found) >= min(min_partitions, len(expected))
     assert all(one.ranges for one in found)
     for one in found:
         counts = [end - begin for _, begin, end in one.ranges]
@@ -79,11 +79,11 @@ def test_large_messages_count_as_what_they_are() -> None:
 @pytest.mark.parametrize("begin", [0, 3, 10, 14])
 def test_a_cut_has_about_the_size_that_was_asked_for(begin: int) -> None:
     sizes = profile(0, [10, 1000, 10] * 5)
-    for wanted in (1, 10, 500, 2000, 10_000):
-        cut = sizes.cut(begin, wanted)
+    for expected in (1, 10, 500, 2000, 10_000):
+        cut = sizes.cut(begin, expected)
         assert begin < cut <= 15
-        assert cut == begin + 1 or sizes.size(begin, cut) <= wanted
-        assert cut == 15 or sizes.size(begin, cut + 1) > wanted
+        assert cut == begin + 1 or sizes.size(begin, cut) <= expected
+        assert cut == 15 or sizes.size(begin, cut + 1) > expected
 
 
 def test_tags_of_the_query_narrow_a_filter_that_wants_everything() -> None:

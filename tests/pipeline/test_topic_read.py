@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from aerobee import MessageQueue, TagFilter
-from aerobee.ranges import Piece
+from aerobee.consuming.ranges import Piece
 from aerobee_proto.properties import encode_properties
 from aerobee_proto.records import encode_record
 from pyspark_aerobee.cluster import ClusterSettings

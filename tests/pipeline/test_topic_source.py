@@ -119,10 +119,10 @@ def test_offsets_bound_a_read(read: Read, filled: Filled) -> None:
 
 
 def test_one_queue_by_assign_and_by_option(read: Read, filled: Filled) -> None:
-    wanted = sorted(place for place in filled.sent if place[0] in (0, 2))
+    expected = sorted(place for place in filled.sent if place[0] in (0, 2))
     assign = json.dumps({filled.topic: {"broker-a": [0, 2]}})
-    assert places(read(assign=assign)) == wanted
-    assert places(read(filled.topic, queueId="0,2", brokerName="broker-a")) == wanted
+    assert places(read(assign=assign)) == expected
+    assert places(read(filled.topic, queueId="0,2", brokerName="broker-a")) == expected
 
 
 def test_a_pattern_chooses_topics(read: Read, filled: Filled) -> None:
@@ -139,8 +139,8 @@ def test_times_bound_a_read(read: Read, filled: Filled, server: Server) -> None:
     assert places(read(filled.topic, endingTimestamp=middle.isoformat())) == sorted(set(times) - set(later))
     assert read(filled.topic, startingTimestamp="-1h").count() == COUNT
     by_queue = {str(queue): at_ms for queue in filled.ends()}
-    told = json.dumps({filled.topic: {"broker-a": by_queue}})
-    assert places(read(filled.topic, startingOffsetsByTimestamp=told)) == later
+    logged = json.dumps({filled.topic: {"broker-a": by_queue}})
+    assert places(read(filled.topic, startingOffsetsByTimestamp=logged)) == later
     future = str(at_ms + 86_400_000)
     assert read(filled.topic, startingTimestamp=future).count() == 0
     with pytest.raises(Exception, match="has no message of that time or later"):
@@ -223,19 +223,19 @@ def test_what_the_cluster_does_not_have_is_refused(
 
 
 def test_offsets_out_of_range_are_named(server: Server, filled: Filled) -> None:
-    def told(offset: int) -> str:
+    def logged(offset: int) -> str:
         starts = {str(queue): offset if queue == 1 else -2 for queue in filled.ends()}
         return json.dumps({filled.topic: {"broker-a": starts}})
 
     with pytest.raises(
         OptionError, match=f"10000.*{filled.topic}, broker broker-a, queue 1 has the offsets 0 to"
     ):
-        plan(server, subscribe=filled.topic, startingOffsets=told(10_000))
+        plan(server, subscribe=filled.topic, startingOffsets=logged(10_000))
     with pytest.raises(OptionError, match="endingOffsets, value '10000'"):
-        plan(server, subscribe=filled.topic, endingOffsets=told(10_000))
+        plan(server, subscribe=filled.topic, endingOffsets=logged(10_000))
     with pytest.raises(OptionError, match="is to be read from 30 on"):
-        plan(server, subscribe=filled.topic, startingOffsets=told(30), endingOffsets=told(5))
-    plan(server, subscribe=filled.topic, startingOffsets=told(10_000), failOnDataLoss="false")
+        plan(server, subscribe=filled.topic, startingOffsets=logged(30), endingOffsets=logged(5))
+    plan(server, subscribe=filled.topic, startingOffsets=logged(10_000), failOnDataLoss="false")
 
 
 def test_a_cluster_that_does_not_answer(filled: Filled) -> None:

@@ -15,7 +15,7 @@ from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.properties import decode_properties
 from aerobee_proto.records import decode_record
 from aerobee_pytest import Server
-from aerobee_remoting.handlers import Response
+from aerobee_remoting.exchange.handlers import Response
 from client.fakes import FakeCluster, fake_cluster
 from pyspark_aerobee.errors import OptionError
 from pyspark_aerobee.topic_write import TopicWriter, WriteSettings, WriteTask
@@ -193,7 +193,7 @@ async def task_of(
 async def test_only_the_guilty_of_a_refused_batch_fail() -> None:
     async with task_of({"body": "string"}) as (cluster, task):
         illegal = Response(ResponseCode.MESSAGE_ILLEGAL, "not such a message")
-        usual = cluster.broker._send_batch
+        usual = cluster.broker.send_batch
         cluster.broker.script(BATCH, illegal, usual, illegal, usual, usual, usual)
         await task.send(pa.record_batch([pa.array(["a", "b", "c", "d", "e"])], names=["body"]))
         assert (task.sent, task.failed) == (4, 1)

@@ -34,7 +34,7 @@ from turns import TURN_MAX, cpu_ms, reference
 QUEUE = MessageQueue("T1", "b-a", 0)
 QUEUES = st.builds(MessageQueue, TOPICS, TOPICS, I32)
 # Where standard JSON and the tolerant parser must agree, the parser is asked directly.
-parse = javajson._Parser
+parse = javajson.Parser
 END = object()
 
 

@@ -18,11 +18,11 @@ from aerobee_proto.records import (
     MAGIC_V1,
     MAGIC_V2,
     RECORD_OVERHEAD_V4,
+    SIZE_AND_MAGIC,
     body_crc,
     decode_host,
     decode_record,
     decode_records,
-    encode_blank,
     encode_host,
     encode_record,
     scan_header,
@@ -98,15 +98,15 @@ def test_short_worked_example() -> None:
 
 
 def test_blank_record() -> None:
-    assert encode_blank(100) == bytes.fromhex("00000064cbd43194")
-    header = scan_header(b"??" + encode_blank(100) + b"rest", 2)
+    assert SIZE_AND_MAGIC.pack(100, BLANK_MAGIC) == bytes.fromhex("00000064cbd43194")
+    header = scan_header(b"??" + SIZE_AND_MAGIC.pack(100, BLANK_MAGIC) + b"rest", 2)
     assert header.is_blank
     assert (header.size, header.magic) == (100, BLANK_MAGIC)
     with pytest.raises(RecordError, match="magic"):
-        decode_record(encode_blank(100) + bytes(100))
+        decode_record(SIZE_AND_MAGIC.pack(100, BLANK_MAGIC) + bytes(100))
     for size in (-1, 0, 7):
         with pytest.raises(RecordError, match="blank"):
-            scan_header(encode_blank(size), 0)
+            scan_header(SIZE_AND_MAGIC.pack(size, BLANK_MAGIC), 0)
 
 
 def test_official_body_crcs() -> None:

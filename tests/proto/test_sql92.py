@@ -95,7 +95,7 @@ def test_verdicts_that_surprise(expression: str, properties: dict[str, str], res
 
 
 @pytest.mark.parametrize(
-    ("expression", "told"),
+    ("expression", "reason"),
     [
         ("", "ends where"),
         ("a > > 3", r"character 5: '> 3' stands where"),
@@ -114,8 +114,8 @@ def test_verdicts_that_surprise(expression: str, properties: dict[str, str], res
         ("a NOT 5", "BETWEEN, IN, CONTAINS"),
     ],
 )
-def test_what_is_wrong_is_told(expression: str, told: str) -> None:
-    with pytest.raises(SqlError, match=told):
+def test_what_is_wrong_is_told(expression: str, reason: str) -> None:
+    with pytest.raises(SqlError, match=reason):
         compile_sql(expression)
 
 

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from aerobee_proto.frames import Command, FrameDecoder, decode_command, encode_command
-from aerobee_remoting.handlers import HandlerTable
-from aerobee_remoting.server import RemotingServer, ServerConfig
+from aerobee_remoting.ends.server import RemotingServer, ServerConfig
+from aerobee_remoting.exchange.handlers import HandlerTable
 
 __all__ = ["RawPeer", "raw_peer", "serving"]
 

@@ -13,12 +13,13 @@ from random import Random
 
 import structlog
 
-from aerobee_store.errors import CorruptStore, StoreError
-from aerobee_store.recovery import RecoveryReport
+from aerobee_store.faults.errors import CorruptStore, StoreError
+from aerobee_store.recovery.recovery import RecoveryReport
 from aerobee_store.store import MessageStore
 from store.crash_disk import CrashIo, Disk
 from store.crash_explorer import ROOT, Life, config_of
 from store.crash_model import Message, Promise, settings_file
+from store.inside import log_of
 from store.workload import Clock
 
 __all__ = ["Image", "Outcomes", "RotFailure", "flip_many", "images", "truncate_many"]
@@ -81,11 +82,11 @@ class Outcomes:
 def _serve(store: MessageStore, messages: dict[int, Message]) -> set[int]:
     """Places of all messages that consumers get; AssertionError when one is not what was stored."""
     places: set[int] = set()
-    for topic in store.topics():
-        for queue_id in store.queue_ids(topic):
-            offset, end = store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
+    for topic in store.topics.names():
+        for queue_id in store.topics.queue_ids(topic):
+            offset, end = store.reading.min_offset(topic, queue_id), store.reading.max_offset(topic, queue_id)
             while offset < end:
-                found = store.get_message("g", topic, queue_id, offset, 32, 1 << 20, None)
+                found = store.reading.get_message("g", topic, queue_id, offset, 32, 1 << 20, None)
                 assert found.next_offset > offset
                 offset = found.next_offset
                 places |= _checked(b"".join(found.body), messages, (topic, queue_id))
@@ -161,9 +162,9 @@ class _Trial:
         chosen = {*self._messages_hit(), *self._random.sample(sorted(messages), min(4, len(messages)))}
         for place in chosen:
             message = messages[place]
-            assert store.message_at(place) in (None, message.record), f"wrong bytes at {place}"
+            assert store.reading.message_at(place) in (None, message.record), f"wrong bytes at {place}"
             for key in message.texts[:2]:
-                body = store.query(message.topic, key, 32, 0, 1 << 60).body
+                body = store.keys.query(message.topic, key, 32, 0, 1 << 60).body
                 _checked(b"".join(body), messages, None)
 
     def _check_settings(self, io: CrashIo) -> None:
@@ -174,7 +175,7 @@ class _Trial:
         assert found is not None, "settings are gone without a word"
 
     def _is_found(self, store: MessageStore, report: RecoveryReport) -> bool:
-        if store._log.damaged or report.torn_bytes or report.dropped:
+        if log_of(store).damaged or report.torn_bytes or report.dropped:
             return True
         try:
             store.check()

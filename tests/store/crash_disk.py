@@ -20,10 +20,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from aerobee_store.errors import CorruptStore, StoreLocked
-from aerobee_store.io import Buffer, DataFile, FolderEntry, LockHandle
+from aerobee_store.disk.io import Buffer, DataFile, FolderEntry, FoundFile, LockHandle
+from aerobee_store.faults.errors import CorruptStore, StoreLocked
 
-__all__ = ["CrashIo", "Disk", "Step", "Survival", "survivals"]
+__all__ = ["PAGE_ANSWERS", "CrashIo", "Disk", "Step", "Survival", "survivals"]
 
 PAGE_SIZE = 4096
 SECTOR_SIZE = 512
@@ -105,6 +105,10 @@ class Disk:
     def live_of(self, number: int) -> bytearray:
         """The bytes of a file by its number."""
         return self._inodes[number].live
+
+    def path_of(self, number: int) -> str:
+        """The name of a file by its number; empty when it has none."""
+        return next((path for path, named in self.names.items() if named == number), "")
 
     def files(self) -> dict[str, bytes]:
         """Every file there is, as processes see it."""
@@ -502,3 +506,7 @@ class CrashIo:
         if str(path) not in self.disk.names:
             raise FileNotFoundError(errno.ENOENT, "No such file", str(path))
         return 0
+
+    def find(self, path: Path) -> FoundFile | None:
+        number = self.disk.names.get(str(path))
+        return None if number is None else FoundFile(len(self.disk.live_of(number)), 0)

@@ -16,15 +16,16 @@ from functools import cached_property
 from pathlib import Path
 
 from aerobee_proto.javahash import index_key_hash
-from aerobee_store.batch_queue import inner_count
-from aerobee_store.consume_queue import ENTRY_SIZE
-from aerobee_store.errors import CorruptStore
-from aerobee_store.index import key_texts
-from aerobee_store.io import StoreIo
-from aerobee_store.json_files import JsonFile
-from aerobee_store.messages import NewMessage
-from aerobee_store.recovery import RecoveryReport
+from aerobee_store.disk.io import StoreIo
+from aerobee_store.disk.json_files import JsonFile
+from aerobee_store.faults.errors import CorruptStore
+from aerobee_store.index.index import key_texts
+from aerobee_store.queues.batch_queue import inner_count
+from aerobee_store.queues.consume_queue import ENTRY_SIZE
+from aerobee_store.recovery.recovery import RecoveryReport
 from aerobee_store.store import MessageStore
+from aerobee_store.terms.messages import NewMessage
+from store.inside import index_of, tombstones_of
 
 __all__ = ["SETTINGS", "Message", "Promise", "check_store", "settings_file"]
 
@@ -135,7 +136,7 @@ def check_store(store: MessageStore, report: RecoveryReport, promise: Promise) -
 def _messages_left(store: MessageStore, promise: Promise, log_min: int) -> list[Message]:
     left = []
     for place, message in promise.known.items():
-        found = store.message_at(place)
+        found = store.reading.message_at(place)
         if found is None:
             gone = place < log_min or message.end > promise.durable_end
             assert gone, f"the acknowledged message at {place} is gone"
@@ -146,27 +147,29 @@ def _messages_left(store: MessageStore, promise: Promise, log_min: int) -> list[
 
 
 def _check_queues(store: MessageStore, promise: Promise, left: list[Message]) -> None:
-    wanted: dict[tuple[str, int], list[Message]] = {}
+    expected: dict[tuple[str, int], list[Message]] = {}
     for message in left:
-        if not store._tombstones.covers(message.topic, message.physical_offset):
-            wanted.setdefault(message.key, []).append(message)
+        if not tombstones_of(store).covers(message.topic, message.physical_offset):
+            expected.setdefault(message.key, []).append(message)
             assert not promise.is_dead(message), f"{message.topic} came back"
         else:
             assert not promise.is_alive(message) or message.end > promise.durable_end, (
                 f"{message.key} {message.queue_offset} at {message.physical_offset} was taken for deleted"
             )
-    for topic in store.topics():
-        for queue_id in store.queue_ids(topic):
+    for topic in store.topics.names():
+        for queue_id in store.topics.queue_ids(topic):
             served = _served(store, topic, queue_id)
-            messages = _of_one_life(wanted.pop((topic, queue_id), []), promise)
+            messages = _of_one_life(expected.pop((topic, queue_id), []), promise)
             assert served == [m.record for m in messages], f"{topic} {queue_id}: {len(served)} served"
             for message in messages:
-                entry = store.queue_entry(topic, queue_id, message.queue_offset)
+                entry = store.reading.queue_entry(topic, queue_id, message.queue_offset)
                 assert entry is not None
                 assert entry.physical_offset == message.physical_offset, f"{topic} {queue_id} numbers moved"
-    assert not wanted, f"no queues for {sorted(wanted)}"
+    assert not expected, f"no queues for {sorted(expected)}"
     for (topic, queue_id), number in promise.numbers.items():
-        assert store.max_offset(topic, queue_id) >= number, f"{topic} {queue_id} starts again below {number}"
+        assert store.reading.max_offset(topic, queue_id) >= number, (
+            f"{topic} {queue_id} starts again below {number}"
+        )
 
 
 def _of_one_life(messages: list[Message], promise: Promise) -> list[Message]:
@@ -183,10 +186,10 @@ def _of_one_life(messages: list[Message], promise: Promise) -> list[Message]:
 def _served(store: MessageStore, topic: str, queue_id: int) -> list[bytes]:
     """Every record that a consumer gets who reads from the first number to the last."""
     records = []
-    offset = store.min_offset(topic, queue_id)
-    end = store.max_offset(topic, queue_id)
+    offset = store.reading.min_offset(topic, queue_id)
+    end = store.reading.max_offset(topic, queue_id)
     while offset < end:
-        found = store.get_message("g", topic, queue_id, offset, 32, 1 << 20, None)
+        found = store.reading.get_message("g", topic, queue_id, offset, 32, 1 << 20, None)
         assert found.next_offset > offset
         offset = found.next_offset
         body = b"".join(found.body)
@@ -198,19 +201,19 @@ def _served(store: MessageStore, topic: str, queue_id: int) -> list[bytes]:
 
 
 def _check_keys(store: MessageStore, left: list[Message], log_min: int) -> None:
-    wanted = {m.physical_offset: m.key_hashes for m in left if m.key_hashes}
+    expected = {m.physical_offset: m.key_hashes for m in left if m.key_hashes}
     found: dict[int, list[int]] = {}
-    for file in store._index.files:
+    for file in index_of(store).files:
         entries_at = 40 + 4 * file.slot_count
-        raw = file._view[entries_at + ENTRY_SIZE : entries_at + ENTRY_SIZE * file.next_entry]
+        raw = file.view[entries_at + ENTRY_SIZE : entries_at + ENTRY_SIZE * file.next_entry]
         for key_hash, place, _, _ in _INDEX_ENTRY.iter_unpack(raw):
             if place >= log_min:
                 found.setdefault(place, []).append(key_hash)
     for hashes in found.values():
         hashes.sort()
-    if found != wanted:
-        places = {*found, *wanted}
-        wrong = sorted(place for place in places if found.get(place) != wanted.get(place))
+    if found != expected:
+        places = {*found, *expected}
+        wrong = sorted(place for place in places if found.get(place) != expected.get(place))
         raise CorruptStore(
-            Path("index"), wrong[0], f"keys are {found.get(wrong[0])}, not {wanted.get(wrong[0])}"
+            Path("index"), wrong[0], f"keys are {found.get(wrong[0])}, not {expected.get(wrong[0])}"
         )

@@ -10,10 +10,10 @@ from typing import Any
 
 from aerobee_proto.javahash import tag_hash
 from aerobee_proto.properties import KEYS, TAGS, UNIQ_KEY, decode_properties
-from aerobee_store.config import StoreConfig
-from aerobee_store.io import DiskIo
-from aerobee_store.messages import NewMessage
+from aerobee_store.disk.io import DiskIo
 from aerobee_store.store import MessageStore
+from aerobee_store.terms.config import StoreConfig
+from aerobee_store.terms.messages import NewMessage
 
 FOLDER = Path(__file__).parent.parent / "golden" / "store"
 CASES = sorted(path.name for path in FOLDER.iterdir() if path.is_dir())

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from aerobee_proto.records import StoredRecord, decode_record
-from aerobee_store.index import IndexService, KeyedRecord
-from aerobee_store.io import DiskIo
-from aerobee_store.queue_table import QueueTable
+from aerobee_store.disk.io import DiskIo
+from aerobee_store.index.index import IndexService, KeyedRecord
+from aerobee_store.queues.queue_table import QueueTable
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "store"
 BLANK_MAGIC = 0xCBD43194

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
-from aerobee_store.errors import CorruptStore, StoreFull, StoreLocked
-from aerobee_store.io import Buffer, DataFile, FolderEntry, LockHandle
+from aerobee_store.disk.io import Buffer, DataFile, FolderEntry, FoundFile, LockHandle
+from aerobee_store.faults.errors import CorruptStore, StoreFull, StoreLocked
 
 PAGE_SIZE = 4096
 
@@ -290,3 +290,7 @@ class MemoryIo:
         if path not in self._files:
             raise FileNotFoundError(errno.ENOENT, "No such file", str(path))
         return self.modified.get(path, 0)
+
+    def find(self, path: Path) -> FoundFile | None:
+        content = self._files.get(path)
+        return None if content is None else FoundFile(len(content.live), 0)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aerobee_store.io import DiskIo, StoreIo
+from aerobee_store.disk.io import DiskIo, StoreIo
 from store.crash_disk import PAGE_SIZE, CrashIo, Disk, Survival, survivals
 
 FOLDER = Path("/store/queue")

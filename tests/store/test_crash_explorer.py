@@ -1,10 +1,12 @@
 """Power failures and kills at every step of random work: nothing promised is lost, nothing comes back, twice is once.
 
-CI looks at the same states each time; `./dev test --long` at others, as long as AEROBEE_CRASH_MINUTES says (30), and
-prints the seed of a scenario that fails. Such a seed goes into REGRESSIONS.
-
-Every state is recovered and checked. That a second recovery changes nothing is looked at after each recovery of the
-regressions and of the long run, and in CI after one of TWICE_EACH.
+CI looks at a sample of each scenario, the same each time: at all states that come of a crash during recovery, and at
+one in so many of the others. Of a scenario that has failed once it looks at the first state of each kind as well (what
+the store was doing, which step was the last, about which kind of file, what is left of it); of the others at the first
+of each place (a kind without what is left). `./dev test --long` looks at all states of the same scenarios, and of
+some more, recovers each a second time, which must change nothing (CI does so with one of TWICE_EACH), and then goes
+on with scenarios that nobody has seen, as long as AEROBEE_CRASH_MINUTES says (30). The seed of a scenario that fails
+goes into REGRESSIONS.
 """
 
 import multiprocessing
@@ -13,21 +15,37 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from functools import partial
 from itertools import count, islice
 
 import pytest
 
-from store.crash_explorer import Explored, explore
+from store.crash_disk import PAGE_ANSWERS
+from store.crash_explorer import DEPTH_MAX, KILLED, WHOLE, WORKS, Explored, Kind, Sample, explore
 
 pytestmark = pytest.mark.spread
 
 PROCESSES = 2
-# Distinct states, each recovered and checked; some 1500 come of a seed.
-STATES_IN_CI = int(os.environ.get("AEROBEE_CRASH_STATES", "100000"))
-PIECES = 25  # each a test of its own, with seeds of its own, so that workers share them
-TWICE_EACH = 8
-FIRST_SEED = 1000
-SEEDS_PER_PIECE = 1000  # more than are ever needed
+LONG = bool(os.environ.get("AEROBEE_LONG"))
+PIECES = 15 if LONG else 10  # each a test of its own, with seeds of its own, so that workers share them
+SEEDS_PER_PIECE = 5
+FIRST_SEED, NEXT_PIECE = 1000, 1000
+SAMPLE = WHOLE if LONG else Sample(50)
+OF_REGRESSIONS = WHOLE if LONG else Sample(20, each_kind=True)
+TWICE_EACH = 1 if LONG else 8
+STATES_MIN = 5000 if LONG else 600  # of a piece, distinct; some 1500 come of a whole scenario
+STEPS = {
+    "none",
+    "create",
+    "allocate",
+    "write",
+    "sync",
+    "sync folder",
+    "rename",
+    "unlink",
+    "make folder",
+    "remove folder",
+}
 # Scenarios that have failed once: deletions that a crash took back (0, 3), queue numbers given out again after
 # cleaning (4), names that a killed process had made (2), a queue that held another one's entries (5), zeros in the
 # index (10, 19), keys lost when a recovery was interrupted (13), a torn index entry (20), a rename that was believed
@@ -35,24 +53,24 @@ SEEDS_PER_PIECE = 1000  # more than are ever needed
 REGRESSIONS = (0, 2, 3, 4, 5, 10, 13, 19, 20, 43, 1001)
 
 
-def explored(seeds: Iterable[int]) -> Iterator[Explored]:
+def explored(seeds: Iterable[int], look: Callable[[int], Explored] = explore) -> Iterator[Explored]:
     """Scenarios in any order, as they are done, by several processes; CrashFailure at the first that fails."""
     queue = iter(seeds)
     # Processes of their own, not copies of this one: it has threads.
     with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn")) as pool:
-        running: set[Future[Explored]] = {pool.submit(explore, seed) for seed in islice(queue, PROCESSES)}
+        running: set[Future[Explored]] = {pool.submit(look, seed) for seed in islice(queue, PROCESSES)}
         while running:
             done, running = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
                 yield future.result()
-                running |= {pool.submit(explore, seed) for seed in islice(queue, 1)}
+                running |= {pool.submit(look, seed) for seed in islice(queue, 1)}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", REGRESSIONS)
 def test_a_scenario_that_failed_once_holds(seed: int, record_property: Callable[[str, object], None]) -> None:
-    found = explore(seed)
+    found = explore(seed, OF_REGRESSIONS, twice_each=TWICE_EACH)
     record_property("crash states recovered and checked", found.states)
     assert found.states >= len(found.digests) > 100
 
@@ -63,19 +81,22 @@ def test_a_scenario_that_failed_once_holds(seed: int, record_property: Callable[
 def test_every_crash_leaves_what_was_promised(
     piece: int, record_property: Callable[[str, object], None]
 ) -> None:
-    states = STATES_IN_CI // PIECES
     digests: set[bytes] = set()
-    recovered = 0
-    for seed in count(FIRST_SEED + piece * SEEDS_PER_PIECE):
-        # A few states are those of another seed as well: an empty disk, a first file.
-        found = explore(seed, distinct_max=states - len(digests), known=digests, twice_each=TWICE_EACH)
+    kinds: set[Kind] = set()
+    deepest = 0
+    for seed in islice(count(FIRST_SEED + piece * NEXT_PIECE), SEEDS_PER_PIECE):
+        found = explore(seed, SAMPLE, twice_each=TWICE_EACH)
+        record_property("crash states recovered and checked", found.states)
         digests |= found.digests
-        recovered += found.states
-        if len(digests) >= states:
-            break
-    record_property("crash states recovered and checked", recovered)
-    record_property("crash states in CI, distinct within their piece", len(digests))
-    assert len(digests) == states
+        kinds |= found.kinds.keys()
+        deepest = max(deepest, found.deepest)
+    record_property("crash states, distinct within their piece", len(digests))
+    # Else a seed is to be chosen that has what is missing.
+    assert {kind.work for kind in kinds} == WORKS
+    assert {kind.step for kind in kinds} == STEPS
+    assert {kind.left for kind in kinds} == {KILLED, *range(PAGE_ANSWERS)}
+    assert deepest == DEPTH_MAX
+    assert len(digests) >= STATES_MIN
 
 
 @pytest.mark.long
@@ -98,15 +119,7 @@ def test_fresh_scenarios_hold_too(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_scenario_is_the_same_each_time() -> None:
     """Else a failing seed could not be tried again."""
-    once, again = explored((7, 7))
-    assert (once.states, once.digests) == (again.states, again.digests)
-    assert once.deepest == 3
-
-
-def test_the_beginning_of_a_scenario_is_that_of_the_whole() -> None:
-    """What CI looks at less often changes nothing of what it looks at."""
-    whole, begun = explore(7), explore(7, distinct_max=100, twice_each=TWICE_EACH)
-    assert len(begun.digests) == 100
-    assert begun.digests < whole.digests
-    rest = explore(7, distinct_max=1, known=begun.digests, twice_each=TWICE_EACH)
-    assert len(rest.digests - begun.digests) == 1  # else a piece would look at beginnings for ever
+    sample = partial(explore, sample=Sample(10))
+    once, again = explored((7, 7), sample)
+    assert (once.states, once.digests, once.kinds) == (again.states, again.digests, again.kinds)
+    assert once.deepest == DEPTH_MAX

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from aerobee_proto.javahash import java_hash
 from aerobee_proto.records import StoredRecord, decode_record, scan_header
-from aerobee_store.errors import CorruptStore
+from aerobee_store.faults.errors import CorruptStore
 from aerobee_store.store import MessageStore
 from store.golden import DAMAGED, WHOLE, Clock, expect, put_of, record_bytes, store_of, unpack
 
@@ -68,7 +68,7 @@ def test_the_log_has_its_limits(whole: tuple[str, MessageStore]) -> None:
 def test_every_record_is_the_same(whole: tuple[str, MessageStore]) -> None:
     case, store = whole
     for place, size, digest in records_of(case):
-        record = store.message_at(place)
+        record = store.reading.message_at(place)
         assert record is not None
         assert len(record) == size
         assert hashlib.sha256(record).hexdigest().startswith(digest)
@@ -87,7 +87,7 @@ def records_of(case: str) -> Iterator[tuple[int, int, str]]:
 def test_the_end_of_a_file_is_no_message(whole: tuple[str, MessageStore]) -> None:
     case, store = whole
     blanks = [row for row in expect(case)["records"] if isinstance(row, dict) and "blank" in row]
-    assert [store.message_at(row["phyOffset"]) for row in blanks] == [None] * len(blanks)
+    assert [store.reading.message_at(row["phyOffset"]) for row in blanks] == [None] * len(blanks)
 
 
 @every_whole_case
@@ -95,12 +95,12 @@ def test_every_queue_entry_is_the_same(whole: tuple[str, MessageStore]) -> None:
     case, store = whole
     for queue in expect(case)["consumeQueues"]:
         topic, queue_id = queue["topic"], queue["queueId"]
-        assert (store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)) == (
+        assert (store.reading.min_offset(topic, queue_id), store.reading.max_offset(topic, queue_id)) == (
             queue["minOffset"],
             queue["maxOffset"],
         )
         offsets = range(queue["minOffset"], queue["maxOffset"])
-        found = [store.queue_entry(topic, queue_id, offset) for offset in offsets]
+        found = [store.reading.queue_entry(topic, queue_id, offset) for offset in offsets]
         assert [list(entry) for entry in found if entry is not None] == queue["entries"]
 
 
@@ -109,10 +109,10 @@ def test_time_leads_to_the_same_offsets(whole: tuple[str, MessageStore]) -> None
     case, store = whole
     for queue in expect(case)["timeLookups"]:
         topic, queue_id = queue["topic"], queue["queueId"]
-        assert store.earliest_time(topic, queue_id) == queue["earliestMessageTime"]
+        assert store.reading.earliest_time(topic, queue_id) == queue["earliestMessageTime"]
         for timestamp, lower, upper in queue["lookups"]:
-            assert store.offset_by_time(topic, queue_id, timestamp, False) == lower
-            assert store.offset_by_time(topic, queue_id, timestamp, True) == upper
+            assert store.reading.offset_by_time(topic, queue_id, timestamp, False) == lower
+            assert store.reading.offset_by_time(topic, queue_id, timestamp, True) == upper
 
 
 @every_whole_case
@@ -123,17 +123,17 @@ def test_keys_lead_to_the_same_messages(whole: tuple[str, MessageStore]) -> None
     the key twice (it returns it twice), and within a second of the range's ends (its index knows seconds).
     """
     case, store = whole
-    log = [decode_record(store.message_at(place) or b"") for place, _, _ in records_of(case)]
+    log = [decode_record(store.reading.message_at(place) or b"") for place, _, _ in records_of(case)]
     for row in rows(expect(case)["indexQueries"]):
-        found = store.query(row["topic"], row["key"], row["maxNum"], row["begin"], row["end"])
+        found = store.keys.query(row["topic"], row["key"], row["maxNum"], row["begin"], row["end"])
         got = [int.from_bytes(record[28:36], "big") for record in found.body]
         carrying = {r.physical_offset for r in log if has_key(r, row["topic"], row["key"])}
-        wanted = sorted(
+        expected = sorted(
             r.physical_offset
             for r in log
             if r.physical_offset in carrying and row["begin"] <= r.store_timestamp <= row["end"]
         )
-        assert got == wanted[-min(row["maxNum"], 64) :], row
+        assert got == expected[-min(row["maxNum"], 64) :], row
         official = {place for place, _ in row["messages"]} & carrying
         assert official - set(got) <= near_the_ends(log, row), row
 
@@ -175,7 +175,7 @@ READ_COLUMNS = (
 
 def read_of(store: MessageStore, row: dict[str, Any]) -> dict[str, Any]:
     """The columns of a getMessage row as our store answers it."""
-    found = store.get_message(
+    found = store.reading.get_message(
         "group",
         row["topic"],
         row["queueId"],
@@ -227,8 +227,10 @@ def test_new_messages_get_the_same_bytes_and_places(case: str, tmp_path: Path, c
         )
         store.flush_disk()
         store.confirm(store.flushed_offset)
-        assert store.message_at(row["phyOffset"]) == record_bytes(row)
-        back = store.get_message("g", row["topic"], row["queueId"], row["queueOffset"], 32, 1 << 27, None)
+        assert store.reading.message_at(row["phyOffset"]) == record_bytes(row)
+        back = store.reading.get_message(
+            "g", row["topic"], row["queueId"], row["queueOffset"], 32, 1 << 27, None
+        )
         assert b"".join(back.body) == record_bytes(row)
         assert back.next_offset == row["readBack"]["nextBeginOffset"]
     store.check()
@@ -331,7 +333,7 @@ def test_every_record_that_was_kept_officially_is_kept(damaged: tuple[str, Messa
     case, store = damaged
     lost = set()
     for place, size, digest in records_of(case):
-        record = store.message_at(place)
+        record = store.reading.message_at(place)
         if record is None or len(record) != size or not digest_of(record).startswith(digest):
             lost.add(place)
     assert lost == NOT_KEPT.get(case, set())
@@ -356,11 +358,11 @@ def test_nothing_is_served_that_was_not_stored(damaged: tuple[str, MessageStore]
 
 def all_served(store: MessageStore) -> Iterator[tuple[str, int, bytes]]:
     """Every record that a consumer of every queue gets, reading from the first offset to the last."""
-    for topic in store.topics():
-        for queue_id in store.queue_ids(topic):
-            offset = store.min_offset(topic, queue_id)
-            while offset < store.max_offset(topic, queue_id):
-                found = store.get_message("g", topic, queue_id, offset, 32, 1 << 27, None)
+    for topic in store.topics.names():
+        for queue_id in store.topics.queue_ids(topic):
+            offset = store.reading.min_offset(topic, queue_id)
+            while offset < store.reading.max_offset(topic, queue_id):
+                found = store.reading.get_message("g", topic, queue_id, offset, 32, 1 << 27, None)
                 assert found.next_offset > offset
                 offset = found.next_offset
                 for record in split_records(b"".join(found.body)):
@@ -382,12 +384,14 @@ def test_every_message_kept_is_read_once_by_consumers(damaged: tuple[str, Messag
 @every_damaged_case
 def test_queue_numbers_stay_those_of_the_messages(damaged: tuple[str, MessageStore]) -> None:
     case, store = damaged
-    for topic in store.topics():
-        for queue_id in store.queue_ids(topic):
-            for offset in range(store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)):
-                entry = store.queue_entry(topic, queue_id, offset)
+    for topic in store.topics.names():
+        for queue_id in store.topics.queue_ids(topic):
+            for offset in range(
+                store.reading.min_offset(topic, queue_id), store.reading.max_offset(topic, queue_id)
+            ):
+                entry = store.reading.queue_entry(topic, queue_id, offset)
                 assert entry is not None
-                record = store.message_at(entry.physical_offset)
+                record = store.reading.message_at(entry.physical_offset)
                 if record is None or entry.physical_offset in UNDETECTABLE.get(case, ()):
                     continue
                 header = scan_header(record, 0)
@@ -421,7 +425,7 @@ def test_every_loss_is_named_in_the_log(case: str, tmp_path: Path, clock: Clock)
     dropped = [e for e in logs if e["event"] == "store.entries_dropped"]
     first = store.min_physical_offset
     for place, digest in originals(case).items():
-        record = store.message_at(place)
+        record = store.reading.message_at(place)
         if place < first or (record is not None and digest_of(record).startswith(digest)):
             continue
         if place in UNDETECTABLE.get(case, ()):
@@ -441,8 +445,8 @@ def test_a_queue_that_the_official_program_stumbles_over_is_built_again(
     store = store_of(case, unpack(case, tmp_path), clock)
     with capture_logs() as logs:
         store.open()
-    (told,) = [entry for entry in logs if entry["event"] == "store.queue_rebuilt"]
-    assert (told["topic"], told["queue_id"]) == ("%RETRY%golden_group", 0)
+    (logged,) = [entry for entry in logs if entry["event"] == "store.queue_rebuilt"]
+    assert (logged["topic"], logged["queue_id"]) == ("%RETRY%golden_group", 0)
     store.check()
     served = [
         (topic, queue_id, scan_header(record, 0).queue_offset)
@@ -450,11 +454,13 @@ def test_a_queue_that_the_official_program_stumbles_over_is_built_again(
     ]
     assert served == [
         (topic, queue_id, number)
-        for topic in store.topics()
-        for queue_id in store.queue_ids(topic)
-        for number in range(store.min_offset(topic, queue_id), store.max_offset(topic, queue_id))
+        for topic in store.topics.names()
+        for queue_id in store.topics.queue_ids(topic)
+        for number in range(
+            store.reading.min_offset(topic, queue_id), store.reading.max_offset(topic, queue_id)
+        )
     ]
-    assert store.max_offset("%RETRY%golden_group", 0) == 46
+    assert store.reading.max_offset("%RETRY%golden_group", 0) == 46
     store.close()
 
 
@@ -477,7 +483,7 @@ def test_loss_that_is_accepted_by_name_lets_the_store_start(case: str, tmp_path:
     store = store_of(case, unpack(case, tmp_path), clock, accept_loss=True)
     report = store.open()
     assert report.lost
-    assert (store.end_offset, store.topics()) == (0, [])
+    assert (store.end_offset, store.topics.names()) == (0, [])
     store.close()
 
 
@@ -495,7 +501,7 @@ def test_damage_in_the_middle_is_named_and_copied_aside(case: str, tmp_path: Pat
         assert copies == {}
     else:
         at = damage.begin % store_config_size(case)
-        raw = damage.path.read_bytes()[at : at + damage.end - damage.begin]
+        raw = Path(damage.path).read_bytes()[at : at + damage.end - damage.begin]
         assert copies == {f"{damage.begin:020d}-{damage.end:020d}": raw}
     store.close()
 

@@ -4,9 +4,9 @@ from random import Random
 
 import pytest
 
-from aerobee_store import recovery
-from aerobee_store.errors import CorruptStore
-from aerobee_store.recovery import REBUILD_MARKER, STEPS
+from aerobee_store.faults.errors import CorruptStore
+from aerobee_store.recovery import index_repair
+from aerobee_store.recovery.recovery import REBUILD_MARKER, STEPS
 from store.memory_io import MemoryIo, PowerFailure, RandomSurvivors
 from store.workload import ROOT, Clock, Workload
 
@@ -29,8 +29,8 @@ def spoiled(seed: int) -> tuple[MemoryIo, Workload]:
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a small log is saved in the middle of the index too."""
-    monkeypatch.setattr(recovery, "_SAVE_STEP", 4096)
-    monkeypatch.setattr(recovery, "_INDEX_BATCH", 8)
+    monkeypatch.setattr(index_repair, "_SAVE_STEP", 4096)
+    monkeypatch.setattr(index_repair, "_INDEX_BATCH", 8)
 
 
 def found_by_key(work: Workload) -> int:
@@ -39,7 +39,7 @@ def found_by_key(work: Workload) -> int:
     for one in work.stored:
         if one.message.unique_key:
             topic, key = one.message.topic, one.message.unique_key
-            found = work.store.query(topic, key, 64, 0, 1 << 62).body
+            found = work.store.keys.query(topic, key, 64, 0, 1 << 62).body
             assert one.record in [bytes(record) for record in found]
             count += 1
     return count
@@ -51,17 +51,16 @@ def test_rot_where_no_start_looks_is_mended() -> None:
     with pytest.raises(CorruptStore, match="entry"):
         work.store.check()
     work.store.close()
-    work._changes["rebuild"] = True
-    told: dict[str, int] = {}
-    store = work.restart(io)
-    store.on_progress = lambda step, size: told.update({step: told.get(step, 0) + size})
+    work.changes["rebuild"] = True
+    logged: dict[str, int] = {}
+    store = work.restart(io, lambda step, size: logged.update({step: logged.get(step, 0) + size}))
     report = store.open()
     store.check()
     assert found_by_key(work) > 50
     assert report.walked_records == len(work.stored)
     assert report.indexed_keys >= len(work.stored) // 2
-    assert set(told) == set(STEPS)
-    assert {step: round(size / store.end_offset, 1) for step, size in told.items()} == dict.fromkeys(
+    assert set(logged) == set(STEPS)
+    assert {step: round(size / store.end_offset, 1) for step, size in logged.items()} == dict.fromkeys(
         STEPS, 1.0
     )
     assert io.read_bytes(ROOT / REBUILD_MARKER) is None
@@ -70,7 +69,7 @@ def test_rot_where_no_start_looks_is_mended() -> None:
 
 def interrupted(io: MemoryIo, work: Workload, operations: int) -> bool:
     """Rebuild with so many operations; whether it was cut short."""
-    work._changes["rebuild"] = True
+    work.changes["rebuild"] = True
     io.stop_after(operations)
     try:
         work.restart(io).open()
@@ -92,7 +91,7 @@ def test_a_rebuild_that_is_stopped_anywhere_is_gone_on_with(seed: int, go_on_wit
         if random.random() < 0.5 and interrupted(io, work, random.randrange(1, 30)):
             io = io.crash(RandomSurvivors(random))
         begun = io.read_bytes(ROOT / REBUILD_MARKER) is not None
-        work._changes["rebuild"] = go_on_with == "repair"
+        work.changes["rebuild"] = go_on_with == "repair"
         store = work.restart(io)
         store.open()
         if begun or go_on_with == "repair":
@@ -110,7 +109,7 @@ def test_what_was_done_before_an_interruption_is_not_done_again() -> None:
         io, work = spoiled(4)
         if not interrupted(io, work, operations):
             break
-        work._changes["rebuild"] = False
+        work.changes["rebuild"] = False
         starts.append(work.restart(io.kill()).open().start_offset)
         assert found_by_key(work) > 50
         work.store.check()

@@ -9,8 +9,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from aerobee_proto.records import StoredRecord, decode_record, decode_records
-from aerobee_store.consume_queue import tags_of
-from aerobee_store.errors import (
+from aerobee_store.disk.io import DiskIo
+from aerobee_store.faults.errors import (
     CorruptStore,
     OutOfResources,
     StoreError,
@@ -18,10 +18,11 @@ from aerobee_store.errors import (
     StoreLocked,
     StoreNotWriteable,
 )
-from aerobee_store.get_message import GetStatus
-from aerobee_store.io import DiskIo
-from aerobee_store.messages import PutStatus
+from aerobee_store.queues.consume_queue import tags_of
+from aerobee_store.reading.get_message import GetStatus
 from aerobee_store.store import MessageStore
+from aerobee_store.terms.messages import PutStatus
+from store.inside import log_of
 from store.memory_io import MemoryFile, MemoryIo
 from store.workload import HOST_V6, ROOT, START_MS, TOPICS, Clock, Workload, config, message, open_store
 
@@ -44,7 +45,7 @@ def settle(store: MessageStore) -> None:
 def read(
     store: MessageStore, topic: str = "Orders", queue_id: int = 0, offset: int = 0
 ) -> list[StoredRecord]:
-    found = store.get_message("g", topic, queue_id, offset, 32, 1 << 20, None)
+    found = store.reading.get_message("g", topic, queue_id, offset, 32, 1 << 20, None)
     return decode_records(b"".join(found.body))
 
 
@@ -76,22 +77,26 @@ def compare(work: Workload) -> None:
     for topic in TOPICS:
         for queue_id in range(3):
             held = [s for s in work.stored if s.key == (topic, queue_id)]
-            assert store.max_offset(topic, queue_id) == store.next_offset(topic, queue_id) == len(held)
+            assert (
+                store.reading.max_offset(topic, queue_id)
+                == store.reading.next_offset(topic, queue_id)
+                == len(held)
+            )
             assert [s.queue_offset for s in held] == list(range(len(held)))
             if not held:
                 continue
             offset = random.randrange(len(held))
-            found = store.get_message("g", topic, queue_id, offset, 8, 1 << 20, None)
+            found = store.reading.get_message("g", topic, queue_id, offset, 8, 1 << 20, None)
             assert b"".join(found.body) == b"".join(s.record for s in held[offset : found.next_offset])
             time = held[offset].store_timestamp
             at_or_after = [s.queue_offset for s in held if s.store_timestamp >= time]
             # Queues of several files are searched file by file, so only times of one file are compared.
             if len(held) <= 16:
-                assert store.offset_by_time(topic, queue_id, time, upper=False) == at_or_after[0]
+                assert store.reading.offset_by_time(topic, queue_id, time, upper=False) == at_or_after[0]
     key = f"k{random.randrange(20)}"
     for topic in TOPICS:
         carrying = [s.record for s in work.stored if carries(s.message.keys, key) and s.key[0] == topic]
-        answer = store.query(topic, key, 64, 0, 1 << 62)
+        answer = store.keys.query(topic, key, 64, 0, 1 << 62)
         assert [bytes(r) for r in answer.body] == carrying[-64:]
 
 
@@ -140,7 +145,7 @@ def test_both_checksums_together() -> None:
     opened.append([message(body=b"%d" % n) for n in range(100)])
     settle(opened)
     opened.check()
-    raw = opened.message_at(0)
+    raw = opened.reading.message_at(0)
     assert raw is not None
     assert raw[-20:].startswith(b"__CRC32#\x01")
     io = io.kill()
@@ -220,7 +225,7 @@ def test_a_batch_that_does_not_fit_is_split_between_messages() -> None:
     assert len(set(files)) == 4
     settle(opened)
     opened.check()
-    assert opened.max_offset("Orders", 0) == 10
+    assert opened.reading.max_offset("Orders", 0) == 10
 
 
 def test_a_group_is_not_split() -> None:
@@ -242,7 +247,7 @@ def test_what_a_transaction_prepares_or_rolls_back_is_in_no_queue(store: Message
     assert [a.queue_offset for a in answers] == [0, 0, 0, 1]
     settle(store)
     assert [r.sys_flag for r in read(store)] == [0, COMMIT]
-    found = [len(store.query("Orders", f"U{flag}", 10, 0, 1 << 62).body) for flag in flags]
+    found = [len(store.keys.query("Orders", f"U{flag}", 10, 0, 1 << 62).body) for flag in flags]
     assert found == [1, 1, 0, 1]
     store.check()
 
@@ -254,14 +259,16 @@ def test_readers_see_a_message_when_it_is_confirmed(store: MessageStore) -> None
     (answer,) = store.append([message(tag="TagA", unique_key="U1")])
     assert store.end_offset == answer.size
     assert (store.flushed_offset, store.confirmed_offset) == (0, 0)
-    assert store.message_at(0) is None
-    assert store.get_message("g", "Orders", 0, 0, 1, 1000, None).status is GetStatus.NO_MESSAGE_IN_QUEUE
-    assert (store.max_offset("Orders", 0), store.next_offset("Orders", 0)) == (0, 1)
+    assert store.reading.message_at(0) is None
+    assert (
+        store.reading.get_message("g", "Orders", 0, 0, 1, 1000, None).status is GetStatus.NO_MESSAGE_IN_QUEUE
+    )
+    assert (store.reading.max_offset("Orders", 0), store.reading.next_offset("Orders", 0)) == (0, 1)
     assert store.confirm(store.flushed_offset) == []
     assert store.flush_disk() == store.end_offset
     arrivals = store.confirm(store.flushed_offset)
     assert [(*place, tags_of(entries)) for *place, entries in arrivals] == [("Orders", 0, 1, [2598919])]
-    assert store.message_at(0) is not None
+    assert store.reading.message_at(0) is not None
     assert store.confirm(store.flushed_offset) == []
 
 
@@ -278,12 +285,12 @@ def test_several_batches_are_confirmed_by_one_write_a_queue(store: MessageStore)
 def test_keys_are_found_also_before_the_index_is_built(store: MessageStore) -> None:
     store.append([message(keys=f"k{n}", unique_key=f"U{n}") for n in range(10)])
     settle(store)
-    assert store.index_backlog == 10
-    assert store.build_index(4) == 8
-    assert store.index_backlog == 6
-    found = store.query("Orders", "k9", 10, 0, 1 << 62)
+    assert store.keys.backlog == 10
+    assert store.keys.build(4) == 8
+    assert store.keys.backlog == 6
+    found = store.keys.query("Orders", "k9", 10, 0, 1 << 62)
     assert [decode_record(bytes(r)).unique_key for r in found.body] == ["U9"]
-    assert store.index_backlog == 0
+    assert store.keys.backlog == 0
     assert found.last_update_physical_offset == decode_record(bytes(found.body[0])).physical_offset
 
 
@@ -292,32 +299,36 @@ def test_without_an_index_nothing_is_found_and_nothing_waits() -> None:
     opened = open_store(io, index_enabled=False)
     opened.append([message(keys="k", unique_key="U")])
     settle(opened)
-    assert (opened.index_backlog, opened.query("Orders", "k", 9, 0, 1 << 62).body) == (0, [])
+    assert (opened.keys.backlog, opened.keys.query("Orders", "k", 9, 0, 1 << 62).body) == (0, [])
     opened.close()
     assert not [path for path in io.paths() if path.parent.name == "index"]
 
 
 def test_times_and_limits_of_unknown_queues_are_plain_values(store: MessageStore) -> None:
-    assert (store.min_offset("None", 0), store.max_offset("None", 0), store.next_offset("None", 0)) == (
+    assert (
+        store.reading.min_offset("None", 0),
+        store.reading.max_offset("None", 0),
+        store.reading.next_offset("None", 0),
+    ) == (
         0,
         0,
         0,
     )
-    assert (store.earliest_time("None", 0), store.store_time("None", 0, 5)) == (-1, -1)
-    assert store.offset_by_time("None", 0, START_MS, upper=False) == 0
-    assert (store.queue_ids("None"), store.topics()) == ([], [])
-    assert store.message_at(12345) is None
-    assert store.message_at(-1) is None
+    assert (store.reading.earliest_time("None", 0), store.reading.store_time("None", 0, 5)) == (-1, -1)
+    assert store.reading.offset_by_time("None", 0, START_MS, upper=False) == 0
+    assert (store.topics.queue_ids("None"), store.topics.names()) == ([], [])
+    assert store.reading.message_at(12345) is None
+    assert store.reading.message_at(-1) is None
 
 
 def test_times_lead_to_offsets(store: MessageStore) -> None:
     stamps = [store.append([message()])[0].store_timestamp for _ in range(5)]
     settle(store)
-    assert store.earliest_time("Orders", 0) == stamps[0]
-    assert [store.store_time("Orders", 0, n) for n in range(6)] == [*stamps, -1]
-    assert [store.offset_by_time("Orders", 0, s, upper=False) for s in stamps] == [0, 1, 2, 3, 4]
-    assert store.offset_by_time("Orders", 0, stamps[-1] + 1, upper=False) == 5
-    assert store.offset_by_time("Orders", 0, stamps[2], upper=True) == 2
+    assert store.reading.earliest_time("Orders", 0) == stamps[0]
+    assert [store.reading.store_time("Orders", 0, n) for n in range(6)] == [*stamps, -1]
+    assert [store.reading.offset_by_time("Orders", 0, s, upper=False) for s in stamps] == [0, 1, 2, 3, 4]
+    assert store.reading.offset_by_time("Orders", 0, stamps[-1] + 1, upper=False) == 5
+    assert store.reading.offset_by_time("Orders", 0, stamps[2], upper=True) == 2
 
 
 # --- topics ---------------------------------------------------------------------------------------------
@@ -326,9 +337,9 @@ def test_times_lead_to_offsets(store: MessageStore) -> None:
 def test_a_deleted_topic_starts_again_at_zero(store: MessageStore) -> None:
     store.append([message(queue_id=n % 2) for n in range(6)] + [message("Bills")])
     settle(store)
-    assert store.queue_ids("Orders") == [0, 1]
-    assert store.delete_topic("Orders") == 2
-    assert (store.topics(), store.queue_ids("Orders")) == (["Bills"], [])
+    assert store.topics.queue_ids("Orders") == [0, 1]
+    assert store.topics.delete("Orders") == 2
+    assert (store.topics.names(), store.topics.queue_ids("Orders")) == (["Bills"], [])
     (answer,) = store.append([message()])
     assert answer.queue_offset == 0
     settle(store)
@@ -340,24 +351,24 @@ def test_queues_with_large_numbers_are_like_others(store: MessageStore) -> None:
     appended = [store.append([message(queue_id=queue_id)])[0] for queue_id in (far, 3, far, 3, far)]
     assert [one.queue_offset for one in appended] == [0, 0, 1, 1, 2]
     store.confirm(store.end_offset)
-    assert [store.max_offset("Orders", queue_id) for queue_id in (far, 3)] == [3, 2]
-    assert store.delete_topic("Orders") == 2
+    assert [store.reading.max_offset("Orders", queue_id) for queue_id in (far, 3)] == [3, 2]
+    assert store.topics.delete("Orders") == 2
     assert [store.append([message(queue_id=queue_id)])[0].queue_offset for queue_id in (far, 3)] == [0, 0]
 
 
 def test_messages_on_their_way_when_their_topic_is_deleted_are_dropped(store: MessageStore) -> None:
     store.append([message(), message("Bills")])
-    store.delete_topic("Orders")
+    store.topics.delete("Orders")
     arrivals = store.confirm(store.end_offset)
     assert [topic for topic, *_ in arrivals] == ["Bills"]
-    assert store.max_offset("Orders", 0) == 0
+    assert store.reading.max_offset("Orders", 0) == 0
 
 
 def test_figures_for_a_status_line(store: MessageStore) -> None:
     store.append([message()])
     found = store.statistics()
-    assert found["end_offset"] == found["dispatch_behind_bytes"] > 0
-    assert (found["commit_log_files"], found["queues"], found["index_backlog"]) == (1, 1, 0)
+    assert found.end_offset == found.dispatch_behind_bytes > 0
+    assert (found.commit_log_files, found.queues, found.index_backlog) == (1, 1, 0)
 
 
 # --- start and end --------------------------------------------------------------------------------------
@@ -469,7 +480,7 @@ def test_a_full_disk_refuses_sends_and_reads_go_on() -> None:
     sent = 5 + fill(opened)
     assert "disk is full" in (opened.not_writeable_reason or "")
     settle(opened)
-    assert opened.max_offset("Orders", 0) == sent
+    assert opened.reading.max_offset("Orders", 0) == sent
     assert len(read(opened)) > 0
     with pytest.raises(StoreFull):
         opened.append([message()])
@@ -495,7 +506,7 @@ def test_a_batch_is_answered_as_far_as_it_found_room() -> None:
     io.capacity = None
     settle(opened)
     opened.check()
-    assert opened.max_offset("Orders", 0) == 1 + stored
+    assert opened.reading.max_offset("Orders", 0) == 1 + stored
 
 
 def test_entries_that_find_no_room_are_written_when_there_is_some() -> None:
@@ -507,7 +518,7 @@ def test_entries_that_find_no_room_are_written_when_there_is_some() -> None:
     opened.append([message(queue_id=1), message(queue_id=0)])
     arrivals = opened.confirm(opened.end_offset)
     assert [a[:3] for a in arrivals] == [("Orders", 0, 2)]
-    assert opened.max_offset("Orders", 1) == 0
+    assert opened.reading.max_offset("Orders", 1) == 0
     with pytest.raises(StoreFull):
         opened.append([message()])
     io.capacity = None
@@ -618,7 +629,7 @@ def test_what_a_refused_write_would_have_stored_takes_no_offsets(
 ) -> None:
     """A write that fails for want of memory is refused; the numbers that its messages had are given out again."""
     opened = open_store(MemoryIo())
-    written = opened._log.write
+    written = log_of(opened).write
     writes = []
 
     def scarce(data: bytes) -> None:
@@ -629,7 +640,7 @@ def test_what_a_refused_write_would_have_stored_takes_no_offsets(
 
     batch = [message(queue_id=n % 2, body=bytes([n]) * 3500, unique_key=f"U{n}") for n in range(12)]
     with monkeypatch.context() as patched:
-        patched.setattr(opened._log, "write", scarce)
+        patched.setattr(log_of(opened), "write", scarce)
         if room_for == 0:
             with pytest.raises(OutOfResources):
                 opened.append(batch)
@@ -639,10 +650,10 @@ def test_what_a_refused_write_would_have_stored_takes_no_offsets(
             taken = names.count("PUT_OK")
             assert 0 < taken < 12
             assert names == ["PUT_OK"] * taken + ["CREATE_MAPPED_FILE_FAILED"] * (12 - taken)
-    opened._full_until = 0
+    opened.full_until = 0
     assert {answer.status for answer in opened.append(batch[taken:])} == {PutStatus.PUT_OK}
     settle(opened)
-    opened.build_index(100)
+    opened.keys.build(100)
     for queue_id in range(2):
         bodies = [record.body[0] for record in read(opened, queue_id=queue_id)]
         assert bodies == list(range(queue_id, 12, 2))
@@ -661,6 +672,6 @@ def test_a_stop_on_a_full_disk_leaves_the_rest_to_the_next_start() -> None:
     assert io.read_bytes(ROOT / "abort") is not None
     io.capacity = None
     again = open_store(io)
-    assert again.max_offset("Orders", 1) == 1
-    assert len(again.query("Orders", "U", 1, 0, 1 << 62).body) == 1
+    assert again.reading.max_offset("Orders", 1) == 1
+    assert len(again.keys.query("Orders", "U", 1, 0, 1 << 62).body) == 1
     again.check()

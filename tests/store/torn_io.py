@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from aerobee_store.io import DataFile, DiskIo
+from aerobee_store.disk.io import DataFile, DiskIo
 
 
 class RememberingFile:

@@ -1,5 +1,6 @@
 """Messages for tests, a plain model of what a store must hold, and random work on both."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -7,10 +8,11 @@ from typing import Any
 
 from aerobee_proto.javahash import tag_hash
 from aerobee_proto.properties import encode_properties
-from aerobee_store.config import StoreConfig
-from aerobee_store.io import StoreIo
-from aerobee_store.messages import NewMessage, PutStatus
+from aerobee_store.disk.io import StoreIo
 from aerobee_store.store import MessageStore
+from aerobee_store.terms.config import StoreConfig
+from aerobee_store.terms.messages import NewMessage, PutStatus
+from store.inside import log_of, settings_of
 
 ROOT = Path("/store")
 HOST = bytes((10, 1, 2, 3)) + (10911).to_bytes(4, "big")
@@ -76,9 +78,14 @@ def message(
     )
 
 
-def open_store(io: StoreIo, clock: Clock | None = None, **changes: Any) -> MessageStore:
+def open_store(
+    io: StoreIo,
+    clock: Clock | None = None,
+    on_failure: Callable[[OSError], None] = lambda error: None,
+    **changes: Any,
+) -> MessageStore:
     """A store on `io`, open."""
-    store = MessageStore(config(**changes), io=io, clock=clock or Clock())
+    store = MessageStore(config(**changes), io=io, clock=clock or Clock(), on_failure=on_failure)
     store.open()
     return store
 
@@ -112,13 +119,16 @@ class Workload:
         self.clock = clock
         self.stored: list[Stored] = []
         self.durable_end = 0
-        self._changes = changes
+        self.changes = changes
         self._number = 0
-        self.store = MessageStore(config(**changes), io=io, clock=clock)
+        self.failures: list[OSError] = []  # of which the store has told
+        self.store = MessageStore(config(**changes), io=io, clock=clock, on_failure=self.failures.append)
 
-    def restart(self, io: StoreIo) -> MessageStore:
+    def restart(
+        self, io: StoreIo, on_progress: Callable[[str, int], None] = lambda step, size: None
+    ) -> MessageStore:
         """A new store object on what is left of the disk; not open yet."""
-        self.store = MessageStore(config(**self._changes), io=io, clock=self.clock)
+        self.store = MessageStore(config(**self.changes), io=io, clock=self.clock, on_progress=on_progress)
         return self.store
 
     def step(self) -> None:
@@ -130,7 +140,7 @@ class Workload:
             self.flush()
         elif kind < 0.85:
             self.store.confirm(self.store.flushed_offset)
-            self.store.build_index(self.random.randrange(1, 50))
+            self.store.keys.build(self.random.randrange(1, 50))
         elif kind < 0.93:
             self.store.flush_queues()
         elif kind < 0.97:
@@ -152,7 +162,7 @@ class Workload:
 
     def raw(self, physical_offset: int, size: int) -> bytes:
         """Bytes of the log, whether readers may see them or not."""
-        view = self.store._log.read(physical_offset, size)
+        view = log_of(self.store).read(physical_offset, size)
         assert view is not None
         return bytes(view)
 
@@ -173,3 +183,8 @@ class Workload:
             unique_key=f"UNIQUE{self._number}",
             host=random.choice((HOST, HOST, HOST_V6)),
         )
+
+
+def another_on(io: StoreIo, store: MessageStore) -> MessageStore:
+    """A store with the settings of one before, on another disk; not opened."""
+    return MessageStore(settings_of(store), io=io, clock=Clock())

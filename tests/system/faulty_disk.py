@@ -3,8 +3,8 @@
 import threading
 from pathlib import Path
 
-from aerobee_store.errors import StoreFull
-from aerobee_store.io import Buffer, DataFile, DiskIo
+from aerobee_store.disk.io import Buffer, DataFile, DiskIo
+from aerobee_store.faults.errors import StoreFull
 
 __all__ = ["FaultyDisk"]
 

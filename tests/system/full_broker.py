@@ -11,10 +11,12 @@ from typing import Any
 import msgspec
 
 from aerobee_broker.broker import Broker
+from aerobee_broker.catalog.groups import GroupFile
 from aerobee_broker.pop.request_modes import RequestMode
 from aerobee_proto.bodies import DataVersion, MessageQueue, SubscriptionGroupConfig, TopicConfig
 from aerobee_proto.codes import RequestCode
-from aerobee_remoting.handlers import Entry
+from aerobee_proto.names import GroupTopic
+from aerobee_remoting.exchange.handlers import Entry
 from system.worst_requests import Worst, ordinary_header
 
 __all__ = ["CLIENTS", "Crowd", "fill", "largest_of"]
@@ -31,30 +33,30 @@ NAMES = {
 
 def fill(broker: Broker) -> None:
     """Topics, groups, offsets, statistics, settings of groups, locks: as many as the names above say."""
-    services = broker.services
+    parts = broker.parts
     version = DataVersion(timestamp=1)
     topics = {f"topic-{i}": _topic(f"topic-{i}", QUEUES) for i in range(TOPICS)}
     topics |= {
         name: _topic(name, count) for name, count in ((WIDE, WIDE_QUEUES), ("watched", 8), ("popped", 8))
     }
-    services.topics.take((topics, version))
+    parts.topics.take((topics, version))
     groups = {f"group-{i}": SubscriptionGroupConfig(group_name=f"group-{i}") for i in range(GROUPS)}
     for name in (ALL, CROWD, "clone"):
         groups[name] = SubscriptionGroupConfig(group_name=name)
-    services.groups.take((groups, {}, version))
+    parts.groups.take(GroupFile(groups, {}, version))
     for i in range(TOPICS):
         topic = f"topic-{i}"
         for queue_id in range(QUEUES):
-            services.offsets.commit(ALL, topic, queue_id, 1)
-        services.offsets.commit(f"group-{i}", POPULAR, 0, 1)
-        services.stats.put(topic, 1, 100)
-        services.stats.got(topic, f"group-{i}", 1, 100)
-        services.timer_counts.add(topic, 1, 1)
-        services.request_modes._modes[topic, ALL] = RequestMode(consumer_group=ALL, topic=topic)
-        queues = [MessageQueue(topic, services.identity.broker_name, queue_id) for queue_id in range(QUEUES)]
-        services.locks.lock(f"group-{i}", "client", queues, services.clock())
+            parts.offsets.commit(ALL, topic, queue_id, 1)
+        parts.offsets.commit(f"group-{i}", POPULAR, 0, 1)
+        parts.stats.put(topic, 1, 100)
+        parts.stats.got(f"group-{i}", topic, 1, 100)
+        parts.timer_counts.add(topic, 1, 1)
+        parts.request_modes.modes[GroupTopic(ALL, topic)] = RequestMode(consumer_group=ALL, topic=topic)
+        queues = [MessageQueue(topic, parts.identity.broker_name, queue_id) for queue_id in range(QUEUES)]
+        parts.locks.lock(f"group-{i}", "client", queues, parts.clock())
     for queue_id in range(WIDE_QUEUES):
-        services.offsets.commit(ALL, WIDE, queue_id, 1)
+        parts.offsets.commit(ALL, WIDE, queue_id, 1)
 
 
 def _topic(name: str, queues: int) -> TopicConfig:
@@ -128,7 +130,7 @@ def _heartbeat(client_id: str, consumers: list[dict[str, Any]]) -> bytes:
 
 # --- requests -----------------------------------------------------------------------------------------------------
 
-Wanted = Iterator[tuple[str, dict[str, str], bytes]]
+Selection = Iterator[tuple[str, dict[str, str], bytes]]
 
 
 def largest_of(entry: Entry, number: int, only: str | None = None) -> Iterator[Worst]:
@@ -138,28 +140,28 @@ def largest_of(entry: Entry, number: int, only: str | None = None) -> Iterator[W
             yield Worst(name, ordinary_header(entry, {**NAMES, **ext}), body)
 
 
-def _plain(_: int) -> Wanted:
+def _plain(_: int) -> Selection:
     yield "of much", {}, b""
 
 
-def _of(**names: dict[str, str]) -> Callable[[int], Wanted]:
-    def wanted(_: int) -> Wanted:
+def _of(**names: dict[str, str]) -> Callable[[int], Selection]:
+    def expected(_: int) -> Selection:
         for name, ext in names.items():
             yield name.replace("_", " "), ext, b""
 
-    return wanted
+    return expected
 
 
-def _body(value: Callable[[int], Any]) -> Callable[[int], Wanted]:
-    def wanted(number: int) -> Wanted:
+def _body(value: Callable[[int], Any]) -> Callable[[int], Selection]:
+    def expected(number: int) -> Selection:
         made = value(number)
         yield "of much", {}, made if isinstance(made, bytes) else msgspec.json.encode(made)
 
-    return wanted
+    return expected
 
 
-def _sends(letters: bool) -> Callable[[int], Wanted]:
-    def wanted(number: int) -> Wanted:
+def _sends(letters: bool) -> Callable[[int], Selection]:
+    def expected(number: int) -> Selection:
         properties = f"a\x01{number}\x02"
         for name in ("topic-7", "watched", "popped"):
             ext = (
@@ -169,28 +171,28 @@ def _sends(letters: bool) -> Callable[[int], Wanted]:
             )
             yield f"to {name}", ext, b"x"
 
-    return wanted
+    return expected
 
 
-def _newcomer(number: int) -> Wanted:
+def _newcomer(number: int) -> Selection:
     """It joins a group of very many: all of them are told."""
     yield "into a crowd", {}, _heartbeat(f"new-{number}", [_consumer(CROWD, [_everything(POPULAR)])])
 
 
-def _leaver(number: int) -> Wanted:
+def _leaver(number: int) -> Selection:
     yield "from a crowd", {"clientID": f"client-{number + 1}", "consumerGroup": CROWD}, b""
 
 
-def _deleted_group(number: int) -> Wanted:
+def _deleted_group(number: int) -> Selection:
     yield "that reads all", {"groupName": ALL if number % 2 else CROWD, "cleanOffset": "true"}, b""
 
 
-def _deleted_topic(number: int) -> Wanted:
+def _deleted_topic(number: int) -> Selection:
     yield "that all read", {"topic": POPULAR}, b""
     yield "one of many", {"topic": f"topic-{number}"}, b""
 
 
-def _of_nobody(_: int) -> Wanted:
+def _of_nobody(_: int) -> Selection:
     """Whoever is asked may take its time; how many there are does not matter."""
     yield (
         "of nobody",
@@ -199,7 +201,7 @@ def _of_nobody(_: int) -> Wanted:
     )
 
 
-_LARGEST: dict[int, Callable[[int], Wanted]] = {
+_LARGEST: dict[int, Callable[[int], Selection]] = {
     10: _sends(letters=False),
     310: _sends(letters=True),
     34: _newcomer,

@@ -22,13 +22,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from aerobee_broker.config import BrokerConfig, to_store_config
+from aerobee_broker.settings.config import BrokerConfig, to_store_config
 from aerobee_proto.batch import BatchEntry, encode_batch
 from aerobee_proto.codes import RequestCode
 from aerobee_proto.frames import Command
 from aerobee_proto.records import StoredRecord, decode_records
-from aerobee_store.failpoints import FAILPOINTS
-from aerobee_store.io import DiskIo
+from aerobee_store.disk.io import DiskIo
+from aerobee_store.faults.failpoints import FAILPOINTS
 from aerobee_store.store import MessageStore
 from nursery import forking
 from programs import Program, ProgramError
@@ -125,7 +125,7 @@ class Ledger:
     """All that was sent to one store, and what the broker has promised about it."""
 
     seed: int
-    dice: random.Random
+    rng: random.Random
     sent: list[Sent] = field(default_factory=list)
     owed: dict[int, Place] = field(default_factory=dict)  # acknowledged, or seen by a reader
     acknowledged: set[int] = field(default_factory=set)
@@ -150,11 +150,11 @@ class Ledger:
         """Number of a new message; its body is its number, random bytes and their checksum."""
         number = len(self.sent)
         size = (
-            self.dice.choice((0, 20, 100, 300, 300, 300, 4000))
+            self.rng.choice((0, 20, 100, 300, 300, 300, 4000))
             if number % 50 == 0
-            else self.dice.randrange(300)
+            else self.rng.randrange(300)
         )
-        content = b"%010d|" % number + self.dice.randbytes(size)
+        content = b"%010d|" % number + self.rng.randbytes(size)
         body = content + b"|%08x" % zlib.crc32(content)
         self.sent.append(Sent(topic, queue_id, f"key-{number // SAME_KEY}", body))
         return number
@@ -261,8 +261,8 @@ async def singles(talker: Talker, ledger: Ledger) -> None:
         while True:
             commands = []
             while len(waiting) < WINDOW and not ledger.pausing:
-                topic = ledger.dice.choice(SINGLE_TOPICS)
-                number = ledger.new(topic, ledger.dice.randrange(QUEUES[topic]))
+                topic = ledger.rng.choice(SINGLE_TOPICS)
+                number = ledger.new(topic, ledger.rng.randrange(QUEUES[topic]))
                 waiting[number] = number
                 commands.append(_single(ledger.sent[number], number))
             talker.send(*commands)
@@ -304,7 +304,7 @@ async def batches(talker: Talker, ledger: Ledger) -> None:
     with suppress(*CONNECTION_LOST):
         while True:
             while len(waiting) < BATCHES_WINDOW and not ledger.pausing:
-                queue_id = ledger.dice.randrange(QUEUES[BATCH_TOPIC])
+                queue_id = ledger.rng.randrange(QUEUES[BATCH_TOPIC])
                 numbers = [ledger.new(BATCH_TOPIC, queue_id) for _ in range(BATCH_SIZE)]
                 waiting[numbers[0]] = numbers
                 talker.send(_batch([ledger.sent[number] for number in numbers], numbers[0]))
@@ -325,7 +325,7 @@ async def administration(talker: Talker, ledger: Ledger, store: Path) -> None:
     """Make a topic, commit consumer offsets and see that they reach the disk, until the connection is gone."""
     with suppress(*CONNECTION_LOST):
         for _ in range(TOPICS_PER_CYCLE):
-            name, queues = f"Made-{len(ledger.made_topics)}", ledger.dice.randint(1, 9)
+            name, queues = f"Made-{len(ledger.made_topics)}", ledger.rng.randint(1, 9)
             await make_topic(talker, name, queues)
             ledger.made_topics[name] = queues
             await _commit_and_see(talker, ledger, store)
@@ -434,10 +434,10 @@ def _number(ledger: Ledger, record: StoredRecord) -> int:
 
 async def find_by_key(talker: Talker, ledger: Ledger) -> int:
     """Every message owed is found by its key; how many keys."""
-    wanted: dict[tuple[str, str], set[int]] = {}
+    expected: dict[tuple[str, str], set[int]] = {}
     for number in ledger.owed:
-        wanted.setdefault((ledger.sent[number].topic, ledger.sent[number].key), set()).add(number)
-    for (topic, key), numbers in wanted.items():
+        expected.setdefault((ledger.sent[number].topic, ledger.sent[number].key), set()).add(number)
+    for (topic, key), numbers in expected.items():
         fields = {
             "topic": topic,
             "key": key,
@@ -449,7 +449,7 @@ async def find_by_key(talker: Talker, ledger: Ledger) -> int:
         assert answer.code == 0, f"seed {ledger.seed}: {topic} {key}: {answer}"
         found = {_number(ledger, record) for record in decode_records(answer.body)}
         assert found == numbers, f"seed {ledger.seed}: {topic} {key}: {numbers ^ found}"
-    return len(wanted)
+    return len(expected)
 
 
 def check_closed_store(store: Path, settings: Settings) -> None:
@@ -487,18 +487,18 @@ class Ending:
 
 def endings(seed: int, count: int, first: int) -> Iterator[Ending]:
     """`count` endings; three of five are at failpoints, taken in turn from number `first` on."""
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     names = itertools.islice(itertools.cycle(sorted(FAILPOINTS)), first, None)
     for number in range(count):
         kind = number % 5
         if kind == 0:
-            yield Ending(acks=dice.randint(1, 2500), quiet=dice.random() < 0.5)
+            yield Ending(acks=rng.randint(1, 2500), quiet=rng.random() < 0.5)
         elif kind == 1:
-            yield Ending(timer_ms=dice.randint(1, 400))
+            yield Ending(timer_ms=rng.randint(1, 400))
         else:
             name = next(names)
             once = name.startswith(("recovery.", "store.")) and name not in FREQUENT
-            yield Ending(failpoint=name, passes=dice.randint(1, 30 if name in FREQUENT else 1 if once else 3))
+            yield Ending(failpoint=name, passes=rng.randint(1, 30 if name in FREQUENT else 1 if once else 3))
 
 
 async def run_cycle(store: Path, ledger: Ledger, ending: Ending, settings: Settings) -> bool:

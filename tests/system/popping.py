@@ -21,7 +21,7 @@ __all__ = ["Popper", "extra_infos", "popping"]
 def extra_infos(answer: Command, topic: str, *, broker_name: str = "test-a") -> list[str]:
     """The name of each popped message: POP_CK where the broker set it, put together otherwise."""
     starts = dict(part.rsplit(" ", 1) for part in answer.ext["startOffsetInfo"].split(";"))
-    told = dict(part.rsplit(" ", 1) for part in answer.ext["msgOffsetInfo"].split(";"))
+    logged = dict(part.rsplit(" ", 1) for part in answer.ext["msgOffsetInfo"].split(";"))
     pop = [answer.ext[name] for name in ("popTime", "invisibleTime", "reviveQid")]
     found = []
     for record in decode_records(answer.body):
@@ -29,7 +29,7 @@ def extra_infos(answer: Command, topic: str, *, broker_name: str = "test-a") -> 
         given = record.property_map.get(properties.POP_CK)
         if given is None:
             place = f"0 {record.queue_id}"
-            assert str(record.queue_offset) in told[place].split(",")
+            assert str(record.queue_offset) in logged[place].split(",")
             given = " ".join(
                 [starts[place], *pop, "0", broker_name, str(record.queue_id), str(record.queue_offset)]
             )
@@ -37,7 +37,7 @@ def extra_infos(answer: Command, topic: str, *, broker_name: str = "test-a") -> 
     return found
 
 
-def _topic_of(topic: str, group: str, mark: str) -> str:
+def _topic_of(group: str, topic: str, mark: str) -> str:
     return {"0": topic, "1": f"%RETRY%{group}_{topic}", "2": f"%RETRY%{group}+{topic}"}[mark]
 
 
@@ -80,7 +80,7 @@ class Popper(Talker):
         group = str(fields.get("consumerGroup", "test-group"))
         mark, queue_id, offset = (parts[4], parts[6], parts[7]) if len(parts) == 8 else ("0", "0", "0")
         own = {"extraInfo": info, "queueId": queue_id, "offset": offset}
-        return self.fields(_topic_of(topic, group, mark), **(own | fields))
+        return self.fields(_topic_of(group, topic, mark), **(own | fields))
 
     async def ack(self, topic: str, info: str, **fields: object) -> Command:
         """Acknowledge one message by its name."""

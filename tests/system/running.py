@@ -11,19 +11,26 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from aerobee_broker.broker import Broker, epoch_ms
-from aerobee_broker.config import BrokerConfig
+from aerobee_broker.broker import Broker
+from aerobee_broker.settings.config import BrokerConfig
 from aerobee_proto.batch import BatchEntry, encode_batch
-from aerobee_proto.codes import RequestCode
+from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.frames import FLAG_ONEWAY, Command
 from aerobee_proto.records import StoredRecord, decode_records
-from aerobee_store.io import StoreIo
+from aerobee_remoting.exchange.gate import Gate
+from aerobee_service.clock import epoch_ms
+from aerobee_store.disk.io import StoreIo
 from plain_remoting import topic_fields
 from remoting.pair import RawPeer
 
 __all__ = ["Talker", "broker_config", "running_broker", "send_request", "talking", "text_of"]
 
 Clock = Callable[[], int]
+
+# What a pull answers when there is nothing where it looks.
+NONE_HERE = frozenset(
+    {ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_OFFSET_MOVED}
+)
 
 
 def broker_config(root: Path, **settings: Any) -> BrokerConfig:
@@ -46,13 +53,18 @@ def broker_config(root: Path, **settings: Any) -> BrokerConfig:
 
 @asynccontextmanager
 async def running_broker(
-    root: Path, *, io: StoreIo | None = None, clock: Clock = epoch_ms, **settings: Any
+    root: Path,
+    *,
+    io: StoreIo | None = None,
+    clock: Clock = epoch_ms,
+    gate: Gate | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Broker]:
     """A broker that serves; stopped in order afterwards.
 
     While it runs this process syncs nothing: no test of it cuts the power, and a busy disk takes its time.
     """
-    broker = Broker(broker_config(root, **settings), io=io, clock=clock)
+    broker = Broker(broker_config(root, **settings), io=io, clock=clock, gate=gate)
     with patch.multiple(os, fsync=_no_sync, fdatasync=_no_sync):
         try:
             await broker.start()
@@ -180,11 +192,12 @@ class Talker(RawPeer):
         return Command(code, ext_fields=named, codec=codec)
 
     async def records(self, topic: str, offset: int = 0, **fields: Any) -> list[StoredRecord]:
-        """Every message of a queue from `offset` on."""
+        """Every message of a queue from `offset` on; AssertionError when the broker refuses to look."""
         found: list[StoredRecord] = []
         while True:
             answer = await self.pull(topic, offset, **fields)
-            if answer.code != 0:
+            if answer.code != ResponseCode.SUCCESS:
+                assert answer.code in NONE_HERE, f"{answer.code}: {answer.remark}"
                 return found
             found += decode_records(answer.body)
             offset = int(answer.ext["nextBeginOffset"])

@@ -40,7 +40,7 @@ async def good(broker: Broker) -> AsyncIterator[Talker]:
         assert (await client.put("Good", b"after")).code == 0
         bodies = [one.body for one in await client.records("Good")]
         assert (bodies[0], bodies[-1]) == (b"before", b"after")
-        broker.services.store.check()
+        broker.parts.store.check()
 
 
 @contextmanager
@@ -140,7 +140,7 @@ async def test_no_name_leads_out_of_the_store(
     tmp_path: Path, broker: Broker, good: Talker, code: int, fields: dict[str, str]
 ) -> None:
     before = names_in(tmp_path.parent)
-    topics = broker.services.topics.all().keys()
+    topics = broker.parts.topics.all().keys()
     with opened_paths() as opened:
         for name in EVIL_NAMES:
             named = {key: name if value == "NAME" else value for key, value in fields.items()}
@@ -148,7 +148,7 @@ async def test_no_name_leads_out_of_the_store(
             assert len(answer.remark or "") < 1000
             if code in (V2, RequestCode.UPDATE_AND_CREATE_TOPIC):
                 assert answer.code in (ResponseCode.INVALID_PARAMETER, ResponseCode.TOPIC_NOT_EXIST)
-    assert broker.services.topics.all().keys() == topics
+    assert broker.parts.topics.all().keys() == topics
     assert names_in(tmp_path.parent) == before
     assert names_in(tmp_path) == {"store"}
     assert names_in(tmp_path / "store" / "consumequeue") <= {"Good"}
@@ -161,10 +161,10 @@ async def test_group_names_in_heartbeats_make_no_paths(tmp_path: Path, broker: B
         body = {"clientID": "me", "consumerDataSet": [group], "producerDataSet": [{"groupName": name}]}
         answer = await good.ask(RequestCode.HEART_BEAT, body=json.dumps(body).encode())
         assert answer.is_response
-        assert name not in broker.services.groups
+        assert name not in broker.parts.groups
     assert names_in(tmp_path) == {"store"}
     assert names_in(tmp_path / "store" / "consumequeue") == {"Good"}
-    assert not any(name.startswith("%RETRY%") for name in broker.services.topics.all())
+    assert not any(name.startswith("%RETRY%") for name in broker.parts.topics.all())
 
 
 # --- bytes that are no frames -------------------------------------------------------------------------------------
@@ -222,14 +222,14 @@ async def test_what_came_before_broken_bytes_is_answered(broker: Broker, good: T
 
 
 async def test_random_bytes_never_harm(broker: Broker, good: Talker) -> None:
-    dice = random.Random(5)
+    rng = random.Random(5)
     frame = encode_command(send_request("T", b"x" * 50, properties=text_of({"TAGS": "a"})))
     for i in range(150):
         damaged = bytearray(frame)
-        for _ in range(dice.randint(1, 6)):
-            damaged[dice.randrange(len(damaged))] = dice.randrange(256)
+        for _ in range(rng.randint(1, 6)):
+            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
         async with talking(broker) as bad:
-            bad.writer.write(bytes(damaged) if i % 3 else dice.randbytes(200))
+            bad.writer.write(bytes(damaged) if i % 3 else rng.randbytes(200))
             bad.writer.write_eof()
             while True:
                 try:
@@ -270,7 +270,7 @@ async def test_answers_that_nobody_asked_for_are_passed_over(good: Talker) -> No
 @pytest.mark.parametrize("queue_id", [-1, -(2**31), 4, 2**31 - 1])
 async def test_queues_that_do_not_exist_are_empty(broker: Broker, good: Talker, queue_id: int) -> None:
     fields = {"topic": "Good", "queueId": str(queue_id)}
-    queues = broker.services.store.queue_ids("Good")
+    queues = broker.parts.store.topics.queue_ids("Good")
     for code, name, value in (
         (RequestCode.GET_MAX_OFFSET, "offset", "0"),
         (RequestCode.GET_MIN_OFFSET, "offset", "0"),
@@ -278,7 +278,7 @@ async def test_queues_that_do_not_exist_are_empty(broker: Broker, good: Talker, 
     ):
         answer = await good.ask(code, fields)
         assert (answer.code, answer.ext[name]) == (0, value)
-    assert broker.services.store.queue_ids("Good") == queues
+    assert broker.parts.store.topics.queue_ids("Good") == queues
 
 
 @pytest.mark.parametrize(
@@ -319,7 +319,7 @@ async def test_a_client_that_never_reads_stops_only_itself(broker: Broker, good:
                 break
         else:
             pytest.fail("the broker read on without end")
-        (connection,) = [c for c in server_connections(broker) if c._reading_paused]
+        (connection,) = [c for c in server_connections(broker) if c.reading_paused]
         assert connection.transport.get_write_buffer_size() < 64 << 20
         assert (await good.put("Good", b"served")).code == 0
         assert sent <= 100_000
@@ -348,7 +348,7 @@ async def test_a_hundred_thousand_sends_in_a_row_are_all_answered(tmp_path: Path
         await writing
         # The bound, and what one more read may bring.
         assert in_flight_max <= 4096 + 2000
-        ends = [broker.services.store.max_offset("T", queue_id) for queue_id in range(4)]
+        ends = [broker.parts.store.reading.max_offset("T", queue_id) for queue_id in range(4)]
         assert ends == [count // 4] * 4
 
 
@@ -359,8 +359,7 @@ async def pour(client: Talker, data: bytes, times: int) -> None:
 
 
 def server_connections(broker: Broker) -> list[Any]:
-    assert broker._server is not None
-    return list(broker._server.connections)
+    return list(broker.parts.server.connections)
 
 
 async def test_a_client_that_sends_byte_by_byte_is_served_and_holds_nobody_up(

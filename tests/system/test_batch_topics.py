@@ -3,8 +3,8 @@
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -132,29 +132,32 @@ async def test_the_kind_of_a_topic_is_for_life(client: Talker, broker: Broker) -
     assert (await client.make_topic(TOPIC, queues=2, attributes="+queue.type=BatchCQ")).code == 0
     await put_batch(client, 2)
     await client.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": TOPIC})
-    assert broker.services.store.batch_topics == frozenset()
+    assert broker.parts.store.topics.batch_names == frozenset()
     assert (await client.make_topic(TOPIC)).code == 0
     await put_batch(client, 2)
     assert [record.queue_offset for record in await client.records(TOPIC)] == [0, 1]
 
 
-@contextmanager
-def preparing(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[asyncio.Event, threading.Event]]:
-    """The store is slow to make the folder of a topic: (it has begun, let it end)."""
-    store, loop = broker.services.store, asyncio.get_running_loop()
+@asynccontextmanager
+async def batch_topic_being_made(
+    broker: Broker, client: Talker, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[asyncio.Task[Command]]:
+    """The client asks for TOPIC, and the store is slow to make its folder: what the block does comes in between. The
+    answer is there soon behind the block."""
+    store, loop = broker.parts.store, asyncio.get_running_loop()
     begun, go_on = asyncio.Event(), threading.Event()
-    prepare = store.prepare_batch_topics
+    prepare = store.topics.prepare_batch
 
     def slow(topics: Iterable[str]) -> None:
         prepare(topics)
         loop.call_soon_threadsafe(begun.set)
         assert go_on.wait(60)
 
-    monkeypatch.setattr(store, "prepare_batch_topics", slow)
+    monkeypatch.setattr(store.topics, "prepare_batch", slow)
+    asked = asyncio.create_task(client.make_topic(TOPIC, attributes="+queue.type=BatchCQ"))
     try:
-        yield begun, go_on
+        await begun.wait()
+        yield asked
     finally:
         go_on.set()
 
@@ -164,19 +167,16 @@ async def test_a_topic_that_a_send_makes_meanwhile_stays_plain(
 ) -> None:
     """The folder stayed behind, and the topic, deleted, was there again after a restart, with queues of batches."""
     async with running_broker(tmp_path) as broker, talking(broker) as client, talking(broker) as other:
-        with preparing(broker, monkeypatch) as (begun, go_on):
-            asked = asyncio.create_task(client.make_topic(TOPIC, attributes="+queue.type=BatchCQ"))
-            await begun.wait()
+        async with batch_topic_being_made(broker, client, monkeypatch) as asked:
             assert (await other.put(TOPIC)).code == 0
-            go_on.set()
-            refused = await asked
+        refused = await asked
         assert refused.code == ResponseCode.INVALID_PARAMETER
         assert "cannot be changed" in (refused.remark or "")
         assert not (tmp_path / "batchconsumequeue" / TOPIC).exists()
         assert (await other.put(TOPIC)).code == 0
         await other.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": TOPIC})
     async with running_broker(tmp_path) as broker:
-        assert TOPIC not in broker.services.topics
+        assert TOPIC not in broker.parts.topics
 
 
 async def test_a_topic_that_another_makes_meanwhile_keeps_its_kind(
@@ -184,14 +184,11 @@ async def test_a_topic_that_another_makes_meanwhile_keeps_its_kind(
 ) -> None:
     """Both were told that it was done, and the later one had changed what cannot be changed."""
     async with running_broker(tmp_path) as broker, talking(broker) as client, talking(broker) as other:
-        with preparing(broker, monkeypatch) as (begun, go_on):
-            asked = asyncio.create_task(client.make_topic(TOPIC, attributes="+queue.type=BatchCQ"))
-            await begun.wait()
+        async with batch_topic_being_made(broker, client, monkeypatch) as asked:
             assert (await other.make_topic(TOPIC)).code == 0
-            go_on.set()
-            assert (await asked).code == ResponseCode.INVALID_PARAMETER
-        assert broker.services.topics.require(TOPIC).attributes == {}
-        assert broker.services.store.batch_topics == frozenset()
+        assert (await asked).code == ResponseCode.INVALID_PARAMETER
+        assert broker.parts.topics.require(TOPIC).attributes == {}
+        assert broker.parts.store.topics.batch_names == frozenset()
 
 
 async def test_a_topic_that_finds_no_room_meanwhile_leaves_nothing(
@@ -200,23 +197,20 @@ async def test_a_topic_that_finds_no_room_meanwhile_leaves_nothing(
     """The store took it for one of batches, the table did not have it; made by a send later, its settings and its files
     said different things, and the broker did not start again."""
     async with running_broker(tmp_path) as broker, talking(broker) as client, talking(broker) as other:
-        services = broker.services
-        limit = len(services.topics) + 1
+        parts = broker.parts
+        limit = len(parts.topics) + 1
         settings = f"maxTopics={limit}".encode()
         assert (await other.ask(RequestCode.UPDATE_BROKER_CONFIG, body=settings)).code == 0
-        with preparing(broker, monkeypatch) as (begun, go_on):
-            asked = asyncio.create_task(client.make_topic(TOPIC, attributes="+queue.type=BatchCQ"))
-            await begun.wait()
+        async with batch_topic_being_made(broker, client, monkeypatch) as asked:
             assert (await other.make_topic("Other")).code == 0
-            go_on.set()
-            refused = await asked
+        refused = await asked
         assert refused.code != 0
         assert "maxTopics" in (refused.remark or "")
-        assert services.store.batch_topics == frozenset()
+        assert parts.store.topics.batch_names == frozenset()
         await other.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "Other"})
         assert (await other.put(TOPIC)).code == 0
     async with running_broker(tmp_path) as broker:
-        assert broker.services.topics.require(TOPIC).attributes == {}
+        assert broker.parts.topics.require(TOPIC).attributes == {}
 
 
 async def test_pops_are_refused_by_name(client: Talker) -> None:
@@ -242,18 +236,17 @@ async def test_a_restart_finds_everything_again(tmp_path: Path) -> None:
     (tmp_path / "config" / "topics.json").unlink()
     (tmp_path / "config" / "topics.json.bak").unlink(missing_ok=True)
     async with running_broker(tmp_path) as broker, talking(broker) as client:
-        assert broker.services.topics.require(TOPIC).attributes == {"queue.type": "BatchCQ"}
+        assert broker.parts.topics.require(TOPIC).attributes == {"queue.type": "BatchCQ"}
         assert (await put_batch(client, 2)).ext["queueOffset"] == "3"
         assert [record.queue_offset for record in await client.records(TOPIC)] == [0, 3]
-        broker.services.store.check()
+        broker.parts.store.check()
 
 
 async def test_a_held_pull_is_answered_by_a_batch(client: Talker, broker: Broker) -> None:
     waiting = client.pull_request(TOPIC, 0, subscription="TagA", sysFlag=6)
     waiting.opaque = 77
     client.send(waiting)
-    assert broker._pulls is not None
-    while not len(broker._pulls.held):
+    while not len(broker.parts.pulls.held):
         await client.ask(RequestCode.GET_BROKER_RUNTIME_INFO)  # a round trip
     async with talking(broker) as other:
         await other.put_batch(TOPIC, entries(2), properties=text_of(BATCH_KEY))
@@ -351,8 +344,8 @@ async def test_a_group_consumes_each_and_what_it_gives_back_comes_alone(served: 
         {(b"alone", 0): 1, (b"m0", 0): 1, (b"m1", 0): 1, (b"m2", 0): 1, (b"m3", 0): 1, (b"m2", 1): 1}
     )
     (broker,) = served.brokers
-    assert broker.services.offsets.get("g", TOPIC, 0) == 5
-    retried = broker.services.store.get_message("", "%RETRY%g", 0, 0, 8, 1 << 20, None)
+    assert broker.parts.offsets.get("g", TOPIC, 0) == 5
+    retried = broker.parts.store.reading.get_message("", "%RETRY%g", 0, 0, 8, 1 << 20, None)
     (record,) = decode_records(b"".join(retried.body))
     assert (record.body, record.sys_flag & 0xC0) == (b"m2", 0)
     assert "INNER_NUM" not in decode_properties(record.properties)

@@ -26,6 +26,7 @@ from aerobee_broker.broker import Broker
 from aerobee_nameserver.config import NameserverConfig
 from aerobee_nameserver.server import NameServer
 from aerobee_proto.properties import RECORD_CHECKSUM
+from client.inside import session_of
 from system.running import running_broker
 
 
@@ -451,8 +452,7 @@ async def test_damage_on_the_way_out_is_noticed(tmp_path: Path) -> None:
 async def test_our_codec_is_used_after_the_first_round_trips(served: Cluster) -> None:
     async with served.mq.producer() as producer:
         await producer.send("Codec", b"x")
-        assert served.mq._session is not None
-        connection = served.mq._session._remoting.connected(served.brokers[0].address)
+        connection = session_of(served.mq).remoting.connected(served.brokers[0].address)
         assert connection is not None
         while connection.codec != 2:
             await producer.send("Codec", b"x")

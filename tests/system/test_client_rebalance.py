@@ -17,14 +17,14 @@ LANES, ROUNDS = 16, 150
 class Watcher:
     """What the members have seen, all together."""
 
-    def __init__(self, dice: random.Random) -> None:
+    def __init__(self, rng: random.Random) -> None:
         self.seen: Counter[str] = Counter()
         self.gaps: list[str] = []
         self._last: dict[str, int] = {}
-        self._dice = dice
+        self._rng = rng
 
     async def __call__(self, message: GroupMessage[bytes]) -> None:
-        if not message.reconsume_times and self._dice.random() < 0.01:
+        if not message.reconsume_times and self._rng.random() < 0.01:
             raise RetryLater(1)
         lane, number = message.text().split(":")
         await asyncio.sleep(0)
@@ -39,7 +39,7 @@ async def join_and_leave(
     topic: str,
     watcher: Watcher,
     orderly: bool,
-    dice: random.Random,
+    rng: random.Random,
     end: asyncio.Event,
 ) -> int:
     """One member after the other, until the end; how many there were."""
@@ -52,7 +52,7 @@ async def join_and_leave(
         ):
             working = asyncio.create_task(consumer.run(watcher.__call__, concurrency=8))
             try:
-                async with asyncio.timeout(0.2 + dice.random() / 2):
+                async with asyncio.timeout(0.2 + rng.random() / 2):
                     await end.wait()
             except TimeoutError:
                 pass
@@ -64,8 +64,8 @@ async def join_and_leave(
 @pytest.mark.slow
 @pytest.mark.parametrize("orderly", [False, True], ids=["concurrent", "orderly"])
 async def test_members_come_and_go_and_nothing_is_lost(tmp_path: Path, orderly: bool) -> None:
-    dice = random.Random(17)
-    watcher, end = Watcher(dice), asyncio.Event()
+    rng = random.Random(17)
+    watcher, end = Watcher(rng), asyncio.Event()
     async with cluster(tmp_path, 2) as running:
         mq = running.mq
         topic = await fresh(mq, "Restless")

@@ -98,8 +98,8 @@ class Load:
     async def until_done(self, more: int) -> None:
         """Wait until so many more sends than now have been answered."""
         async with self._changed:
-            wanted = self._done + more
-            await self._changed.wait_for(lambda: self._done >= wanted)
+            expected = self._done + more
+            await self._changed.wait_for(lambda: self._done >= expected)
 
     async def stop(self) -> list[object]:
         """The results of all; an exception where a send failed."""

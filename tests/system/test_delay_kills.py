@@ -35,14 +35,14 @@ class Ledger:
     """What was sent, by number, and what was acknowledged."""
 
     def __init__(self, seed: int) -> None:
-        self.dice = random.Random(seed)
+        self.rng = random.Random(seed)
         self.earliest_ms: list[int] = []
         self.acknowledged: set[int] = set()
 
     def request(self) -> Any:
         number, now_ms = len(self.earliest_ms), int(time.time() * 1000)
-        kind = self.dice.randrange(4)
-        wait_ms = self.dice.choice(LEVELS) if kind == 0 else self.dice.randrange(1, 2500)
+        kind = self.rng.randrange(4)
+        wait_ms = self.rng.choice(LEVELS) if kind == 0 else self.rng.randrange(1, 2500)
         properties = {
             0: {"DELAY": str(1 + LEVELS.index(wait_ms)) if kind == 0 else ""},
             1: {"TIMER_DELAY_MS": str(wait_ms)},
@@ -112,7 +112,7 @@ async def test_kills_and_restarts(tmp_path: Path, seed: int) -> None:
         try:
             async with talking(broker.port) as talker:
                 await make_topic(talker, TOPIC, QUEUES)
-                until = len(ledger.acknowledged) + ledger.dice.randrange(300, 2000)
+                until = len(ledger.acknowledged) + ledger.rng.randrange(300, 2000)
                 load = asyncio.create_task(ledger.load(talker, 4000))
                 async with talking(broker.port) as reader:
                     while len(ledger.acknowledged) < until or len(await delivered(reader)) < until // 4:

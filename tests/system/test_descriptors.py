@@ -95,8 +95,8 @@ def maps(process: BrokerProcess) -> int:
 
 def warnings(process: BrokerProcess) -> list[dict[str, Any]]:
     """What it complains of, but for turns that took long: on a busy machine any turn may."""
-    told = [event for event in process.events() if event["level"] in ("warning", "error")]
-    return [event for event in told if event["event"] != "remoting.loop_held"]
+    logged = [event for event in process.events() if event["level"] in ("warning", "error")]
+    return [event for event in logged if event["event"] != "remoting.loop_held"]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -114,8 +114,8 @@ async def test_more_queues_than_files_may_be_open_are_served_over_restarts(
         assert descriptors(process) <= size.files
         assert maps(process) < 60_000
         # Of very many lines the first are not kept; on a busy machine anything may hold the loop.
-        told = {one["event"] for one in warnings(process)}
-        assert told <= {"broker.connections_limited", "remoting.loop_held"}
+        logged = {one["event"] for one in warnings(process)}
+        assert logged <= {"broker.connections_limited", "remoting.loop_held"}
         process.program.process.send_signal(signal.SIGKILL)
         await process.ended()
     async with limited(tmp_path, size) as process:
@@ -146,16 +146,16 @@ async def test_connections_do_not_take_what_the_store_needs(tmp_path: Path) -> N
                 answer = await good.put(f"T{topic}", queue_id=queue)
                 assert (answer.code, answer.remark) == (ResponseCode.SUCCESS, None)
         assert descriptors(process) <= SMALL.files
-        told = {one["event"] for one in warnings(process)}
-        assert told - {"remoting.connections_refused"} == {
+        logged = {one["event"] for one in warnings(process)}
+        assert logged - {"remoting.connections_refused"} == {
             "broker.connections_limited",
             "remoting.connection_refused",
         }
         process.program.process.send_signal(signal.SIGTERM)
         assert await process.ended() == 0
     async with limited(tmp_path, SMALL) as process:
-        (told_once,) = warnings(process)
-        assert (told_once["wanted"], told_once["connections"], told_once["open_files_limit"]) == (
+        (logged_once,) = warnings(process)
+        assert (logged_once["wanted"], logged_once["connections"], logged_once["open_files_limit"]) == (
             220,
             150,
             300,

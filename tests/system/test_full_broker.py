@@ -1,19 +1,20 @@
 """No request and no round keeps the event loop longer than a turn may take, however much the broker holds."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import structlog
 
 from aerobee_broker.broker import Broker
-from aerobee_broker.config_files import PersistentTable
-from aerobee_broker.housekeeping import scan_clients
-from aerobee_broker.metrics import MetricsServer
+from aerobee_broker.metrics.metrics import MetricsServer
+from aerobee_broker.settings.config_files import AnyTable
 from aerobee_proto.codes import RequestCode
-from aerobee_remoting.handlers import Entry
-from aerobee_remoting.slices import in_slices
+from aerobee_remoting.exchange.handlers import Entry
+from aerobee_service.turns.slices import in_slices
 from system.full_broker import Crowd, fill, largest_of
 from system.running import running_broker
 from system.walking import Calm, Walk, longest_turn
@@ -31,6 +32,8 @@ LAST = (
 
 @asynccontextmanager
 async def full_broker(root: Path) -> AsyncIterator[Broker]:
+    # At its end the whole crowd leaves at once: 180,000 lines of level debug, which a broker writes only when asked to.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))
     async with running_broker(root, enable_property_filter=True) as broker:
         fill(broker)
         crowd = await asyncio.to_thread(Crowd, broker.port)
@@ -48,25 +51,25 @@ def _order(entry: Entry) -> tuple[int, int]:
 
 def _rounds(broker: Broker) -> dict[str, Callable[[], Awaitable[object]]]:
     """What comes by time, or from whoever looks in."""
-    services = broker.services
-    metrics = MetricsServer(services, facts=dict)
+    parts = broker.parts
+    metrics = MetricsServer(parts.observed)
 
-    def saved(table: PersistentTable) -> Awaitable[None]:
+    def saved(table: AnyTable) -> Awaitable[None]:
         table.revision += 1
-        return services.files.save(table)
+        return parts.files.save(table)
 
     async def scanned() -> None:
-        scan_clients(services)
+        parts.clients.scan()
 
     return {
-        "topics are written": lambda: saved(services.topics),
-        "groups are written": lambda: saved(services.groups),
-        "offsets are written": lambda: saved(services.offsets),
-        "request modes are written": lambda: saved(services.request_modes),
-        "counters are sampled": lambda: in_slices(services.stats.sample_steps(services.clock())),
+        "topics are written": lambda: saved(parts.topics),
+        "groups are written": lambda: saved(parts.groups),
+        "offsets are written": lambda: saved(parts.offsets),
+        "request modes are written": lambda: saved(parts.request_modes),
+        "counters are sampled": lambda: in_slices(parts.stats.sample_steps(parts.clock())),
         "clients are looked at": scanned,
-        "metrics are read": metrics._metrics,
-        "health is looked at": metrics._ready,
+        "metrics are read": metrics.metrics_page,
+        "health is looked at": metrics.ready_page,
     }
 
 

@@ -12,10 +12,11 @@ import pytest
 from aerobee_nameserver.config import load_config
 from aerobee_nameserver.kv_config import ORDER_TOPIC_CONFIG
 from aerobee_nameserver.metrics import MetricsServer
-from aerobee_nameserver.route_table import Registration, TopicQueues
+from aerobee_nameserver.route_table import Registration, RouteStatistics, TopicQueues
 from aerobee_nameserver.server import NameServer
 from aerobee_proto.bodies import DataVersion
 from aerobee_proto.codes import RequestCode, ResponseCode
+from aerobee_service.turns.slices import at_once
 from plain_remoting import call
 from system.walking import Calm, longest_turn
 from turns import TURN_MAX
@@ -23,7 +24,7 @@ from turns import TURN_MAX
 # Topics of one broker; brokers with one topic; members of one name.
 TOPICS, CROWD, SLAVES = 100_000, 7_000, 2_900
 KV_ENTRIES = 25_000
-FULL = {"clusters": 1, "broker_names": CROWD + 3, "brokers": CROWD + SLAVES + 2, "topics": 2 * TOPICS}
+FULL = RouteStatistics(clusters=1, broker_names=CROWD + 3, brokers=CROWD + SLAVES + 2, topics=2 * TOPICS)
 BIG = {"brokerName": "big", "brokerAddr": "10.0.0.1:1", "clusterName": "c", "brokerId": "0"}
 PATIENCE_S = 120.0
 Work = Callable[[], Awaitable[object]]
@@ -94,9 +95,9 @@ class Full:
 
     async def settled(self) -> None:
         """Until nothing is left over, whatever the request or the end of its connection changed."""
-        while tasks := self.server._removals._tasks:
+        while tasks := self.server.removals.tasks:
             await asyncio.wait(tasks)
-        assert not self.server.routes._left
+        assert not self.server.routes.left
 
     def register(self, content: Callable[[int], bytes]) -> Work:
         def work() -> Awaitable[object]:
@@ -123,7 +124,7 @@ class Full:
 async def full() -> AsyncIterator[Full]:
     keys = {"listenPort": "0", "bindAddress": "127.0.0.1", "scanNotActiveBrokerInterval": "600000"}
     server = NameServer(load_config(overrides=keys, environ={}), keep_kv=False, now_ms=lambda: 1000)
-    server._kv.adopt({ORDER_TOPIC_CONFIG: {f"t{n:06}": "big:8" for n in range(KV_ENTRIES)}})
+    server.kv.adopt({ORDER_TOPIC_CONFIG: {f"t{n:06}": "big:8" for n in range(KV_ENTRIES)}})
     await server.start()
     full = Full(server)
     full.fill()
@@ -199,9 +200,9 @@ async def test_no_request_to_a_full_nameserver_takes_longer_than_a_turn_may(full
     """A registration of 100,000 topics took 190 ms, a list by flags 230 ms, giving write permission 250 ms, a route of
     7,000 brokers 60 ms.
     """
-    wanted = requests(full)
-    assert wanted.keys() == full.server._handlers.table().by_code.keys() | {RequestCode.GET_CODECS}
-    works = {(code, name): work for code, named in wanted.items() for name, work in named.items()}
+    requested = requests(full)
+    assert requested.keys() == full.server.handlers.by_code.keys()
+    works = {(code, name): work for code, named in requested.items() for name, work in named.items()}
     assert await over(works) == {}
     full.server.routes.check()
 
@@ -210,25 +211,26 @@ async def test_no_request_to_a_full_nameserver_takes_longer_than_a_turn_may(full
 async def test_what_is_not_a_request_does_not_either(full: Full) -> None:
     """The loss of a broker of 100,000 topics took 155 ms, of 2,900 members of one name 110 ms."""
     server, page = full.server, MetricsServer(full.server)
+    lose: Callable[[str], None] = server.on_disconnect  # type: ignore[assignment]
     works: dict[str, Work] = {
-        "a lost connection of many topics": full.happen(lambda: server._on_disconnect("of big")),  # type: ignore[arg-type]
-        "a lost connection of many brokers": full.happen(lambda: server._on_disconnect("crowd")),  # type: ignore[arg-type]
-        "a lost connection of many members": full.happen(lambda: server._on_disconnect("slaves")),  # type: ignore[arg-type]
+        "a lost connection of many topics": full.happen(lambda: lose("of big")),
+        "a lost connection of many brokers": full.happen(lambda: lose("crowd")),
+        "a lost connection of many members": full.happen(lambda: lose("slaves")),
         "a scan that finds nothing": full.happen(server.expire_silent),
-        "the page of metrics": lambda: asyncio.create_task(page._metrics()),
-        "the page of health": lambda: asyncio.create_task(page._ready()),
+        "the page of metrics": lambda: asyncio.create_task(page.metrics_page()),
+        "the page of health": lambda: asyncio.create_task(page.ready_page()),
     }
     assert await over(works) == {}
-    server._now_ms = lambda: 100_000
+    server.now_ms = lambda: 100_000
     assert await over({"a scan that finds all of them": full.happen(server.expire_silent)}) == {}
-    assert server.routes.statistics()["brokers"] == 0
+    assert server.routes.statistics().brokers == 0
 
 
 async def test_the_collector_of_garbage_passes_over_what_brokers_serve(full: Full) -> None:
     """Each topic was two objects that every full collection looked at: 66 ms for 200,000 topics, now 11."""
     gc.unfreeze()
-    assert len(full.server.routes.topics()) == 2 * TOPICS
+    assert len(at_once(full.server.routes.listing())) == 2 * TOPICS
     assert not any(isinstance(one, TopicQueues) for one in gc.get_objects())
-    tables = [group.topics for group in full.server.routes._groups.values() if len(group.topics) > 2]
+    tables = [group.topics for group in full.server.routes.groups.values() if len(group.topics) > 2]
     assert [len(table) for table in tables] == [TOPICS, TOPICS - 1]
     assert not any(map(gc.is_tracked, tables))

@@ -228,9 +228,9 @@ async def test_a_later_heartbeat_changes_the_subscription_by_its_nanoseconds(cli
 async def test_operators_see_its_language_and_version(client: GoClient) -> None:
     await client.beat()
     answer = await client.go(RequestCode.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": GROUP})
-    told = json.loads(answer.body)
-    [connection] = told["connectionSet"]
-    assert (told["consumeType"], told["consumeFromWhere"]) == (
+    logged = json.loads(answer.body)
+    [connection] = logged["connectionSet"]
+    assert (logged["consumeType"], logged["consumeFromWhere"]) == (
         "CONSUME_PASSIVELY",
         "CONSUME_FROM_FIRST_OFFSET",
     )
@@ -307,11 +307,11 @@ async def test_a_reset_is_told_in_the_one_form_that_it_reads(broker: Broker, cli
     ask = {"topic": TOPIC, "group": GROUP, "timestamp": "0", "isForce": "true", "queueId": "-1"}
     async with going(broker.port) as operator:
         assert (await operator.go(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ask)).code == 0
-    while (told := await client.receive()).code != RequestCode.RESET_CONSUMER_CLIENT_OFFSET:
+    while (logged := await client.receive()).code != RequestCode.RESET_CONSUMER_CLIENT_OFFSET:
         pass
-    assert not told.is_response
-    assert (told.ext["topic"], told.ext["group"]) == (TOPIC, GROUP)
-    assert go_offsets(told.body.decode()) == dict.fromkeys(range(4), 0)
+    assert not logged.is_response
+    assert (logged.ext["topic"], logged.ext["group"]) == (TOPIC, GROUP)
+    assert go_offsets(logged.body.decode()) == dict.fromkeys(range(4), 0)
 
 
 async def test_binary_headers_carry_codes_of_16_bits(client: GoClient) -> None:

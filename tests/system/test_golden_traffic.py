@@ -77,7 +77,7 @@ DIFFERENCES: dict[str, tuple[list[Answer], str]] = {
 NOT_REPLAYED = {
     # Ended there with the capture; here it may take a minute for the rest to come (ConnectionLimits.frame_s).
     "half a frame then silence",
-    # The capture holds the beginning only; tests/broker/test_send.py sends one whole.
+    # The capture holds the beginning only; tests/broker/remoting_api/test_send.py sends one whole.
     "send v2 body over 4 MiB",
 }
 # No answer came within the time that the capture allowed: "may rarely be a slow one", as its README says.
@@ -135,7 +135,7 @@ async def test_odd_and_broken_requests_get_the_official_answers(tmp_path: Path, 
     seen = set()
     async with running_broker(tmp_path, **SETTINGS) as broker:
         topic = TopicConfig(topic_name="GdBasic", read_queue_nums=2, write_queue_nums=2)
-        broker.services.topics.update([topic])
+        broker.parts.topics.update([topic])
         for case in malformed(codec):
             name = case["name"]
             expected = official_answers(case)
@@ -154,7 +154,7 @@ async def test_odd_and_broken_requests_get_the_official_answers(tmp_path: Path, 
                 continue
             if found != expected or closed is not case["closed"]:
                 wrong[name] = {"official": (expected, case["closed"]), "ours": (found, closed)}
-        broker.services.store.check()
+        broker.parts.store.check()
     assert wrong == {}
     assert seen == DIFFERENCES.keys()
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from aerobee_broker.transaction_checks import TransactionChecks
+from aerobee_broker.transactions.transaction_checks import TransactionChecks
 from aerobee_proto.codes import RequestCode
 from aerobee_proto.frames import FLAG_RESPONSE, Command
 from aerobee_proto.properties import decode_properties
@@ -119,14 +119,14 @@ def without_own(mapping: dict[str, str]) -> dict[str, str]:
 async def test_a_recorded_transaction_producer_is_served_as_there(tmp_path: Path, codec: str) -> None:
     clock = Clock(TRANSACTIONS_MS)
     async with running_broker(tmp_path, clock=clock, **SETTINGS) as broker, talking(broker) as client:
-        replay = TransactionReplay(client, TransactionChecks(broker.services), clock)
+        replay = TransactionReplay(client, broker.parts.checks, clock)
         for line in session(codec, "transaction"):
             await replay.play(line)
         assert len(replay.asked) == 2
         found = [await client.records("GdTran", queueId=queue) for queue in range(2)]
         keys = [[record.property_map["KEYS"] for record in records] for records in found]
         assert keys == [["tk commit", "tk unknown then commit"], []]
-        assert broker.services.transactions.open_count == 0
+        assert broker.parts.transactions.open_count == 0
 
 
 class Exchange(NamedTuple):

@@ -19,8 +19,8 @@ from structlog.testing import capture_logs
 from aerobee_broker.broker import Broker
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.frames import FLAG_ONEWAY, Command, encode_command
-from aerobee_remoting.connection import Connection
-from aerobee_remoting.server import RemotingServer
+from aerobee_remoting.ends.server import RemotingServer
+from aerobee_remoting.exchange.connection import Connection
 from system.running import Talker, running_broker, send_request, talking
 
 TOPIC = "Good"
@@ -28,9 +28,7 @@ MIB = 1 << 20
 
 
 def server_of(broker: Broker) -> RemotingServer:
-    server = broker._server
-    assert server is not None
-    return server
+    return broker.parts.server
 
 
 def connection_of(broker: Broker, peer: Talker) -> Connection:
@@ -55,7 +53,7 @@ async def is_served(good: Talker) -> None:
         assert (pulled.code, b"still here" in pulled.body) == (0, True)
 
 
-def limits_told(logs: list[Any]) -> list[tuple[str, str]]:
+def limits_logged(logs: list[Any]) -> list[tuple[str, str]]:
     return [(one["limit"], one["peer"]) for one in logs if one["event"] == "remoting.limit_reached"]
 
 
@@ -68,7 +66,7 @@ async def attacked(root: Path, **bounds: Any) -> AsyncIterator[tuple[Broker, Tal
                 await is_served(good)
                 yield broker, good, hostile, logs
                 await is_served(good)
-            broker.services.store.check()
+            broker.parts.store.check()
 
 
 def name_of(peer: Talker) -> str:
@@ -92,7 +90,7 @@ async def test_answers_to_one_read_are_made_as_they_are_read(tmp_path: Path) -> 
         connection = connection_of(broker, hostile)
         hostile.writer.transport.pause_reading()  # type: ignore[attr-defined]
         hostile.send(*[pull] * 400)
-        await until(lambda: connection._write_blocked)
+        await until(lambda: connection.is_congested)
         assert connection.buffered_size < 2 * MIB
         await is_served(good)
         assert connection.buffered_size < 2 * MIB
@@ -107,7 +105,7 @@ async def test_a_consumer_that_never_reads_is_cut_off(tmp_path: Path) -> None:
         connection = connection_of(broker, hostile)
         hostile.writer.transport.pause_reading()  # type: ignore[attr-defined]
         hostile.send(*[Talker.pull_request("Large")] * 200)
-        await until(lambda: connection._write_blocked)
+        await until(lambda: connection.is_congested)
         await is_served(good)
         loop = asyncio.get_running_loop()
         server_of(broker).sweep(loop.time() + 29)
@@ -126,8 +124,7 @@ async def test_held_pulls_of_a_peer_that_does_not_read_pile_up_nothing(tmp_path:
     async with attacked(tmp_path, max_write_buffer_bytes=65536) as (broker, good, hostile, _):
         await fill(good, 1, 1)
         hostile.send(*[Talker.pull_request("Large", 1, sysFlag=6)] * 1000)
-        pulls = broker._pulls
-        assert pulls is not None
+        pulls = broker.parts.pulls
         await until(lambda: len(pulls.held) == 1000)
         connection = connection_of(broker, hostile)
         hostile.writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -146,7 +143,7 @@ async def test_what_is_pushed_to_a_peer_that_does_not_read_is_bounded(tmp_path: 
             connection.send_oneway(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "g" * 200})
             assert connection.buffered_size < 200_000
             await asyncio.sleep(0)
-        assert limits_told(logs) == [("maxUnsentBytes", name_of(hostile))]
+        assert limits_logged(logs) == [("maxUnsentBytes", name_of(hostile))]
         await is_served(good)
 
 
@@ -164,7 +161,7 @@ async def test_many_connections_share_one_bound_of_memory(tmp_path: Path) -> Non
         server.sweep(asyncio.get_running_loop().time())
         await is_served(good)
         await until(lambda: sum(one.buffered_size for one in server.connections) <= 4 * MIB)
-        cut = {peer for limit, peer in limits_told(logs) if limit == "maxBufferedBytes"}
+        cut = {peer for limit, peer in limits_logged(logs) if limit == "maxBufferedBytes"}
         assert len(cut) in (2, 3)
         assert cut <= {name_of(peer) for peer in peers}
 
@@ -252,12 +249,16 @@ async def test_connections_of_one_host_are_bounded(tmp_path: Path) -> None:
             assert len(server.connections) == 6
             await is_served(good)
             server.sweep(asyncio.get_running_loop().time())
-        told = [one for one in logs if one["event"].startswith("remoting.connection")]
-        assert [one["event"] for one in told] == [
+        logged = [one for one in logs if one["event"].startswith("remoting.connection")]
+        assert [one["event"] for one in logged] == [
             "remoting.connection_refused",
             "remoting.connections_refused",
         ]
-        assert (told[0]["peer"].startswith("127.0.0.1:"), told[0]["per_host_max"], told[1]["count"]) == (
+        assert (
+            logged[0]["peer"].startswith("127.0.0.1:"),
+            logged[0]["per_host_max"],
+            logged[1]["count"],
+        ) == (
             True,
             6,
             4,
@@ -275,7 +276,7 @@ async def test_sends_make_no_more_topics_than_the_bound(tmp_path: Path) -> None:
         codes = [(await hostile.put(f"New{number}")).code for number in range(50)]
         assert codes.count(0) <= 5
         assert set(codes[5:]) == {ResponseCode.TOPIC_NOT_EXIST}
-        assert limits_told(logs) == [("maxTopicsAutoCreated", name_of(hostile))]
+        assert limits_logged(logs) == [("maxTopicsAutoCreated", name_of(hostile))]
         await is_served(good)
 
 
@@ -286,8 +287,8 @@ async def test_topics_in_all_are_bounded_whoever_makes_them(tmp_path: Path) -> N
             retry = await hostile.put(f"%RETRY%g{number}")
         assert answer.code == retry.code == ResponseCode.TOPIC_NOT_EXIST
         assert "maxTopics" in (answer.remark or "")
-        assert len(broker.services.topics) == 30
-        assert limits_told(logs) == [("maxTopics", name_of(hostile))]
+        assert len(broker.parts.topics) == 30
+        assert limits_logged(logs) == [("maxTopics", name_of(hostile))]
         await is_served(good)
 
 
@@ -300,8 +301,8 @@ async def test_groups_are_bounded_whoever_makes_them(tmp_path: Path) -> None:
             body = json.dumps({"groupName": f"made-{number}"}).encode()
             made = await hostile.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
         assert made.code != 0
-        assert len(broker.services.groups) == 20
-        assert limits_told(logs) == [
+        assert len(broker.parts.groups) == 20
+        assert limits_logged(logs) == [
             ("maxGroupsAutoCreated", name_of(hostile)),
             ("maxGroups", name_of(hostile)),
         ]
@@ -319,9 +320,9 @@ async def test_client_ids_of_a_connection_are_bounded(tmp_path: Path) -> None:
             body = {"clientID": f"p{number}", "producerDataSet": [{"groupName": "crowd"}]}
             answer = await hostile.ask(RequestCode.HEART_BEAT, body=json.dumps(body).encode())
         assert answer.code == ResponseCode.SYSTEM_BUSY
-        assert broker.services.consumers.member_count == 10
-        assert broker.services.producers.member_count == 10
-        assert limits_told(logs) == [("maxClientsPerConnection", name_of(hostile))]
+        assert broker.parts.consumers.member_count == 10
+        assert broker.parts.producers.member_count == 10
+        assert limits_logged(logs) == [("maxClientsPerConnection", name_of(hostile))]
         await is_served(good)
 
 
@@ -332,10 +333,9 @@ async def test_held_pulls_of_one_peer_leave_room_for_others(tmp_path: Path) -> N
         hostile.send(*[Talker.pull_request(TOPIC, end, sysFlag=6)] * 500)
         refused = [await hostile.receive() for _ in range(480)]
         assert {answer.code for answer in refused} == {ResponseCode.SYSTEM_BUSY}
-        pulls = broker._pulls
-        assert pulls is not None
+        pulls = broker.parts.pulls
         assert len(pulls.held) == 20
-        assert limits_told(logs) == [("maxHeldPullsPerConnection", name_of(hostile))]
+        assert limits_logged(logs) == [("maxHeldPullsPerConnection", name_of(hostile))]
         # Somebody else's pull is held, and woken.
         waiting = asyncio.create_task(good.pull(TOPIC, end, sysFlag=6))
         await until(lambda: len(pulls.held) == 21)
@@ -351,7 +351,7 @@ async def test_locks_need_a_group_that_is_there(tmp_path: Path) -> None:
             queue = {"topic": TOPIC, "brokerName": "test-a", "queueId": 0}
             body = {"consumerGroup": f"g{number}", "clientId": "me", "mqSet": [queue]}
             await hostile.ask(RequestCode.LOCK_BATCH_MQ, body=json.dumps(body).encode())
-        assert len(broker.services.locks) <= 5
+        assert len(broker.parts.locks) <= 5
 
 
 async def test_a_hundred_connections_at_once_that_say_nonsense(tmp_path: Path) -> None:

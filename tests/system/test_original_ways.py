@@ -54,7 +54,7 @@ def bodies(answer: Command) -> list[bytes]:
 
 
 def with_topic(broker: Broker, topic: str = "T", queues: int = 1) -> None:
-    broker.services.topics.update(
+    broker.parts.topics.update(
         [TopicConfig(topic_name=topic, read_queue_nums=queues, write_queue_nums=queues)]
     )
 
@@ -67,9 +67,8 @@ async def reset(client: Talker, **fields: str) -> None:
 
 async def sweep(broker: Broker) -> None:
     """What the broker does ten times a second."""
-    assert broker._pop is not None
-    broker._pop.sweep()
-    await broker._pop.ledger.settle()
+    broker.parts.pop.sweep()
+    await broker.parts.pop.ledger.settle()
 
 
 # --- POP of large messages ----------------------------------------------------------------------------------------

@@ -19,9 +19,9 @@ from structlog.testing import capture_logs
 from aerobee_broker.broker import Broker
 from aerobee_proto.codes import RequestCode
 from aerobee_proto.frames import FLAG_ONEWAY, Command, encode_command
-from aerobee_remoting.peer_memory import PEER_LIMIT, TOTAL_LIMIT, PeerMemory
+from aerobee_remoting.peers.peer_memory import PEER_LIMIT, TOTAL_LIMIT, PeerMemory
 from system.running import Talker, running_broker, talking
-from system.test_hostile_peers import connection_of, is_served, limits_told, name_of, server_of, until
+from system.test_hostile_peers import connection_of, is_served, limits_logged, name_of, server_of, until
 
 KIB, MIB = 1 << 10, 1 << 20
 GROUP, TOPIC = "test-group", "Good"
@@ -29,7 +29,7 @@ EMPTY = 1  # a queue that nobody sends to
 
 
 def memory_of(broker: Broker) -> PeerMemory:
-    return broker._memory
+    return broker.memory
 
 
 # --- ways to make a broker keep something. Each sends one request; the code of a refusal comes back ---------------
@@ -87,7 +87,7 @@ def producer(number: int) -> Command:
 
 
 def subscriptions(number: int) -> Command:
-    wanted = [
+    expected = [
         {
             "topic": f"{number}-{topic}",
             "subString": "x || y",
@@ -98,7 +98,7 @@ def subscriptions(number: int) -> Command:
         }
         for topic in range(20)
     ]
-    return heartbeat(f"s{number}", consumerDataSet=[consumer(f"group-{number % 50}", *wanted)])
+    return heartbeat(f"s{number}", consumerDataSet=[consumer(f"group-{number % 50}", *expected)])
 
 
 WAYS: dict[str, tuple[Callable[[int], Command], str]] = {
@@ -162,13 +162,13 @@ async def test_one_connection_fills_its_share_and_no_more(
                 assert memory.of(connection_of(broker, hostile)) <= share
             assert memory.of(connection_of(broker, hostile)) > share * 0.8
             assert memory.kinds[kind] > before.get(kind, 0)
-            assert limits_told(logs) == [(PEER_LIMIT, name_of(hostile))]
+            assert limits_logged(logs) == [(PEER_LIMIT, name_of(hostile))]
             await keep(other, make, range(10_000, 10_002))  # its own share is untouched
-            assert limits_told(logs) == [(PEER_LIMIT, name_of(hostile))]
+            assert limits_logged(logs) == [(PEER_LIMIT, name_of(hostile))]
         await until(lambda: len(server_of(broker).connections) == 1)
         assert kept_in(memory) == before
         memory.check()
-        broker.services.consumers.check()
+        broker.parts.consumers.check()
 
 
 @pytest.mark.parametrize(("make", "kind"), WAYS.values(), ids=WAYS)
@@ -184,7 +184,7 @@ async def test_all_connections_fill_the_sum_and_no_more(
                 await keep(peers[begin // 100 % 4], make, range(begin, begin + 100))
                 assert memory.total <= MIB
             assert memory.kinds[kind] > before.get(kind, 0)
-            assert {limit for limit, _ in limits_told(logs)} == {TOTAL_LIMIT}
+            assert {limit for limit, _ in limits_logged(logs)} == {TOTAL_LIMIT}
         await until(lambda: len(server_of(broker).connections) == 1)
         assert kept_in(memory) == before
         memory.check()
@@ -246,7 +246,7 @@ async def test_a_connection_whose_buffers_pass_its_share_is_cut_off(tmp_path: Pa
             requests = b"".join(encode_command(Talker.pull_request("Large")) for _ in range(400))
             deaf.writer.write(requests)
             await until(lambda: connection.is_closed)
-            assert limits_told(logs) == [(PEER_LIMIT, name_of(half)), (PEER_LIMIT, name_of(deaf))]
+            assert limits_logged(logs) == [(PEER_LIMIT, name_of(half)), (PEER_LIMIT, name_of(deaf))]
         await until(lambda: len(server_of(broker).connections) == 1)
         assert memory_of(broker).kinds["buffers of connections"] == 0
 
@@ -257,9 +257,9 @@ async def test_buffers_of_all_make_room_at_once_for_the_sum(tmp_path: Path) -> N
             peers = [await stack.enter_async_context(talking(broker)) for _ in range(6)]
             for peer in peers:
                 peer.writer.write(encode_command(Command(RequestCode.SEND_MESSAGE, body=b"x" * MIB))[:-1])
-            await until(lambda: len(limits_told(logs)) >= 2)  # no sweep was needed
+            await until(lambda: len(limits_logged(logs)) >= 2)  # no sweep was needed
             assert memory_of(broker).total <= 5 * MIB
-            assert {limit for limit, _ in limits_told(logs)} == {TOTAL_LIMIT}
+            assert {limit for limit, _ in limits_logged(logs)} == {TOTAL_LIMIT}
         await until(lambda: len(server_of(broker).connections) == 1)
 
 
@@ -297,9 +297,7 @@ async def test_what_waits_keeps_its_typed_header_alone(
             assert tracemalloc.get_traced_memory()[0] - before < len(FILLER)  # of 24 MB
         finally:
             tracemalloc.stop()
-        assert broker._pulls is not None
-        assert broker._pop is not None
-        assert len(broker._pulls.held) + len(broker._pop.pops.held) == 45
+        assert len(broker.parts.pulls.held) + len(broker.parts.pop.pops.held) == 45
 
 
 async def test_a_pop_with_an_endless_attempt_is_refused(tmp_path: Path) -> None:
@@ -311,7 +309,7 @@ async def test_a_pop_with_an_endless_attempt_is_refused(tmp_path: Path) -> None:
 
 async def test_members_that_subscribe_alike_keep_it_once(tmp_path: Path) -> None:
     """150 heartbeats with the same 10,000 subscriptions took 529 MB."""
-    wanted: list[dict[str, object]] = [
+    expected: list[dict[str, object]] = [
         {"topic": f"topic-{number}", "subString": "*"} for number in range(500)
     ]
     async with bounded(tmp_path) as (broker, _, __), AsyncExitStack() as stack:
@@ -319,12 +317,12 @@ async def test_members_that_subscribe_alike_keep_it_once(tmp_path: Path) -> None
         peers = [await stack.enter_async_context(talking(broker)) for _ in range(5)]
         sizes: list[int] = []
         for peer in peers:
-            beat = heartbeat(f"client-{len(sizes)}", consumerDataSet=[consumer(GROUP, *wanted)])
+            beat = heartbeat(f"client-{len(sizes)}", consumerDataSet=[consumer(GROUP, *expected)])
             assert (await peer.exchange(beat)).code == 0
             sizes.append(memory.kinds["subscriptions of members"])
         assert len(set(sizes)) == 1
         assert [memory.of(connection_of(broker, peer)) > sizes[0] for peer in peers] == [True] * 5
-        table = broker.services.consumers
+        table = broker.parts.consumers
         group = table.get(GROUP)
         assert group is not None
         assert len({id(one.topics) for one in group.members.values()}) == 1
@@ -355,7 +353,7 @@ async def test_a_refused_heartbeat_changes_nothing(tmp_path: Path) -> None:
         refused = await peer.exchange(heartbeat("new", consumerDataSet=[consumer("other", *many)]))
         assert PEER_LIMIT in (refused.remark or "")
         assert kept_in(memory_of(broker)) == kept
-        table = broker.services.consumers
+        table = broker.parts.consumers
         table.check()
         assert table.get("other") is None
         group = table.get(GROUP)

@@ -30,7 +30,7 @@ SETTINGS: Final = {"defaultTopicQueueNums": QUEUES, "flushConsumerOffsetInterval
 class Books:
     """What was sent, what was acknowledged in time, and how often each message was seen."""
 
-    dice: random.Random
+    rng: random.Random
     count: int = 0
     sent: set[int] = field(default_factory=set)  # stored for certain
     settled: set[int] = field(default_factory=set)
@@ -77,13 +77,13 @@ async def consume(client: Popper, books: Books, *, lazy: bool) -> None:
 
 async def consume_once(client: Popper, books: Books, *, lazy: bool, poll_ms: int) -> bool:
     """One pop and what becomes of it; False when there was nothing."""
-    asked, asked_ms = set(books.settled), now_ms()
+    asked, requested_ms = set(books.settled), now_ms()
     wishes: dict[str, object] = {
         "order": str(books.ordered).lower(),
         "maxMsgNums": 8 if books.ordered else 32,
     }
     answer = await client.pop(
-        "T", queueId=-1, invisibleTime=INVISIBLE_MS, pollTime=poll_ms, bornTime=asked_ms, **wishes
+        "T", queueId=-1, invisibleTime=INVISIBLE_MS, pollTime=poll_ms, bornTime=requested_ms, **wishes
     )
     if answer.code == ResponseCode.POLLING_TIMEOUT:
         return False
@@ -92,17 +92,17 @@ async def consume_once(client: Popper, books: Books, *, lazy: bool, poll_ms: int
     books.saw(numbers, asked)
     names = dict(zip(numbers, extra_infos(answer, "T"), strict=True))
     if lazy and books.ordered:
-        names = dict(list(names.items())[: books.dice.randrange(len(names) + 1)])
+        names = dict(list(names.items())[: books.rng.randrange(len(names) + 1)])
     elif lazy:
-        names = {number: name for number, name in names.items() if books.dice.random() < 0.8}
+        names = {number: name for number, name in names.items() if books.rng.random() < 0.8}
     may_wait = lazy and not books.ordered
-    longer = {number: name for number, name in names.items() if may_wait and books.dice.random() < 0.1}
+    longer = {number: name for number, name in names.items() if may_wait and books.rng.random() < 0.1}
     for number, name in longer.items():
         changed = await client.change("T", name, INVISIBLE_MS)
         fields = name.split()
-        told = [changed.ext[key] for key in ("popTime", "invisibleTime", "reviveQid")]
-        names[number] = " ".join([fields[7], *told, *fields[4:]])
-    await acknowledge(client, books, names, in_time_ms=asked_ms + INVISIBLE_MS)
+        logged = [changed.ext[key] for key in ("popTime", "invisibleTime", "reviveQid")]
+        names[number] = " ".join([fields[7], *logged, *fields[4:]])
+    await acknowledge(client, books, names, in_time_ms=requested_ms + INVISIBLE_MS)
     return True
 
 
@@ -143,8 +143,8 @@ async def live_through(store: Path, books: Books, kills: int) -> None:
                     asyncio.create_task(until_killed(consume(two, books, lazy=True)), name="lazy consumer"),
                     asyncio.create_task(until_killed(consume(three, books, lazy=False)), name="consumer"),
                 ]
-                wanted = len(books.settled) + books.dice.randrange(20, 80 if books.ordered else 400)
-                moment = asyncio.create_task(books.until_settled(wanted), name="moment")
+                expected = len(books.settled) + books.rng.randrange(20, 80 if books.ordered else 400)
+                moment = asyncio.create_task(books.until_settled(expected), name="moment")
                 async with asyncio.timeout(60):
                     await asyncio.wait([moment, *loads], return_when=asyncio.FIRST_COMPLETED)
                 broker.program.process.kill()

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from aerobee_broker.config import BrokerConfig
 from aerobee_broker.main import load_config as load_broker
+from aerobee_broker.settings.config import BrokerConfig
 from aerobee_nameserver.config import NameserverConfig
 from aerobee_nameserver.config import load_config as load_nameserver
-from aerobee_remoting.settings import SettingsError, SettingsModel
+from aerobee_service.settings.settings import SettingsError, SettingsModel
 
 LOAD: dict[type[SettingsModel], Callable[[Path | None, dict[str, str]], SettingsModel]] = {
     BrokerConfig: load_broker,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from aerobee import SqlFilter
 from aerobee.sync import Client
-from aerobee_console.program_name import program_name
+from aerobee_console.terminal.program_name import program_name
 from console.support import environment
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -54,8 +54,8 @@ def test_the_filter_of_the_page_is_served_by_dev(nameserver: str) -> None:
             producer.send("orders", f"for {price}", properties={"price": price})
         program = command.replace("--follow ", "")  # which ends with Ctrl-C only
         assert program != command
-        told = typed(f"{program} --last 100", nameserver)
-        assert "for 101" in told
-        assert "for 99" not in told
+        logged = typed(f"{program} --last 100", nameserver)
+        assert "for 101" in logged
+        assert "for 99" not in logged
         read = [message.text() for message in mq.reader("orders", filter=SqlFilter("price > 100"), end="now")]
         assert read == ["for 101"]

@@ -104,20 +104,20 @@ async def fail(store: Path, ledger: Ledger, settings: Settings, words: Sequence[
         broker = await start(store, settings, prefix=words)
     except ProgramError as failed:
         code, lines = failed.args[1], _events(failed.args[0])
-        (told,) = [line for line in lines if line["level"] == "error"]
+        (logged,) = [line for line in lines if line["level"] == "error"]
     else:
         code, lines = await _load_until_gone(broker, ledger)
-        (told,) = [line for line in lines if line["level"] == "error"]
-        took_s = time.time() - datetime.fromisoformat(told["timestamp"]).timestamp()
+        (logged,) = [line for line in lines if line["level"] == "error"]
+        took_s = time.time() - datetime.fromisoformat(logged["timestamp"]).timestamp()
         assert took_s < GONE_WITHIN_S
-        assert told["event"] == "store.disk_failed"
-        assert told["what"] in {"commit log", "consume queue", "index", "checkpoint", "store folder"}
-        assert str(store) in told["path"]
+        assert logged["event"] == "store.disk_failed"
+        assert logged["what"] in {"commit log", "consume queue", "index", "checkpoint", "store folder"}
+        assert str(store) in logged["path"]
         assert lines[-1]["event"] == "broker.stopped"
-        _none_beyond(ledger, told["flushed_offset"])
+        _none_beyond(ledger, logged["flushed_offset"])
     assert code == EXIT_DISK_FAILED
     assert (store / "abort").exists()
-    return dict(told)
+    return dict(logged)
 
 
 async def _load_until_gone(broker: BrokerProcess, ledger: Ledger) -> tuple[int, list[dict[str, Any]]]:
@@ -187,14 +187,15 @@ async def prove_nothing_lost(store: Path, ledger: Ledger, settings: Settings) ->
 # --- syncs --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 7, 10, 16, 30, 60])
 async def test_the_nth_sync_of_a_thread_fails(tmp_path: Path, number: int) -> None:
     """The first ones are those of recovery and of the first checkpoint."""
     store = tmp_path / "store"
     ledger = await prepare(store, {})
-    told = await fail(store, ledger, {}, tracer("fdatasync", "EIO", str(number)))
-    assert EIO_TEXT in told["reason"]
-    assert str(store) in told.get("path", told["reason"])
+    logged = await fail(store, ledger, {}, tracer("fdatasync", "EIO", str(number)))
+    assert EIO_TEXT in logged["reason"]
+    assert str(store) in logged.get("path", logged["reason"])
     await prove_nothing_lost(store, ledger, {})
 
 
@@ -208,6 +209,7 @@ FILES = {
 }
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(("pattern", "when"), FILES.values(), ids=FILES)
 async def test_a_sync_of_each_kind_of_file_fails(
     tmp_path: Path, pattern: str, when: str, request: pytest.FixtureRequest
@@ -215,10 +217,10 @@ async def test_a_sync_of_each_kind_of_file_fails(
     store = tmp_path / "store"
     ledger = await prepare(store, LARGE)
     known = sorted(store.glob(pattern))
-    told = await fail(store, ledger, LARGE, tracer("fdatasync", "EIO", when, *known))
-    assert told["what"] == request.node.callspec.id.split(",")[0]
-    assert Path(told["path"]) in known
-    assert EIO_TEXT in told["reason"]
+    logged = await fail(store, ledger, LARGE, tracer("fdatasync", "EIO", when, *known))
+    assert logged["what"] == request.node.callspec.id.split(",")[0]
+    assert Path(logged["path"]) in known
+    assert EIO_TEXT in logged["reason"]
     await prove_nothing_lost(store, ledger, LARGE)
 
 
@@ -238,6 +240,7 @@ MAKING = {
 }
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(("call", "error", "when", "names"), MAKING.values(), ids=MAKING)
 async def test_a_file_that_cannot_be_made_is_final_like_a_failed_sync(
     tmp_path: Path, call: str, error: str, when: str, names: Sequence[str]
@@ -245,8 +248,8 @@ async def test_a_file_that_cannot_be_made_is_final_like_a_failed_sync(
     store = tmp_path / "store"
     ledger = await prepare(store, {})
     paths = [store / name for name in names if not (store / name).is_file()]
-    told = await fail(store, ledger, {}, tracer(call, error, when, *paths))
-    assert told["event"] == "store.disk_failed"
+    logged = await fail(store, ledger, {}, tracer(call, error, when, *paths))
+    assert logged["event"] == "store.disk_failed"
     await prove_nothing_lost(store, ledger, {})
 
 
@@ -263,10 +266,10 @@ async def test_a_failed_write_call_is_final_too(tmp_path: Path) -> None:
         assert await broker.ended() == EXIT_DISK_FAILED
     finally:
         end_group(broker)
-    (told,) = [line for line in broker.events() if line["level"] == "error"]
-    assert (told["event"], told["what"]) == ("store.disk_failed", "commit log")
-    assert Path(told["path"]) in known
-    assert EIO_TEXT in told["reason"]
+    (logged,) = [line for line in broker.events() if line["level"] == "error"]
+    assert (logged["event"], logged["what"]) == ("store.disk_failed", "commit log")
+    assert Path(logged["path"]) in known
+    assert EIO_TEXT in logged["reason"]
     await prove_nothing_lost(store, ledger, LARGE)
 
 
@@ -290,8 +293,8 @@ async def test_a_settings_file_that_cannot_be_synced_is_told_and_written_again(t
         await broker.ended()
     finally:
         end_group(broker)
-    told = {line["event"] for line in broker.events() if line["level"] == "error"}
-    assert told <= {"broker.config_not_saved"}
+    logged = {line["event"] for line in broker.events() if line["level"] == "error"}
+    assert logged <= {"broker.config_not_saved"}
     ledger.made_topics["Kept"] = 5
     await prove_nothing_lost(store, ledger, {})
 

@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 
 from aerobee_proto.codes import RequestCode
-from aerobee_store.failpoints import SERVICE_FAILPOINTS
+from aerobee_store.faults.failpoints import SERVICE_FAILPOINTS
 from programs import ProgramError
 from system.kills import CONNECTION_LOST, check_closed_store, start
 from system.running import Talker, talking

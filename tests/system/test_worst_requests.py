@@ -5,7 +5,7 @@ from pathlib import Path
 from aerobee_nameserver.config import load_config
 from aerobee_nameserver.server import NameServer
 from aerobee_proto.codes import RequestCode
-from aerobee_remoting.handlers import Entry, HandlerTable
+from aerobee_remoting.exchange.handlers import Entry, HandlerTable
 from system.running import running_broker
 from system.walking import Calm, Walk
 from system.worst_requests import BODIES, TOPIC, many_messages, worst_of
@@ -31,7 +31,7 @@ async def test_no_request_to_a_broker_takes_longer_than_a_turn_may(tmp_path: Pat
     async with running_broker(tmp_path, mapped_file_size_commit_log=64 << 20) as broker:
         walk = Walk(broker.port, worst_of)
         await walk.ask(RequestCode.SEND_BATCH_MESSAGE, many_messages(MESSAGES))
-        assert broker.services.store.max_offset(TOPIC, 0) == MESSAGES, (
+        assert broker.parts.store.reading.max_offset(TOPIC, 0) == MESSAGES, (
             "bit sets are about messages that are there"
         )
         with Calm():
@@ -46,7 +46,7 @@ async def test_no_request_to_a_nameserver_takes_longer_than_a_turn_may() -> None
     try:
         walk = Walk(server.port, worst_of)
         with Calm():
-            await walk.over(_in_order(server._handlers.table()))
+            await walk.over(_in_order(server.handlers))
     finally:
         await server.close()
     assert walk.too_long == {}

@@ -15,7 +15,7 @@ import msgspec
 
 from aerobee_proto.codes import RequestCode
 from aerobee_proto.frames import FLAG_RESPONSE
-from aerobee_remoting.handlers import Entry
+from aerobee_remoting.exchange.handlers import Entry
 from system.worst_requests import Worst
 from turns import TURN_MAX, Turns
 

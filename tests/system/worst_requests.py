@@ -15,7 +15,8 @@ import msgspec
 
 from aerobee_proto.bodies import OBJECTS_MAX, VALUES_MAX
 from aerobee_proto.javajson import TOLERANT_SIZE_MAX
-from aerobee_remoting.handlers import Entry
+from aerobee_remoting.exchange.gate import Row
+from aerobee_remoting.exchange.handlers import Entry
 
 __all__ = ["BODIES", "TOPIC", "Worst", "many_messages", "ordinary_header", "worst_of"]
 
@@ -83,20 +84,20 @@ def worst_of(entry: Entry, number: int, only: str | None = None) -> Iterator[Wor
             yield Worst(f"body: {name}", _header(entry, ext), body)
 
 
-def ordinary_header(entry: Entry, ext: dict[str, str]) -> bytes:
+def ordinary_header(entry: Row, ext: dict[str, str]) -> bytes:
     """A header with these fields, as far as the code has them, and ordinary ones."""
     ordinary = _ordinary(entry)
     return _header(entry, {name: ext.get(name, value) for name, value in ordinary.items()})
 
 
-def _header(entry: Entry, ext: dict[str, str]) -> bytes:
+def _header(entry: Row, ext: dict[str, str]) -> bytes:
     members = {"extFields": ext, "flag": 0, "language": "JAVA", "opaque": 7, "version": 401}
     return b'{"code":%d,' % entry.code + msgspec.json.encode(members)[1:]
 
 
-def _ordinary(entry: Entry) -> dict[str, str]:
+def _ordinary(entry: Row) -> dict[str, str]:
     found = {}
-    for field in msgspec.structs.fields(entry.decoder.header):
+    for field in msgspec.structs.fields(entry.header):
         wire = field.encode_name
         name = LETTERS.get(wire, wire)
         text = field.type is str or field.type == str | None
@@ -104,13 +105,13 @@ def _ordinary(entry: Entry) -> dict[str, str]:
     return found
 
 
-def _headers(entry: Entry) -> Iterator[tuple[str, bytes]]:
+def _headers(entry: Row) -> Iterator[tuple[str, bytes]]:
     ordinary = _ordinary(entry)
     many = {f"{i:x}": "" for i in range(HEADER_SIZE // 16)}
     yield "as it should be", _header(entry, ordinary)
     yield "very many fields", _header(entry, {**ordinary, **many})
     yield "very many fields, none that it needs", _header(entry, many)
-    for field in msgspec.structs.fields(entry.decoder.header):
+    for field in msgspec.structs.fields(entry.header):
         if field.type is str or field.type == str | None:
             for name, fill in FILLINGS.items():
                 yield (

@@ -1,1 +1,1 @@
-"""Consumption by POP: the broker hands messages out, waits for their acknowledgement, and hands them out again."""
+"""What POP owes: messages handed out, their acknowledgements, and when each comes back."""

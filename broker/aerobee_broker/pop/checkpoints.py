@@ -4,7 +4,7 @@ Touches  nothing; time comes in as an argument.
 
 A check-point stands for the messages that one pop took from one queue. It ends when all of them are acknowledged
 or, after its time, handed out again. Acknowledgements of a check-point that is not known yet are kept for a while:
-another broker that had this store may have parked the check-point in its timer.
+another broker that had this store may have put the check-point into its timer.
 
 Invariants
 - `offsets` rise.
@@ -20,23 +20,27 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Final, NamedTuple
 
-__all__ = ["CheckPoint", "CheckPointTable", "Key", "PopQueue"]
+from aerobee_proto.names import GroupQueue
+
+__all__ = ["CheckPoint", "CheckPointTable", "Key"]
 
 COUNT_MAX: Final = 32  # messages of one check-point: the acknowledgements are an int of 32 bits on disk
 SLACK: Final = 64
-
-PopQueue = tuple[str, str, int]
-"""(topic, group, queue id): where a group pops from."""
 
 
 class Key(NamedTuple):
     """What names a check-point in acknowledgements."""
 
-    topic: str
     group: str
+    topic: str
     queue_id: int
     start_offset: int
     pop_time: int
+
+    @property
+    def queue(self) -> GroupQueue:
+        """The queue whose messages it is about."""
+        return GroupQueue(self.group, self.topic, self.queue_id)
 
 
 class CheckPoint:
@@ -82,8 +86,8 @@ class CheckPoint:
         self.moves = moves
 
     @property
-    def queue(self) -> PopQueue:
-        return self.key[:3]
+    def queue(self) -> GroupQueue:
+        return self.key.queue
 
     @property
     def is_settled(self) -> bool:
@@ -126,7 +130,7 @@ class CheckPointTable:
         self._early_max = early_max
         self._by_key: dict[Key, CheckPoint] = {}
         self._early: dict[Key, _EarlyAcks] = {}
-        self._in_flight: dict[PopQueue, int] = {}
+        self._in_flight: dict[GroupQueue, int] = {}
         # Entries of settled or moved check-points stay in both until they come to the top, or are too many.
         self._by_time: list[tuple[int, int, CheckPoint]] = []
         self._by_place: dict[int, list[tuple[int, int, CheckPoint]]] = {}
@@ -146,7 +150,7 @@ class CheckPointTable:
         """Every outstanding check-point; the table must not change meanwhile."""
         return iter(self._by_key.values())
 
-    def in_flight(self, queue: PopQueue) -> int:
+    def in_flight(self, queue: GroupQueue) -> int:
         """Messages of a queue that the group has and has not acknowledged."""
         return self._in_flight.get(queue, 0)
 
@@ -154,15 +158,21 @@ class CheckPointTable:
 
     def add(self, point: CheckPoint) -> None:
         """Take in a check-point; the record of one that is there already stands for both from now on."""
+        # Acknowledgements that came before it, out of another broker's timer.
         early = self._early.pop(point.key, None)
         if early is not None:
             point.bits |= point.bits_of(early.offsets)
+
+        # The older record of the same check-point: what it knows is taken over, and it counts for nothing any more. The
+        # heaps still have it; all bits set, it is passed over there.
         known = self._by_key.pop(point.key, None)
         if known is not None:
             self._count(known, -(known.all_bits & ~known.bits).bit_count())
             if list(known.offsets) == list(point.offsets):
                 point.bits |= known.bits
             known.bits = known.all_bits
+
+        # Nothing is left to wait for when everything was acknowledged by then.
         if point.is_settled:
             return
         self._by_key[point.key] = point
@@ -287,7 +297,7 @@ class CheckPointTable:
     def check(self) -> None:
         """Assert the invariants."""
         waiting = 0
-        flights: dict[PopQueue, int] = {}
+        flights: dict[GroupQueue, int] = {}
         for key, point in self._by_key.items():
             assert key == point.key
             assert not point.bits & ~point.all_bits

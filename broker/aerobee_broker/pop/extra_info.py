@@ -54,17 +54,17 @@ class PopInfo(NamedTuple):
     queue_id: int
 
 
-def pop_retry_topic(topic: str, group: str, *, v2: bool) -> str:
+def pop_retry_topic(group: str, topic: str, *, v2: bool) -> str:
     """The topic in which a group's unacknowledged messages of a topic come back."""
     return f"{RETRY_PREFIX}{group}{SIGNS[RETRY_V2 if v2 else RETRY_V1]}{topic}"
 
 
-def real_topic(topic: str, group: str, mark: str) -> str:
+def real_topic(group: str, topic: str, mark: str) -> str:
     """The topic whose queue is meant. RequestError: there is no such retry mark."""
     if mark == NOT_RETRIED:
         return topic
     if mark in SIGNS:
-        return pop_retry_topic(topic, group, v2=mark == RETRY_V2)
+        return pop_retry_topic(group, topic, v2=mark == RETRY_V2)
     raise RequestError(ResponseCode.INVALID_PARAMETER, f"retry mark {mark[:20]!r} is not 0, 1 or 2")
 
 
@@ -75,7 +75,7 @@ def retry_mark(topic: str) -> str:
     return RETRY_V2 if "+" in topic else RETRY_V1
 
 
-def normal_topic(topic: str, group: str) -> str:
+def normal_topic(group: str, topic: str) -> str:
     """The topic whose messages a retry topic of the group holds; any other topic is its own."""
     for sign in SIGNS.values():
         prefix = f"{RETRY_PREFIX}{group}{sign}"

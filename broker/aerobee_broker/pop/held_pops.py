@@ -4,8 +4,8 @@ Each waits for a topic and a group, in one queue or in all (queue id -1). A mess
 topic that the group has for it, concerns the waiting of each group for itself: every group gets every message.
 
 Invariants
-- One that waits is in the table once; it leaves by `leave`, `expired` or with its connection.
-- What one keeps in memory is taken from the account of its connection, and given back when it leaves.
+- One that waits is in the table once; it leaves by `leave`, `expired` or with its caller.
+- What one keeps in memory is taken from the account of its caller, and given back when it leaves.
 - At most `count_max` wait in all, at most `place_max` for the same topic, group and queue.
 """
 
@@ -14,43 +14,46 @@ from heapq import heapify, heappop, heappush
 from itertools import chain, count
 from typing import Final
 
-from aerobee_broker.filters import EVERYTHING, Filter
-from aerobee_broker.pop.checkpoints import PopQueue
+from aerobee_broker.members.filters import EVERYTHING, Filter
+from aerobee_broker.messages.values import Caller
 from aerobee_broker.pop.extra_info import pop_retry_topic
+from aerobee_broker.pop.values import ALL_QUEUES, Done, NoticeQuery, PopQuery
 from aerobee_proto.errors import LimitReached
-from aerobee_remoting.handlers import Request
-from aerobee_remoting.peer_memory import PeerMemory, Shared
+from aerobee_proto.names import GroupQueue, GroupTopic
+from aerobee_remoting.peers.peer_memory import PeerMemory, Shared
 
-__all__ = ["ALL_QUEUES", "HeldPop", "HeldPops"]
+__all__ = ["HeldPop", "HeldPops"]
 
-ALL_QUEUES: Final = -1
 SLACK: Final = 64
 POP_SIZE: Final = 3072  # bytes that one takes with its request and its places in the tables
 
 
 class HeldPop:
-    """One that waits."""
+    """One that waits: `done` is told its outcome."""
 
-    __slots__ = ("deadline_ms", "filter", "is_notification", "place", "request", "size", "waiting")
+    __slots__ = ("caller", "deadline_ms", "done", "filter", "query", "size", "waiting")
 
     def __init__(
         self,
-        request: Request,
-        place: PopQueue,
+        query: PopQuery | NoticeQuery,
+        caller: Caller,
         deadline_ms: int,
-        wanted: Filter,
-        *,
-        is_notification: bool,
+        message_filter: Filter,
+        done: Done,
     ) -> None:
-        self.request = request
-        self.place = place
+        self.query = query
+        self.caller = caller
         self.deadline_ms = deadline_ms
-        self.filter = wanted
-        self.is_notification = is_notification
-        self.size = POP_SIZE + 4 * len(request.header.attempt_id or "")  # besides the filter
+        self.filter = message_filter
+        self.done = done
+        self.size = POP_SIZE + 4 * len(query.attempt_id or "")  # besides the filter
         self.waiting = True
 
-    def wants(self, tag_hashes: Collection[int]) -> bool:
+    @property
+    def place(self) -> GroupQueue:
+        return self.query.place
+
+    def accepts(self, tag_hashes: Collection[int]) -> bool:
         """Whether messages with these tags are worth another look; none told: they are."""
         tags = self.filter.tag_hashes
         return not tag_hashes or tags is None or not tags.isdisjoint(tag_hashes)
@@ -64,16 +67,14 @@ class HeldPops:
         *,
         count_max: Callable[[], int],
         place_max: Callable[[], int],
-        is_gone: Callable[[object], bool],
         memory: PeerMemory | None = None,
     ) -> None:
         self._memory = memory or PeerMemory()
         self._filters = Shared[None](self._memory, "filters of held pops")
         self._count_max = count_max
         self._place_max = place_max
-        self._is_gone = is_gone
         self._places: dict[str, dict[str, dict[int, dict[HeldPop, None]]]] = {}  # topic -> group -> queue id
-        self._retry_topics: dict[str, tuple[str, str]] = {}  # -> topic, group
+        self._retry_topics: dict[str, GroupTopic] = {}
         self._by_owner: dict[object, dict[HeldPop, None]] = {}
         self._by_deadline: list[tuple[int, int, HeldPop]] = []
         self._ticket = count()
@@ -82,15 +83,15 @@ class HeldPops:
     def __len__(self) -> int:
         return self._count
 
-    def count_at(self, place: PopQueue) -> int:
+    def count_at(self, place: GroupQueue) -> int:
         """How many pops wait at one place."""
-        topic, group, queue_id = place
+        group, topic, queue_id = place
         held = self._places.get(topic, {}).get(group, {}).get(queue_id, ())
-        return sum(not pop.is_notification for pop in held)
+        return sum(isinstance(pop.query, PopQuery) for pop in held)
 
     def hold(self, pop: HeldPop) -> bool:
         """Keep it waiting; False when there is no room. LimitReached when there is no memory for it."""
-        topic, group, queue_id = pop.place
+        group, topic, queue_id = pop.place
         held = self._places.get(topic, {}).get(group, {}).get(queue_id, ())
         if self._count >= self._count_max() or len(held) >= self._place_max():
             return False
@@ -98,15 +99,15 @@ class HeldPops:
         groups = self._places.setdefault(topic, {})
         if group not in groups:
             for v2 in (False, True):
-                self._retry_topics[pop_retry_topic(topic, group, v2=v2)] = (topic, group)
+                self._retry_topics[pop_retry_topic(group, topic, v2=v2)] = GroupTopic(group, topic)
         groups.setdefault(group, {}).setdefault(queue_id, {})[pop] = None
-        self._by_owner.setdefault(pop.request.connection, {})[pop] = None
+        self._by_owner.setdefault(pop.caller, {})[pop] = None
         heappush(self._by_deadline, (pop.deadline_ms, next(self._ticket), pop))
         self._count += 1
         return True
 
     def _take(self, pop: HeldPop) -> None:
-        owner = pop.request.connection
+        owner = pop.caller
         self._memory.take(owner, "held pops", pop.size)
         if pop.filter is EVERYTHING:
             return
@@ -124,7 +125,7 @@ class HeldPops:
         target = self._retry_topics.get(topic)
         return [] if target is None else [self.of_group(*target)]
 
-    def of_group(self, topic: str, group: str, queue_id: int = ALL_QUEUES) -> list[HeldPop]:
+    def of_group(self, group: str, topic: str, queue_id: int = ALL_QUEUES) -> list[HeldPop]:
         """Those of one group: for one queue those that read it, for all of them everyone."""
         queues = self._places.get(topic, {}).get(group, {})
         if queue_id != ALL_QUEUES:
@@ -135,10 +136,10 @@ class HeldPops:
         return self._present(chain(queues.get(ALL_QUEUES, ()), queues.get(queue_id, ())))
 
     def _present(self, pops: Iterator[HeldPop]) -> list[HeldPop]:
-        return [pop for pop in pops if not self._is_gone(pop.request.connection)]
+        return [pop for pop in pops if not pop.caller.is_closed]
 
     def expired(self, now_ms: int) -> list[HeldPop]:
-        """Take out those whose time is over; those of gone owners vanish."""
+        """Take out those whose time is over; those of gone callers vanish."""
         over = []
         while self._by_deadline and self._by_deadline[0][0] <= now_ms:
             pop = heappop(self._by_deadline)[2]
@@ -148,7 +149,7 @@ class HeldPops:
         return self._present(iter(over))
 
     def drop_owner(self, owner: object) -> int:
-        """Forget everything of a lost connection; how many there were."""
+        """Forget everything of a caller that is gone; how many there were."""
         dropped = list(self._by_owner.get(owner, ()))
         for pop in dropped:
             self.leave(pop)
@@ -159,11 +160,11 @@ class HeldPops:
         if not pop.waiting:
             return
         pop.waiting = False
-        self._memory.give(pop.request.connection, "held pops", pop.size)
+        self._memory.give(pop.caller, "held pops", pop.size)
         if pop.filter is not EVERYTHING:
-            self._filters.drop(pop.filter, pop.request.connection)
+            self._filters.drop(pop.filter, pop.caller)
         self._count -= 1
-        topic, group, queue_id = pop.place
+        group, topic, queue_id = pop.place
         groups = self._places[topic]
         queues = groups[group]
         del queues[queue_id][pop]
@@ -172,13 +173,13 @@ class HeldPops:
         if not queues:
             del groups[group]
             for v2 in (False, True):
-                del self._retry_topics[pop_retry_topic(topic, group, v2=v2)]
+                del self._retry_topics[pop_retry_topic(group, topic, v2=v2)]
         if not groups:
             del self._places[topic]
-        owned = self._by_owner[pop.request.connection]
+        owned = self._by_owner[pop.caller]
         del owned[pop]
         if not owned:
-            del self._by_owner[pop.request.connection]
+            del self._by_owner[pop.caller]
         if len(self._by_deadline) > 2 * self._count + SLACK:
             self._by_deadline = [entry for entry in self._by_deadline if entry[2].waiting]
             heapify(self._by_deadline)

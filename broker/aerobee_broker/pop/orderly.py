@@ -19,12 +19,12 @@ from typing import Any, Final
 
 import msgspec
 
-from aerobee_broker.config_files import table_of
-from aerobee_broker.consumer_offsets import offset_key
-from aerobee_broker.pop.checkpoints import PopQueue
+from aerobee_broker.catalog.consumer_offsets import offset_key
+from aerobee_broker.settings.config_files import table_of
 from aerobee_proto import bodies
 from aerobee_proto.bodies import JsonBody, Long
 from aerobee_proto.errors import FormatError
+from aerobee_proto.names import GroupQueue
 
 __all__ = ["OrderTable", "Ordered"]
 
@@ -112,22 +112,26 @@ class OrderTable:
 
     def __init__(self, clock: Callable[[], int]) -> None:
         self._clock = clock
-        self._queues: dict[PopQueue, Ordered] = {}
-        self._releases: list[tuple[int, PopQueue]] = []
+        self._queues: dict[GroupQueue, Ordered] = {}
+        self._releases: list[tuple[int, GroupQueue]] = []
         self.revision = 0
-        self.on_dirty: Callable[[], None] = lambda: None  # written at intervals, not on change
 
     def __len__(self) -> int:
         return len(self._queues)
 
-    def is_blocked(self, queue: PopQueue, attempt_id: str | None) -> bool:
+    @property
+    def release_count(self) -> int:
+        """Ends of blocks that are kept, those too that have been moved since; a few for each queue at most."""
+        return len(self._releases)
+
+    def is_blocked(self, queue: GroupQueue, attempt_id: str | None) -> bool:
         """Whether the group has messages of this queue that it must be done with first."""
         info = self._queues.get(queue)
         return info is not None and info.is_blocked(attempt_id, self._clock())
 
     def popped(
         self,
-        queue: PopQueue,
+        queue: GroupQueue,
         offsets: Sequence[int],
         *,
         pop_time: int,
@@ -153,7 +157,7 @@ class OrderTable:
         self._changed(queue, info)
         return info.counts
 
-    def ack(self, queue: PopQueue, offset: int, pop_time: int) -> int | None:
+    def ack(self, queue: GroupQueue, offset: int, pop_time: int) -> int | None:
         """Acknowledge; where the group stands now. None: another pop has the queue, nothing changes.
 
         LookupError: the last pop did not hand out this message.
@@ -167,21 +171,21 @@ class OrderTable:
         self._changed(queue, info)
         return info.next_offset()
 
-    def change_visibility(self, queue: PopQueue, offset: int, pop_time: int, visible_ms: int) -> None:
+    def change_visibility(self, queue: GroupQueue, offset: int, pop_time: int, visible_ms: int) -> None:
         """Let a message of the last pop be visible again at another time."""
         info = self._queues.get(queue)
         if info is not None and info.pop_time == pop_time and offset in info.offsets:
             info.visible_at[offset] = visible_ms
             self._changed(queue, info)
 
-    def clear(self, queue: PopQueue) -> None:
+    def clear(self, queue: GroupQueue) -> None:
         """The queue may be popped from anywhere at once: the group was sent to another offset."""
         if self._queues.pop(queue, None) is not None:
             self.revision += 1
 
-    def released(self, now_ms: int) -> list[PopQueue]:
+    def released(self, now_ms: int) -> list[GroupQueue]:
         """Queues whose block has ended by time since the last call."""
-        found: dict[PopQueue, None] = {}
+        found: dict[GroupQueue, None] = {}
         while self._releases and self._releases[0][0] <= now_ms:
             due_ms, queue = heappop(self._releases)
             info = self._queues.get(queue)
@@ -189,18 +193,18 @@ class OrderTable:
                 found[queue] = None
         return list(found)
 
-    def tidy(self, keeps: Callable[[str, str, int], bool]) -> None:
-        """Forget queues that (topic, group, queue id) no longer exist, or were not used for a day."""
+    def tidy(self, keeps: Callable[[GroupQueue], bool]) -> None:
+        """Forget queues that are not to be kept, as they no longer exist, or were not used for a day."""
         oldest_ms = self._clock() - UNUSED_MS_MAX
-        gone = [q for q, info in self._queues.items() if info.used_ms < oldest_ms or not keeps(*q)]
+        gone = [q for q, info in self._queues.items() if info.used_ms < oldest_ms or not keeps(q)]
         for queue in gone:
             self.clear(queue)
 
-    def _changed(self, queue: PopQueue, info: Ordered) -> None:
+    def _changed(self, queue: GroupQueue, info: Ordered) -> None:
         self.revision += 1
         self._watch(queue, info)
 
-    def _watch(self, queue: PopQueue, info: Ordered) -> None:
+    def _watch(self, queue: GroupQueue, info: Ordered) -> None:
         until_ms = info.blocked_until()
         if until_ms and until_ms != info.watched_ms:
             info.watched_ms = until_ms
@@ -213,14 +217,14 @@ class OrderTable:
 
     def to_json(self) -> dict[str, Any]:
         """The content of `consumerOrderInfo.json`."""
-        table: dict[str, dict[int, Any]] = {}
-        for (topic, group, queue_id), info in self._queues.items():
-            table.setdefault(offset_key(topic, group), {})[queue_id] = _to_file(info)
+        table: dict[str, dict[int, object]] = {}
+        for (group, topic, queue_id), info in self._queues.items():
+            table.setdefault(offset_key(group, topic), {})[queue_id] = _to_file(info)
         return {"table": table}
 
-    def parse(self, content: Mapping[str, Any]) -> dict[PopQueue, Ordered]:
+    def parse(self, content: Mapping[str, object]) -> dict[GroupQueue, Ordered]:
         """A file's content as the table keeps it. FormatError when it is not an order table."""
-        parsed: dict[PopQueue, Ordered] = {}
+        parsed: dict[GroupQueue, Ordered] = {}
         for key, queues in table_of(content, "table").items():
             topic, at, group = str(key).partition("@")
             if not at or not isinstance(queues, Mapping):
@@ -228,10 +232,10 @@ class OrderTable:
             for queue_id, value in queues.items():
                 info = bodies.convert(value, _OrderInfo)
                 if info.o and len(info.o) <= COUNT_MAX:
-                    parsed[(topic, group, int(queue_id))] = _from_file(info)
+                    parsed[GroupQueue(group, topic, int(queue_id))] = _from_file(info)
         return parsed
 
-    def take(self, parsed: dict[PopQueue, Ordered]) -> None:
+    def take(self, parsed: dict[GroupQueue, Ordered]) -> None:
         """Put parsed content in place of the table's own."""
         self._queues = parsed
         self._releases = []
@@ -243,10 +247,10 @@ def _no_such(offset: int) -> int:
     raise LookupError(f"message {offset} was not handed out by the last pop of its queue")
 
 
-def _to_file(info: Ordered) -> dict[str, Any]:
+def _to_file(info: Ordered) -> dict[str, object]:
     first, *others = info.offsets
     signed = info.bits - (BITS_MASK + 1) if info.bits >> 63 else info.bits
-    found: dict[str, Any] = {
+    found: dict[str, object] = {
         "cm": signed,
         "i": info.invisible_ms,
         "l": info.used_ms,

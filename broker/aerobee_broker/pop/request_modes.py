@@ -12,11 +12,12 @@ Invariants
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from aerobee_broker.config_files import table_of
+from aerobee_broker.settings.config_files import table_of
 from aerobee_proto import bodies
 from aerobee_proto.bodies import Int, JsonBody
 from aerobee_proto.codes import ResponseCode
 from aerobee_proto.errors import FormatError, RequestError
+from aerobee_proto.names import GroupTopic
 
 __all__ = ["POP", "PULL", "RequestMode", "RequestModes"]
 
@@ -39,18 +40,19 @@ class RequestMode(JsonBody, kw_only=True):
 
 
 class RequestModes:
-    """(topic, group) -> RequestMode. All calls from the event loop."""
+    """GroupTopic -> RequestMode. All calls from the event loop."""
 
     file_name = "messageRequestMode.json"
 
-    def __init__(self) -> None:
-        self._modes: dict[tuple[str, str], RequestMode] = {}
+    def __init__(self, *, on_dirty: Callable[[], None]) -> None:
+        """`on_dirty` is called after each change: the file is behind."""
+        self._on_dirty = on_dirty
+        self.modes: dict[GroupTopic, RequestMode] = {}
         self.revision = 0
-        self.on_dirty: Callable[[], None] = lambda: None  # the file is behind
 
-    def get(self, topic: str, group: str) -> RequestMode | None:
+    def get(self, group: str, topic: str) -> RequestMode | None:
         """What was set for a group, None when nothing was."""
-        return self._modes.get((topic, group))
+        return self.modes.get(GroupTopic(group, topic))
 
     def set(self, mode: RequestMode) -> None:
         """Keep a setting. RequestError INVALID_PARAMETER: it is neither POP nor PULL, or there are too many."""
@@ -58,25 +60,25 @@ class RequestModes:
             raise RequestError(
                 ResponseCode.INVALID_PARAMETER, f"mode {mode.mode[:20]!r} is neither {PULL} nor {POP}"
             )
-        key = (mode.topic, mode.consumer_group)
-        if key not in self._modes and len(self._modes) >= ENTRIES_MAX:
+        key = GroupTopic(mode.consumer_group, mode.topic)
+        if key not in self.modes and len(self.modes) >= ENTRIES_MAX:
             raise RequestError(ResponseCode.INVALID_PARAMETER, f"{ENTRIES_MAX} request modes are set already")
-        self._modes[key] = mode
+        self.modes[key] = mode
         self.revision += 1
-        self.on_dirty()
+        self._on_dirty()
 
     # --- the file ---------------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
         """The content of `messageRequestMode.json`, which is also the answer to GET_ALL_MESSAGE_REQUEST_MODE."""
-        table: dict[str, dict[str, Any]] = {}
-        for (topic, group), mode in self._modes.items():
+        table: dict[str, dict[str, object]] = {}
+        for (group, topic), mode in self.modes.items():
             table.setdefault(topic, {})[group] = mode
         return {"messageRequestModeMap": table}
 
-    def parse(self, content: Mapping[str, Any]) -> dict[tuple[str, str], RequestMode]:
+    def parse(self, content: Mapping[str, object]) -> dict[GroupTopic, RequestMode]:
         """A file's content as the table keeps it. FormatError when it is not a table of request modes."""
-        parsed: dict[tuple[str, str], RequestMode] = {}
+        parsed: dict[GroupTopic, RequestMode] = {}
         for topic, groups in table_of(content, "messageRequestModeMap").items():
             if not isinstance(groups, Mapping):
                 raise FormatError(f"request modes of topic {topic} are not an object")
@@ -84,9 +86,9 @@ class RequestModes:
                 named = (
                     {"topic": topic, "consumerGroup": group, **value} if isinstance(value, Mapping) else value
                 )
-                parsed[(str(topic), str(group))] = bodies.convert(named, RequestMode)
+                parsed[GroupTopic(str(group), str(topic))] = bodies.convert(named, RequestMode)
         return parsed
 
-    def take(self, parsed: dict[tuple[str, str], RequestMode]) -> None:
+    def take(self, parsed: dict[GroupTopic, RequestMode]) -> None:
         """Put parsed content in place of the table's own."""
-        self._modes = parsed
+        self.modes = parsed

@@ -9,7 +9,7 @@ Touches  the store, through the writer it is given.
     bAck    aol offsets, the rest as in ack
 
 `TIMER_DELIVER_MS` says when RocketMQ's revive service would read the record: a second before the messages become
-visible again for a ck, then for an ack. RocketMQ parks the records in its timer until that moment; here they are
+visible again for a ck, then for an ack. RocketMQ keeps the records in its timer until that moment; here they are
 written to their queue at once, so that what was answered is on disk, and the time is kept in memory.
 
 A ck without messages (n 0) says where a group stands in a queue: `so` is the next offset. RocketMQ takes it for a
@@ -25,18 +25,17 @@ from typing import Annotated, Final
 
 import msgspec
 
-from aerobee_broker.message_writer import MessageWriter
+from aerobee_broker.messages.message_writer import MessageWriter
+from aerobee_broker.messages.refusals import store_refusal
 from aerobee_broker.pop.checkpoints import COUNT_MAX, CheckPoint, Key
 from aerobee_proto import names, properties
-from aerobee_proto.codes import ResponseCode
-from aerobee_proto.errors import FormatError, RequestError
+from aerobee_proto.errors import FormatError
 from aerobee_proto.javahash import tag_hash
 from aerobee_proto.records import StoredRecord
-from aerobee_store.errors import StoreError
-from aerobee_store.messages import NewMessage, PutStatus
+from aerobee_store.faults.errors import StoreError
+from aerobee_store.terms.messages import NewMessage, PutStatus
 
 __all__ = [
-    "REVIVE_GROUP",
     "TIMER_SLACK_MS",
     "Acks",
     "Position",
@@ -45,7 +44,6 @@ __all__ = [
     "revive_topic",
 ]
 
-REVIVE_GROUP: Final = "CID_RMQ_SYS_REVIVE_GROUP"
 CHECK_POINT, ACK, BATCH_ACK = "ck", "ack", "bAck"
 TAG_HASHES: Final = {tag: tag_hash(tag) for tag in (CHECK_POINT, ACK, BATCH_ACK)}
 CHECK_POINT_EARLIER_MS: Final = 1000
@@ -94,8 +92,8 @@ class Acks(msgspec.Struct, frozen=True):
 class Position(msgspec.Struct, frozen=True):
     """A ck without messages: the group goes on at `offset`, and was sent there if `is_forced`."""
 
-    topic: str
     group: str
+    topic: str
     queue_id: int
     offset: int
     is_forced: bool
@@ -120,7 +118,7 @@ def parse_record(record: StoredRecord) -> CheckPoint | Acks | Position | None:
             body = _decode_ack(record.body)
             offsets = [body.ao] if body.aol is None else body.aol
             deliver_ms = int(record.property_map.get(properties.TIMER_DELIVER_MS, "0"))
-            return Acks(Key(body.t, body.c, body.q, body.so, body.pt), offsets, deliver_ms)
+            return Acks(Key(body.c, body.t, body.q, body.so, body.pt), offsets, deliver_ms)
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
         raise FormatError(
             f"record {record.queue_offset} of revive queue {record.queue_id}: {error}"
@@ -131,12 +129,12 @@ def parse_record(record: StoredRecord) -> CheckPoint | Acks | Position | None:
 def _check_point(record: StoredRecord) -> CheckPoint | Position:
     body = _decode_check_point(record.body)
     if body.n <= 0:
-        return Position(body.t, body.c, body.q, body.so, is_forced=body.mv == "to")
+        return Position(body.c, body.t, body.q, body.so, is_forced=body.mv == "to")
     distances = body.d or range(min(body.n, COUNT_MAX))
     if any(b <= a for a, b in pairwise(distances)):
         raise ValueError("the distances of its messages do not rise")
     return CheckPoint(
-        Key(body.t, body.c, body.q, body.so, body.pt),
+        Key(body.c, body.t, body.q, body.so, body.pt),
         [body.so + distance for distance in distances],
         invisible_ms=body.it,
         revive_queue=record.queue_id,
@@ -150,15 +148,23 @@ def _check_point(record: StoredRecord) -> CheckPoint | Position:
 class ReviveLog:
     """Makes and appends the records. Nothing is durable before the writer says so."""
 
-    def __init__(self, writer: MessageWriter, topic: str, *, queue_count: int, broker_name: str) -> None:
+    def __init__(
+        self,
+        writer: MessageWriter,
+        topic: str,
+        *,
+        queue_count: int,
+        broker_name: str,
+        on_append: Callable[[int, int], None],
+    ) -> None:
+        """`on_append(queue, offset)` is told of each record and its offset there."""
         self._writer = writer
         self._broker_name = broker_name
         self._next_queue = 0
         # Fixed for life.
         self.topic = topic
         self.queue_count = queue_count
-        # Told of each record: (queue, its offset there).
-        self.on_append: Callable[[int, int], None] = lambda queue_id, offset: None
+        self._on_append = on_append
 
     def take_queue(self) -> int:
         """The revive queue for the next pop, in turn."""
@@ -233,7 +239,7 @@ class ReviveLog:
             0,
             0,
             body,
-            f"TAGS\x01{tag}\x02{properties.TIMER_DELIVER_MS}\x01{deliver_ms}\x02".encode(),
+            f"{properties.TAGS}\x01{tag}\x02{properties.TIMER_DELIVER_MS}\x01{deliver_ms}\x02".encode(),
             TAG_HASHES[tag],
             None,
             None,
@@ -249,12 +255,10 @@ class ReviveLog:
         try:
             done = self._writer.append(messages)
         except StoreError as refused:
-            raise RequestError(
-                ResponseCode.SERVICE_NOT_AVAILABLE, f"the store takes no messages: {refused}"
-            ) from refused
+            raise store_refusal(refused, what="the store takes no messages: ") from refused
         offsets = []
         for message, place in zip(messages, done, strict=True):
             if place.status is PutStatus.PUT_OK and message.topic == self.topic:
-                self.on_append(message.queue_id, place.queue_offset)
+                self._on_append(message.queue_id, place.queue_offset)
             offsets.append(place.queue_offset if place.status is PutStatus.PUT_OK else -1)
         return offsets

@@ -7,22 +7,23 @@ into the revive topic is taken in, what is due comes back, positions are written
 """
 
 import asyncio
-import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
 
-from aerobee_broker.pop.acks import AckHandlers
-from aerobee_broker.pop.assignment import AssignmentHandlers, Routes
+from aerobee_broker.catalog.catalog import Catalog
+from aerobee_broker.pop.acknowledging import Acknowledging
 from aerobee_broker.pop.ledger import Ledger
-from aerobee_broker.pop.pop import PopHandlers
+from aerobee_broker.pop.orderly import OrderTable
+from aerobee_broker.pop.popping import Popping
 from aerobee_broker.pop.revive import Reviver
-from aerobee_broker.services import Services
 from aerobee_proto.errors import RequestError
-from aerobee_remoting.handlers import HandlerTable
+from aerobee_proto.names import GroupQueue
+from aerobee_store.store import MessageStore
 
-__all__ = ["PopService"]
+__all__ = ["PopService", "PopStatistics"]
 
 log = structlog.get_logger()
 
@@ -31,27 +32,43 @@ PAUSE_S: Final = 0.005  # between two steps of a long revival
 TIDY_SWEEPS: Final = 3000  # once in five minutes
 
 
+@dataclass(slots=True, frozen=True)
+class PopStatistics:
+    """What is out and what has become of it, named as in the `broker.stats` line."""
+
+    held_pops: int  # pops and wishes for notices that wait
+    pop_check_points: int
+    pop_unacknowledged: int  # messages that are invisible
+    # Messages since the start.
+    pop_acknowledged: int
+    pop_revived: int
+    pop_dead_letters: int
+
+
 class PopService:
     """POP of one broker: `load` before it serves, `run` while it does, `close` after it."""
 
-    def __init__(self, services: Services, *, dice: Callable[[int], int] = random.randrange) -> None:
-        self._services = services
-        self.ledger = Ledger(services)
-        self.orders = services.orders
-        self.pops = PopHandlers(services, self.ledger, self.orders, dice=dice)
-        self.acks = AckHandlers(services, self.ledger, self.orders)
-        self.acks.on_release = self.pops.released
-        self.reviver = Reviver(services, self.ledger)
-        services.popped = self.ledger.table.in_flight
-        services.offsets.on_reset.append(self.was_reset)
-        self._routes = Routes(services)
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], int],
+        store: MessageStore,
+        catalog: Catalog,
+        ledger: Ledger,
+        orders: OrderTable,
+        pops: Popping,
+        acks: Acknowledging,
+        reviver: Reviver,
+    ) -> None:
+        self._clock = clock
+        self._store = store
+        self._catalog = catalog
+        self.ledger = ledger
+        self.orders = orders
+        self.pops = pops
+        self.acks = acks
+        self.reviver = reviver
         self._sweeps = 0
-
-    def register(self, table: HandlerTable) -> None:
-        """Add all handlers to a table."""
-        self.pops.register(table)
-        self.acks.register(table)
-        AssignmentHandlers(self._services, self._routes).register(table)
 
     def load(self, *, crashed: bool) -> None:
         """Read what is outstanding; `crashed`: the broker did not stop in order before."""
@@ -66,22 +83,22 @@ class PopService:
 
     def was_reset(self, group: str, topic: str, queue_id: int) -> None:
         """A group was sent to another offset of a queue."""
-        offset = self._services.offsets.get(group, topic, queue_id)
+        offset = self._catalog.offsets.get(group, topic, queue_id)
         if offset is not None:
-            queue = (topic, group, queue_id)
+            queue = GroupQueue(group, topic, queue_id)
             self.ledger.was_reset(queue, offset)
             self.pops.was_reset(queue)
 
-    def facts(self) -> dict[str, object]:
-        """State for the `broker.stats` line and for metrics."""
-        return {
-            "held_pops": len(self.pops.held),
-            "pop_check_points": len(self.ledger.table),
-            "pop_unacknowledged": self.ledger.table.unacknowledged,
-            "pop_acknowledged": self.acks.acknowledged,
-            "pop_revived": self.reviver.revived,
-            "pop_dead_letters": self.reviver.dead,
-        }
+    def statistics(self) -> PopStatistics:
+        """How much is out now, and what happened since the start."""
+        return PopStatistics(
+            held_pops=len(self.pops.held),
+            pop_check_points=len(self.ledger.table),
+            pop_unacknowledged=self.ledger.table.unacknowledged,
+            pop_acknowledged=self.acks.acknowledged,
+            pop_revived=self.reviver.revived,
+            pop_dead_letters=self.reviver.dead,
+        )
 
     async def run(self) -> None:
         """Do what is due, until cancelled. StoreError when the disk has failed."""
@@ -91,7 +108,7 @@ class PopService:
 
     def sweep(self) -> bool:
         """Everything that time brings, once; whether there is more to do at once."""
-        now_ms = self._services.clock()
+        now_ms = self._clock()
         self.ledger.follow()
         self.ledger.table.expire(now_ms)
         more = self.reviver.step()
@@ -108,15 +125,14 @@ class PopService:
             self.orders.tidy(self._is_queue)
         return more
 
-    def _is_queue(self, topic: str, group: str, queue_id: int) -> bool:
-        found = self._services.topics.get(topic)
-        return found is not None and queue_id < found.read_queue_nums and group in self._services.groups
+    def _is_queue(self, queue: GroupQueue) -> bool:
+        topic, groups = self._catalog.topics.get(queue.topic), self._catalog.groups
+        return topic is not None and queue.queue_id < topic.read_queue_nums and queue.group in groups
 
     async def close(self) -> None:
         """Write down what is on disk; nothing is handed out or acknowledged any more."""
         await self.acks.close()
-        await self._routes.close()
-        if not self._services.store.has_failed:
+        if not self._store.has_failed:
             self.ledger.follow()
             self.ledger.take_stock()
             self.ledger.settle_flushed()

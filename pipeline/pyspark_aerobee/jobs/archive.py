@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from aerobee_service.clock import epoch_ms
 from pyspark_aerobee.errors import PipelineError
 from pyspark_aerobee.jobs.launch import (
     Advance,
@@ -32,7 +33,7 @@ from pyspark_aerobee.jobs.manifest import Archive, ArchivedFile, Commit
 from pyspark_aerobee.jobs.parquet import FileSet, archive_schema
 from pyspark_aerobee.jobs.spans import SpanSource, Task, complain_of_loss, source_of
 from pyspark_aerobee.options import parse_bytes
-from pyspark_aerobee.store_read import Damage
+from pyspark_aerobee.store_read import Damage, damage_facts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -142,7 +143,7 @@ def _commit_of(
     return Commit(
         number=number,
         run=run,
-        created_ms=time.time_ns() // 1_000_000,
+        created_ms=epoch_ms(),
         source=what,
         spans=[span for task in tasks for span in task.spans],
         files=[file for one in written for file in one.files],
@@ -177,28 +178,28 @@ class _Work:
         files = FileSet(folder.filesystem, staging, self._schema, self._compression)
         try:
             rows, damaged = self._copy(task, files)
-            wanted = sum(span.messages for span in task.spans)
-            self._check(task, wanted, rows, rows + len(damaged))
-            return _Written(files.close(), rows, wanted - rows, damaged)
+            expected = sum(span.messages for span in task.spans)
+            self._check(task, expected, rows, rows + len(damaged))
+            return _Written(files.close(), rows, expected - rows, damaged)
         except BaseException:
             files.abort()
             raise
 
-    def _check(self, task: Task, wanted: int, rows: int, accounted: int) -> None:
+    def _check(self, task: Task, expected: int, rows: int, accounted: int) -> None:
         """PipelineError unless the source gave what was planned."""
-        if rows > wanted:
-            raise PipelineError(f"{self._source.what} gave {rows} messages for {wanted}: {task.spans[:4]}")
-        if accounted < wanted and self._fail_on_data_loss:
+        if rows > expected:
+            raise PipelineError(f"{self._source.what} gave {rows} messages for {expected}: {task.spans[:4]}")
+        if accounted < expected and self._fail_on_data_loss:
             raise PipelineError(
-                f"{self._source.what}: {wanted - accounted} of {wanted} messages are gone since the job was planned: "
-                f"{task.spans[:4]}; run it again, and keep messages longer (fileReservedTime) than it takes"
+                f"{self._source.what}: {expected - accounted} of {expected} messages are gone since the job was"
+                f" planned: {task.spans[:4]}; run it again, and keep messages longer (fileReservedTime) than it takes"
             )
 
     def _copy(self, task: Task, files: FileSet) -> tuple[int, list[dict[str, Any]]]:
         rows, damaged = 0, []
         for topic, found in self._source.read(task, self._schema):
             if isinstance(found, Damage):
-                damaged.append({"topic": topic, **found._asdict()})
+                damaged.append({"topic": topic, **damage_facts(found)})
             elif found.num_rows:
                 files.write(topic, found)
                 rows += found.num_rows
@@ -243,7 +244,7 @@ def main() -> int:
     def work(arguments: argparse.Namespace) -> Mapping[str, Any]:
         source = source_of(
             source_options(arguments),
-            now_ms=time.time_ns() // 1_000_000,
+            now_ms=epoch_ms(),
             task_size=parse_bytes("task-bytes", arguments.task_bytes),
         )
         with session("archive", arguments.master) as spark:

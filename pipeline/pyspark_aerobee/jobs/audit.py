@@ -14,7 +14,6 @@ Findings, each a fault or a reason to look:
 
 import argparse
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,8 +25,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from aerobee import MessageQueue
+from aerobee_proto.names import RETRY_PREFIX
+from aerobee_service.clock import epoch_ms
+from aerobee_store.offline.folder import StoreFolder
 from pyspark_aerobee.columns import ColumnBuilder
-from pyspark_aerobee.folder import open_folder
+from pyspark_aerobee.folder import open_folder, open_store
 from pyspark_aerobee.jobs.launch import (
     Advance,
     add_source_arguments,
@@ -38,9 +40,8 @@ from pyspark_aerobee.jobs.launch import (
 )
 from pyspark_aerobee.jobs.spans import Intervals, Span, Task, TopicSpans
 from pyspark_aerobee.schema import message_schema
-from pyspark_aerobee.store_folder import StoreFolder
 from pyspark_aerobee.store_plan import PARTITION_SIZE, StorePartition, StoreQuery, plan
-from pyspark_aerobee.store_read import Damage, chosen_records, read_partition
+from pyspark_aerobee.store_read import Damage, chosen_records, damage_facts, read_partition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -161,8 +162,7 @@ def audit_store(
     advance: Advance | None = None,
 ) -> dict[str, Any]:
     """The report on a store folder; every byte of its log is read. `advance` is told bytes of the log."""
-    store = StoreFolder(open_folder(address))
-    store.log_files()
+    store = open_store(address)
     found = plan(store, StoreQuery(system_topics=True), partition_size=partition_size)
     work = _StoreWork(address, broker_name, _schema())
     parts = run_tasks(spark, work, list(found.partitions), lambda result: result[1], advance)
@@ -187,8 +187,8 @@ def _schema() -> pa.Schema:
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StructType
 
-    wanted = [field for field in message_schema().fields if field.name in _COLUMNS]
-    return to_arrow_schema(StructType(wanted), timezone="UTC")
+    selected = [field for field in message_schema().fields if field.name in _COLUMNS]
+    return to_arrow_schema(StructType(selected), timezone="UTC")
 
 
 class _StoreWork:
@@ -270,7 +270,7 @@ def _report(what: str, tallies: Sequence[Tally], ids: "DataFrame") -> dict[str, 
             "duplicated_ids": duplicates["ids"],
             "duplicated_messages": duplicates["messages"],
         },
-        "damage": [one._asdict() for one in damage[:LISTED_MAX]],
+        "damage": [damage_facts(one) for one in damage[:LISTED_MAX]],
         "gaps": [
             {**gap.queue._asdict(), "begin": gap.begin, "end": gap.end} for gap in gaps[:LISTED_MAX]
         ],
@@ -299,7 +299,7 @@ def _duplicates(ids: "DataFrame") -> dict[str, Any]:
     from pyspark.sql import functions as f
 
     several = (
-        ids.where(~f.col("topic").startswith("%RETRY%"))
+        ids.where(~f.col("topic").startswith(RETRY_PREFIX))
         .groupBy("topic", "msgId")
         .agg(
             f.count("*").alias("messages"),
@@ -346,7 +346,7 @@ def main() -> int:
             if arguments.path:
                 report = audit_store(spark, arguments.path)
             else:
-                report = audit_topics(spark, source_options(arguments), now_ms=time.time_ns() // 1_000_000)
+                report = audit_topics(spark, source_options(arguments), now_ms=epoch_ms())
         if arguments.html is not None:
             from pyspark_aerobee.jobs.audit_page import audit_page
 

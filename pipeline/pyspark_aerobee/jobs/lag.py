@@ -15,7 +15,6 @@ consumer got it, how long it worked and how that ended. Without any there is no 
 
 import argparse
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -33,8 +32,10 @@ from pyspark.sql.types import (
 )
 
 from aerobee import Client
-from aerobee.group_admin import TopicLag
-from aerobee.trace import parse_trace
+from aerobee.admin.group_admin import TopicLag
+from aerobee.session.trace import parse_trace
+from aerobee_proto.names import TRACE_TOPIC
+from aerobee_service.clock import epoch_ms
 from pyspark_aerobee.cluster import ClusterSettings, gather
 from pyspark_aerobee.jobs.launch import add_option_argument, further_options, main_of, session, with_cluster
 from pyspark_aerobee.option_names import CLUSTER_OPTIONS
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
 
 __all__ = ["lag_report", "trace_records"]
 
-TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 _PERCENTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 TRACE_SCHEMA: Final = StructType(
     [
@@ -98,8 +98,10 @@ async def _lags(client: Client, groups: Sequence[str]) -> list[TopicLag]:
     if groups:
         known = [one for one in known if one.group in groups]
     late = sorted({one.group for one in known if one.lag})
-    told = [one for part in await gather([client.admin.group_lag(group) for group in late]) for one in part]
-    return [*(one for one in known if one.group not in late), *told]
+    measured = [
+        one for part in await gather([client.admin.group_lag(group) for group in late]) for one in part
+    ]
+    return [*(one for one in known if one.group not in late), *measured]
 
 
 # --- traces --------------------------------------------------------------------------------------------------
@@ -116,7 +118,7 @@ class TraceDataSource(DataSource):
         return TRACE_SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return _TraceReader(dict(self.options), time.time_ns() // 1_000_000)
+        return _TraceReader(dict(self.options), epoch_ms())
 
 
 class _TraceReader(DataSourceReader):
@@ -274,7 +276,7 @@ def main() -> int:
             report = lag_report(
                 spark,
                 {"nameServer": arguments.name_server} | further_options(arguments),
-                now_ms=time.time_ns() // 1_000_000,
+                now_ms=epoch_ms(),
                 groups=[group for group in arguments.groups.split(",") if group],
                 begin=arguments.begin,
                 trace_topic=arguments.trace_topic,

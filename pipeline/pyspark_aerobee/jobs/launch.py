@@ -131,27 +131,27 @@ def run_tasks(
         done.add(amount(result))
         return result
 
-    with _told(lambda: done.value, advance):
+    with _reporting(lambda: done.value, advance):
         return list(context.parallelize(tasks, len(tasks)).map(one).collect())
 
 
 @contextmanager
-def _told(value: Callable[[], int], advance: Advance | None) -> Iterator[None]:
+def _reporting(value: Callable[[], int], advance: Advance | None) -> Iterator[None]:
     if advance is None:
         yield
         return
     ended = threading.Event()
-    told = 0
+    reported = 0
 
-    def tell() -> None:
-        nonlocal told
+    def report_progress() -> None:
+        nonlocal reported
         now = value()
-        advance(now - told)
-        told = now
+        advance(now - reported)
+        reported = now
 
     def watch() -> None:
         while not ended.wait(POLL_S):
-            tell()
+            report_progress()
 
     watcher = threading.Thread(target=watch, name="aerobee-progress", daemon=True)
     watcher.start()
@@ -160,7 +160,7 @@ def _told(value: Callable[[], int], advance: Advance | None) -> Iterator[None]:
     finally:
         ended.set()
         watcher.join()
-        tell()
+        report_progress()
 
 
 def with_cluster(settings: ClusterSettings, work: Callable[[Cluster], R]) -> R:

@@ -152,7 +152,7 @@ class Archive:
 
     def commit_at(self, number: int) -> Commit:
         """One commit. PipelineError when it is damaged."""
-        path = self._commit_path(number)
+        path = self.commit_path(number)
         try:
             return Commit.decode(self._fs.cat_file(path))
         except ValueError as broken:
@@ -181,7 +181,8 @@ class Archive:
         """A path below the archive, for `filesystem`."""
         return f"{self._root}/{path}"
 
-    def _commit_path(self, number: int) -> str:
+    def commit_path(self, number: int) -> str:
+        """Where the commit of a number is kept."""
         return f"{self._root}/{_COMMITS}/{number:020d}.json"
 
     # --- writing ----------------------------------------------------------------------------------------------
@@ -213,7 +214,7 @@ class Archive:
                 raise PipelineError(
                     f"{self.staged(commit.run, file.name)} is not as its task left it; run the job again"
                 )
-        path = self._commit_path(commit.number)
+        path = self.commit_path(commit.number)
         try:
             if self._is_local:
                 _create_whole(path, commit.encode())

@@ -29,12 +29,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from aerobee_store.index_file import IndexFile, index_file_size
-from aerobee_store.io import DiskIo
+from aerobee_store.disk.io import DiskIo
+from aerobee_store.index.index_file import IndexFile, index_file_size
+from aerobee_store.offline.folder import StoreFolder
 from pyspark_aerobee.errors import OptionError
-from pyspark_aerobee.folder import open_folder
+from pyspark_aerobee.folder import open_folder, open_store
 from pyspark_aerobee.jobs.launch import Advance, add_option_argument, main_of, run_tasks, session
-from pyspark_aerobee.store_folder import StoreFolder
 from pyspark_aerobee.store_plan import PARTITION_SIZE, StorePartition, StoreQuery, plan
 from pyspark_aerobee.store_read import Damage, read_partition
 
@@ -91,8 +91,7 @@ def reindex(
     building = target.with_name(target.name + ".building")
     shutil.rmtree(building, ignore_errors=True)  # of a run that was killed
     (building / "keys").mkdir(parents=True)
-    store = StoreFolder(open_folder(address))
-    store.log_files()
+    store = open_store(address)
     partitions = plan(store, StoreQuery(system_topics=True), partition_size=partition_size).partitions
     hasher = _Hasher(address, building / "keys")
     hashed = run_tasks(spark, hasher, list(enumerate(partitions)), lambda found: found.size, advance)

@@ -34,8 +34,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from aerobee import ClientError, MessageQueue
-from aerobee.outgoing import RESERVED_PROPERTIES
-from aerobee.replay import RecordedMessage, Replay, ReplayConfig
+from aerobee.messages.outgoing import RESERVED_PROPERTIES
+from aerobee.producing.replay import RecordedMessage, Replay, ReplayConfig
 from aerobee_proto.properties import KEYS, PROPERTIES_SIZE_MAX, SHARDING_KEY, TAGS, UNIQ_KEY
 from pyspark_aerobee.cluster import Cluster, ClusterSettings
 from pyspark_aerobee.errors import OptionError, WriteFailed
@@ -137,7 +137,9 @@ def restore(
     ]
     name = name or hashlib.sha256(json.dumps(arguments).encode()).hexdigest()[:16]
     queues = _queues(folder, chosen, rename or {}, begin_ms, end_ms)
-    work = _Work(folder, settings, name, ReplayConfig(born_within_ms=born_within_ms), begin_ms, end_ms, step)
+    work = RestoreWork(
+        folder, settings, name, ReplayConfig(born_within_ms=born_within_ms), begin_ms, end_ms, step
+    )
     done = run_tasks(spark, work, queues, lambda found: found.rows, advance)
     by_topic: dict[str, int] = defaultdict(int)
     for one in done:
@@ -162,8 +164,8 @@ def _queues(
     for file in folder.files(sorted(topics)):
         for broker_name, queue_id, begin, end in file.spans:
             queue = MessageQueue(file.topic, broker_name, queue_id)
-            wanted = _is_wanted(file, begin_ms, end_ms)
-            found[queue] += [(file.path, begin, end)] if wanted else []
+            selected = _is_selected(file, begin_ms, end_ms)
+            found[queue] += [(file.path, begin, end)] if selected else []
     by_topic: dict[str, list[MessageQueue]] = defaultdict(list)
     for queue in sorted(found):
         by_topic[queue.topic].append(queue)
@@ -178,11 +180,11 @@ def _queues(
     ]  # fmt: skip
 
 
-def _is_wanted(file: ArchivedFile, begin_ms: int | None, end_ms: int | None) -> bool:
+def _is_selected(file: ArchivedFile, begin_ms: int | None, end_ms: int | None) -> bool:
     return (begin_ms is None or file.end_ms >= begin_ms) and (end_ms is None or file.begin_ms < end_ms)
 
 
-class _Work:
+class RestoreWork:
     """One queue of the archive, sent. Travels to executors."""
 
     def __init__(
@@ -231,11 +233,11 @@ class _Work:
             with folder.filesystem.open(folder.inside(path), "rb") as stream:
                 table = pq.ParquetFile(stream).read(columns=_COLUMNS)
             for span in missing:
-                part = table.filter(self._wanted(table, span)).sort_by("queueOffset")
+                part = table.filter(self._selection(table, span)).sort_by("queueOffset")
                 for low in range(0, part.num_rows, self._step):
                     yield part.slice(low, self._step)
 
-    def _wanted(self, table: pa.Table, span: Span) -> pa.ChunkedArray:
+    def _selection(self, table: pa.Table, span: Span) -> pa.ChunkedArray:
         mine = pc.and_(
             pc.equal(table["queueId"], span.queue.queue_id),
             pc.equal(pc.fill_null(table["brokerName"], ""), span.queue.broker_name),

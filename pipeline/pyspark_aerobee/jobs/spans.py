@@ -14,17 +14,17 @@ from typing import Any, Final, NamedTuple, Protocol
 import pyarrow as pa
 
 from aerobee import MessageQueue
-from aerobee.ranges import QueueRange
+from aerobee.consuming.ranges import QueueRange
 from aerobee_proto.names import is_internal_topic, is_system_topic
+from aerobee_store.offline.folder import StoreFolder
 from pyspark_aerobee.cluster import Cluster
 from pyspark_aerobee.columns import ColumnBuilder
 from pyspark_aerobee.errors import OptionError, PipelineError
-from pyspark_aerobee.folder import open_folder
+from pyspark_aerobee.folder import open_folder, require_log
 from pyspark_aerobee.jobs.launch import with_cluster
 from pyspark_aerobee.names import nearest
 from pyspark_aerobee.option_names import CLUSTER_OPTIONS
 from pyspark_aerobee.options import Options
-from pyspark_aerobee.store_folder import StoreFolder
 from pyspark_aerobee.store_plan import PARTITION_SIZE, EntriesPartition, StoreQuery, queue_pieces
 from pyspark_aerobee.store_read import Damage, read_partition
 from pyspark_aerobee.topic_options import TopicOptions, read_topic_options
@@ -178,7 +178,7 @@ class StoreSpans:
 
     def plan(self, known: Intervals) -> Plan:
         store = self._store()
-        store.log_files()
+        require_log(store)
         pieces: list[tuple[Span, int, EntriesPartition]] = []
         lost = []
         for topic in self._chosen(store):
@@ -232,11 +232,11 @@ class TopicSpans:
         return f"topics of {';'.join(self._options.cluster.nameservers)}"
 
     def plan(self, known: Intervals) -> Plan:
-        there, wanted, profiles = with_cluster(
+        there, missing_ranges, profiles = with_cluster(
             self._options.cluster, lambda cluster: self._ask(cluster, known)
         )
         lost = [hole for span in there if (hole := known.hole_before(span)) is not None]
-        return Plan(pack(_cut(wanted, profiles, self._task_size), self._task_size), lost)
+        return Plan(pack(_cut(missing_ranges, profiles, self._task_size), self._task_size), lost)
 
     def _ask(
         self, cluster: Cluster, known: Intervals
@@ -246,8 +246,8 @@ class TopicSpans:
         queues = cluster.run(planner.queues())
         bounds = cluster.run(planner.bounds(queues))
         there = [Span(queue, *bounds[queue]) for queue in queues]
-        wanted = [QueueRange(*one) for span in there for one in known.missing(span)]
-        return there, wanted, cluster.run(planner.profiles(wanted))
+        missing_ranges = [QueueRange(*one) for span in there for one in known.missing(span)]
+        return there, missing_ranges, cluster.run(planner.profiles(missing_ranges))
 
     def read(self, task: Task, schema: pa.Schema) -> Batches:
         settings = ReadSettings(
@@ -263,9 +263,9 @@ class TopicSpans:
 
 
 def _cut(
-    wanted: Sequence[QueueRange], profiles: Mapping[MessageQueue, SizeProfile], size: int
+    missing_ranges: Sequence[QueueRange], profiles: Mapping[MessageQueue, SizeProfile], size: int
 ) -> Iterator[tuple[Span, int, QueueRange]]:
-    for queue, begin, end in wanted:
+    for queue, begin, end in missing_ranges:
         profile = profiles[queue]
         while begin < end:
             cut = end if profile.size(begin, end) <= size + size // 4 else min(profile.cut(begin, size), end)

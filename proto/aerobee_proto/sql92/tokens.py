@@ -78,14 +78,14 @@ class Tokens:
         self.current = self._cut()
         return taken
 
-    def fault(self, wanted: str) -> SqlError:
+    def fault(self, expected: str) -> SqlError:
         """What to raise when the token in hand is not what is needed."""
         token = self.current
         if token.kind is Kind.END:
-            return SqlError(f"the expression ends where {wanted} is needed", token.position)
+            return SqlError(f"the expression ends where {expected} is needed", token.position)
         place = self._expression[token.position : token.position + EXCERPT_CHARS]
         return SqlError(
-            f"at character {token.position + 1}: {place!r} stands where {wanted} is needed", token.position
+            f"at character {token.position + 1}: {place!r} stands where {expected} is needed", token.position
         )
 
     def _cut(self) -> Token:

@@ -1,0 +1,632 @@
+"""The parts of a broker, made in one order and joined: whoever needs a part names it, whoever listens is given.
+
+    tables      topics, groups, offsets and the others that have a file; filled before anything else is made, as
+                check-points of POP ask how many revive queues there are
+    promises    when a send may be answered, when readers see a message
+    messages    where they go instead of their topic, and the writer of the broker's own
+    waiting     transactions, delay levels and timers, POP
+    requests    the handlers of all codes
+    by time     cleaning, scrubbing, lost clients, and what operators look at
+
+There is one circle: what the writer appends is shown to readers, among them pops, which append themselves. It is open
+until `Visibility.start` names the readers.
+
+Touches  the files of tables, in `load`; everything else is touched by the parts, once they run.
+"""
+
+import asyncio
+import os
+import random
+import secrets
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from aerobee_broker.catalog.catalog import Catalog
+from aerobee_broker.catalog.consumer_offsets import ConsumerOffsets
+from aerobee_broker.catalog.groups import SubscriptionGroups
+from aerobee_broker.catalog.topics import TopicTable
+from aerobee_broker.cluster.registration import NameserverRegistrar, Nameservers
+from aerobee_broker.cluster.routes import Routes
+from aerobee_broker.members.consumers import ConsumerTable
+from aerobee_broker.members.filters import Filters
+from aerobee_broker.members.group_notices import GroupNotices
+from aerobee_broker.members.members import Members
+from aerobee_broker.members.producers import ProducerTable
+from aerobee_broker.members.queue_locks import QueueLocks
+from aerobee_broker.messages.flusher import Flusher
+from aerobee_broker.messages.giving_back import GivingBack
+from aerobee_broker.messages.intake import Intake
+from aerobee_broker.messages.lookup import Lookup
+from aerobee_broker.messages.message_writer import MessageWriter
+from aerobee_broker.messages.placement import PlacementRules
+from aerobee_broker.messages.progress import Progress
+from aerobee_broker.messages.promises import Promises
+from aerobee_broker.messages.publish import Publisher
+from aerobee_broker.messages.publish_batches import BatchPublisher
+from aerobee_broker.messages.read import Reading
+from aerobee_broker.messages.replying import Replying
+from aerobee_broker.messages.retry_topics import RetryTopics
+from aerobee_broker.messages.visibility import Visibility
+from aerobee_broker.metrics.disk_figures import DiskFigures
+from aerobee_broker.metrics.observed import Observed
+from aerobee_broker.pop.acknowledging import Acknowledging
+from aerobee_broker.pop.assignment import Assignment
+from aerobee_broker.pop.handing_out import HandingOut
+from aerobee_broker.pop.ledger import Ledger
+from aerobee_broker.pop.orderly import OrderTable
+from aerobee_broker.pop.popping import Popping
+from aerobee_broker.pop.queue_reader import QueueReader
+from aerobee_broker.pop.request_modes import RequestModes
+from aerobee_broker.pop.revive import Reviver
+from aerobee_broker.pop.service import PopService
+from aerobee_broker.process.threads import started_executor
+from aerobee_broker.remoting_api.acks import AckHandlers
+from aerobee_broker.remoting_api.assignment import AssignmentHandlers
+from aerobee_broker.remoting_api.broker_handlers import BrokerHandlers
+from aerobee_broker.remoting_api.client_handlers import ClientHandlers
+from aerobee_broker.remoting_api.client_relay import ClientRelay
+from aerobee_broker.remoting_api.group_handlers import GroupHandlers
+from aerobee_broker.remoting_api.offset_handlers import OffsetHandlers
+from aerobee_broker.remoting_api.offset_resets import OffsetResets
+from aerobee_broker.remoting_api.pop import PopHandlers
+from aerobee_broker.remoting_api.pull import PullHandlers
+from aerobee_broker.remoting_api.query import QueryHandlers
+from aerobee_broker.remoting_api.recalls import Recalls
+from aerobee_broker.remoting_api.replies import Replies
+from aerobee_broker.remoting_api.retries import Retries
+from aerobee_broker.remoting_api.send import SendProcessor
+from aerobee_broker.remoting_api.settings_handlers import SettingsHandlers
+from aerobee_broker.remoting_api.topic_changes import TopicChanges
+from aerobee_broker.remoting_api.topic_handlers import TopicHandlers
+from aerobee_broker.remoting_api.transaction_handlers import TransactionHandlers
+from aerobee_broker.schedule.delay_offsets import DelayOffsets
+from aerobee_broker.schedule.delay_rules import DelayRules
+from aerobee_broker.schedule.recalling import Recalling
+from aerobee_broker.schedule.schedule_delivery import ScheduleDelivery
+from aerobee_broker.schedule.schedule_figures import ScheduleFigures
+from aerobee_broker.schedule.scheduled_messages import ScheduledMessages
+from aerobee_broker.schedule.timer_counts import TimerCounts
+from aerobee_broker.schedule.timer_delivery import TimerDelivery
+from aerobee_broker.schedule.wakeups import Wakeups
+from aerobee_broker.settings.config import BrokerConfig, LiveConfig, unserved_keys, warn_of_unserved
+from aerobee_broker.settings.config_files import ConfigFiles
+from aerobee_broker.settings.identity import BrokerIdentity
+from aerobee_broker.stats import BrokerStats
+from aerobee_broker.transactions.ending import Ending
+from aerobee_broker.transactions.transaction_checks import TransactionChecks
+from aerobee_broker.transactions.transactions import Transactions
+from aerobee_broker.upkeep.disk_cleaner import DiskCleaner
+from aerobee_broker.upkeep.housekeeping import ClientScan
+from aerobee_broker.upkeep.scrubbing import Scrubbing
+from aerobee_proto.message_ids import UniqueKeyFactory
+from aerobee_remoting.ends.server import RemotingServer
+from aerobee_remoting.peers.peer_memory import PeerMemory
+from aerobee_store.disk.io import StoreIo
+from aerobee_store.disk.reserve import Reserve
+from aerobee_store.store import MessageStore
+
+__all__ = ["Ground", "Parts", "Tables", "assemble", "followers"]
+
+
+@dataclass(slots=True, frozen=True)
+class Ground:
+    """What all parts stand on; there before the first of them."""
+
+    live: LiveConfig
+    clock: Callable[[], int]  # epoch ms
+    io: StoreIo
+    reserve: Reserve
+    worker: Executor  # one thread, for what may wait for the disk
+    memory: PeerMemory  # the account of what is kept for peers
+    identity: BrokerIdentity
+    address: str  # the IP address under which this broker stores messages
+
+
+class Tables:
+    """The tables that have a file. `load` before they are used, `files.close` at the end."""
+
+    def __init__(self, ground: Ground) -> None:
+        """Tables as of a broker that is new."""
+        live, clock = ground.live, ground.clock
+        changed = asyncio.Event()  # a table whose file is to follow at once
+        self.nameservers = Nameservers()
+        self.topics = TopicTable(live, clock, on_dirty=changed.set, on_change=self.nameservers.topics_changed)
+        self.groups = SubscriptionGroups(live, clock, on_dirty=changed.set)
+        self.offsets = ConsumerOffsets(clock)
+        self.catalog = Catalog(self.topics, self.groups, self.offsets)
+        self.request_modes = RequestModes(on_dirty=changed.set)
+        self.orders = OrderTable(clock)
+        self.delay_offsets = DelayOffsets(clock)
+        self.timer_counts = TimerCounts(clock)
+        self.files = ConfigFiles(
+            live.value.store_path_root_dir / "config",
+            ground.io,
+            started_executor(1, "config-files"),
+            prompt=(self.topics, self.groups, self.request_modes),
+            periodic=(self.offsets, self.orders),
+            changed=changed,
+            pause=lambda: live.pause(lambda config: config.flush_consumer_offset_interval),
+            owned=(self.delay_offsets, self.timer_counts),
+        )
+
+    def load(self, store: MessageStore) -> None:
+        """Fill the tables from their files and make them agree with what is stored. CorruptStore names the file when
+        neither it nor its backup can be read."""
+        self.files.load()
+        self.offsets.clamp(store.reading.readable_range)
+        self.topics.restore(
+            {
+                topic: max(store.topics.queue_ids(topic), default=0) + 1
+                for topic in (*store.topics.names(), *store.topics.batch_names)
+            },
+            store.topics.batch_names,
+        )
+
+
+@dataclass(slots=True, frozen=True)
+class BrokerStatistics:
+    """The state of a broker beside that of its store and of its pops, in the words of the `broker.stats` line."""
+
+    disk_used_percent: int
+    connections: int
+    held_pulls: int
+    peer_memory_bytes: int
+    loop_held_times: int
+    loop_held_ms_max: int
+    sends_waiting: int
+    nameservers: int
+
+
+@dataclass(slots=True, frozen=True)
+class Figures:
+    """State for the `broker.stats` line and for metrics, by name; asked for by calling it."""
+
+    store: MessageStore
+    memory: PeerMemory
+    server: RemotingServer
+    registrar: NameserverRegistrar
+    promises: Promises
+    pulls: Reading
+    pop: PopService
+    cleaner: DiskCleaner
+
+    def __call__(self) -> dict[str, object]:
+        own = BrokerStatistics(
+            disk_used_percent=self.cleaner.used_percent,
+            connections=len(self.server.connections),
+            held_pulls=len(self.pulls.held),
+            peer_memory_bytes=self.memory.total,
+            loop_held_times=self.server.watch.held_count,
+            loop_held_ms_max=round(self.server.watch.longest_ms),
+            sends_waiting=self.promises.waiting_count,
+            nameservers=self.registrar.registered_count,
+        )
+        return asdict(own) | asdict(self.pop.statistics()) | asdict(self.store.statistics())
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Parts:
+    """All parts of one broker, for those who start and stop them; no part knows the others through it."""
+
+    live: LiveConfig
+    clock: Callable[[], int]
+    identity: BrokerIdentity
+    memory: PeerMemory
+    store: MessageStore
+    server: RemotingServer
+    topics: TopicTable
+    groups: SubscriptionGroups
+    offsets: ConsumerOffsets
+    request_modes: RequestModes
+    timer_counts: TimerCounts
+    delay_offsets: DelayOffsets
+    files: ConfigFiles
+    stats: BrokerStats
+    flusher: Flusher
+    promises: Promises
+    visibility: Visibility
+    consumers: ConsumerTable
+    producers: ProducerTable
+    locks: QueueLocks
+    filters: Filters
+    placement: PlacementRules
+    writer: MessageWriter
+    publisher: Publisher
+    batches: BatchPublisher
+    giving_back: GivingBack
+    replying: Replying
+    recalling: Recalling
+    ending: Ending
+    transactions: Transactions
+    checks: TransactionChecks
+    wakeups: Wakeups
+    delays: ScheduleDelivery
+    timers: TimerDelivery | None  # None: they are turned off
+    pop: PopService
+    pulls: Reading
+    progress: Progress
+    lookup: Lookup
+    resets: OffsetResets
+    routes: Routes
+    registrar: NameserverRegistrar
+    cleaner: DiskCleaner
+    scrubbing: Scrubbing
+    clients: ClientScan
+    figures: Figures
+    observed: Observed
+
+    @property
+    def config(self) -> BrokerConfig:
+        """The settings in use now; do not keep them over an await."""
+        return self.live.value
+
+
+def assemble(
+    ground: Ground,
+    store: MessageStore,
+    tables: Tables,
+    server: RemotingServer,
+    *,
+    on_task_failure: Callable[[str, Exception], None],
+    settings_file: Path | None = None,
+) -> Parts:
+    """Make and join all parts of a broker, its handlers in the table of `server`.
+
+    The store is open and the tables are loaded. `on_task_failure` is told which work of a timer broke, and why, where
+    the exception is handled; `settings_file` is where hot changes are written too.
+    """
+    live, clock, identity, catalog = ground.live, ground.clock, ground.identity, tables.catalog
+    topics, groups, offsets = tables.topics, tables.groups, tables.offsets
+    handlers = server.handlers
+    warn_of_unserved(live.value, unserved_keys())
+
+    # --- promises ---------------------------------------------------------------------------------------------
+    stats = BrokerStats(identity.cluster_name, clock())
+    sync = live.value.flush_disk_type == "SYNC_FLUSH"
+    flusher = Flusher(
+        store,
+        prompt=sync,
+        interval_ms=lambda: live.value.flush_interval_commit_log,
+        meter=stats,
+    )
+    promises = Promises(
+        (flusher,) if sync else (),
+        store,
+        timeout_ms=lambda: live.value.sync_flush_timeout,
+        meter=stats,
+    )
+    visibility = Visibility(store, promises, on_failure=on_task_failure)
+
+    # --- messages ---------------------------------------------------------------------------------------------
+    members = _members(live.value, ground.memory)
+    consumers, producers, locks = members.consumers, members.producers, members.locks
+    filters = Filters(ground.memory)
+    host = (ground.address, identity.port)
+    writer = MessageWriter(
+        store, host=host, clock=clock, appended=visibility.appended, durable=promises.settled
+    )
+
+    # --- waiting ----------------------------------------------------------------------------------------------
+    wakeups = Wakeups()
+    delay_rules = DelayRules(live, clock, wakeups)
+    transactions = Transactions(
+        live=live,
+        store=store,
+        writer=writer,
+        # A committed message may still have to wait for its time; it opens no transaction any more.
+        placement=PlacementRules(store.topics.is_batch, (delay_rules.place,)),
+        offsets=offsets,
+        topics=topics,
+        on_stored=stats.put,
+    )
+    # Transactions before delays: those of a half message begin with its commit.
+    placement = PlacementRules(store.topics.is_batch, (transactions.to_half, delay_rules.place))
+    scheduled = ScheduledMessages(store, topics, writer, stats)
+    delays = ScheduleDelivery(
+        scheduled,
+        live=live,
+        clock=clock,
+        store=store,
+        writer=writer,
+        delay_offsets=tables.delay_offsets,
+        wakeups=wakeups,
+    )
+    timers = _timers(ground, store, tables, writer, scheduled, wakeups)
+    ledger = Ledger(clock=clock, identity=identity, store=store, catalog=catalog, writer=writer)
+    reviver = Reviver(
+        ledger, live=live, clock=clock, store=store, topics=topics, groups=groups, writer=writer
+    )
+    registrar = NameserverRegistrar(live, topics, clock, identity, tables.nameservers)
+
+    # --- use cases --------------------------------------------------------------------------------------------
+    retry_topics = RetryTopics(groups, topics, is_ordered=lambda group: locks.is_locked(group, clock()))
+    intake = Intake(
+        live,
+        topics,
+        retry_topics,
+        stats,
+        is_batch_topic=store.topics.is_batch,
+        unique_keys=UniqueKeyFactory(ground.address, os.getpid(), secrets.randbits(32), clock),
+    )
+    publisher = Publisher(intake, store, placement, stats, visibility, writer.host)
+    batches = BatchPublisher(intake, store, placement, stats, visibility, writer.host)
+
+    pops = Popping(
+        QueueReader(
+            ledger,
+            tables.orders,
+            live=live,
+            store=store,
+            catalog=catalog,
+            random_below=random.randrange,
+        ),
+        HandingOut(ledger, tables.orders, live=live, clock=clock, offsets=offsets, meter=stats),
+        tables.orders,
+        live=live,
+        clock=clock,
+        filters=filters,
+        memory=ground.memory,
+    )
+    acks = Acknowledging(
+        ledger,
+        tables.orders,
+        clock=clock,
+        store=store,
+        topics=topics,
+        offsets=offsets,
+        writer=writer,
+        on_release=pops.released,
+    )
+    pop = PopService(
+        clock=clock,
+        store=store,
+        catalog=catalog,
+        ledger=ledger,
+        orders=tables.orders,
+        pops=pops,
+        acks=acks,
+        reviver=reviver,
+    )
+    routes = Routes(live=live, clock=clock, identity=identity, topics=topics)
+    assignment = Assignment(
+        queues_of=routes.queues,
+        live=live,
+        topics=topics,
+        groups=groups,
+        consumers=consumers,
+        request_modes=tables.request_modes,
+        save=tables.files.save,
+    )
+
+    # --- requests ---------------------------------------------------------------------------------------------
+    giving_back = GivingBack(
+        retry_topics,
+        live=live,
+        store=store,
+        groups=groups,
+        stats=stats,
+        placement=placement,
+        writer=writer,
+    )
+    Retries(giving_back).register(handlers)
+    SendProcessor(publisher, batches, promises, live, writer.host, registrar.when_settled).register(handlers)
+    pulls = Reading(
+        live=live,
+        clock=clock,
+        store=store,
+        catalog=catalog,
+        consumers=consumers,
+        filters=filters,
+        memory=ground.memory,
+        stats=stats,
+    )
+    PullHandlers(pulls).register(handlers)
+    PopHandlers(pops).register(handlers)
+    AckHandlers(acks).register(handlers)
+    AssignmentHandlers(assignment, tables.request_modes).register(handlers)
+    lookup = Lookup(live=live, store=store, topics=topics)
+    QueryHandlers(lookup).register(handlers)
+    ClientHandlers(
+        live=live, clock=clock, identity=identity, catalog=catalog, members=members, filters=filters
+    ).register(handlers)
+    ClientRelay(identity=identity, store=store, topics=topics, groups=groups, consumers=consumers).register(
+        handlers
+    )
+    progress = Progress(store=store, catalog=catalog)
+    OffsetHandlers(progress, lookup, offsets=offsets, files=tables.files).register(handlers)
+    resets = OffsetResets(
+        live=live,
+        identity=identity,
+        store=store,
+        catalog=catalog,
+        consumers=consumers,
+        on_reset=(pulls.group_reset, pop.was_reset),
+    )
+    resets.register(handlers)
+    TopicHandlers(
+        clock=clock,
+        identity=identity,
+        store=store,
+        topics=topics,
+        offsets=offsets,
+        consumers=consumers,
+        stats=stats,
+    ).register(handlers)
+    TopicChanges(
+        live=live,
+        store=store,
+        catalog=catalog,
+        files=tables.files,
+        consumers=consumers,
+        registered=registrar.settled,
+        stats=stats,
+        timer_counts=tables.timer_counts,
+    ).register(handlers)
+    GroupHandlers(
+        identity=identity,
+        store=store,
+        catalog=catalog,
+        files=tables.files,
+        consumers=consumers,
+        producers=producers,
+        stats=stats,
+    ).register(handlers)
+    SettingsHandlers(
+        live=live,
+        clock=clock,
+        topics=topics,
+        followers=followers(registrar, transactions),
+        settings_file=settings_file,
+    ).register(handlers)
+    recalling = Recalling(live=live, clock=clock, topics=topics, placement=placement, writer=writer)
+    Recalls(recalling, live=live, timer_counts=tables.timer_counts, timers=timers).register(handlers)
+    ending = Ending(live=live, clock=clock, store=store, writer=writer, transactions=transactions)
+    TransactionHandlers(ending).register(handlers)
+    replying = Replying(
+        live=live,
+        clock=clock,
+        topics=topics,
+        groups=groups,
+        producers=producers,
+        stats=stats,
+        writer=writer,
+    )
+    Replies(replying, writer.host).register(handlers)
+
+    # --- by time ----------------------------------------------------------------------------------------------
+    cleaner = DiskCleaner(ground.worker, ground.io, ground.reserve, live=live, clock=clock, store=store)
+    figures = Figures(store, ground.memory, server, registrar, promises, pulls, pop, cleaner)
+    observed = Observed(
+        live=live,
+        clock=clock,
+        identity=identity,
+        store=store,
+        stats=stats,
+        catalog=catalog,
+        clients=members,
+        nameservers=lambda: registrar.states,
+        transactions=transactions.statistics,
+        schedule=ScheduleFigures(store, tables.delay_offsets, tables.timer_counts, timers),
+        loop=server.watch,
+        disk=DiskFigures(lambda: live.value.store_path_root_dir),
+        popped=ledger.table.in_flight,
+        facts=figures,
+    )
+    BrokerHandlers(
+        store=store,
+        topics=topics,
+        offsets=offsets,
+        stats=stats,
+        observed=observed,
+        clean=cleaner.request,
+    ).register(handlers)
+    return Parts(
+        live=live,
+        clock=clock,
+        identity=identity,
+        memory=ground.memory,
+        store=store,
+        server=server,
+        topics=topics,
+        groups=groups,
+        offsets=offsets,
+        request_modes=tables.request_modes,
+        timer_counts=tables.timer_counts,
+        delay_offsets=tables.delay_offsets,
+        files=tables.files,
+        stats=stats,
+        flusher=flusher,
+        promises=promises,
+        visibility=visibility,
+        consumers=consumers,
+        producers=producers,
+        locks=locks,
+        filters=filters,
+        placement=placement,
+        writer=writer,
+        publisher=publisher,
+        batches=batches,
+        giving_back=giving_back,
+        replying=replying,
+        recalling=recalling,
+        ending=ending,
+        transactions=transactions,
+        checks=TransactionChecks(
+            live=live,
+            clock=clock,
+            identity=identity,
+            store=store,
+            topics=topics,
+            next_producer=producers.next_reader,
+            writer=writer,
+            transactions=transactions,
+        ),
+        wakeups=wakeups,
+        delays=delays,
+        timers=timers,
+        pop=pop,
+        pulls=pulls,
+        progress=progress,
+        lookup=lookup,
+        resets=resets,
+        routes=routes,
+        registrar=registrar,
+        cleaner=cleaner,
+        scrubbing=Scrubbing(ground.worker, live=live, store=store),
+        clients=ClientScan(live, clock, members, notifies=groups.notifies),
+        figures=figures,
+        observed=observed,
+    )
+
+
+def followers(registrar: NameserverRegistrar, transactions: Transactions) -> dict[str, Callable[[], None]]:
+    """Hot keys, with what has to be done when they change; all other keys are looked up at each use."""
+    return {
+        "namesrvAddr": registrar.apply_config,
+        # The pauses that are under way are as long as they were.
+        "registerNameServerPeriod": registrar.register_all,
+        "transactionOpBatchInterval": transactions.write_marks_in_time,
+    }
+
+
+def _members(config: BrokerConfig, memory: PeerMemory) -> Members:
+    return Members(
+        ConsumerTable(
+            members_max=config.max_registered_clients,
+            members_per_connection_max=config.max_clients_per_connection,
+            topics_per_group_max=config.max_subscriptions_per_group,
+            memory=memory,
+        ),
+        ProducerTable(
+            members_max=config.max_registered_clients,
+            members_per_connection_max=config.max_clients_per_connection,
+            memory=memory,
+        ),
+        QueueLocks(),
+        GroupNotices(),
+    )
+
+
+def _timers(
+    ground: Ground,
+    store: MessageStore,
+    tables: Tables,
+    writer: MessageWriter,
+    scheduled: ScheduledMessages,
+    wakeups: Wakeups,
+) -> TimerDelivery | None:
+    files = store.timers.files
+    if files is None:
+        return None
+    return TimerDelivery(
+        scheduled,
+        files,
+        live=ground.live,
+        clock=ground.clock,
+        store=store,
+        writer=writer,
+        timer_counts=tables.timer_counts,
+        wakeups=wakeups,
+    )

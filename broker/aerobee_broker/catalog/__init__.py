@@ -1,0 +1,1 @@
+"""What outlives the process beside the messages: topics, groups, and how far each group has read."""

@@ -1,0 +1,1 @@
+"""Which nameservers know of this broker, and what they say of the others."""

@@ -1,0 +1,431 @@
+"""Who consumes: members of groups and what each group subscribes to, from heartbeats.
+
+Touches  nothing. Every call returns what the shell has to do: whom to notify, which connections to close.
+
+    event                                   what changes                          whom to notify
+    heartbeat, new member or topics         member added, subscriptions replaced  all members, the new one too
+    heartbeat, only a newer subscription    subscription replaced                 nobody
+    client leaves, connection lost, silent  member removed                        the members that are left
+
+Invariants
+- A group without members does not exist.
+- Nobody is notified of changes in a group that broadcasts, or that turned notifications off.
+- What members and subscriptions take in memory is counted for the connection that brought them; what members of a group
+  subscribe to alike is kept once.
+- A group's subscriptions are those of its last full heartbeat: members that disagree take turns, and that is
+  reported as a conflict.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Final
+
+from aerobee_broker.members.clients import Member, MemberCount, member_size
+from aerobee_broker.members.filters import EVERYTHING, TAG, Filter
+from aerobee_proto.bodies import ConsumerData, SubscriptionData
+from aerobee_proto.codes import ResponseCode
+from aerobee_proto.errors import LimitReached
+from aerobee_remoting.peers.peer import Peer
+from aerobee_remoting.peers.peer_memory import PeerMemory, Shared
+
+__all__ = ["Changes", "ConsumerGroup", "ConsumerTable", "Subscription"]
+
+BROADCASTING: Final = "BROADCASTING"
+# Names in the account, and bytes that a fixed part takes (`tests/broker/test_peer_bounds.py` weighs them).
+MEMBERS: Final = "members of groups"
+SUBSCRIPTIONS: Final = "subscriptions of groups"
+MEMBERS_SUBSCRIPTIONS: Final = "subscriptions of members"
+SUBSCRIPTION_SIZE: Final = 1536
+TAG_SIZE: Final = 128
+CODE_SIZE: Final = 64
+CONTENT_SIZE: Final = 512
+CONTENT_ENTRY_SIZE: Final = 384
+
+
+class Subscription:
+    """One topic of a group, ready for the filter."""
+
+    __slots__ = ("compiled_version", "data", "expression_type", "size", "tag_filter", "version")
+
+    def __init__(self, data: SubscriptionData) -> None:
+        self.data = data
+        self.size = subscription_size(data)
+        self.expression_type = data.expression_type or TAG
+        self.version = data.sub_version
+        # Everything, unless it names tags. What an SQL92 expression wants is not known here.
+        self.tag_filter = EVERYTHING
+        if self.expression_type == TAG and not data.class_filter_mode and data.sub_string not in ("", "*"):
+            self.tag_filter = Filter(frozenset(data.code_set))
+        # Set by whoever compiles: version of the newest SQL92 expression of this group and topic that compiled.
+        self.compiled_version: int | None = None
+
+
+class ConsumerGroup:
+    """One group with at least one member. `bearer` is the connection that its subscriptions are counted for."""
+
+    __slots__ = (
+        "bearer",
+        "conflict_reported",
+        "consume_from_where",
+        "consume_type",
+        "members",
+        "message_model",
+        "name",
+        "size",
+        "subscriptions",
+    )
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.consume_type = ""
+        self.message_model = ""
+        self.consume_from_where = ""
+        self.members: dict[str, Member] = {}  # by client id
+        self.subscriptions: dict[str, Subscription] = {}  # by topic
+        self.conflict_reported = False
+        self.size = 0  # bytes of the subscriptions
+        self.bearer: Peer | None = None
+
+    @property
+    def is_broadcasting(self) -> bool:
+        return self.message_model == BROADCASTING
+
+
+@dataclass(slots=True)
+class Changes:
+    """What the shell has to do after a change."""
+
+    notify: list[tuple[str, Peer]] = field(default_factory=list)  # (group, member to notify)
+    close: list[Peer] = field(default_factory=list)
+    changed: bool = False  # members or topics of the group
+    known: bool = True  # False: a short heartbeat of a client whose full one is not known here
+    conflict: "Conflict | None" = None
+
+
+@dataclass(slots=True, frozen=True)
+class Conflict:
+    """Two members of a group that subscribe differently."""
+
+    group: str
+    client_id: str
+    other_client_id: str
+    topics: tuple[str, ...]  # those in which they differ
+
+
+class ConsumerTable:
+    """All consumer groups. All calls from the event loop."""
+
+    def __init__(
+        self,
+        *,
+        members_max: int,
+        members_per_connection_max: int,
+        topics_per_group_max: int,
+        memory: PeerMemory | None = None,
+    ) -> None:
+        self._memory = memory or PeerMemory()
+        # What members subscribe to, by group and content.
+        self._contents = Shared[dict[str, tuple[str, str]]](self._memory, MEMBERS_SUBSCRIPTIONS)
+        self._groups: dict[str, ConsumerGroup] = {}
+        self._by_connection: dict[Peer, set[tuple[str, str]]] = {}  # (group, client id)
+        self._count = MemberCount(members_max)
+        self._per_connection_max = members_per_connection_max
+        self._topics_max = topics_per_group_max
+
+    # --- looking up -------------------------------------------------------------------------------------------
+
+    def get(self, group: str) -> ConsumerGroup | None:
+        return self._groups.get(group)
+
+    def groups(self) -> Iterable[ConsumerGroup]:
+        """All groups; not to be kept over a change."""
+        return self._groups.values()
+
+    @property
+    def member_count(self) -> int:
+        return self._count.value
+
+    def client_ids(self, group: str) -> list[str]:
+        """Members of a group, sorted; empty when nobody is online."""
+        found = self._groups.get(group)
+        return sorted(found.members) if found else []
+
+    def member(self, group: str, client_id: str) -> Member | None:
+        found = self._groups.get(group)
+        return found.members.get(client_id) if found else None
+
+    def subscription(self, group: str, topic: str) -> Subscription | None:
+        """What the group wants of a topic; None when nobody is online or the topic is not subscribed."""
+        found = self._groups.get(group)
+        return found.subscriptions.get(topic) if found else None
+
+    def has_members(self, connection: Peer) -> bool:
+        """Whether any member is reached over this connection."""
+        return connection in self._by_connection
+
+    def groups_of(self, topic: str) -> list[str]:
+        """Groups online that subscribe to the topic, sorted."""
+        return sorted(group.name for group in self._groups.values() if topic in group.subscriptions)
+
+    # --- changes ----------------------------------------------------------------------------------------------
+
+    def register(
+        self,
+        member: Member,
+        data: ConsumerData,
+        *,
+        notify: bool,
+        without_subscriptions: bool = False,
+        fingerprint: int = 0,
+    ) -> Changes:
+        """Take one group of a heartbeat. `member` is how the client is seen now.
+
+        RequestError SYSTEM_BUSY or INVALID_PARAMETER: a bound would be passed; nothing was changed.
+        """
+        self._check_bounds(member, data)
+        group = self._groups.get(data.group_name) or ConsumerGroup(data.group_name)
+        offered = None if without_subscriptions else data.subscription_data_set
+        self._account(group, member, offered)
+        self._groups[data.group_name] = group
+        group.consume_type = data.consume_type
+        group.message_model = data.message_model
+        group.consume_from_where = data.consume_from_where
+        known = self._seat(group, member)
+        changes = Changes(changed=known is None)
+        seated = known or member
+        if without_subscriptions:
+            changes.known = known is not None and fingerprint == known.fingerprint
+        else:
+            seated.fingerprint = fingerprint
+            changes.changed |= _take_subscriptions(group, data.subscription_data_set)
+            changes.conflict = _new_conflict(group, seated)
+        if changes.changed and notify and not group.is_broadcasting:
+            changes.notify = _all_members(group)
+        return changes
+
+    def unregister(self, group_name: str, client_id: str, *, notify: bool) -> Changes:
+        """Remove a client that says good-bye; no change when it was not there."""
+        group = self._groups.get(group_name)
+        member = group.members.get(client_id) if group else None
+        if group is None or member is None:
+            return Changes()
+        return self._remove(group, [member], notify=notify)
+
+    def connection_lost(self, connection: Peer, *, notifies: Callable[[str], bool]) -> Changes:
+        """Remove the members behind a connection. `notifies` says which groups want to hear of changes."""
+        changes = Changes()
+        for group_name, client_id in sorted(self._by_connection.get(connection, ())):
+            group = self._groups[group_name]
+            more = self._remove(group, [group.members[client_id]], notify=notifies(group_name))
+            changes.notify += more.notify
+            changes.changed |= more.changed
+        return changes
+
+    def expire(self, silent_since_ms: int, *, notifies: Callable[[str], bool]) -> Changes:
+        """Remove members whose last heartbeat is older, and name their connections to be closed."""
+        changes = Changes()
+        for group in list(self._groups.values()):
+            silent = [member for member in group.members.values() if member.last_seen_ms < silent_since_ms]
+            if silent:
+                more = self._remove(group, silent, notify=notifies(group.name))
+                changes.notify += more.notify
+                changes.close += [member.connection for member in silent]
+                changes.changed = True
+        return changes
+
+    def _check_bounds(self, member: Member, data: ConsumerData) -> None:
+        if len(data.subscription_data_set) > self._topics_max:
+            raise LimitReached(
+                ResponseCode.INVALID_PARAMETER,
+                f"group {data.group_name} subscribes to {len(data.subscription_data_set)} topics,"
+                f" at most {self._topics_max} are allowed",
+                "maxSubscriptionsPerGroup",
+            )
+        group = self._groups.get(data.group_name)
+        if group is not None and member.client_id in group.members:
+            return
+        if self._count.is_full:
+            raise LimitReached(
+                ResponseCode.SYSTEM_BUSY,
+                f"{self._count.limit} clients are registered already",
+                "maxRegisteredClients",
+            )
+        if len(self._by_connection.get(member.connection, ())) >= self._per_connection_max:
+            raise LimitReached(
+                ResponseCode.SYSTEM_BUSY,
+                f"{self._per_connection_max} clients are registered over this connection already",
+                "maxClientsPerConnection",
+            )
+
+    # --- memory -----------------------------------------------------------------------------------------------
+
+    def _account(
+        self, group: ConsumerGroup, member: Member, offered: Sequence[SubscriptionData] | None
+    ) -> None:
+        """Count what a heartbeat brings; `member` is the seat to be, or stands for the one that is there.
+
+        LimitReached: there is no memory for it; nothing was changed.
+        """
+        seat = group.members.get(member.client_id)
+        before = None if seat is None else (seat.connection, seat.subscribed)
+        subscribed: Hashable = None if seat is None else seat.subscribed
+        topics: Mapping[str, tuple[str, str]] = {} if seat is None else seat.topics
+        connection, memory = member.connection, self._memory
+        with ExitStack() as undo:
+            if before is None or before[0] is not connection:
+                memory.take(connection, MEMBERS, member_size(member.client_id))
+                undo.callback(memory.give, connection, MEMBERS, member_size(member.client_id))
+            if offered is not None:
+                content = {data.topic: (data.expression_type or TAG, data.sub_string) for data in offered}
+                subscribed = (group.name, frozenset(content.items()))
+                if before != (connection, subscribed):
+                    size = _content_size(content)
+                    topics = self._contents.hold(subscribed, connection, size, lambda: content)
+                    undo.callback(self._contents.drop, subscribed, connection)
+                size = _size_after(group, offered)
+                own = group.size if group.bearer is connection else 0
+                memory.take(connection, SUBSCRIPTIONS, size - own, of_sum=size - group.size)
+                if group.bearer is not connection and group.bearer is not None:
+                    memory.give(group.bearer, SUBSCRIPTIONS, group.size, of_sum=0)
+                group.size, group.bearer = size, connection
+            elif before is not None and before[0] is not connection and subscribed is not None:
+                self._contents.hold(subscribed, connection, 0, dict)
+            undo.pop_all()
+        if before is not None:
+            if before[0] is not connection:
+                memory.give(before[0], MEMBERS, member_size(member.client_id))
+            if before[1] is not None and before != (connection, subscribed):
+                self._contents.drop(before[1], before[0])
+        seated = seat or member
+        seated.subscribed, seated.topics = subscribed, topics
+
+    def _unaccount(self, group: ConsumerGroup, member: Member) -> None:
+        """A member has left the group."""
+        self._memory.give(member.connection, MEMBERS, member_size(member.client_id))
+        if member.subscribed is not None:
+            self._contents.drop(member.subscribed, member.connection)
+        if group.bearer is member.connection:
+            # Whoever stays bears what the group has on record, until a heartbeat says it anew.
+            heir = next((other.connection for other in group.members.values()), None)
+            self._memory.give(group.bearer, SUBSCRIPTIONS, group.size, of_sum=0 if heir else None)
+            if heir is not None:
+                self._memory.note(heir, SUBSCRIPTIONS, group.size, of_sum=0)
+            group.bearer = heir
+
+    def _seat(self, group: ConsumerGroup, member: Member) -> Member | None:
+        """Add the member, or bring the seat that its client id has up to date and return that."""
+        seat = group.members.get(member.client_id)
+        if seat is None:
+            group.members[member.client_id] = member
+            self._count.value += 1
+            self._by_connection.setdefault(member.connection, set()).add((group.name, member.client_id))
+            return None
+        if seat.connection is not member.connection:
+            self._unlink(seat.connection, group.name, seat.client_id)
+            self._by_connection.setdefault(member.connection, set()).add((group.name, member.client_id))
+            seat.connection = member.connection
+        seat.language, seat.version = member.language, member.version
+        seat.last_seen_ms = member.last_seen_ms
+        return seat
+
+    def _remove(self, group: ConsumerGroup, members: Sequence[Member], *, notify: bool) -> Changes:
+        for member in members:
+            del group.members[member.client_id]
+            self._count.value -= 1
+            self._unlink(member.connection, group.name, member.client_id)
+            self._unaccount(group, member)
+        if not group.members:
+            del self._groups[group.name]
+        must_notify = notify and not group.is_broadcasting
+        return Changes(notify=_all_members(group) if must_notify else [], changed=True)
+
+    def _unlink(self, connection: Peer, group_name: str, client_id: str) -> None:
+        seats = self._by_connection.get(connection)
+        if seats is not None:
+            seats.discard((group_name, client_id))
+            if not seats:
+                del self._by_connection[connection]
+
+    def check(self) -> None:
+        """Walk the table; AssertionError at the first broken invariant."""
+        seats = {
+            (group.name, member.client_id, member.connection)
+            for group in self._groups.values()
+            for member in group.members.values()
+        }
+        links = {
+            (name, client, conn) for conn, pairs in self._by_connection.items() for name, client in pairs
+        }
+        assert seats == links
+        assert len(seats) == self._count.value
+        assert all(group.members for group in self._groups.values())
+        for group in self._groups.values():
+            assert group.size == sum(one.size for one in group.subscriptions.values())
+            assert group.bearer is not None or not group.size
+        self._memory.check()
+
+
+def _all_members(group: ConsumerGroup) -> list[tuple[str, Peer]]:
+    return [(group.name, member.connection) for member in group.members.values()]
+
+
+def subscription_size(data: SubscriptionData) -> int:
+    """Bytes that a subscription of a group takes."""
+    texts = len(data.topic) + len(data.sub_string) + len(data.expression_type or "")
+    tags = sum([TAG_SIZE + 2 * len(tag) for tag in data.tags_set])
+    return SUBSCRIPTION_SIZE + 2 * texts + tags + 3 * CODE_SIZE * len(data.code_set)
+
+
+def _content_size(content: Mapping[str, tuple[str, str]]) -> int:
+    return CONTENT_SIZE + sum(
+        [CONTENT_ENTRY_SIZE + 2 * (len(topic) + len(text)) for topic, (_, text) in content.items()]
+    )
+
+
+def _size_after(group: ConsumerGroup, offered: Sequence[SubscriptionData]) -> int:
+    """What the group's subscriptions will take when these were offered to it."""
+    sizes: dict[str, tuple[int, int]] = {}  # topic -> version, size
+    for data in offered:
+        known = group.subscriptions.get(data.topic)
+        if data.topic not in sizes and known is not None:
+            sizes[data.topic] = (known.version, known.size)
+        if data.topic not in sizes or data.sub_version > sizes[data.topic][0]:
+            sizes[data.topic] = (data.sub_version, subscription_size(data))
+    return sum([size for _, size in sizes.values()])
+
+
+def _take_subscriptions(group: ConsumerGroup, offered: Sequence[SubscriptionData]) -> bool:
+    """Make the group's subscriptions those of this heartbeat; whether the set of topics changed."""
+    topics = {data.topic for data in offered}
+    before = group.subscriptions.keys()
+    changed = topics != before
+    for gone in before - topics:
+        del group.subscriptions[gone]
+    for data in offered:
+        known = group.subscriptions.get(data.topic)
+        if known is None or data.sub_version > known.version:
+            group.subscriptions[data.topic] = _following(known, data)
+    return changed
+
+
+def _following(known: Subscription | None, data: SubscriptionData) -> Subscription:
+    """The subscription that takes the place of `known`."""
+    subscription = Subscription(data)
+    if known is not None:
+        subscription.compiled_version = known.compiled_version
+    return subscription
+
+
+def _new_conflict(group: ConsumerGroup, member: Member) -> Conflict | None:
+    """A member that subscribes otherwise than this one, once until they agree again."""
+    for other in group.members.values():
+        if other is not member and other.topics and other.subscribed != member.subscribed:
+            if group.conflict_reported:
+                return None
+            group.conflict_reported = True
+            both = member.topics.keys() | other.topics.keys()
+            differ = sorted(topic for topic in both if member.topics.get(topic) != other.topics.get(topic))
+            return Conflict(group.name, member.client_id, other.client_id, tuple(differ))
+    group.conflict_reported = False
+    return None

@@ -1,0 +1,225 @@
+"""What senders are promised, and the wait until it is so.
+
+Touches  nothing: it reads how far its sources are, and tells those who wait.
+
+A promise is made for everything that is appended so far. It is kept when each of the sources has that: the disk, later
+a replica, in any number. `kept_offset` is the smallest of their offsets. Without a source a promise is kept by the
+append. Promises wait in order of their log position; one that waits longer than `timeout_ms()` is refused with the
+code of the source that is late: stored, but not known to be safe.
+
+Invariants
+- Nothing is kept beyond `kept_offset`.
+- Nothing is kept after a failure: whatever waits is refused, and whatever comes.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, Protocol
+
+import structlog
+
+from aerobee_proto.codes import ResponseCode
+from aerobee_store.faults.errors import StorePoisoned
+
+__all__ = ["AppendedLog", "Promised", "Promises", "PutMeter", "Source"]
+
+log = structlog.get_logger()
+
+TICK_MAX_S: Final = 0.5  # a time-out that was made shorter is followed within it
+TICK_MIN_S: Final = 0.001
+
+
+class AppendedLog(Protocol):
+    """The part of the store that this module needs."""
+
+    @property
+    def end_offset(self) -> int:
+        """Physical offset one past the last byte appended."""
+        ...
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the store has failed, whichever thread met it; `fail` is called soon then."""
+        ...
+
+
+class Source(Protocol):
+    """A place that appended bytes have to reach. Who moves its offset tells `Promises.advanced` of it."""
+
+    @property
+    def offset(self) -> int:
+        """Physical offset below which it has everything; it never falls."""
+        ...
+
+    @property
+    def late_code(self) -> int:
+        """Response code of a send that this source has not had in time."""
+        ...
+
+    def request(self) -> None:
+        """See that it soon has what is appended. Called very often."""
+        ...
+
+
+class Promised(Protocol):
+    """Sends that have one promise together. Exactly one of its methods is called, once."""
+
+    @property
+    def peer(self) -> str:
+        """Who sent them, for the log."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """How many sends they are."""
+        ...
+
+    def keep(self) -> None:
+        """They are as safe as promised."""
+
+    def refuse(self, code: int) -> None:
+        """They are not, or not in time; `code` says why."""
+
+
+class PutMeter(Protocol):
+    """Who wants to know how long sends wait."""
+
+    def put_took(self, took_ms: float, count: int = 1) -> None:
+        """`count` sends were answered, the first of them after `took_ms`."""
+
+
+class _Waiting(NamedTuple):
+    end_offset: int
+    begun: float  # by the event loop's clock
+    promised: Promised
+
+
+class Promises:
+    """All promises that are not kept yet. All calls from the event loop."""
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        store: AppendedLog,
+        *,
+        timeout_ms: Callable[[], int],
+        meter: PutMeter,
+    ) -> None:
+        """`timeout_ms` is asked for at each use: it may be changed in a running broker."""
+        # Fixed for life.
+        self._store = store
+        self._timeout_ms = timeout_ms
+        self._meter = meter
+        self._loop = asyncio.get_running_loop()
+        # A source leaves, or one more comes, only when somebody decides so, who calls `advanced` then.
+        self.sources = tuple(sources)
+        self.failed: Exception | None = None
+        self._waiting: deque[_Waiting] = deque()  # in order of their end offsets and of their age
+        self._settling: deque[tuple[int, asyncio.Future[None]]] = deque()  # end offset, who waits for it
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Refuse from now on what waits too long."""
+        self._timer = self._loop.call_later(self._tick_s(), self._tick)
+
+    def close(self) -> None:
+        """Refuse nothing any more for its age."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    @property
+    def kept_offset(self) -> int:
+        """Physical offset below which everything is as safe as promised."""
+        sources = self.sources
+        if len(sources) == 1:  # not worth a list: this is asked for twice a read of sends
+            return sources[0].offset
+        return min([source.offset for source in sources]) if sources else self._store.end_offset
+
+    @property
+    def waiting_count(self) -> int:
+        """Sends that wait for their promise."""
+        return sum(waiting.promised.count for waiting in self._waiting)
+
+    # --- making -----------------------------------------------------------------------------------------------
+
+    def are_kept(self) -> bool:
+        """Whether everything appended so far is as safe as promised. StorePoisoned: it never will be."""
+        if self.failed is not None:
+            raise StorePoisoned(f"the store has failed: {self.failed}")
+        return not self.sources or self.kept_offset >= self._store.end_offset
+
+    def promise(self, promised: Promised) -> None:
+        """`promised` is told when everything appended so far is as safe as promised, or when it will not be; never
+        within this call. To be asked for only when `are_kept` has said no."""
+        self._waiting.append(_Waiting(self._store.end_offset, self._loop.time(), promised))
+        self.hurry()
+
+    async def settled(self) -> None:
+        """Return when everything appended so far is as safe as promised. StorePoisoned: it never will be."""
+        if self.failed is not None:
+            raise StorePoisoned(f"the store has failed: {self.failed}")
+        end_offset = self._store.end_offset
+        if self.kept_offset >= end_offset:
+            return
+        done = self._loop.create_future()
+        self._settling.append((end_offset, done))
+        self.hurry()
+        await done
+
+    def hurry(self) -> None:
+        """See that what is appended is soon as safe as it is promised to be; nobody need wait for it."""
+        for source in self.sources:
+            source.request()
+
+    # --- keeping ----------------------------------------------------------------------------------------------
+
+    def advanced(self) -> None:
+        """A source has moved, or the sources have changed: keep what can be kept now."""
+        if self.failed is not None or self._store.has_failed:
+            return
+        kept_offset = self.kept_offset
+        waiting = self._waiting
+        begun, count = (waiting[0].begun if waiting else 0.0), 0
+        while waiting and waiting[0].end_offset <= kept_offset:
+            promised = waiting.popleft().promised
+            count += promised.count
+            promised.keep()
+        if count:
+            # Once a call, with the time of the send that waited longest: nothing is measured for each message.
+            self._meter.put_took((self._loop.time() - begun) * 1000, count)
+        while self._settling and self._settling[0][0] <= kept_offset:
+            done = self._settling.popleft()[1]
+            if not done.done():
+                done.set_result(None)
+
+    def fail(self, failed: Exception) -> None:
+        """Nothing is promised any more: refuse what waits and whatever comes. Only the first call counts."""
+        if self.failed is not None:
+            return
+        self.failed = failed
+        if self._waiting:
+            log.warning("broker.sends_abandoned", reason=str(failed), waiting_count=self.waiting_count)
+        while self._waiting:
+            self._waiting.popleft().promised.refuse(ResponseCode.SERVICE_NOT_AVAILABLE)
+        while self._settling:
+            done = self._settling.popleft()[1]
+            if not done.done():
+                done.set_exception(StorePoisoned(f"the store has failed: {failed}"))
+
+    def _tick(self) -> None:
+        """Refuse what has waited too long; it is at the head, since promises are made in order."""
+        too_old = self._loop.time() - self._timeout_ms() / 1000
+        while self._waiting and self._waiting[0].begun <= too_old:
+            late = self._waiting.popleft()
+            log.warning("store.flush_slow", peer=late.promised.peer, message_count=late.promised.count)
+            late.promised.refuse(self._late_code(late.end_offset))
+        self._timer = self._loop.call_later(self._tick_s(), self._tick)
+
+    def _late_code(self, end_offset: int) -> int:
+        """That of the first source which has not got so far; when all have, the store has failed just now."""
+        late = (source.late_code for source in self.sources if source.offset < end_offset)
+        return next(late, ResponseCode.SERVICE_NOT_AVAILABLE)
+
+    def _tick_s(self) -> float:
+        return min(max(self._timeout_ms() / 1000, TICK_MIN_S), TICK_MAX_S)

@@ -1,0 +1,369 @@
+"""Reading: check, read, and hold what finds nothing until there is something.
+
+Touches  the store; members' subscriptions; the account of what is kept for peers.
+
+A query that finds nothing is held and run again when a message that its filter lets through becomes readable, or
+when its time is over; it is not held twice. While it is held a filter by properties looks at each new message once.
+
+Invariants
+- Each query is answered once: by what `read` returns, by its RequestError, or later by its reply. Who is gone by then
+  is not answered.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, TypeVar
+
+import msgspec
+import structlog
+
+from aerobee_broker.catalog.catalog import Catalog
+from aerobee_broker.members.consumers import ConsumerTable, Subscription
+from aerobee_broker.members.filters import EVERYTHING, Filter, Filters, check_type
+from aerobee_broker.messages.held_pulls import HeldPull, HeldPulls
+from aerobee_broker.messages.refusals import (
+    Forbidden,
+    ForbiddenBy,
+    check_broker_readable,
+    check_consumes,
+    check_queue,
+    check_readable,
+)
+from aerobee_broker.messages.values import (
+    Caller,
+    Done,
+    Failed,
+    Moved,
+    Outcome,
+    Query,
+    Read,
+    ReadKind,
+    Skipped,
+)
+from aerobee_broker.settings.config import LiveConfig
+from aerobee_broker.stats import BrokerStats
+from aerobee_proto.bodies import SubscriptionGroupConfig
+from aerobee_proto.codes import ResponseCode
+from aerobee_proto.errors import LimitReached, RequestError
+from aerobee_proto.names import QueueKey
+from aerobee_remoting.peers.peer_memory import PeerMemory
+from aerobee_service.turns.each_turn import EachTurn
+from aerobee_store.faults.errors import OutOfResources, StoreError
+from aerobee_store.queues.consume_queue import tags_of
+from aerobee_store.reading.get_message import GetResult, GetStatus
+from aerobee_store.store import MessageStore
+from aerobee_store.terms.messages import Arrival
+
+__all__ = ["HOLD_MS_MAX", "Reading"]
+
+log = structlog.get_logger()
+
+RESOURCES_RETRY_S: Final = 1.0  # until work that found no descriptor or memory is done again
+SWEEP_S: Final = 0.1
+HOLD_MS_MAX: Final = 120_000  # longer wishes are cut to this; official clients ask for 15 to 30 s
+MESSAGE_COUNT_MAX: Final = 1024
+# Held pulls that are run again in one turn of the event loop; one reads and answers in 50 us.
+WAKE_MAX: Final = 256
+PROBE_MAX: Final = 128  # filters that look at new messages in one turn; one takes 20 us for a message
+BODY_SIZE_MAX: Final = 134_217_728  # the official bound; what the store sends at once is configured there
+
+KINDS: Final = {
+    GetStatus.FOUND: ReadKind.FOUND,
+    GetStatus.NO_MATCHED_MESSAGE: ReadKind.LOOK_AGAIN,
+    GetStatus.MESSAGE_WAS_REMOVING: ReadKind.LOOK_AGAIN,
+    GetStatus.OFFSET_FOUND_NULL: ReadKind.NOTHING_YET,
+    GetStatus.OFFSET_OVERFLOW_ONE: ReadKind.NOTHING_YET,
+    GetStatus.OFFSET_OVERFLOW_BADLY: ReadKind.MOVED,
+    GetStatus.OFFSET_TOO_SMALL: ReadKind.MOVED,
+    GetStatus.OFFSET_RESET: ReadKind.MOVED,
+    GetStatus.NO_MESSAGE_IN_QUEUE: ReadKind.NOTHING_YET,
+    GetStatus.NO_MATCHED_LOGIC_QUEUE: ReadKind.NOTHING_YET,
+}
+NOTHING_MATCHED: Final = frozenset({GetStatus.NO_MATCHED_MESSAGE, GetStatus.OFFSET_OVERFLOW_ONE})
+_KIND_OF: Final = tuple(KINDS[status] for status in GetStatus)  # an index is quicker than an enum's hash
+EMPTY_QUEUE: Final = frozenset({GetStatus.NO_MESSAGE_IN_QUEUE, GetStatus.NO_MATCHED_LOGIC_QUEUE})
+
+
+class _Work(msgspec.Struct, gc=False):
+    """What a held query is run again with."""
+
+    query: Query
+    message_filter: Filter
+    done: Done
+
+
+_Held = HeldPull[Caller, _Work]
+T = TypeVar("T")
+
+
+class Reading:
+    """Reads queues for groups, and keeps the queries that wait. All calls from the event loop."""
+
+    def __init__(
+        self,
+        *,
+        live: LiveConfig,
+        clock: Callable[[], int],
+        store: MessageStore,
+        catalog: Catalog,
+        consumers: ConsumerTable,
+        filters: Filters,
+        memory: PeerMemory,
+        stats: BrokerStats,
+    ) -> None:
+        self._live = live
+        self._clock = clock
+        self._store = store
+        self._topics = catalog.topics
+        self._groups = catalog.groups
+        self._offsets = catalog.offsets
+        self._consumers = consumers
+        self._filters = filters
+        self._stats = stats
+        self.held: HeldPulls[Caller, _Work] = HeldPulls(
+            live.value.max_held_pulls,
+            owner_max=live.value.max_held_pulls_per_connection,
+            is_gone=lambda caller: caller.is_closed,
+            memory=memory,
+        )
+        self._to_probe: dict[_Held, int] = {}  # -> the end of its queue, as far as that was told
+        self.probing = EachTurn(self._probe, PROBE_MAX)
+        self.woken = EachTurn(self._run, WAKE_MAX)
+
+    def read(
+        self, query: Query, caller: Caller, reply: Callable[[T, Outcome], None], to: T
+    ) -> Read | Moved | None:
+        """The answer; None when the query is held: it comes by `reply(to, ...)` then.
+
+        RequestError: refused. Forbidden, where the broker, the topic or the group may not be read; LimitReached, when
+        too many are held already.
+        """
+        message_filter = self._check(query)
+        if query.commit_offset is not None:
+            self._commit(query, query.commit_offset, caller)
+        reset = self._offsets.take_reset(query.group, query.topic, query.queue_id)
+        if reset is not None:
+            return self._moved(query, reset)
+        result = self._read(query, query.offset, message_filter)
+        kind = _kind_of(result, query.offset)
+        if kind is ReadKind.NOTHING_YET and query.wait_ms is not None:
+            config = self._live.value
+            wait_ms = query.wait_ms if config.long_polling_enable else config.short_polling_time_mills
+            if wait_ms > 0:
+                self._hold(query, caller, message_filter, min(wait_ms, HOLD_MS_MAX), partial(reply, to))
+                return None
+        return self._finish(query, result, kind)
+
+    def _commit(self, query: Query, offset: int, caller: Caller) -> None:
+        """Take the offset that comes with a query, unless the caller has committed a later one meanwhile."""
+        offsets = self._offsets
+        if caller.was_overtaken and (offsets.get(query.group, query.topic, query.queue_id) or 0) > offset:
+            return
+        offsets.commit(query.group, query.topic, query.queue_id, offset)
+
+    # --- checks -----------------------------------------------------------------------------------------------
+
+    def _check(self, query: Query) -> Filter:
+        """All checks in the official order; the filter of a query that may go on."""
+        config = self._live.value
+        check_broker_readable(config)
+        if query.is_lite and not config.lite_pull_message_enable:
+            raise RequestError(ResponseCode.NO_PERMISSION, "lite pull is turned off (litePullMessageEnable)")
+        group = self._groups.require(query.group)
+        check_consumes(group)
+        topic = self._topics.require(query.topic)
+        check_readable(topic)
+        check_queue(query.topic, query.queue_id, topic.read_queue_nums)
+        if query.count < 1:
+            raise RequestError(ResponseCode.INVALID_PARAMETER, f"maxMsgNums {query.count} is not positive")
+        if query.has_filter:
+            if check_type(query.expression_type, sql_enabled=config.enable_property_filter):
+                return self._filters.tags(query.expression)
+            return self._filters.sql(query.expression)
+        return self._subscribed(query, group)
+
+    def _subscribed(self, query: Query, group: SubscriptionGroupConfig) -> Filter:
+        """The filter that the group registered by heartbeat."""
+        name, topic = query.group, query.topic
+        registered = self._consumers.get(name)
+        if registered is None:
+            raise RequestError(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST,
+                f"no member of group {name} is registered; send a heartbeat",
+            )
+        if registered.is_broadcasting and not group.consume_broadcast_enable:
+            raise Forbidden(ForbiddenBy.BROADCAST, f"group {name} may not consume by broadcasting")
+        if self._groups.is_forbidden(name, topic):
+            raise Forbidden(ForbiddenBy.SUBSCRIPTION, f"group {name} may not read topic {topic}")
+        subscription = registered.subscriptions.get(topic)
+        if subscription is None:
+            raise RequestError(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST, f"group {name} has not subscribed to topic {topic}"
+            )
+        if subscription.version < query.subscription_version:
+            raise RequestError(
+                ResponseCode.SUBSCRIPTION_NOT_LATEST,
+                f"the subscription of group {name} to topic {topic} is older here than the pull's",
+            )
+        if check_type(subscription.expression_type, sql_enabled=self._live.value.enable_property_filter):
+            return subscription.tag_filter
+        return self._registered_sql(name, subscription)
+
+    def _registered_sql(self, group: str, subscription: Subscription) -> Filter:
+        """The SQL92 filter of a heartbeat. It is compiled here, so a heartbeat with many of them holds up nobody."""
+        try:
+            message_filter = self._filters.sql(subscription.data.sub_string)
+        except RequestError as broken:
+            older = subscription.compiled_version is not None
+            raise RequestError(
+                ResponseCode.FILTER_DATA_NOT_LATEST if older else ResponseCode.FILTER_DATA_NOT_EXIST,
+                f"group {group} registered a filter for topic {subscription.data.topic} that does not compile"
+                f"{', after an older one that does' if older else ''}: {broken.remark}",
+            ) from broken
+        subscription.compiled_version = subscription.version
+        return message_filter
+
+    # --- reading ----------------------------------------------------------------------------------------------
+
+    def _read(self, query: Query, offset: int, message_filter: Filter) -> GetResult:
+        return self._store.reading.get_message(
+            query.group,
+            query.topic,
+            query.queue_id,
+            offset,
+            min(query.count, MESSAGE_COUNT_MAX),
+            BODY_SIZE_MAX,
+            message_filter.tag_hashes,
+            message_filter.selector,
+        )
+
+    def _finish(self, query: Query, result: GetResult, kind: ReadKind) -> Read:
+        """Note and count what was read."""
+        self._offsets.note_pull(query.group, query.topic, query.queue_id, result.next_offset)
+        if result.count:
+            self._stats.got(query.group, query.topic, result.count, result.size)
+        else:
+            self._stats.missed()
+        suggested = self._suggested_broker(query.group, result) if self._live.value.slave_read_enable else 0
+        return Read(kind, result, suggested)
+
+    def _suggested_broker(self, group_name: str, result: GetResult) -> int:
+        """A slave, where the group has one and the reader is far behind."""
+        group = self._groups.get(group_name)
+        if group is None:
+            return 0
+        return group.which_broker_when_consume_slowly if result.suggest_slave else group.broker_id
+
+    def _moved(self, query: Query, offset: int) -> Moved:
+        store, topic, queue_id = self._store, query.topic, query.queue_id
+        return Moved(
+            offset, store.reading.min_offset(topic, queue_id), store.reading.max_offset(topic, queue_id)
+        )
+
+    # --- waiting ----------------------------------------------------------------------------------------------
+
+    def _hold(self, query: Query, caller: Caller, message_filter: Filter, wait_ms: int, done: Done) -> None:
+        query.expression = query.expression_type = None  # compiled by now, and long perhaps
+        pull = HeldPull(
+            QueueKey(query.topic, query.queue_id),
+            query.offset,
+            message_filter.tag_hashes,
+            self._clock() + wait_ms,
+            caller,
+            _Work(query, message_filter, done),
+            None
+            if message_filter.selector is None
+            else lambda offset: self._none_until(query, offset, message_filter),
+            None if message_filter is EVERYTHING else (message_filter, message_filter.size),
+        )
+        if self.held.hold(pull):
+            return
+        limit = "maxHeldPulls" if self.held.is_full else "maxHeldPullsPerConnection"
+        raise LimitReached(
+            ResponseCode.SYSTEM_BUSY,
+            f"{len(self.held)} pulls are held already, {self.held.count_of(caller)} of them for this connection;"
+            " try again later",
+            limit,
+        )
+
+    @property
+    def are_waiting(self) -> bool:
+        """Whether any query is held."""
+        return len(self.held) > 0
+
+    def arrived(self, arrivals: Sequence[Arrival]) -> None:
+        """These messages can be read now: run the queries that wait for them."""
+        for topic, queue_id, max_offset, entries in arrivals:
+            self.wake(topic, queue_id, max_offset, entries)
+
+    def wake(self, topic: str, queue_id: int, max_offset: int, entries: bytes) -> None:
+        """Run the queries that new readable messages are for; `entries` as packed in the queue."""
+        if not self.held.waits_in(topic, queue_id):
+            return
+        self.woken.add(self.held.ready(topic, queue_id, max_offset, tags_of(entries)))
+        to_probe = self.held.to_probe(topic, queue_id)
+        if to_probe:
+            new = [pull for pull in to_probe if pull not in self._to_probe]
+            self._to_probe.update(dict.fromkeys(to_probe, max_offset))
+            self.probing.add(new)
+
+    def _probe(self, pull: _Held) -> None:
+        """Let a query look at what arrived."""
+        if self.held.probe(pull, self._to_probe.pop(pull)):
+            self._run_again(pull)
+
+    def group_reset(self, group: str, topic: str, queue_id: int) -> None:
+        """Tell a member that waits in a queue at once where the group goes on."""
+        for pull in self.held.take(topic, queue_id, lambda work: work.query.group == group):
+            offset = self._offsets.take_reset(group, topic, queue_id)
+            if offset is None:
+                self._run_again(pull)
+            else:
+                pull.work.done(self._moved(pull.work.query, offset))
+
+    async def run(self) -> None:
+        """Answer the queries whose time is over, until cancelled; later where descriptors or memory are missing."""
+        while True:
+            try:
+                self.expire()
+            except OutOfResources as scarce:
+                log.warning("broker.task_delayed", task="held pulls", reason=str(scarce))
+                await asyncio.sleep(RESOURCES_RETRY_S)
+            await asyncio.sleep(SWEEP_S)
+
+    def expire(self) -> None:
+        """Answer the queries whose time is over."""
+        self.woken.add(self.held.expired(self._clock()))
+
+    def _run(self, pull: _Held) -> None:
+        """Run a query that has left the table."""
+        if not pull.owner.is_closed:
+            self._run_again(pull)
+
+    def _none_until(self, query: Query, offset: int, message_filter: Filter) -> int | None:
+        """Where to look next when no message from `offset` on matches; None when the query has to be run again."""
+        result = self._read(query, offset, message_filter)
+        if result.status not in NOTHING_MATCHED:
+            return None
+        return result.next_offset
+
+    def _run_again(self, pull: _Held) -> None:
+        query, message_filter, done = pull.work.query, pull.work.message_filter, pull.work.done
+        if pull.owner.is_congested:
+            # One message may wake thousands of queries: what they find is not piled up for who does not read.
+            done(Skipped(pull.offset))
+            return
+        try:
+            result = self._read(query, pull.offset, message_filter)
+        except (OSError, StoreError) as failed:  # of this queue alone: nobody else is to suffer
+            done(Failed(failed))
+            return
+        done(self._finish(query, result, _kind_of(result, pull.offset)))
+
+
+def _kind_of(result: GetResult, asked_offset: int) -> ReadKind:
+    kind = _KIND_OF[result.status]
+    if kind is ReadKind.NOTHING_YET and asked_offset != 0 and result.status in EMPTY_QUEUE:
+        return ReadKind.MOVED
+    return kind

@@ -1,0 +1,310 @@
+"""What clients say about themselves: heartbeats, good-byes, who else is there, queue locks.
+
+34 HEART_BEAT   35 UNREGISTER_CLIENT   38 GET_CONSUMER_LIST_BY_GROUP   46 CHECK_CLIENT_CONFIG
+41 LOCK_BATCH_MQ   42 UNLOCK_BATCH_MQ
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
+
+import structlog
+
+from aerobee_broker.catalog.catalog import Catalog
+from aerobee_broker.members.clients import Member
+from aerobee_broker.members.filters import Filters, check_type
+from aerobee_broker.members.members import Members
+from aerobee_broker.remoting_api.request_bodies import answer
+from aerobee_broker.settings.config import LiveConfig
+from aerobee_broker.settings.identity import BrokerIdentity
+from aerobee_proto import names
+from aerobee_proto.bodies import (
+    CheckClientConfigBody,
+    ConsumerData,
+    ConsumerIdList,
+    HeartbeatData,
+    LockBatchBody,
+    LockedQueues,
+    MessageQueue,
+    ProducerData,
+    UnlockBatchBody,
+)
+from aerobee_proto.codes import RequestCode, ResponseCode
+from aerobee_proto.errors import RequestError
+from aerobee_proto.headers import ConsumerGroupHeader, UnregisterClientHeader
+from aerobee_proto.requests import NoFields
+from aerobee_remoting.exchange.handlers import AnyRequest, HandlerTable, Request, Response
+from aerobee_remoting.exchange.needs import GET, SUB, Rule, on_group, on_groups_in, on_topics_in, ours
+
+__all__ = ["ClientHandlers"]
+
+log = structlog.get_logger()
+
+HEARTBEAT_SIZE_MAX: Final = 4 * 1024 * 1024
+LOCK_BODY_SIZE_MAX: Final = 1024 * 1024
+CLIENT_ID_CHARS_MAX: Final = 512
+# Groups and subscriptions of a heartbeat that are taken in one turn; a group at the least.
+SLICE_MAX: Final = 512
+GROUP_COST: Final = 8  # of a group, in subscriptions
+
+
+class ClientHandlers:
+    """Handlers of the codes above."""
+
+    def __init__(
+        self,
+        *,
+        live: LiveConfig,
+        clock: Callable[[], int],
+        identity: BrokerIdentity,
+        catalog: Catalog,
+        members: Members,
+        filters: Filters,
+    ) -> None:
+        self._live = live
+        self._clock = clock
+        self._identity = identity
+        self._topics = catalog.topics
+        self._groups = catalog.groups
+        self._consumers = members.consumers
+        self._producers = members.producers
+        self._locks = members.locks
+        self._notices = members.notices
+        self._filters = filters
+
+    def register(self, table: HandlerTable) -> None:
+        """Add the handlers to a table."""
+        add, code = table.register, RequestCode
+        add(
+            code.HEART_BEAT,
+            self.heartbeat,
+            # Producers are not looked at: what may be sent is seen when it is sent.
+            needs=(
+                on_groups_in(
+                    HeartbeatData, lambda body: [one.group_name for one in body.consumer_data_set], SUB
+                ),
+                on_topics_in(HeartbeatData, _subscribed_topics, SUB, of_retry=()),
+            ),
+            body_size_max=HEARTBEAT_SIZE_MAX,
+            overtakes=True,
+        )
+        add(
+            code.UNREGISTER_CLIENT,
+            self.unregister,
+            header=UnregisterClientHeader,
+            needs=(on_group("consumer_group", SUB),),
+            overtakes=True,
+        )
+        add(
+            code.GET_CONSUMER_LIST_BY_GROUP,
+            self.members,
+            header=ConsumerGroupHeader,
+            needs=(on_group("consumer_group", SUB, GET),),
+            overtakes=True,
+        )
+        add(
+            code.CHECK_CLIENT_CONFIG,
+            self.check_subscription,
+            needs=(
+                ours(on_groups_in(CheckClientConfigBody, lambda body: [body.group], SUB)),
+                ours(on_topics_in(CheckClientConfigBody, _checked_topic, SUB, of_retry=())),
+            ),
+            body_size_max=LOCK_BODY_SIZE_MAX,
+        )
+        add(
+            code.LOCK_BATCH_MQ,
+            self.lock,
+            needs=_of_queues(LockBatchBody),
+            body_size_max=LOCK_BODY_SIZE_MAX,
+            overtakes=True,
+        )
+        add(
+            code.UNLOCK_BATCH_MQ,
+            self.unlock,
+            needs=_of_queues(UnlockBatchBody),
+            body_size_max=LOCK_BODY_SIZE_MAX,
+            overtakes=True,
+        )
+
+    # --- heartbeats -------------------------------------------------------------------------------------------
+
+    def heartbeat(self, request: Request[NoFields]) -> Response | None:
+        """Take a client's groups. A short one (withoutSub) of a client that is unknown asks for a full one."""
+        data = request.read(HeartbeatData)
+        _check_client_id(data.client_id)
+        if (
+            sum([_cost(consumer) for consumer in data.consumer_data_set]) + len(data.producer_data_set)
+            > SLICE_MAX
+        ):
+            request.connection.answer_alone(request, lambda: self._heartbeat_in_turns(request, data))
+            return None
+        known = [self._consumer(request, data, consumer) for consumer in data.consumer_data_set]
+        self._register_producers(request, data, data.producer_data_set)
+        return self._on_heartbeat(data, known)
+
+    async def _heartbeat_in_turns(self, request: AnyRequest, data: HeartbeatData) -> Response:
+        """As at once, for one of very many groups: others are served in between."""
+        known: list[bool] = []
+        cost = 0
+        for consumer in data.consumer_data_set:
+            cost += _cost(consumer)
+            if cost > SLICE_MAX and known:
+                await asyncio.sleep(0)
+                cost = 0
+            known.append(self._consumer(request, data, consumer))
+        for start in range(0, len(data.producer_data_set), SLICE_MAX):
+            await asyncio.sleep(0)
+            self._register_producers(request, data, data.producer_data_set[start : start + SLICE_MAX])
+        return self._on_heartbeat(data, known)
+
+    def _register_producers(
+        self, request: AnyRequest, data: HeartbeatData, producers: Sequence[ProducerData]
+    ) -> None:
+        for producer in producers:
+            if 0 < len(producer.group_name) <= names.GROUP_LENGTH_MAX:
+                self._producers.register(producer.group_name, self._member(request, data.client_id))
+
+    def _on_heartbeat(self, data: HeartbeatData, known: Sequence[bool]) -> Response:
+        uses_fingerprints = data.heartbeat_fingerprint != 0
+        changed = not all(known) if uses_fingerprints else True
+        return Response(
+            ext={"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": "true" if changed else "false"}
+        )
+
+    def _consumer(self, request: AnyRequest, data: HeartbeatData, consumer: ConsumerData) -> bool:
+        """Take one group; False when a full heartbeat is needed for it."""
+        group = self._groups.find(consumer.group_name)
+        if group is None:
+            log.warning(
+                "broker.group_refused",
+                group=consumer.group_name[:255],
+                client_id=data.client_id,
+                peer=request.connection.peer,
+            )
+            return True
+        self._topics.for_group(
+            names.retry_topic(consumer.group_name),
+            queue_count=group.retry_queue_nums,
+            unit=consumer.unit_mode,
+        )
+        changes = self._consumers.register(
+            self._member(request, data.client_id),
+            consumer,
+            notify=self._groups.notifies(consumer.group_name),
+            without_subscriptions=data.without_sub and data.heartbeat_fingerprint != 0,
+            fingerprint=data.heartbeat_fingerprint,
+        )
+        if changes.conflict is not None:
+            log.warning(
+                "broker.subscriptions_conflict",
+                group=changes.conflict.group,
+                client_id=changes.conflict.client_id,
+                other_client_id=changes.conflict.other_client_id,
+                topics=changes.conflict.topics,
+            )
+        if changes.changed:
+            log.info(
+                "broker.group_changed",
+                group=consumer.group_name,
+                client_id=data.client_id,
+                peer=request.connection.peer,
+                notified=self._notices.notify(changes.notify),
+            )
+        return changes.known
+
+    def _member(self, request: AnyRequest, client_id: str) -> Member:
+        return Member(client_id, request.connection, request.language, request.version, self._clock())
+
+    def unregister(self, request: Request[UnregisterClientHeader]) -> Response:
+        """A client leaves its groups; the members that stay are told."""
+        header: UnregisterClientHeader = request.header
+        if header.producer_group:
+            self._producers.unregister(header.producer_group, header.client_id)
+        if header.consumer_group:
+            group = header.consumer_group
+            changes = self._consumers.unregister(group, header.client_id, notify=self._groups.notifies(group))
+            if changes.changed:
+                log.info("broker.client_left", group=group, client_id=header.client_id)
+            self._notices.notify_of_good_bye(changes.notify)
+        return Response()
+
+    # --- looking around ---------------------------------------------------------------------------------------
+
+    def members(self, request: Request[ConsumerGroupHeader]) -> Response:
+        """Client ids of a group; SYSTEM_ERROR when nobody is online."""
+        group = request.header.consumer_group
+        ids = self._consumers.client_ids(group)
+        if not ids:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {group[:255]}: nobody is online"
+            )
+        return answer(ConsumerIdList(consumer_id_list=ids))
+
+    def check_subscription(self, request: Request[NoFields]) -> Response:
+        """Whether a filter expression would be understood, before a client starts with it."""
+        subscription = request.read(CheckClientConfigBody).subscription_data
+        enabled = self._live.value.enable_property_filter
+        if subscription is not None and not check_type(subscription.expression_type, sql_enabled=enabled):
+            self._filters.sql(subscription.sub_string)
+        return Response()
+
+    # --- queue locks ------------------------------------------------------------------------------------------
+
+    def lock(self, request: Request[NoFields]) -> Response:
+        """Take or renew locks for orderly consumption; the answer lists those that are held now.
+
+        The group must be known or may be created, as for a heartbeat: else locks of invented groups would pile up.
+        """
+        body = request.read(LockBatchBody)
+        _check_client_id(body.client_id)
+        self._groups.require(body.consumer_group)
+        queues = self._existing(body.mq_set)
+        held = self._locks.lock(body.consumer_group, body.client_id, queues, self._clock())
+        return answer(LockedQueues(locked=held))
+
+    def unlock(self, request: Request[NoFields]) -> Response:
+        """Give locks back."""
+        body = request.read(UnlockBatchBody)
+        self._locks.unlock(body.consumer_group, body.client_id, body.mq_set)
+        return Response()
+
+    def _existing(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+        """Those of the queues that this broker has; others cannot be locked here."""
+        found = []
+        for queue in queues:
+            topic = self._topics.get(queue.topic)
+            if topic is None or queue.broker_name != self._identity.broker_name:
+                continue
+            if 0 <= queue.queue_id < max(topic.read_queue_nums, topic.write_queue_nums):
+                found.append(queue)
+        return found
+
+
+def _subscribed_topics(data: HeartbeatData) -> Iterator[str]:
+    for consumer in data.consumer_data_set:
+        for subscription in consumer.subscription_data_set:
+            yield subscription.topic
+
+
+def _checked_topic(body: CheckClientConfigBody) -> list[str]:
+    return [body.subscription_data.topic] if body.subscription_data is not None else []
+
+
+def _of_queues(form: type[LockBatchBody]) -> tuple[Rule, ...]:
+    """What locks of queues need: to read there, in that group."""
+    return (
+        on_groups_in(form, lambda body: [body.consumer_group], SUB),
+        on_topics_in(form, lambda body: [queue.topic for queue in body.mq_set], SUB, of_retry=()),
+    )
+
+
+def _cost(consumer: ConsumerData) -> int:
+    return GROUP_COST + len(consumer.subscription_data_set)
+
+
+def _check_client_id(client_id: str) -> None:
+    if not 0 < len(client_id) <= CLIENT_ID_CHARS_MAX:
+        raise RequestError(
+            ResponseCode.INVALID_PARAMETER,
+            f"the client id has {len(client_id)} characters; allowed: 1 to {CLIENT_ID_CHARS_MAX}",
+        )

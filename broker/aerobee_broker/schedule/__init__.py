@@ -1,0 +1,1 @@
+"""Messages that wait for their time, by delay level and by timer, and their delivery."""

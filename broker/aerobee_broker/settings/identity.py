@@ -1,0 +1,68 @@
+"""Who this broker is, once its ports are known."""
+
+import asyncio
+import socket
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+from aerobee_broker.settings.config import BrokerConfig, local_address
+
+__all__ = ["BrokerIdentity", "address_of", "identity_of"]
+
+
+@dataclass(slots=True, frozen=True)
+class BrokerIdentity:
+    """Names and addresses under which clients and nameservers know this broker."""
+
+    cluster_name: str
+    broker_name: str
+    broker_id: int  # 0 is the master
+    host: str  # the advertised address; offset message ids carry it
+    port: int
+    ha_addr: str
+
+    @property
+    def broker_addr(self) -> str:
+        """`host:port` as clients dial it."""
+        return _join(self.host, self.port)
+
+
+def identity_of(config: BrokerConfig, port: int) -> BrokerIdentity:
+    """The identity of a broker with these settings that listens on `port`."""
+    host = config.broker_ip1 or _reachable(config.bind_address)
+    return BrokerIdentity(
+        cluster_name=config.broker_cluster_name,
+        broker_name=config.broker_name,
+        broker_id=config.broker_id,
+        host=host,
+        port=port,
+        ha_addr=_join(config.broker_ip2 or host, config.ha_listen_port),
+    )
+
+
+async def address_of(host: str) -> str:
+    """The IP address of an advertised host, which stored messages and their ids carry; IPv4 where there is one.
+
+    OSError names the setting when a name cannot be resolved.
+    """
+    try:
+        return str(ip_address(host))
+    except ValueError:
+        pass
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise OSError(
+            error.errno, f"brokerIP1={host} is neither an IP address nor a known name: {error}"
+        ) from error
+    addresses = [(family, str(address[0])) for family, _, _, _, address in found]
+    return min(addresses, key=lambda pair: pair[0] != socket.AF_INET)[1]
+
+
+def _reachable(bind_address: str) -> str:
+    """The address that a listener is reached at: its own, unless it listens on all."""
+    return local_address() if bind_address in ("", "0.0.0.0", "::") else bind_address  # noqa: S104
+
+
+def _join(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

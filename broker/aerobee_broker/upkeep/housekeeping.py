@@ -1,0 +1,74 @@
+"""Clients that go: their connection is lost, or they fall silent.
+
+Touches  the tables of members; notifies through members' connections.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from aerobee_broker.members.members import Members
+from aerobee_broker.settings.config import LiveConfig
+from aerobee_remoting.peers.peer import Peer
+
+__all__ = ["SCAN_S", "ClientScan"]
+
+log = structlog.get_logger()
+
+SCAN_S: Final = 10.0
+
+
+class ClientScan:
+    """Removes clients that go. All calls from the event loop."""
+
+    def __init__(
+        self,
+        live: LiveConfig,
+        clock: Callable[[], int],
+        members: Members,
+        *,
+        notifies: Callable[[str], bool],
+    ) -> None:
+        """`notifies`: whether the members of a group are told when it changes."""
+        self._live = live
+        self._clock = clock
+        self._members = members
+        self._notifies = notifies
+
+    def connection_lost(self, connection: Peer) -> None:
+        """Remove the clients behind a connection that is gone, and tell their groups."""
+        changes = self._members.consumers.connection_lost(connection, notifies=self._notifies)
+        producers = self._members.producers.connection_lost(connection)
+        notified_count = self._members.notices.notify(changes.notify)
+        if changes.changed or producers:
+            log.info(
+                "broker.clients_lost", peer=connection.peer, producers=producers, notified=notified_count
+            )
+
+    def scan(self) -> int:
+        """Remove clients that fell silent, close their connections, drop old locks; how many were closed."""
+        now_ms, silent_ms = self._clock(), self._live.value.channel_expired_timeout
+        consumers, producers = self._members.consumers, self._members.producers
+        changes = consumers.expire(now_ms - silent_ms, notifies=self._notifies)
+        silent = {
+            connection
+            for connection in (*changes.close, *producers.expire(now_ms - silent_ms))
+            # A proxy's connection carries many clients; it stays while one of them is alive.
+            if not consumers.has_members(connection) and not producers.has_members(connection)
+        }
+        for connection in silent:
+            log.warning("broker.client_expired", peer=connection.peer, silent_ms=silent_ms)
+            connection.close("no heartbeat")
+        self._members.notices.notify(
+            (group, member) for group, member in changes.notify if member not in silent
+        )
+        self._members.locks.forget_expired(now_ms)
+        return len(silent)
+
+    async def run(self) -> None:
+        """`scan` every 10 s, until cancelled."""
+        while True:
+            await asyncio.sleep(SCAN_S)
+            self.scan()

@@ -1,0 +1,1 @@
+"""Whether a store holds what it promises: invariants, rot, files that went away."""

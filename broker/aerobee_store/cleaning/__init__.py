@@ -1,0 +1,1 @@
+"""Which old files go, when, and in what order."""

@@ -1,0 +1,1 @@
+"""The queues: which record is the next of a topic's queue."""

@@ -1,0 +1,1 @@
+"""From a queue and an offset, or a key, to records."""

@@ -1,0 +1,86 @@
+"""Messages by their keys: what waits to be indexed, indexing it, and asking.
+
+Touches  the index through dispatch, and index, queues and commit log, reading.
+"""
+
+import contextlib
+from collections.abc import Generator
+
+from aerobee_store.faults.errors import StoreFull
+from aerobee_store.faults.health import StoreHealth
+from aerobee_store.index.index import IndexService, finished
+from aerobee_store.log.commit_log import CommitLog
+from aerobee_store.log.damage_events import log_new_damage
+from aerobee_store.queues.queue_table import QueueTable
+from aerobee_store.reading.query import QueryResult, query_messages
+from aerobee_store.writing.dispatcher import Dispatcher
+
+__all__ = ["KeyLookup"]
+
+_INDEX_STEP = 4096  # messages whose keys a query indexes at a time
+
+
+class KeyLookup:
+    """The keys of one store."""
+
+    def __init__(
+        self,
+        index: IndexService,
+        log: CommitLog,
+        queues: QueueTable,
+        dispatcher: Dispatcher,
+        health: StoreHealth,
+        *,
+        count_max: int,
+    ) -> None:
+        """A query answers with at most `count_max` messages."""
+        self._index = index
+        self._log = log
+        self._queues = queues
+        self._dispatcher = dispatcher
+        self._health = health
+        self._count_max = count_max
+
+    @property
+    def backlog(self) -> int:
+        """Messages whose keys are not indexed yet."""
+        return self._dispatcher.index_backlog
+
+    def build(self, limit: int) -> int:
+        """Index the keys of at most `limit` waiting messages; how many keys. StoreFull keeps them waiting.
+
+        After a failure of the disk none are indexed any more.
+        """
+        if self._health.reason is not None:
+            return 0
+        try:
+            return self._dispatcher.build_index(limit)
+        except OSError as error:
+            self._health.fail(self._index.title, error)
+            return 0
+
+    def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> QueryResult:
+        """As query_steps(), at once."""
+        return finished(self.query_steps(topic, key, max_num, begin, end))
+
+    def query_steps(
+        self, topic: str, key: str, max_num: int, begin: int, end: int
+    ) -> Generator[None, None, QueryResult]:
+        """The newest `max_num` messages of `topic` that carry `key` (a KEYS word or the unique key) and were
+        stored in [begin, end] (ms), oldest first.
+
+        A key that very many messages share is looked for in steps of a few milliseconds; a yield ends each.
+        """
+        left = self.backlog
+        with contextlib.suppress(StoreFull):  # the newest keys wait for room; what is indexed can be found
+            while left > 0:
+                self.build(min(left, _INDEX_STEP))
+                left -= _INDEX_STEP
+                if left > 0:
+                    yield
+        known = self._log.damaged
+        count = min(max_num, self._count_max)
+        found = yield from query_messages(self._index, self._log, self._queues, topic, key, count, begin, end)
+        if self._log.damaged is not known:
+            log_new_damage(self._log, known)
+        return found

@@ -1,0 +1,1 @@
+"""What is asked of a store and answered by it, as plain values."""

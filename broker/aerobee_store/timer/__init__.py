@@ -1,0 +1,1 @@
+"""The files of messages that wait for a moment, and whether they hold together."""

@@ -1,0 +1,137 @@
+"""From appended batches to what readers see: queue entries and index keys, without reading the log again.
+
+Touches  queues and index it is given.
+
+Invariants
+- confirmed_offset is the end of the last batch whose queue entries are written; readers see nothing beyond.
+- Entries of a queue are written in order, one write a queue and call.
+- What is stuck for want of room is in `_stuck` before confirmed_offset moves past it.
+- Keys wait in `index_backlog` in log order until build_index() or a query takes them.
+
+Threads: one thread calls everything; a worker may read confirmed_offset, confirmed_timestamp, indexed_offset
+and is_stuck, in this order, to learn what a flush that it begins afterwards will cover.
+"""
+
+from collections import deque
+from contextlib import suppress
+from itertools import islice
+
+from aerobee_store.faults.errors import StoreFull
+from aerobee_store.index.index import IndexService, KeyedRecord
+from aerobee_store.queues.batch_queue import plain_entries
+from aerobee_store.queues.consume_queue import ConsumeQueue
+from aerobee_store.terms.messages import Arrival
+from aerobee_store.writing.appender import PendingBatch, Touched
+
+__all__ = ["INDEX_BACKLOG_MAX", "Dispatcher"]
+
+# Records waiting for the index beyond which confirm() indexes them itself.
+INDEX_BACKLOG_MAX = 200_000
+# (first queue offset, packed entries)
+_Work = tuple[int, bytes]
+
+
+class Dispatcher:
+    """Turns pending batches into queue entries, and keys into index entries."""
+
+    def __init__(self, pending: deque[PendingBatch], index: IndexService | None) -> None:
+        self._pending = pending
+        self._index = index
+        # Moved by confirm().
+        self.confirmed_offset = 0
+        self.confirmed_timestamp = 0
+        # Entries that found no room on the disk; tried again before anything else.
+        self._stuck: dict[ConsumeQueue, _Work] = {}
+        # Why: what the first of them met.
+        self.stuck_by: StoreFull | None = None
+        self._index_backlog: deque[KeyedRecord] = deque()
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether queue entries, or too many keys, wait for room on the disk."""
+        return bool(self._stuck) or len(self._index_backlog) > INDEX_BACKLOG_MAX
+
+    def confirm(self, offset: int, *, notify: bool = True) -> list[Arrival]:
+        """Write the queue entries of every batch that ends at or below `offset`; what arrived, if it is to be told.
+
+        Entries for which the disk has no room are kept and tried again by the next call.
+        """
+        pending = self._pending
+        if not self._stuck and (not pending or pending[0].end_offset > offset):
+            return []
+        last: PendingBatch | None = None
+        if not self._stuck and (len(pending) == 1 or pending[1].end_offset > offset):
+            last = pending.popleft()
+            self._index_backlog.extend(last.index_items)
+            arrivals = self._write(last.touched, notify)
+        else:
+            work = dict(self._stuck)
+            while pending and pending[0].end_offset <= offset:
+                last = pending.popleft()
+                for queue, first, entries in last.touched:
+                    known = work.get(queue)
+                    work[queue] = (first, entries) if known is None else (known[0], known[1] + entries)
+                self._index_backlog.extend(last.index_items)
+            arrivals = self._write([(queue, *more) for queue, more in work.items()], notify)
+        if last is not None:
+            # In this order, and after the entries: the worker reads them the other way round.
+            self.confirmed_timestamp = last.store_timestamp
+            self.confirmed_offset = last.end_offset
+        if len(self._index_backlog) > INDEX_BACKLOG_MAX:
+            with suppress(StoreFull):
+                self.build_index(INDEX_BACKLOG_MAX)
+        return arrivals
+
+    def _write(self, work: list[Touched], notify: bool) -> list[Arrival]:
+        arrivals: list[Arrival] = []
+        stuck: dict[ConsumeQueue, _Work] = {}
+        self.stuck_by = None
+        for queue, first, entries in work:
+            if queue.deleted:
+                continue
+            try:
+                queue.put_entries(first, entries, rising=True)
+            except StoreFull as error:
+                stuck[queue] = (first, entries)
+                self.stuck_by = self.stuck_by or error
+                continue
+            if queue.max_offset == queue.next_offset:
+                # One number, not two that both have to come from memory next time.
+                queue.max_offset = queue.next_offset
+            if notify:
+                if queue.is_batch:
+                    entries = plain_entries(entries)
+                arrivals.append((queue.topic, queue.queue_id, queue.max_offset, entries))
+        self._stuck = stuck
+        return arrivals
+
+    # --- index -----------------------------------------------------------------------------------------
+
+    @property
+    def index_backlog(self) -> int:
+        """Records whose keys are not in the index yet."""
+        return len(self._index_backlog)
+
+    @property
+    def indexed_offset(self) -> int:
+        """All keys of records below this physical offset are in the index."""
+        confirmed = self.confirmed_offset
+        try:
+            return self._index_backlog[0][3]
+        except IndexError:  # empty, maybe only just
+            return confirmed
+
+    def build_index(self, limit: int) -> int:
+        """Index the keys of at most `limit` records; how many keys. StoreFull keeps them waiting."""
+        backlog = self._index_backlog
+        if not backlog or self._index is None:
+            return 0
+        count = min(limit, len(backlog))
+        batch = list(backlog) if count == len(backlog) else list(islice(backlog, count))
+        keys = self._index.put_many(batch)
+        if count == len(backlog):
+            backlog.clear()
+        else:
+            for _ in range(count):
+                backlog.popleft()
+        return keys

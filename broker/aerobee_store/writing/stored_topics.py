@@ -1,0 +1,136 @@
+"""The topics of a store: which have queues, of which kind these are, and what becomes of a topic that is deleted.
+
+Touches  the folders of queues and the list of deleted topics, through the queue table and the tombstones.
+
+A deleted topic's records stay in the log until they are cleaned away; tombstones keep recovery from giving them queues
+again. They are durable before anything new is stored, or a crash could take the deletion back from under it.
+"""
+
+import contextlib
+from collections.abc import Callable, Generator, Iterable
+
+from aerobee_store.faults.errors import StoreError, StoreFull
+from aerobee_store.faults.health import StoreHealth
+from aerobee_store.log.commit_log import CommitLog
+from aerobee_store.queues.queue_table import QueueTable
+from aerobee_store.queues.tombstones import Tombstones
+from aerobee_store.writing.appender import Appender
+
+__all__ = ["StoredTopics"]
+
+
+class StoredTopics:
+    """Topics that have, or had, queues in one store."""
+
+    def __init__(
+        self,
+        log: CommitLog,
+        queues: QueueTable,
+        appender: Appender,
+        tombstones: Tombstones,
+        health: StoreHealth,
+        *,
+        is_open: Callable[[], bool],
+    ) -> None:
+        """`is_open`: whether the store is; deletions are saved only then."""
+        self._log = log
+        self._queues = queues
+        self._appender = appender
+        self._tombstones = tombstones
+        self._health = health
+        self._is_open = is_open
+
+    def names(self) -> list[str]:
+        """Topics that have a queue, sorted."""
+        return self._queues.topics
+
+    def queue_ids(self, topic: str) -> list[int]:
+        """Ids of the topic's queues that hold or held messages, sorted."""
+        found = ((i, self._queues.get(topic, i)) for i in self._queues.queue_ids(topic))
+        return [i for i, q in found if q is not None and self._appender.next_offset(q) > 0]
+
+    # --- topics of batches -----------------------------------------------------------------------------
+
+    def is_batch(self, topic: str) -> bool:
+        """Whether the topic has queues of batches: a record may hold several messages."""
+        return topic in self._queues.batch_topics
+
+    @property
+    def batch_names(self) -> frozenset[str]:
+        """All topics with queues of batches."""
+        return frozenset(self._queues.batch_topics)
+
+    def prepare_batch(self, topics: Iterable[str]) -> None:
+        """Do what takes time of make_batch(), for any thread. OSError or StoreFull: the disk does not take it."""
+        for topic in topics:
+            self._queues.prepare_batch_topic(topic)
+
+    def forget_prepared(self, topics: Iterable[str]) -> None:
+        """Take prepare_batch() back for those that have not become such a topic. What it leaves after a failure is
+        without harm: a folder without files, see batch_queues."""
+        with contextlib.suppress(OSError):
+            self._queues.forget_prepared(topics)
+
+    def make_batch(self, topic: str) -> None:
+        """Give a new topic queues of batches; durable on return. StoreError when it cannot have them, as it has plain
+        ones or the disk does not take the folder; it has none then."""
+        try:
+            self._queues.make_batch_topic(topic)
+        except OSError as failed:
+            raise StoreError(f"topic {topic} cannot have queues of batches: {failed}") from failed
+
+    # --- deletion --------------------------------------------------------------------------------------
+
+    def delete(self, topic: str) -> int:
+        """Delete the topic's queues; how many there were. Its records stay in the log until cleaned.
+
+        That is on disk already, unless save_deletions() says why it cannot be; then a crash may bring them back.
+        StorePoisoned when their files cannot be deleted.
+        """
+        count = len(self._queues.queue_ids(topic))
+        for _ in self.deletion(topic):
+            pass
+        return count
+
+    def deletion(self, topic: str) -> Generator[None, None, int]:
+        """As delete(), in steps of a queue each. The topic has no queue from this call on, and may have new ones
+        before the last step."""
+        self._appender.forget_topic(topic)
+        self._tombstones.add(topic, self._log.end_offset)
+        # First, as queues that are gone without a reason are built again under numbers that were given out anew.
+        with contextlib.suppress(OSError, StoreFull):
+            self._tombstones.save()
+        try:
+            steps = self._queues.deletion(topic)
+        except OSError as error:
+            raise self._health.fail(self._queues.title, error) from error
+        return self._steps(steps)
+
+    def _steps(self, steps: Generator[None, None, int]) -> Generator[None, None, int]:
+        try:
+            return (yield from steps)
+        except OSError as error:
+            raise self._health.fail(self._queues.title, error) from error
+
+    def is_dead(self, topic: str, physical_offset: int) -> bool:
+        """Whether a message of `topic` that came at `physical_offset` died with the topic, which was deleted later."""
+        return self._tombstones.covers(topic, physical_offset)
+
+    def save_deletions(self) -> None:
+        """Make it durable which topics were deleted before this call; for any thread.
+
+        OSError or StoreFull when that is not possible now; it is not final, and may be tried again.
+        """
+        if self._is_open() and self._health.reason is None:
+            self._tombstones.prune(self._log.min_offset)
+            self._tombstones.save()
+
+    def settle_deletions(self) -> None:
+        """Before something is stored: no message may follow a deletion that a crash takes back, as it could be of the
+        same topic. StoreFull; StorePoisoned when the disk fails."""
+        if not self._tombstones.is_dirty:
+            return
+        try:
+            self._tombstones.save()
+        except OSError as error:
+            raise self._health.fail("list of deleted topics", error) from error

@@ -1,0 +1,1 @@
+"""Administration: topics, groups, brokers, offsets, and messages looked up by key."""

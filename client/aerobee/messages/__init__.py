@@ -1,0 +1,1 @@
+"""Messages in a program's hands: outgoing, received, being handled, and who looks on and counts."""

@@ -1,0 +1,1 @@
+"""Requests to nameservers and brokers: connections, routes, signatures, pauses between tries."""

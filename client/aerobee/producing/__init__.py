@@ -1,0 +1,1 @@
+"""From a call to a stored message: batches, queues, tries, transactions, replies."""

@@ -1,0 +1,1 @@
+"""What the client is asked and answers with, as plain values: settings, queues, places, figures."""

@@ -1,0 +1,1 @@
+"""`aerobee doctor`: the faults that are most frequent at the beginning, and how to mend each."""

@@ -1,0 +1,1 @@
+"""`aerobee topic`, `group` and `cluster`: looked at and changed through the admin calls."""

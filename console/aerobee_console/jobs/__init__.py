@@ -1,0 +1,1 @@
+"""`aerobee pipeline ...`: jobs on Spark."""

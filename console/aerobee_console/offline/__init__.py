@@ -1,0 +1,1 @@
+"""`aerobee store ...`: look into a store folder and mend it."""

@@ -1,0 +1,1 @@
+"""The server programs, started and stopped from the command line."""

@@ -1,0 +1,100 @@
+"""A nameserver and a broker in one event loop, on 127.0.0.1: what `aerobee dev` and the pytest plug-in start.
+
+Touches  the running event loop, local ports, the store folder that it is given. Besides `daemons.py` the only module
+here that knows nameserver and broker. Needs nothing of the terminal.
+
+Invariants
+- The nameserver knows the broker when `start` returns.
+- After `close` no task, thread or file of either is left open; also after a `start` that failed.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from aerobee_broker.broker import Broker
+from aerobee_broker.in_process.adapter import InProcess
+from aerobee_broker.main import load_config as load_broker_config
+from aerobee_broker.process.descriptors import raise_open_files_limit
+from aerobee_nameserver.config import load_config as load_nameserver_config
+from aerobee_nameserver.server import NameServer
+
+__all__ = ["HOST", "LocalCluster"]
+
+HOST: Final = "127.0.0.1"
+
+
+class LocalCluster:
+    """One nameserver that keeps nothing on disk, one broker that registers there. `start` once, `close` once."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, str], *, nameserver_port: int = 0) -> None:
+        """`settings` are the broker's, under RocketMQ's names; they win over what is set here. Without them
+        all ports are free ones, and metrics are not served. Needs a running event loop."""
+        self._folder = folder
+        self._settings = settings
+        self._nameserver = NameServer(
+            load_nameserver_config(
+                None,
+                {
+                    "bindAddress": HOST,
+                    "listenPort": str(nameserver_port),
+                    "kvConfigPath": str(folder / "kvConfig.json"),  # never made; the default one needs a home
+                },
+            ),
+            keep_kv=False,
+        )
+        self._broker: Broker | None = None
+        self.failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+
+    @property
+    def nameserver(self) -> str:
+        """`host:port` for clients; there after `start`."""
+        return f"{HOST}:{self._nameserver.port}"
+
+    @property
+    def broker(self) -> str:
+        """`host:port` of the broker as it is registered; there after `start`."""
+        assert self._broker is not None
+        return self._broker.address
+
+    @property
+    def broker_name(self) -> str:
+        """The name under which the broker is registered; there after `start`."""
+        assert self._broker is not None
+        return self._broker.parts.identity.broker_name
+
+    def in_process(self, name: str) -> InProcess:
+        """The broker for a caller of this name in its own event loop, between `start` and `close`."""
+        assert self._broker is not None
+        return self._broker.in_process(name)
+
+    async def start(self) -> None:
+        """Serve. SettingsError for wrong settings, OSError for a taken port, StoreError for a bad store."""
+        raise_open_files_limit()
+        await self._nameserver.start()
+        settings = {
+            "bindAddress": HOST,
+            "brokerIP1": HOST,
+            "listenPort": "0",
+            "metricsPromExporterPort": "0",
+            "namesrvAddr": self.nameserver,
+            "storePathRootDir": str(self._folder),
+            **self._settings,
+        }
+        self._broker = Broker(load_broker_config(None, settings))
+        self._broker.failed.add_done_callback(self._broker_failed)
+        await self._broker.start()
+        await self._broker.parts.registrar.first_round()
+
+    def _broker_failed(self, failed: "asyncio.Future[Exception]") -> None:
+        if not failed.cancelled():
+            self.failed.set_result(failed.result())
+
+    async def close(self) -> None:
+        """Stop in order: the broker unregisters, answers what it has taken and closes its store."""
+        try:
+            if self._broker is not None:
+                await self._broker.close()
+        finally:
+            await self._nameserver.close()

@@ -1,0 +1,1 @@
+"""What every command shares: options, session, tables, progress, errors and exit codes."""

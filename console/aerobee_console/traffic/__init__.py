@@ -1,0 +1,1 @@
+"""Messages in and out from the command line: send, consume, tail, query."""

@@ -1,0 +1,366 @@
+"""The listening side: accepts connections, bounds them, sweeps the silent ones.
+
+TLS is told from plain by the first byte of a connection, as the official servers do: a TLS handshake starts
+with 0x16, a frame with the high byte of a length below 16 MiB, so 0x00 or 0x01.
+"""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+import structlog
+
+from aerobee_proto.codes import RequestCode
+from aerobee_proto.requests import NoFields
+from aerobee_remoting.exchange.connection import Connection
+from aerobee_remoting.exchange.handlers import HandlerTable, Request, Response
+from aerobee_remoting.exchange.limits import Common, ConnectionLimits, format_addr
+from aerobee_remoting.exchange.loop_watch import LoopWatch
+from aerobee_remoting.exchange.needs import Open
+from aerobee_remoting.peers.peer_memory import TOTAL_LIMIT, PeerMemory
+from aerobee_service.program.start_failures import CannotListen
+from aerobee_service.turns.turns import Turns
+
+__all__ = ["RemotingServer", "ServerConfig", "TlsMode"]
+
+log = structlog.get_logger()
+
+SWEEP_S: Final = 1.0
+FIRST_BYTE_S: Final = 10.0  # for the first byte of a connection, and again for its TLS handshake
+TLS_HANDSHAKE_BYTE: Final = 0x16
+SOCKET_BACKLOG: Final = 1024
+
+
+class TlsMode(Enum):
+    DISABLED = "disabled"
+    PERMISSIVE = "permissive"
+    ENFORCING = "enforcing"
+
+
+@dataclass(slots=True, frozen=True)
+class ServerConfig:
+    """How a server listens. `tls` is needed for every mode but DISABLED."""
+
+    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
+    connections_max: int = 10_000
+    connections_per_host_max: int = 10_000
+    buffered_max: int = 1 << 30  # bytes of half frames and unsent answers of all connections
+    loop_held_s: float = 0.1  # of one turn of the event loop, before the log and the metrics say who took it
+    memory: PeerMemory = field(default_factory=PeerMemory)  # those, and all else that is kept for peers
+    tls_mode: TlsMode = TlsMode.DISABLED
+    tls: ssl.SSLContext | None = None
+
+
+CODECS_ARE_OPEN: Final = Open("what a peer asks first, to know how to ask at all", unsigned=True)
+
+
+def answer_codecs(_: Request[NoFields]) -> Response:
+    """GET_CODECS: the header codecs that this server knows; official servers do not know the question."""
+    return Response(ext={"codecs": "0,1,2"})
+
+
+class RemotingServer:
+    """Serves a handler table on one or more addresses."""
+
+    def __init__(
+        self,
+        handlers: HandlerTable,
+        *,
+        config: ServerConfig | None = None,
+        on_connect: Callable[[Connection], None] | None = None,
+        on_disconnect: Callable[[Connection], None] | None = None,
+    ) -> None:
+        self._config = config or ServerConfig()
+        if self._config.tls_mode is not TlsMode.DISABLED and self._config.tls is None:
+            raise ValueError(f"TLS mode {self._config.tls_mode.value} needs a certificate")
+        self.handlers = handlers
+        if RequestCode.GET_CODECS not in handlers.by_code:
+            handlers.register(RequestCode.GET_CODECS, answer_codecs, needs=CODECS_ARE_OPEN, overtakes=True)
+        self._on_connect = on_connect
+        self._on_disconnect = on_disconnect
+        self.connections: set[Connection] = set()
+        self.watch = LoopWatch(self._config.loop_held_s, log=log)
+        self.refused_connections = 0
+        self._refused_untold = -1  # since the last line about them; -1: there was none since the last sweep
+        self.per_host: Counter[str] = Counter()  # connections of each host; no host with none
+        # The same of sockets that have not said yet what they speak.
+        self.welcoming: Counter[str] = Counter()
+        self._bound: list[socket.socket] = []  # taken, not yet served
+        self._servers: list[asyncio.Server] = []
+        self._listeners: list[socket.socket] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._closing = False
+        self._turns: Turns | None = None  # made when there is a loop
+        self._excess_logged = False  # in this turn of the loop
+
+    async def start(self, host: str, port: int) -> int:
+        """`bind` and `serve` in one; the port."""
+        bound = self.bind(host, port)
+        await self.serve()
+        return bound
+
+    def bind(self, host: str, port: int) -> int:
+        """Take the address `host:port` (0 picks a free port) and return the port. Nothing is accepted yet.
+
+        May be called for several addresses. OSError when one cannot be taken; its text names the address.
+        """
+        listener = _listen(host, port)
+        self._bound.append(listener)
+        taken: int = listener.getsockname()[1]
+        return taken
+
+    async def serve(self) -> None:
+        """Accept connections on every bound address."""
+        loop = asyncio.get_running_loop()
+        self._turns = self._turns or Turns()
+        bound, self._bound = self._bound, []
+        for listener in bound:
+            if self._config.tls_mode is TlsMode.DISABLED:
+                server = await loop.create_server(self.new_connection, sock=listener, backlog=SOCKET_BACKLOG)
+                self._servers.append(server)
+            else:
+                listener.listen(SOCKET_BACKLOG)
+                self._listeners.append(listener)
+                self._spawn(self._accept(listener), f"accept on {format_addr(listener.getsockname())}")
+        if self._sweeper is None:
+            self.watch.start()
+            self._sweeper = loop.call_later(SWEEP_S, self._sweep)
+
+    def quiesce(self) -> None:
+        """Accept nobody and read nothing any more; what was read can still be answered until `close`."""
+        self._closing = True
+        for server in self._servers:
+            server.close()
+        for task in self._tasks:
+            task.cancel()
+        for connection in self.connections:
+            connection.stop_reading()
+
+    async def close(self) -> None:
+        """Stop listening, close every connection and wait until they are gone."""
+        self.quiesce()
+        self.watch.close()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for listener in (*self._bound, *self._listeners):
+            listener.close()
+        connections = list(self.connections)
+        for connection in connections:
+            connection.close("the server is stopping")
+        if connections:
+            _, stuck = await asyncio.wait([c.closed for c in connections], timeout=3.0)
+            for connection in connections:
+                if connection.closed in stuck:
+                    connection.abort("the server is stopping")
+        for server in self._servers:
+            await server.wait_closed()
+
+    def new_connection(self) -> Connection:
+        """A connection of this server, to be given its transport, whatever that is."""
+        return Connection(
+            self.handlers,
+            common=self._common(),
+            on_open=self._opened,
+            on_close=self._closed,
+        )
+
+    def _common(self) -> Common:
+        return Common(
+            self._config.limits, self._config.memory, self.watch, self._turns, log, on_excess=self._excess
+        )
+
+    def _opened(self, connection: Connection) -> None:
+        host = connection.peer_host
+        if self._closing or self._is_full(host):
+            self._refuse(connection.peer, host)
+            connection.abort("too many connections")
+            return
+        self.connections.add(connection)
+        self.per_host[host] += 1
+        log.debug("remoting.connected", peer=connection.peer)
+        if self._on_connect is not None:
+            self._on_connect(connection)
+
+    def _is_full(self, host: str) -> bool:
+        """Whether one more of this host would be too many; those that have said nothing yet count too."""
+        config = self._config
+        return (
+            len(self.connections) + self.welcoming.total() >= config.connections_max
+            or self.per_host[host] + self.welcoming[host] >= config.connections_per_host_max
+        )
+
+    def _refuse(self, peer: str, host: str) -> None:
+        """Too many: a line for the first, `sweep` tells how many more."""
+        self.refused_connections += 1
+        self._refused_untold += 1
+        if not self._refused_untold:
+            log.warning(
+                "remoting.connection_refused",
+                peer=peer,
+                connections=len(self.connections) + self.welcoming.total(),
+                connections_max=self._config.connections_max,
+                from_this_host=self.per_host[host] + self.welcoming[host],
+                per_host_max=self._config.connections_per_host_max,
+            )
+
+    def _closed(self, connection: Connection) -> None:
+        if connection not in self.connections:
+            return
+        self.connections.discard(connection)
+        _leave(self.per_host, connection.peer_host)
+        log.debug("remoting.disconnected", peer=connection.peer)
+        if self._on_disconnect is not None:
+            self._on_disconnect(connection)
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.sweep(loop.time())
+        self._sweeper = loop.call_later(SWEEP_S, self._sweep)
+
+    def sweep(self, now: float) -> None:
+        """Close connections whose time bounds are over at `now` (the loop's clock), and the greediest ones while
+        all together take more memory than they may."""
+        buffered = 0
+        for connection in list(self.connections):
+            reason = connection.sweep(now)
+            if reason is not None:
+                log.info("remoting.connection_dropped", peer=connection.peer, reason=reason)
+            connection.count_buffers()
+            buffered += connection.buffered_size
+        config = self._config
+        if buffered > config.buffered_max:
+            self._relieve("maxBufferedBytes", config.buffered_max, buffered - config.buffered_max)
+        self._relieve_memory()
+        if self._refused_untold > 0:
+            log.warning("remoting.connections_refused", count=self._refused_untold)
+        self._refused_untold = -1
+
+    def _excess(self) -> None:
+        if not self._excess_logged:
+            self._excess_logged = True
+            asyncio.get_running_loop().call_soon(self._relieve_memory)
+
+    def _relieve_memory(self) -> None:
+        """Cut off whom most is buffered for, when all that is kept for peers is too much."""
+        self._excess_logged = False
+        memory = self._config.memory
+        if memory.total > memory.total_max:
+            self._relieve(TOTAL_LIMIT, memory.total_max, memory.total - memory.total_max)
+
+    def _relieve(self, limit: str, size_max: int, excess: int) -> None:
+        for connection in sorted(self.connections, key=lambda one: one.buffered_size, reverse=True):
+            if excess <= 0 or not connection.buffered_size:
+                return
+            excess -= connection.buffered_size
+            reason = f"all connections hold more than {size_max} bytes, this one {connection.buffered_size}"
+            connection.log_limit(limit, reason)
+            connection.abort(reason)
+
+    # --- TLS or plain, by the first byte ------------------------------------------------------------------------
+
+    def _spawn(self, work: "asyncio._CoroutineLike[None]", name: str) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, address = await loop.sock_accept(listener)
+            except OSError as failed:  # descriptors used up: wait for one to come free
+                log.warning("remoting.accept_failed", reason=str(failed))
+                await asyncio.sleep(0.1)
+                continue
+            peer, host = format_addr(address), str(address[0])
+            if self._is_full(host):
+                self._refuse(peer, host)
+                accepted.close()
+                continue
+            self.welcoming[host] += 1
+            self._spawn(self._welcome(accepted, peer, host), f"first byte of {peer}")
+
+    async def _welcome(self, accepted: socket.socket, peer: str, host: str) -> None:
+        """Decide by the first byte, which stays in the socket, and hand the socket over."""
+        loop = asyncio.get_running_loop()
+        accepted.setblocking(False)
+        waits = True
+
+        def passed() -> None:
+            nonlocal waits
+            if waits:
+                waits = False
+                _leave(self.welcoming, host)
+
+        def opened(connection: Connection) -> None:
+            passed()  # from here on it counts as a connection
+            self._opened(connection)
+
+        try:
+            first = await asyncio.wait_for(_peek(loop, accepted), FIRST_BYTE_S)
+            is_tls = first == TLS_HANDSHAKE_BYTE
+            if first is None or (not is_tls and self._config.tls_mode is TlsMode.ENFORCING):
+                log.info("remoting.plain_refused" if first is not None else "remoting.hung_up", peer=peer)
+                accepted.close()
+                return
+            await loop.connect_accepted_socket(
+                lambda: Connection(
+                    self.handlers,
+                    common=self._common(),
+                    on_open=opened,
+                    on_close=self._closed,
+                ),
+                accepted,
+                ssl=self._config.tls if is_tls else None,
+                ssl_handshake_timeout=FIRST_BYTE_S if is_tls else None,
+            )
+        except (OSError, TimeoutError) as failed:
+            log.info("remoting.handshake_failed", peer=peer, reason=str(failed) or type(failed).__name__)
+            accepted.close()
+        except asyncio.CancelledError:
+            accepted.close()
+            raise
+        finally:
+            passed()
+
+
+def _leave(counts: Counter[str], host: str) -> None:
+    counts[host] -= 1
+    if not counts[host]:
+        del counts[host]
+
+
+async def _peek(loop: asyncio.AbstractEventLoop, accepted: socket.socket) -> int | None:
+    """The first byte of a socket, left in it; None when the peer hung up instead."""
+    readable = asyncio.Event()
+    loop.add_reader(accepted.fileno(), readable.set)
+    try:
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                data = accepted.recv(1, socket.MSG_PEEK)
+                return data[0] if data else None
+            await readable.wait()
+            readable.clear()
+    finally:
+        loop.remove_reader(accepted.fileno())
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setblocking(False)
+        listener.bind((host, port))
+    except OSError as failed:
+        listener.close()
+        raise CannotListen(failed, host, port) from failed
+    return listener

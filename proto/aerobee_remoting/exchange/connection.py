@@ -1,0 +1,728 @@
+"""One connection: frames in, frames out, whoever opened it.
+
+Touches  one transport of the event loop.
+
+The same class serves broker, nameserver and client: requests of the peer go to the handler table, responses to
+the futures that wait for them. One read is one batch: all whole frames are cut, handled in order, and what they
+answer leaves in one write.
+
+Who asks for much does not hold up who asks for little: a server's connections share `Turns`. What one may not handle at
+once is held back, in order, but for small control requests, which overtake what their own connection held back; what
+overtakes stays in order too.
+
+What is buffered for the peer is counted in its account (`PeerMemory`), in steps: after a read that leaves something,
+after a write that leaves much, and when the owner sweeps.
+
+Bounds, all in `ConnectionLimits`
+- A peer that does not read: reading from it stops while more than `write_high` bytes wait to be sent, what was read
+  and not handled waits too, and the connection is closed when they do not shrink for `write_stalled_s`, or at once
+  when they are more than `unsent_max`.
+- A peer that pipelines without end: reading stops while `in_flight_max` of its requests have no answer yet.
+- A frame that does not arrive whole within `frame_s`, or silence in both directions for `idle_s`: closed.
+- A closing connection whose peer does not take what waits to be sent: gone after `write_stalled_s`, whatever closed it.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from typing import Final, cast
+
+import msgspec
+
+from aerobee_proto.codes import VERSION, ResponseCode
+from aerobee_proto.errors import FrameError, RequestError
+from aerobee_proto.frames import (
+    CODEC_JSON,
+    FLAG_ONEWAY,
+    FLAG_RESPONSE,
+    Command,
+    Frame,
+    FrameDecoder,
+    decode_command,
+    decode_outline,
+    encode_command,
+)
+from aerobee_proto.headers import RequestHeader, ext_of
+from aerobee_proto.requests import UNREADABLE, AnyIncoming, Envelope, Incoming, request_code_key
+from aerobee_remoting.exchange.calls import Calls
+from aerobee_remoting.exchange.dispatch import Dispatcher
+from aerobee_remoting.exchange.handlers import AnyRequest, Entry, HandlerTable, Request, Response
+from aerobee_remoting.exchange.limits import Common, format_addr
+from aerobee_remoting.exchange.needs import Need
+from aerobee_remoting.peers.errors import ConnectionLost
+from aerobee_remoting.peers.peer_memory import PEER_LIMIT
+from aerobee_service.logs.event_log import event_logger
+from aerobee_service.turns.turns import AT_ONCE, TURN_S
+
+__all__ = ["Connection"]
+
+log = event_logger("aerobee.remoting")
+
+NO_HANDLERS: Final = HandlerTable()
+BUFFERS: Final = "buffers of connections"  # in the account
+READ_AHEAD: Final = 262_144  # bytes held back at which reading stops; what overtakes must have been read
+SLICE_FRAMES_MAX: Final = 1024  # requests in one slice: a batch handler takes all of its code at once
+OVERTAKING_MAX: Final = 64  # requests that may overtake what is held back, until nothing is
+COUNT_STEP: Final = 65_536  # bytes that may wait to be sent before they are counted at once
+
+
+class Connection(asyncio.Protocol):
+    """See the module. Not to be made by hand: `RemotingServer` and `RemotingClient` make them.
+
+    Its public methods are those that four others call, each of whom knows a few of them: the event loop (transport
+    callbacks), handlers (`Channel`), whoever asks the peer (`Peer`), and the end that owns it (`sweep`, `go_on`).
+
+    Reading, turns and writing stay in one class: after each request it is looked at what waits to be sent, and what is
+    held back. What needs none of that is apart: our own requests (`Calls`), and running handlers (`Dispatcher`).
+    """
+
+    __slots__ = (
+        "__weakref__",  # group notices forget who is gone
+        "_alone",
+        "_calls",
+        "_clock",
+        "_close_reason",
+        "_counted",
+        "_dispatcher",
+        "_done_reading",
+        "_frame_since",
+        "_handlers",
+        "_held_back",
+        "_held_back_size",
+        "_in_read",
+        "_last_call",
+        "_limits",
+        "_limits_logged",
+        "_log",
+        "_loop",
+        "_memory",
+        "_on_close",
+        "_on_excess",
+        "_on_open",
+        "_out",
+        "_out_size",
+        "_overtaking",
+        "_running_size",
+        "_tasks",
+        "_turns",
+        "_waits",
+        "_was_overtaken",
+        "_write_blocked",
+        "_write_scheduled",
+        "blocked_since",
+        "closed",
+        "codec",
+        "common",
+        "decoder",
+        "in_flight",
+        "language",
+        "last_active",
+        "peer",
+        "peer_host",
+        "reading_paused",
+        "transport",
+        "version",
+    )
+
+    def __init__(
+        self,
+        handlers: HandlerTable | None = None,
+        *,
+        common: Common | None = None,
+        on_open: "Callable[[Connection], None] | None" = None,
+        on_close: "Callable[[Connection], None] | None" = None,
+    ) -> None:
+        common = common or Common()
+        # Fixed for life.
+        self.common = common
+        self._handlers = handlers or NO_HANDLERS
+        self._dispatcher = Dispatcher(self._handlers, common.watch, common.log)
+        self._limits = common.limits
+        self._memory = common.memory
+        self._turns = common.turns
+        self._clock = time.perf_counter if common.turns is None else common.turns.clock
+        self._on_excess = common.on_excess
+        self._on_open = on_open
+        self._on_close = on_close
+        self._log = common.log
+        self._loop = asyncio.get_running_loop()
+        self.decoder = FrameDecoder(self._limits.frame_size_max, self._limits.header_size_max)
+        self.transport: asyncio.Transport = None  # type: ignore[assignment]  # set by connection_made
+        self.peer = "unknown"  # host:port
+        self.peer_host = ""  # host alone
+        self.closed: asyncio.Future[None] = self._loop.create_future()  # done when the connection is gone
+        self._limits_logged: set[str] = set()
+        # Learned from the peer's frames.
+        self.version = VERSION
+        self.language = "OTHER"
+        self.codec = CODEC_JSON  # codec for our own requests
+        self._calls = Calls(self._limits.waiting_max)  # our own requests
+        # What leaves with the next write.
+        self._out: list[bytes] = []
+        self._out_size = 0
+        self._in_read = False
+        self._write_scheduled = False
+        # Reading stops while any of these reasons holds.
+        self.in_flight = 0
+        self._write_blocked = False
+        self._done_reading = False
+        self._alone = 0  # pieces of work that what was read later has to wait for
+        # Read, and to be handled in a later turn, or when what waits to be sent has shrunk.
+        self._held_back: deque[Frame] = deque()
+        self._held_back_size = 0  # bytes of those
+        self._waits = False  # for its turn
+        # Requests that have overtaken what is held back; at the bound they stay in order.
+        self._overtaking = 0
+        self._was_overtaken = False  # what is handled now was read before something that was handled before
+        self._running_size = 0  # bytes of the requests that tasks are at work on
+        self._counted = 0  # of `buffered_size`, in the account
+        self.reading_paused = False
+        self._close_reason = "closed by the peer"
+        # Swept by the owner (`sweep`); seconds of the loop's clock.
+        self.last_active = self._loop.time()
+        self._frame_since: float | None = None
+        self.blocked_since: float | None = None
+        self._last_call: asyncio.TimerHandle | None = None  # armed by `close`
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # --- transport callbacks ----------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is one by shape, not by class
+        self.transport.set_write_buffer_limits(high=self._limits.write_high, low=self._limits.write_low)
+        peer = transport.get_extra_info("peername")
+        self.peer = format_addr(peer)
+        self.peer_host = str(peer[0]) if isinstance(peer, tuple) else ""
+        if self._on_open is not None:
+            self._on_open(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if exc is not None:
+            self._close_reason = str(exc) or type(exc).__name__
+        self._calls.lose(self._close_reason)
+        if self._last_call is not None:
+            self._last_call.cancel()
+        for task in self._tasks:
+            task.cancel()
+        self._memory.give(self, BUFFERS, self._counted)
+        self._counted = 0
+        if not self.closed.done():
+            self.closed.set_result(None)
+        if self._on_close is not None:
+            self._on_close(self)
+
+    def pause_writing(self) -> None:
+        self._write_blocked = True
+        self.blocked_since = self._loop.time()
+        self._gate_reading()
+
+    def resume_writing(self) -> None:
+        self._write_blocked = False
+        self.blocked_since = None
+        self._wait()
+        self._gate_reading()
+
+    def stop_reading(self) -> None:
+        """Read no more requests, for good; answers to those that were read still leave."""
+        self._done_reading = True
+        self._gate_reading()
+
+    def _gate_reading(self) -> None:
+        stop = (
+            self._done_reading
+            or self._write_blocked
+            or bool(self._alone)
+            or self._held_back_size > READ_AHEAD
+            or self.in_flight >= self._limits.in_flight_max
+        )
+        if stop is self.reading_paused or self.transport.is_closing():
+            return
+        self.reading_paused = stop
+        if stop:
+            self.transport.pause_reading()
+        else:
+            self.transport.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        decoder = self.decoder
+        self._in_read = True
+        try:
+            frames = decoder.feed(data)
+            if self._held_back or self._alone:
+                self._hold_back(frames)
+            elif frames:
+                turns = self._turns
+                deadline = time.perf_counter() + TURN_S if turns is None else turns.enter()
+                if deadline and len(frames) <= SLICE_FRAMES_MAX:
+                    left = self._handle(frames, deadline)
+                    if left:
+                        self._hold_back(left)
+                else:
+                    self._hold_back(frames)
+            if decoder.error is not None:
+                self._break(decoder.error)
+        finally:
+            self._in_read = False
+            if self._out:
+                self._write_out()
+            else:
+                self.last_active = self._loop.time()
+        if not decoder.pending_size:
+            self._frame_since = None
+            if self._counted:
+                self.count_buffers()
+        else:
+            if frames or self._frame_since is None:
+                self._frame_since = self.last_active
+            self.count_buffers()
+
+    def _hold_back(self, frames: list[Frame]) -> None:
+        """Handle these later, in order, but for the small control requests among them."""
+        by_key = self._handlers.by_key
+        for frame in frames:
+            codec, header, body = frame
+            if self._overtaking < OVERTAKING_MAX and codec < len(by_key):
+                entry = by_key[codec].get(request_code_key(codec, header))
+                if entry is not None and entry.overtakes:
+                    if not self._alone:
+                        self._overtaking += 1
+                        self._handle([frame], AT_ONCE)
+                        continue
+                    self._overtaking = OVERTAKING_MAX  # it waits, so those behind it do
+            self._held_back.append(frame)
+            self._held_back_size += len(header) + len(body)
+        self._wait()
+        self._gate_reading()
+
+    def _wait(self) -> None:
+        """Stand in the queue for the next turns."""
+        if self._held_back and not self._waits and not self._write_blocked and not self._alone:
+            self._waits = True
+            if self._turns is None:
+                self._loop.call_soon(lambda: self.go_on(time.perf_counter() + TURN_S))
+            else:
+                self._turns.join(self)
+
+    def go_on(self, deadline: float) -> bool:
+        """Handle some of what was held back, as far as the peer reads the answers; whether to go on in a later turn."""
+        held, self._waits = self._held_back, False
+        if self._write_blocked or self._alone or not held or self.transport.is_closing():
+            return False
+        frames = [held.popleft() for _ in range(min(len(held), SLICE_FRAMES_MAX))]
+        self._held_back_size -= _size_of(frames)
+        self._was_overtaken = self._overtaking > 0
+        self._in_read = True
+        try:
+            left = self._handle(frames, deadline)
+        finally:
+            self._was_overtaken = False
+            self._in_read = False
+            if self._out:
+                self._write_out()
+        held.extendleft(reversed(left))
+        self._held_back_size += _size_of(left)
+        if not held:
+            self._overtaking = 0
+        self._gate_reading()
+        if not held or self._write_blocked or self._alone:
+            return False
+        if self._turns is None:
+            self._wait()
+            return False
+        self._waits = True
+        return True
+
+    @property
+    def was_overtaken(self) -> bool:
+        """Whether the request in hand is older than one of this peer that was handled before it."""
+        return self._was_overtaken
+
+    # --- what the peer sends ----------------------------------------------------------------------------------
+
+    def _handle(self, frames: list[Frame], deadline: float) -> list[Frame]:
+        """Handle frames in order, and give back those that the deadline, or what waits to be sent, leaves for later.
+
+        Consecutive requests of one batch handler go to it together.
+        """
+        left: list[Frame] = []
+        clock, write_high = self._clock, self._limits.write_high
+        json_keys = self._handlers.by_key[CODEC_JSON]
+        run: list[AnyIncoming] = []
+        run_entry: Entry | None = None
+        broken: FrameError | None = None
+        rest = iter(frames)
+        for frame in rest:
+            codec, header, body = frame
+            entry = json_keys.get(header[: header.find(b",", 8, 24)]) if codec == CODEC_JSON else None
+            envelope = None
+            if entry is not None:
+                # The usual request, without calls in between: 0.7 us less for each (bench/profile_send.py).
+                try:
+                    envelope = entry.decode_json(header)
+                except UNREADABLE:
+                    envelope = None  # read again below, where the fault gets its name
+            if (
+                entry is None
+                or envelope is None
+                or envelope.ext is None
+                or envelope.flag & FLAG_RESPONSE
+                or len(body) > entry.body_size_max
+            ):
+                try:
+                    entry, envelope = self._read(frame)
+                except FrameError as fault:
+                    broken = fault
+                    break
+                if entry is None or envelope is None:
+                    continue
+            if entry.batch is not None:
+                if entry is not run_entry and run:
+                    self._run_batch(run_entry, run)
+                    run = []
+                    if self._alone:
+                        left = [frame, *rest]
+                        break
+                run_entry = entry
+                run.append(Incoming(envelope, frame, envelope.ext, body))  # type: ignore[arg-type]  # no None here
+                continue
+            if run:
+                self._run_batch(run_entry, run)
+                run = []
+                if self._alone:
+                    left = [frame, *rest]
+                    break
+            entry.requests += 1
+            incoming = Incoming(envelope, frame, envelope.ext, body)
+            self._run(entry, Request(self, incoming))
+            if self._out_size > write_high or self._alone or clock() >= deadline:
+                left = list(rest)  # and so this loop ends
+        if run:
+            self._run_batch(run_entry, run)
+        if broken is not None:
+            self._break(broken)
+        return left
+
+    def _read(self, frame: Frame) -> tuple[Entry | None, Envelope[msgspec.Struct] | None]:
+        """Any frame: a request and its entry, or nothing more to do. FrameError when the stream is broken."""
+        codec, header, body = frame
+        by_key = self._handlers.by_key
+        entry = by_key[codec].get(request_code_key(codec, header)) if codec < len(by_key) else None
+        try:
+            if entry is None:
+                command = decode_command(frame)
+                entry = self._handlers.by_code.get(command.code)
+                if command.flag & FLAG_RESPONSE or entry is None:
+                    self._on_other(command)
+                    return None, None
+                envelope = entry.decoder.convert(command)
+            else:
+                envelope = entry.decoder.decode(frame)
+                if envelope.flag & FLAG_RESPONSE:
+                    self._on_other(decode_command(frame))
+                    return None, None
+            if len(body) > entry.body_size_max:
+                raise _body_too_large(entry, len(body))
+        except RequestError as refused:
+            self._refuse_header(frame, entry, refused)
+            return None, None
+        return entry, envelope
+
+    def _on_other(self, command: Command) -> None:
+        """An answer, or a request that nobody serves."""
+        if command.flag & FLAG_RESPONSE:
+            self._on_response(command)
+        else:
+            self._not_supported(command)
+
+    def _run_batch(self, entry: Entry | None, run: list[AnyIncoming]) -> None:
+        assert entry is not None
+        self.version = run[-1].envelope.version
+        self._dispatcher.run_batch(self, entry, run)
+
+    def admit_found(self, request: AnyIncoming, needs: Sequence[Need]) -> None:
+        """Ask the gate for what a handler found that this request needs, too. RequestError when it is refused."""
+        self._dispatcher.admit_found(self, request, needs)
+
+    def run_alone(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Run this as a task before anything else that this peer has sent is handled: its order is kept.
+
+        For work that is too long for one turn. It answers by itself.
+        """
+        self._alone += 1
+        self.hold(1)
+        self._gate_reading()
+        self._start_task(self._run_alone(work))
+
+    async def _run_alone(self, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        finally:
+            self._alone -= 1
+            self.hold(-1)
+            self._wait()
+            self._gate_reading()
+
+    def answer_alone(self, request: AnyRequest, work: Callable[[], Awaitable[Response | None]]) -> None:
+        """As `run_alone`, for one request: `work` gives its answer, or refuses it, as an async handler does."""
+        entry = self._handlers.by_code[request.code]
+        self.run_alone(lambda: self._run_async(entry, request, work))
+
+    def _run(self, entry: Entry, request: AnyRequest) -> None:
+        in_task = entry.in_task
+        if in_task is None:
+            self._dispatcher.run(self, entry, request)
+        elif self._dispatcher.admits(self, entry, request.incoming):
+            self._start_task(self._run_async(entry, request, lambda: in_task(request)))
+
+    def failure(self, code: int, failed: Exception) -> Response:
+        """The answer to a request that met this, which is told. To be called where it is handled."""
+        return self._dispatcher.failure(self, code, failed)
+
+    def log_limit(self, limit: str, reason: str) -> None:
+        """Name this peer in the log, once for each bound that it reaches; `limit` is the setting's name."""
+        if limit not in self._limits_logged:
+            self._limits_logged.add(limit)
+            self._log.warning("remoting.limit_reached", peer=self.peer, limit=limit, reason=reason)
+
+    async def _run_async(
+        self, entry: Entry, request: AnyRequest, work: Callable[[], Awaitable[Response | None]]
+    ) -> None:
+        self.hold(1)
+        size = request.size
+        self._running_size += size
+        if size > COUNT_STEP:
+            self.count_buffers()
+        try:
+            response = await self._dispatcher.answer(self, entry, work)
+        finally:
+            self.hold(-1)
+            self._running_size -= size
+        if response is not None and not request.oneway:
+            self.respond(request.codec, request.opaque, response)
+
+    def _start_task(self, work: Coroutine[object, None, None]) -> None:
+        task = self._loop.create_task(work, name=f"request from {self.peer}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def hold(self, count: int) -> None:
+        """Count requests of this peer that wait for their answer; reading stops at the bound."""
+        self.in_flight += count
+        if (self.in_flight >= self._limits.in_flight_max) is not self.reading_paused:
+            self._gate_reading()
+
+    def _on_response(self, command: Command) -> None:
+        if self._calls.end(command):
+            self.version = command.version
+        else:
+            self._log.debug(
+                "remoting.answer_unexpected", peer=self.peer, opaque=command.opaque, code=command.code
+            )
+
+    def _not_supported(self, command: Command) -> None:
+        if command.code == 0 or command.is_oneway:
+            return  # an empty header asks for nothing; official servers are silent too
+        remark = f" request type {command.code} not supported"
+        self.respond(command.codec, command.opaque, Response(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark))
+
+    def _refuse_header(self, frame: Frame, entry: Entry | None, refused: RequestError) -> None:
+        command = decode_outline(frame)
+        if command.flag & FLAG_RESPONSE:
+            self._on_response(decode_command(frame))
+            return
+        if entry is not None:
+            entry.requests += 1
+            entry.refused += 1
+        if not command.is_oneway:
+            self.respond(command.codec, command.opaque, Response(refused.code, refused.remark))
+
+    def _break(self, broken: FrameError) -> None:
+        self._log.warning("remoting.frame_refused", peer=self.peer, reason=str(broken))
+        self.decoder.error = self.decoder.error or broken
+        self.close(f"frame refused: {broken}")
+
+    # --- what we send -----------------------------------------------------------------------------------------
+
+    def write(self, data: bytes) -> None:
+        """Send whole frames. Within one turn of the loop everything leaves in one write, in order."""
+        self._out.append(data)
+        self._out_size += len(data)
+        if not self._in_read and not self._write_scheduled:
+            self._write_scheduled = True
+            self._loop.call_soon(self.flush)
+
+    def write_now(self, data: bytes) -> None:
+        """As `write`, without waiting for the end of the turn."""
+        self._out.append(data)
+        self._out_size += len(data)
+        if not self._in_read:
+            self._write_out()
+
+    def flush(self) -> None:
+        """Hand to the transport what was written in this turn of the loop; done by itself at its end."""
+        self._write_scheduled = False
+        if self._out:
+            self._write_out()
+
+    def _write_out(self) -> None:
+        out, self._out = self._out, []
+        self._out_size = 0
+        transport = self.transport
+        if transport.is_closing():
+            return
+        transport.write(out[0] if len(out) == 1 else b"".join(out))
+        self.last_active = self._loop.time()
+        unsent = transport.get_write_buffer_size()
+        if unsent > self._counted + COUNT_STEP:
+            self.count_buffers()
+        if unsent > self._limits.unsent_max:
+            reason = f"more than {self._limits.unsent_max} bytes wait for a peer that does not read"
+            self.log_limit("maxUnsentBytes", reason)
+            self.abort(reason)
+
+    def respond(self, codec: int, opaque: int, response: Response) -> None:
+        """Answer the request `opaque` in the codec that it used."""
+        self.write(
+            encode_command(
+                Command(
+                    response.code,
+                    opaque=opaque,
+                    flag=FLAG_RESPONSE,
+                    remark=response.remark,
+                    ext_fields=response.ext,
+                    body=response.body,
+                    codec=codec,
+                )
+            )
+        )
+
+    def send_request(
+        self,
+        code: int,
+        header: RequestHeader | dict[str, str] | None = None,
+        body: bytes = b"",
+        timeout_s: float = 3.0,
+    ) -> asyncio.Future[Command]:
+        """Send one request; the future gives the answer, whatever its code.
+
+        The future fails with RequestTimeout or ConnectionLost. ConnectionLost or TooManyRequests is raised at
+        once when nothing can be sent.
+        """
+        if self.closed.done() or self.transport.is_closing():
+            raise ConnectionLost(self.peer, self._close_reason)
+        opaque, future = self._calls.begin(self.peer, int(code), timeout_s)
+        self.write(self._encode(code, opaque, 0, header, body))
+        return future
+
+    async def request(
+        self,
+        code: int,
+        header: RequestHeader | dict[str, str] | None = None,
+        body: bytes = b"",
+        timeout: float = 3.0,  # noqa: ASYNC109  # the wire's own time-out, noticed by one scan for all
+    ) -> Command:
+        """`send_request` and wait for the answer."""
+        return await self.send_request(code, header, body, timeout)
+
+    def send_oneway(
+        self, code: int, header: RequestHeader | dict[str, str] | None = None, body: bytes = b""
+    ) -> None:
+        """Send a request that gets no answer. ConnectionLost when the connection is gone."""
+        if self.closed.done() or self.transport.is_closing():
+            raise ConnectionLost(self.peer, self._close_reason)
+        self.write(self._encode(code, self._calls.next_opaque(), FLAG_ONEWAY, header, body))
+
+    def _encode(
+        self, code: int, opaque: int, flag: int, header: RequestHeader | dict[str, str] | None, body: bytes
+    ) -> bytes:
+        ext = header if isinstance(header, dict) or header is None else ext_of(header)
+        codec = self.codec if -0x8000 <= code < 0x8000 or self.codec != 1 else CODEC_JSON
+        return encode_command(
+            Command(int(code), opaque=opaque, flag=flag, ext_fields=ext, body=body, codec=codec)
+        )
+
+    # --- the end ----------------------------------------------------------------------------------------------
+
+    @property
+    def is_closed(self) -> bool:
+        return self.closed.done() or self.transport.is_closing()
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether the peer reads so slowly that nothing large, and nothing unasked, should be added."""
+        return self._write_blocked or self.transport.get_write_buffer_size() > self._limits.write_high
+
+    @property
+    def buffered_size(self) -> int:
+        """Bytes in memory for this peer: of frames that are not whole or not handled yet, and waiting to be sent."""
+        kept = self.decoder.pending_size + self._held_back_size + self._running_size
+        return kept + self.transport.get_write_buffer_size()
+
+    def count_buffers(self) -> None:
+        """Bring the account up to date; a peer that has more than it may is cut off."""
+        if self.closed.done():
+            return
+        size = self.buffered_size
+        self._memory.note(self, BUFFERS, size - self._counted)
+        self._counted = size
+        memory = self._memory
+        if memory.of(self) > memory.peer_max and not self.transport.is_closing():
+            reason = f"more than {memory.peer_max} bytes are kept for this connection, {size} of them buffers"
+            self.log_limit(PEER_LIMIT, reason)
+            self.abort(reason)
+        elif memory.total > memory.total_max:
+            self._on_excess()
+
+    def sweep(self, now: float) -> str | None:
+        """Close the connection if one of its time bounds is over; the reason, or None.
+
+        None too for a connection that is closing already: its reason has been told, and its end is sure.
+        """
+        if self.is_closed:
+            return None
+        limits = self._limits
+        reason = None
+        if self._frame_since is not None and now - self._frame_since > limits.frame_s:
+            reason = f"a frame did not arrive whole within {limits.frame_s:g} s"
+        elif self.blocked_since is not None and now - self.blocked_since > limits.write_stalled_s:
+            reason = f"the peer did not read for {limits.write_stalled_s:g} s"
+        elif not self.in_flight and now - self.last_active > limits.idle_s:
+            reason = f"silent for {limits.idle_s:g} s"
+        if reason is not None:
+            if self.blocked_since is not None:
+                self.abort(reason)
+            else:
+                self.close(reason)
+        return reason
+
+    def close(self, reason: str = "closed here") -> None:
+        """Send what is waiting, then close; a peer that does not take it has `write_stalled_s` for that."""
+        if self.transport.is_closing():
+            return
+        self._close_reason = reason
+        if self._out:
+            self._write_out()
+        self.transport.close()
+        if not self.closed.done() and self._last_call is None:
+            self._last_call = self._loop.call_later(self._limits.write_stalled_s, self.transport.abort)
+
+    def abort(self, reason: str = "aborted here") -> None:
+        """Close at once; what waits to be sent is dropped."""
+        self._close_reason = reason
+        self.transport.abort()
+
+
+def _size_of(frames: Iterable[Frame]) -> int:
+    return sum([len(header) + len(body) for _, header, body in frames])
+
+
+def _body_too_large(entry: Entry, size: int) -> RequestError:
+    return RequestError(
+        ResponseCode.MESSAGE_ILLEGAL,
+        f"body of request {entry.code} has {size} bytes, at most {entry.body_size_max} are allowed"
+        if entry.body_size_max
+        else f"request {entry.code} takes no body, this one has {size} bytes",
+    )

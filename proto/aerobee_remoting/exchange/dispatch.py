@@ -1,0 +1,139 @@
+"""From requests to their handlers: through the gate, with faults turned into answers, and with a look at the clock.
+
+Touches  the log.
+
+Invariants
+- No handler sees a request that the gate has not let in; a gate that fails lets nobody in.
+- Whatever a handler raises becomes the answer of its requests, and of no others.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from aerobee_proto.codes import ResponseCode
+from aerobee_proto.errors import AerobeeError, LimitReached, RequestError
+from aerobee_proto.requests import AnyIncoming
+from aerobee_remoting.exchange.handlers import (
+    AnyRequest,
+    Channel,
+    Entry,
+    HandlerTable,
+    Response,
+)
+from aerobee_remoting.exchange.loop_watch import LoopWatch, in_timed_steps
+from aerobee_remoting.exchange.needs import Need
+from aerobee_service.logs.event_log import EventLog
+
+__all__ = ["Dispatcher"]
+
+
+class Dispatcher:
+    """Runs the handlers of one table, for whichever connection a request came over. It keeps nothing of either."""
+
+    __slots__ = ("_gate", "_handlers", "_log", "_watch")
+
+    def __init__(self, handlers: HandlerTable, watch: LoopWatch, log: EventLog) -> None:
+        self._handlers = handlers
+        self._gate = handlers.gate
+        self._watch = watch
+        self._log = log
+
+    def run(self, channel: Channel, entry: Entry, request: AnyRequest) -> None:
+        """A plain handler: asked for its answer, which is sent."""
+        began = time.perf_counter()
+        response: Response | None
+        try:
+            self._gate.admit(channel, entry, request.incoming)
+            response = entry.plain(request)
+        except RequestError as refused:
+            response = self._refusal(channel, entry, refused)
+        except Exception as failed:
+            response = self.failure(channel, entry.code, failed)
+        if response is not None and not request.oneway:
+            channel.respond(request.codec, request.opaque, response)
+        took_s = time.perf_counter() - began
+        if took_s >= self._watch.held_s:
+            self._watch.took(entry, took_s, channel.peer)
+
+    def run_batch(self, channel: Channel, entry: Entry, run: list[AnyIncoming]) -> None:
+        """A batch handler: given those of `run` that the gate lets in. It answers by itself."""
+        batch = entry.batch
+        assert batch is not None
+        entry.requests += len(run)
+        began = time.perf_counter()
+        try:
+            refused = self._gate.turned_away(channel, entry, run)
+        except Exception as failed:  # a gate that fails lets nobody in
+            refused = [(item, failed) for item in run]
+        if refused:
+            for item, reason in refused:
+                self._turn_away(channel, entry, item, reason)
+            away = {id(item) for item, _ in refused}
+            run = [item for item in run if id(item) not in away]
+        try:
+            if run:
+                batch(channel, run)
+        except Exception as failed:
+            response = self.failure(channel, entry.code, failed)
+            for item in run:
+                if not item.oneway:
+                    channel.respond(item.codec, item.envelope.opaque, response)
+        took_s = time.perf_counter() - began
+        if took_s >= self._watch.held_s:
+            self._watch.took(entry, took_s, channel.peer)
+
+    async def answer(
+        self, channel: Channel, entry: Entry, work: Callable[[], Awaitable[Response | None]]
+    ) -> Response | None:
+        """What `work` answers to a request that was let in, or how it is refused."""
+        try:
+            response: Response | None = await in_timed_steps(
+                work(),
+                self._watch.held_s,
+                lambda took_s: self._watch.took(entry, took_s, channel.peer),
+            )
+        except RequestError as refused:
+            return self._refusal(channel, entry, refused)
+        except Exception as failed:
+            return self.failure(channel, entry.code, failed)
+        return response
+
+    def admits(self, channel: Channel, entry: Entry, item: AnyIncoming) -> bool:
+        """Whether the gate lets this in; if not, it is answered."""
+        try:
+            self._gate.admit(channel, entry, item)
+        except Exception as failed:  # a gate that fails lets nobody in
+            self._turn_away(channel, entry, item, failed)
+            return False
+        return True
+
+    def _turn_away(self, channel: Channel, entry: Entry, item: AnyIncoming, failed: Exception) -> None:
+        response = (
+            self._refusal(channel, entry, failed)
+            if isinstance(failed, RequestError)
+            else self.failure(channel, entry.code, failed)
+        )
+        if not item.oneway:
+            channel.respond(item.codec, item.envelope.opaque, response)
+
+    def admit_found(self, channel: Channel, request: AnyIncoming, needs: Sequence[Need]) -> None:
+        """Ask the gate for what a handler found that this request needs, too. RequestError when it is refused."""
+        entry = self._handlers.by_code[request.envelope.code]
+        self._gate.admit_found(channel, entry, request, needs)
+
+    def failure(self, channel: Channel, code: int, failed: Exception) -> Response:
+        """The answer to a request that met this, which is told: a file that cannot be read is no fault of ours."""
+        path = getattr(failed, "filename", None) or getattr(failed, "path", None)
+        if isinstance(failed, OSError | AerobeeError) and path:
+            self._log.error(
+                "remoting.file_unreadable", peer=channel.peer, code=code, path=str(path), reason=str(failed)
+            )
+        else:
+            self._log.exception("remoting.handler_failed", exc_info=failed, peer=channel.peer, code=code)
+        return Response(ResponseCode.SYSTEM_ERROR, f"{type(failed).__name__}: {failed}")
+
+    def _refusal(self, channel: Channel, entry: Entry, refused: RequestError) -> Response:
+        entry.refused += 1
+        if isinstance(refused, LimitReached):
+            channel.log_limit(refused.limit, refused.remark)
+        return Response(refused.code, refused.remark)

@@ -1,0 +1,75 @@
+"""The gate: one place that every request passes before anybody acts on it.
+
+Touches  nothing.
+
+A gate is asked once for each request, those of a batch one by one, with the row of its code and the request as it came.
+It returns, or raises RequestError: the request is answered so, and reaches no handler. What only a handler can find out
+(the topic of a message that was asked for by its place) is asked in addition, before it is told.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Protocol, final
+
+import msgspec
+
+from aerobee_proto.requests import AnyIncoming
+from aerobee_remoting.exchange.needs import Need, Needs, check_needs, needs_of
+from aerobee_remoting.peers.peer import Peer
+
+__all__ = ["Gate", "OpenGate", "Row"]
+
+Refused = tuple[AnyIncoming, Exception]
+
+
+class Row:
+    """What is declared of one request code: its number, its typed header, and what its caller needs."""
+
+    __slots__ = ("code", "header", "name", "needs")
+
+    def __init__(self, code: int, name: str, header: type[msgspec.Struct], needs: Needs) -> None:
+        check_needs(needs, header)
+        self.code = code
+        self.name = name  # of the handler, for people
+        self.header = header
+        self.needs = needs
+
+    def needed(self, request: AnyIncoming) -> Iterator[Need]:
+        """What this request needs. RequestError when its body cannot be read."""
+        return needs_of(self.needs, request)
+
+
+class Gate(Protocol):
+    """Who lets requests in. Called in the event loop, for every request: it must not wait."""
+
+    @abstractmethod
+    def admit(self, caller: Peer, row: Row, request: AnyIncoming) -> None:
+        """Return, or raise RequestError: the request is refused with its code and remark."""
+
+    @abstractmethod
+    def admit_found(self, caller: Peer, row: Row, request: AnyIncoming, needs: Sequence[Need]) -> None:
+        """The same of what a handler found that the request did not name."""
+
+    def turned_away(self, caller: Peer, row: Row, run: Sequence[AnyIncoming]) -> Sequence[Refused]:
+        """Those of the requests of one read that `admit` does not let in, each with what it raised."""
+        refused: list[Refused] = []
+        for request in run:
+            try:
+                self.admit(caller, row, request)
+            except Exception as failed:
+                refused.append((request, failed))
+        return refused
+
+
+@final  # what overrides `admit` has to be asked for each message of a read
+class OpenGate(Gate):
+    """Everybody may do everything: there is no access control."""
+
+    def admit(self, caller: Peer, row: Row, request: AnyIncoming) -> None:
+        pass
+
+    def admit_found(self, caller: Peer, row: Row, request: AnyIncoming, needs: Sequence[Need]) -> None:
+        pass
+
+    def turned_away(self, caller: Peer, row: Row, run: Sequence[AnyIncoming]) -> Sequence[Refused]:
+        return ()  # without a call for each message

@@ -1,0 +1,309 @@
+"""The handler table: what a peer may ask, in one place.
+
+Each entry declares a request code, the handler, the header type, what its caller needs and the largest body. A handler
+without declared needs cannot be registered, so none can be forgotten; one that does not say how large a body it reads
+gets none. The table has the gate that every request passes on its way to a handler.
+
+Three kinds of handler, told apart when they are registered:
+- plain:  `def h(request) -> Response | None`, answered in the same turn; None means no answer, or a later one
+          through `request.respond`.
+- async:  `async def h(request) -> Response | None`, run as a task and counted against the connection's bound.
+- batch:  `def h(connection, requests) -> None` over every consecutive request of its code in one read. It
+          answers by itself. This is the hot path: one call, one append, one write for a whole read.
+"""
+
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, Generic, Protocol, TypeVar, cast, overload
+
+import msgspec
+
+from aerobee_proto.bodies import JsonBody
+from aerobee_proto.codes import ResponseCode
+from aerobee_proto.frames import Command, decode_command, language_name
+from aerobee_proto.headers import ext_of
+from aerobee_proto.requests import AnyIncoming, Incoming, NoFields, RequestDecoder, code_keys
+from aerobee_remoting.exchange.gate import Gate, OpenGate, Row
+from aerobee_remoting.exchange.needs import Need, Needs
+from aerobee_remoting.peers.peer import Peer
+
+__all__ = ["MESSAGE_BODY_SIZE_MAX", "AnyRequest", "Channel", "Entry", "HandlerTable", "Request", "Response"]
+
+# What a frame may carry, in bytes: settings bound messages further.
+MESSAGE_BODY_SIZE_MAX: Final = 16 * 1024 * 1024
+
+H = TypeVar("H", bound=msgspec.Struct)
+H_co = TypeVar("H_co", bound=msgspec.Struct, covariant=True)
+B = TypeVar("B", bound=JsonBody)
+
+
+class Response:
+    """An answer. `ext` is a dict of texts or a header struct; an empty body is no body."""
+
+    __slots__ = ("body", "code", "ext", "remark")
+
+    def __init__(
+        self,
+        code: int = ResponseCode.SUCCESS,
+        remark: str | None = None,
+        *,
+        ext: dict[str, str] | msgspec.Struct | None = None,
+        body: bytes = b"",
+    ) -> None:
+        self.code = int(code)
+        self.remark = remark
+        self.ext = ext_of(ext) if isinstance(ext, msgspec.Struct) else ext
+        self.body = body
+
+
+class Request(msgspec.Struct, Generic[H_co], eq=False):
+    """One request in a handler's hands."""
+
+    connection: "Channel"
+    incoming: Incoming[H_co]
+    _command: Command | None = None
+
+    @property
+    def code(self) -> int:
+        return self.incoming.envelope.code
+
+    @property
+    def opaque(self) -> int:
+        return self.incoming.envelope.opaque
+
+    @property
+    def version(self) -> int:
+        return self.incoming.envelope.version
+
+    @property
+    def language(self) -> str:
+        return language_name(self.incoming.envelope.language)
+
+    @property
+    def codec(self) -> int:
+        return self.incoming.frame[0]
+
+    @property
+    def oneway(self) -> bool:
+        return self.incoming.oneway
+
+    @property
+    def remark(self) -> str | None:
+        return self.incoming.envelope.remark
+
+    @property
+    def header(self) -> H_co:
+        """The typed header: an instance of the type that the handler was registered with."""
+        return self.incoming.envelope.ext  # type: ignore[return-value]  # decoders leave no None
+
+    @property
+    def ext(self) -> dict[str, str]:
+        """Every header field as text, those too that the typed header does not name."""
+        if self.is_shed:
+            return {}
+        if self._command is None:
+            self._command = decode_command(self.incoming.frame)
+        return self._command.ext
+
+    @property
+    def body(self) -> bytes:
+        return self.incoming.frame[2]
+
+    def read(self, form: type[B]) -> B:
+        """The body as JSON of this form. RequestError SYSTEM_ERROR when it is missing or broken."""
+        return self.incoming.read(form)
+
+    def shed(self) -> None:
+        """Keep what an answer needs and the typed header; `body`, `ext` and `remark` are empty from here on.
+
+        For whoever keeps a request beyond its turn: a frame may be a thousand times the header that is looked at.
+        """
+        incoming, self._command = self.incoming, None
+        incoming.frame = (incoming.frame[0], b"", b"")
+        incoming.content = None
+        incoming.envelope.remark = None
+        incoming.envelope.language = self.language  # one of a few; as sent it is any text
+
+    @property
+    def size(self) -> int:
+        """Bytes of the frame."""
+        _, header, body = self.incoming.frame
+        return len(header) + len(body)
+
+    @property
+    def is_shed(self) -> bool:
+        return not self.incoming.frame[1]
+
+    def admit(self, *needs: Need) -> None:
+        """Ask the gate for what this request turned out to need. RequestError: it must not be told or done."""
+        self.connection.admit_found(self.incoming, needs)
+
+    def respond(self, response: Response) -> None:
+        """Answer later, from anywhere in the event loop. Nothing is sent for oneway requests."""
+        if not self.oneway:
+            self.connection.respond(self.codec, self.opaque, response)
+
+    def fail(self, failed: Exception) -> None:
+        """Answer later that this came between. To be called where it is handled."""
+        self.respond(self.connection.failure(self.code, failed))
+
+
+AnyRequest = Request[msgspec.Struct]
+"""One whose header fields do not matter."""
+
+Answer = Response | None
+PlainHandler = Callable[[Request[H]], Answer]
+AsyncHandler = Callable[[Request[H]], Awaitable[Answer]]
+BatchHandler = Callable[["Channel", Sequence[Incoming[H]]], None]
+
+
+class Channel(Peer, Protocol):
+    """The connection that requests came over, as their handlers see it."""
+
+    @property
+    def was_overtaken(self) -> bool:
+        """Whether the request in hand is older than one of this peer that was handled before it."""
+
+    def respond(self, codec: int, opaque: int, response: Response) -> None:
+        """Answer the request `opaque` in the codec that it used."""
+
+    def write(self, data: bytes) -> None:
+        """Send whole frames. Within one turn of the loop everything leaves in one write, in order."""
+
+    def write_now(self, data: bytes) -> None:
+        """As `write`, without waiting for the end of the turn."""
+
+    def hold(self, count: int) -> None:
+        """Count requests of this peer that wait for their answer; no more are read at a bound."""
+
+    def run_alone(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Run this as a task before anything else that this peer has sent is handled. It answers by itself."""
+
+    def answer_alone(self, request: AnyRequest, work: Callable[[], Awaitable[Answer]]) -> None:
+        """As `run_alone`, for one request: `work` gives its answer, or refuses it, as an async handler does."""
+
+    def failure(self, code: int, failed: Exception) -> Response:
+        """The answer to a request that met this, which is told. To be called where it is handled."""
+
+    def log_limit(self, limit: str, reason: str) -> None:
+        """Name this peer in the log, once for each bound that it reaches; `limit` is the setting's name."""
+
+    def admit_found(self, request: AnyIncoming, needs: Sequence[Need]) -> None:
+        """Ask the gate for what a handler found that this request needs, too. RequestError when it is refused."""
+
+
+class Entry(Row):
+    """One row of the table. `requests` and `refused` are counters for metrics."""
+
+    __slots__ = (
+        "batch",
+        "body_size_max",
+        "decode_json",
+        "decoder",
+        "in_task",
+        "overtakes",
+        "plain",
+        "refused",
+        "requests",
+    )
+
+    def __init__(
+        self,
+        code: int,
+        handler: PlainHandler[H] | AsyncHandler[H] | None,
+        batch: BatchHandler[H] | None,
+        header: type[msgspec.Struct],
+        needs: Needs,
+        body_size_max: int,
+        *,
+        overtakes: bool = False,
+    ) -> None:
+        super().__init__(code, getattr(batch or handler, "__qualname__", "?"), header, needs)
+        # One of the three. The decoder makes the header that the handler takes: the casts say no more than that.
+        self.plain = cast(PlainHandler[msgspec.Struct], _is_not_plain)
+        self.in_task: AsyncHandler[msgspec.Struct] | None = None
+        self.batch = cast(BatchHandler[msgspec.Struct] | None, batch)
+        if inspect.iscoroutinefunction(handler):
+            self.in_task = cast(AsyncHandler[msgspec.Struct], handler)
+        elif handler is not None:
+            self.plain = cast(PlainHandler[msgspec.Struct], handler)
+        self.decoder: RequestDecoder[msgspec.Struct] = RequestDecoder(header)
+        self.decode_json = self.decoder.json.decode  # for the hot path; `ext` may be None, errors are raw
+        self.body_size_max = body_size_max
+        self.overtakes = overtakes
+        self.requests = 0
+        self.refused = 0
+
+
+def _is_not_plain(_: AnyRequest) -> Answer:
+    raise AssertionError("this code is not served by a plain handler")
+
+
+class HandlerTable:
+    """Request code -> `Entry`, and the gate that requests pass on their way there; without one everybody may ask."""
+
+    def __init__(self, gate: Gate | None = None) -> None:
+        self.gate: Gate = OpenGate() if gate is None else gate
+        self.by_code: dict[int, Entry] = {}
+        # (codec -> key bytes -> entry): finds the entry before the header is read
+        self.by_key: tuple[dict[bytes, Entry], dict[bytes, Entry], dict[bytes, Entry]] = ({}, {}, {})
+
+    @overload
+    def register(
+        self,
+        code: int,
+        handler: PlainHandler[NoFields] | AsyncHandler[NoFields],
+        *,
+        needs: Needs,
+        body_size_max: int = 0,
+        overtakes: bool = False,
+    ) -> None: ...
+
+    @overload
+    def register(
+        self,
+        code: int,
+        handler: PlainHandler[H] | AsyncHandler[H],
+        *,
+        header: type[H],
+        needs: Needs,
+        body_size_max: int = 0,
+        overtakes: bool = False,
+    ) -> None: ...
+
+    def register(
+        self,
+        code: int,
+        handler: PlainHandler[H] | AsyncHandler[H],
+        *,
+        header: type[msgspec.Struct] = NoFields,
+        needs: Needs,
+        body_size_max: int = 0,
+        overtakes: bool = False,
+    ) -> None:
+        """Serve `code` with a plain or async handler. ValueError when the code is served already, or when its needs
+        cannot be worked out of its header.
+
+        `overtakes`: a small control request (a heartbeat, an offset) that is served before the sends and pulls that its
+        connection has waiting. Its order towards those must not matter; among each other such requests stay in order.
+        """
+        self._add(Entry(int(code), handler, None, header, needs, body_size_max, overtakes=overtakes))
+
+    def register_batch(
+        self,
+        code: int,
+        handler: BatchHandler[H],
+        *,
+        header: type[H],
+        needs: Needs,
+        body_size_max: int = 0,
+    ) -> None:
+        """Serve `code` with a batch handler. ValueError as for `register`."""
+        self._add(Entry(int(code), None, handler, header, needs, body_size_max))
+
+    def _add(self, entry: Entry) -> None:
+        if entry.code in self.by_code:
+            raise ValueError(f"request code {entry.code} has a handler already")
+        self.by_code[entry.code] = entry
+        for codec, key in code_keys(entry.code):
+            self.by_key[codec][key] = entry

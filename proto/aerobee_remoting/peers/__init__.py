@@ -1,0 +1,1 @@
+"""What is known of a peer: what went wrong with it, and how much memory is kept for it."""

@@ -1,0 +1,1 @@
+"""Logs: one line for each event, in one form for all programs."""

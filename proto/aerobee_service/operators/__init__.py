@@ -1,0 +1,1 @@
+"""The HTTP port for operators: what is served at it, and how."""

@@ -1,0 +1,57 @@
+"""The HTTP port for operators, of a broker or a nameserver: open where the settings say.
+
+Touches  one listening socket, through `HttpResponder`.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from aerobee_service.operators.http_responder import HttpResponder, Page
+from aerobee_service.program.start_failures import CannotListen, explain
+
+__all__ = ["OperatorsPort", "health_page"]
+
+log = structlog.get_logger()
+
+METRICS_PORT: Final = "metricsPromExporterPort"
+
+
+class OperatorsPort:
+    """Pages by path, served over HTTP. `start` once, `close` once."""
+
+    def __init__(self, pages: Mapping[str, Callable[[], Awaitable[Page]]]) -> None:
+        self._responder = HttpResponder(pages)
+        self.port = 0  # 0 while it does not listen
+
+    async def listen(self, host: str, port: int, *, is_set: bool) -> None:
+        """Listen there.
+
+        Where somebody has set the port (`is_set`), it is scraped or asked for health: CannotListen when it cannot be
+        taken. A default must not keep the second server on a machine from starting: it is told and served without.
+        """
+        try:
+            self.port = await self._responder.start(host, port)
+        except OSError as error:
+            failed = CannotListen(error, host, port, METRICS_PORT)
+            if is_set:
+                raise failed from error
+            reason, way_out = explain(failed)
+            log.warning(
+                "metrics.not_served", host=host, port=port, reason=reason, way_out=f"{way_out}, or to 0"
+            )
+        else:
+            log.info("metrics.served", host=host, port=self.port)
+
+    async def close(self) -> None:
+        """Stop listening."""
+        await self._responder.close()
+        self.port = 0
+
+
+def health_page(content: Mapping[str, Any], *, ok: bool) -> Page:
+    """What a probe reads: 200 or 503, and the reasons as JSON."""
+    body = msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
+    return Page(body, 200 if ok else 503, "application/json")

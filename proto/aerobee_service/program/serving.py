@@ -1,0 +1,40 @@
+"""A server as a program: its interpreter, its event loop, and the signals that end it.
+
+Touches  the process: interpreter, event loop, signals, systemd's notification socket.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+
+import uvloop
+
+from aerobee_service.logs.logs import stray_errors_logged
+from aerobee_service.program.interpreter import set_up_interpreter
+from aerobee_service.program.stop_signals import call_on_stop_signals
+from aerobee_service.program.systemd import ServiceNotifier
+
+__all__ = ["run_server", "stop_event"]
+
+
+def run_server(
+    serve: Callable[[ServiceNotifier], Coroutine[object, object, int]],
+    *,
+    executor: Callable[[], ThreadPoolExecutor] | None = None,
+) -> int:
+    """Run `serve` to its end in an event loop of its own; its exit code. Logs are set up already.
+
+    `executor` makes the threads for work that must not hold the loop up.
+    """
+    set_up_interpreter()
+    with stray_errors_logged(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        if executor is not None:
+            runner.get_loop().set_default_executor(executor())
+        return runner.run(serve(ServiceNotifier.of_process()))
+
+
+def stop_event() -> asyncio.Event:
+    """An event that is set when somebody asks the server to stop."""
+    stop = asyncio.Event()
+    call_on_stop_signals(stop.set)
+    return stop

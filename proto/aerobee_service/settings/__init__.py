@@ -1,0 +1,1 @@
+"""What an operator wrote: read, checked once, changed in place, followed while the program runs."""

@@ -1,0 +1,1 @@
+"""How the work of one event loop is shared out: tasks, turns, slices."""

@@ -1,0 +1,132 @@
+"""Work that is too long for one turn of the event loop: done in slices, one slice a turn, whoever asked for it.
+
+Touches  the event loop's `call_soon`, a clock.
+
+Long work is a generator that yields wherever it may be interrupted, once a fraction of a millisecond or so:
+
+    def listed(names: Iterable[str]) -> Steps[bytes]:
+        for number, name in enumerate(names):
+            ...
+            if number % 256 == 0:
+                yield
+        return answer
+
+    body = await in_slices(listed(names))      others are served in between
+    body = at_once(listed(names))              where nobody waits: small work, programs without a loop, tests
+
+All such work of one event loop stands in one queue and has `SLICE_S` of each turn together, however much there is.
+
+Invariants
+- Work goes on in the order in which it began, a slice each, round robin.
+- Work whose waiter is cancelled is closed where it stands, before the waiter goes on.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Any, Final, TypeVar
+from weakref import WeakKeyDictionary
+
+from aerobee_service.turns.turns import SLICE_S
+
+__all__ = ["Steps", "at_once", "in_slices"]
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+
+
+def at_once(steps: Steps[T]) -> T:
+    """Run the work to its end; what it returns."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
+async def in_slices(steps: Steps[T]) -> T:
+    """Run the work in slices; what it returns. Work that is shorter than a slice is done at once when nobody waits."""
+    return await _queue().run(steps)
+
+
+class _Work:
+    __slots__ = ("done", "steps")
+
+    def __init__(self, steps: Steps[Any], done: "asyncio.Future[Any]") -> None:
+        self.steps = steps
+        self.done = done
+
+
+class SliceQueue:
+    """The queue of one event loop. The arguments are for tests."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter, slice_s: float = SLICE_S) -> None:
+        # Fixed for life.
+        self._clock = clock
+        self._slice_s = slice_s
+        self._loop = asyncio.get_running_loop()
+        # Moved by run() and _turn().
+        self._queue: deque[_Work] = deque()
+        self._armed = False  # _turn comes with the next turn
+        self._until = 0.0  # the end of this turn's slice, while _turn is armed
+
+    def __len__(self) -> int:
+        """How much work waits."""
+        return len(self._queue)
+
+    async def run(self, steps: Steps[T]) -> T:
+        """See `in_slices`."""
+        done: asyncio.Future[T] = self._loop.create_future()
+        work = _Work(steps, done)
+        if not self._armed:
+            self._begin()
+        if self._queue or self._clock() >= self._until:
+            self._queue.append(work)
+        else:
+            self._go_on(work)
+        try:
+            return await done
+        except asyncio.CancelledError:
+            if work in self._queue:
+                self._queue.remove(work)
+            steps.close()
+            raise
+
+    def _begin(self) -> None:
+        self._armed = True
+        self._until = self._clock() + self._slice_s
+        self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._armed = False
+        if self._queue:
+            self._begin()
+        while self._queue and self._clock() < self._until:
+            self._go_on(self._queue.popleft())
+
+    def _go_on(self, work: _Work) -> None:
+        """Work for what is left of the slice, a step at least; what is left then goes to the end of the queue."""
+        if work.done.cancelled():
+            return  # its waiter closes it
+        try:
+            next(work.steps)
+            while self._clock() < self._until:
+                next(work.steps)
+            self._queue.append(work)
+        except StopIteration as end:
+            work.done.set_result(end.value)
+        except Exception as failed:
+            work.done.set_exception(failed)
+
+
+QUEUES: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, SliceQueue]] = WeakKeyDictionary()
+
+
+def _queue() -> SliceQueue:
+    loop = asyncio.get_running_loop()
+    queue = QUEUES.get(loop)
+    if queue is None:
+        queue = QUEUES[loop] = SliceQueue()
+    return queue

@@ -1,0 +1,236 @@
+"""What readers see, and when: after the answers, once, with keys and entries that follow a little later."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from errno import EMFILE
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from aerobee_broker.messages import visibility as module
+from aerobee_broker.messages.promises import Promises
+from aerobee_broker.messages.visibility import Visibility
+from aerobee_broker.stats import BrokerStats
+from aerobee_store.faults.errors import OutOfResources, StoreFull
+from aerobee_store.terms.messages import Arrival
+
+ARRIVAL: Arrival = ("T", 0, 1, b"entries")
+
+
+class Keys:
+    """Keys that are to be indexed."""
+
+    def __init__(self, calls: list[str]) -> None:
+        self.calls = calls
+        self.backlog = 0
+        self.build_errors: list[Exception] = []
+        self.built = asyncio.Event()
+
+    def build(self, limit: int) -> int:
+        if self.build_errors:
+            raise self.build_errors.pop(0)
+        self.calls.append("index")
+        done = min(limit, self.backlog)
+        self.backlog -= done
+        if not self.backlog:
+            self.built.set()
+        return done
+
+
+class Log:
+    """A store that keeps a list of what it was asked for."""
+
+    def __init__(self, calls: list[str]) -> None:
+        self.calls = calls
+        self.end_offset = 0
+        self.has_failed = False
+        self.not_writeable_reason: str | None = None
+        self.keys = Keys(calls)
+        self.confirm_errors: list[Exception] = []
+        self.came = asyncio.Event()
+
+    def confirm(self, offset: int, *, notify: bool = True) -> list[Arrival]:
+        if self.confirm_errors:
+            raise self.confirm_errors.pop(0)
+        self.calls.append(f"confirm {offset}" + (" and tell" if notify else ""))
+        self.came.set()
+        return [ARRIVAL] if notify else []
+
+
+class Disk:
+    """A source that has what the test says."""
+
+    late_code = 10
+    offset = 0
+
+    def request(self) -> None:
+        return
+
+
+class Answer:
+    peer, count = "client", 1
+
+    def __init__(self, calls: list[str]) -> None:
+        self.calls = calls
+
+    def keep(self) -> None:
+        self.calls.append("answer")
+
+    def refuse(self, code: int) -> None:
+        self.calls.append(f"refuse {code}")
+
+
+class Waiters:
+    """Requests that wait, or not."""
+
+    def __init__(self, calls: list[str], name: str, *, are_waiting: bool = True) -> None:
+        self.calls, self.name, self.are_waiting = calls, name, are_waiting
+
+    def arrived(self, arrivals: Sequence[Arrival]) -> None:
+        assert list(arrivals) == [ARRIVAL]
+        self.calls.append(self.name)
+
+
+class Scene:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, sync: bool) -> None:
+        for name in ("DISPATCH_RETRY_S", "RESOURCES_RETRY_S", "INDEX_RETRY_S", "INDEX_PAUSE_S"):
+            monkeypatch.setattr(module, name, 0.001)
+        self.calls: list[str] = []
+        self.log, self.disk = Log(self.calls), Disk()
+        sources = (self.disk,) if sync else ()
+        self.promises = Promises(sources, self.log, timeout_ms=lambda: 60_000, meter=BrokerStats("c", 0))
+        self.failures: list[tuple[str, Exception]] = []
+        self.failed = asyncio.Event()
+        self.visibility = Visibility(self.log, self.promises, on_failure=self._failed)
+
+    def _failed(self, name: str, failure: Exception) -> None:
+        self.failures.append((name, failure))
+        self.failed.set()
+
+    def append(self) -> None:
+        self.log.end_offset += 100
+        self.visibility.appended()
+
+    async def called(self, count: int) -> None:
+        async with asyncio.timeout(10):
+            while len(self.calls) < count:
+                self.log.came.clear()
+                await self.log.came.wait()
+
+
+@pytest.fixture
+async def sync(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
+    made = Scene(monkeypatch, sync=True)
+    yield made
+    made.visibility.close()
+
+
+@pytest.fixture
+async def later(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
+    made = Scene(monkeypatch, sync=False)
+    yield made
+    made.visibility.close()
+
+
+async def test_the_sender_is_answered_before_a_reader_is(sync: Scene) -> None:
+    sync.visibility.start([Waiters(sync.calls, "pull"), Waiters(sync.calls, "pop")])
+    sync.append()
+    assert not sync.promises.are_kept()
+    sync.promises.promise(Answer(sync.calls))
+    assert sync.calls == []
+    sync.disk.offset = 100
+    sync.visibility.advanced()
+    assert sync.calls == ["answer", "confirm 100 and tell", "pull", "pop"]
+
+
+async def test_without_a_source_an_append_is_shown_at_once(later: Scene) -> None:
+    later.append()
+    assert later.promises.are_kept()
+    later.append()
+    later.visibility.advanced()
+    assert later.calls == ["confirm 100", "confirm 200"]
+
+
+async def test_nothing_is_collected_for_nobody(sync: Scene) -> None:
+    sync.visibility.start([Waiters(sync.calls, "pull", are_waiting=False), Waiters(sync.calls, "pop")])
+    sync.append()
+    sync.disk.offset = 100
+    sync.visibility.advanced()
+    assert sync.calls == ["confirm 100 and tell", "pop"]
+    sync.visibility.start([Waiters(sync.calls, "pull", are_waiting=False)])
+    sync.append()
+    sync.disk.offset = 200
+    sync.visibility.advanced()
+    assert sync.calls[2:] == ["confirm 200"]
+
+
+async def test_what_is_shown_is_not_shown_again(sync: Scene) -> None:
+    sync.append()
+    sync.disk.offset = 50
+    for _ in range(3):
+        sync.visibility.advanced()
+        sync.visibility.appended()
+    assert sync.calls == ["confirm 50"]
+
+
+async def test_entries_that_found_no_room_are_tried_again_until_they_do(sync: Scene) -> None:
+    sync.log.not_writeable_reason = "the disk is full"
+    sync.append()
+    sync.disk.offset = 100
+    sync.visibility.advanced()
+    await sync.called(3)
+    sync.log.not_writeable_reason = None
+    tried = len(sync.calls) + 1
+    await sync.called(tried)
+    await asyncio.sleep(0.02)
+    assert sync.calls == ["confirm 100"] * tried
+
+
+async def test_keys_are_indexed_in_rounds(later: Scene) -> None:
+    later.log.keys.backlog = 2 * module.INDEX_ROUND + 1
+    later.append()
+    assert later.calls == ["confirm 100"]
+    async with asyncio.timeout(10):
+        await later.log.keys.built.wait()
+    assert later.calls == ["confirm 100", "index", "index", "index"]
+
+
+@pytest.mark.parametrize("error", [StoreFull(Path("a file"), 1), OutOfResources(Path("a file"), EMFILE)])
+async def test_keys_that_find_no_room_wait(later: Scene, error: Exception) -> None:
+    later.log.keys.build_errors = [error]
+    later.log.keys.backlog = 1
+    with capture_logs() as logs:
+        later.append()
+        async with asyncio.timeout(10):
+            await later.log.keys.built.wait()
+    assert [entry["event"] for entry in logs] == ["store.index_behind"]
+    assert later.failures == []
+
+
+async def test_work_that_finds_no_descriptor_is_done_a_little_later(later: Scene) -> None:
+    later.log.not_writeable_reason = "the disk is full"
+    later.append()
+    later.log.confirm_errors = [OutOfResources(Path("a file"), EMFILE)]
+    with capture_logs() as logs:
+        await later.called(2)
+    assert [(entry["event"], entry["task"]) for entry in logs] == [("broker.task_delayed", "dispatch")]
+    assert later.failures == []
+
+
+async def test_a_fault_in_work_of_a_timer_is_told(later: Scene) -> None:
+    later.log.keys.build_errors = [fault := ValueError("a fault of ours")]
+    later.log.keys.backlog = 1
+    later.append()
+    async with asyncio.timeout(10):
+        await later.failed.wait()
+    assert later.failures == [("index", fault)]
+
+
+async def test_closed_it_shows_and_does_nothing_else(later: Scene) -> None:
+    later.log.keys.backlog = 1
+    later.append()
+    later.visibility.close()
+    later.append()
+    await asyncio.sleep(0.02)
+    assert later.calls == ["confirm 100", "confirm 200"]

@@ -1,0 +1,149 @@
+"""The small HTTP server against well-behaved and hostile peers."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from aerobee_service.operators import http_responder
+from aerobee_service.operators.http_responder import HEAD_SIZE_MAX, PER_HOST_MAX, HttpResponder, Page
+
+
+async def hello() -> Page:
+    return Page(b"hello\n")
+
+
+async def slow() -> Page:
+    await asyncio.sleep(0.1)
+    return Page(b"at last\n")
+
+
+async def broken() -> Page:
+    raise RuntimeError("no page today")
+
+
+@pytest.fixture
+async def port() -> AsyncIterator[int]:
+    responder = HttpResponder({"/": hello, "/broken": broken, "/slow": slow})
+    yield await responder.start("127.0.0.1", 0)
+    await responder.close()
+
+
+async def talk(port: int, sent: bytes, *, end: bool = False) -> bytes:
+    """Send bytes and read until the server hangs up."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(sent)
+        if end:
+            writer.write_eof()
+        async with asyncio.timeout(10):
+            return await reader.read()
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+def status(answer: bytes) -> int:
+    return int(answer.split(b" ")[1]) if answer else 0
+
+
+ASKED = {
+    "a page": (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", 200),
+    "a page of HTTP/1.0": (b"GET / HTTP/1.0\r\n\r\n", 200),
+    "a query is ignored": (b"GET /?a=b HTTP/1.1\r\n\r\n", 200),
+    "an unknown path": (b"GET /nope HTTP/1.1\r\n\r\n", 404),
+    "a path out of here": (b"GET /../../etc/passwd HTTP/1.1\r\n\r\n", 404),
+    "another method": (b"POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello", 405),
+    "a page that fails": (b"GET /broken HTTP/1.1\r\n\r\n", 500),
+    "no HTTP at all": (b"\x00\x00\x00\x80garbage\r\n\r\n", 400),
+    "too few words": (b"GET\r\n\r\n", 400),
+    "bytes beyond ASCII": (b"GET /\xff\xfe HTTP/1.1\r\n\r\n", 404),
+}
+
+
+@pytest.mark.parametrize(("sent", "code"), ASKED.values(), ids=ASKED)
+async def test_answers(sent: bytes, code: int, port: int) -> None:
+    assert status(await talk(port, sent)) == code
+    assert status(await talk(port, b"GET / HTTP/1.1\r\n\r\n")) == 200
+
+
+async def test_head_has_the_length_and_no_body(port: int) -> None:
+    head, _, body = (await talk(port, b"HEAD / HTTP/1.1\r\n\r\n")).partition(b"\r\n\r\n")
+    assert b"Content-Length: 6" in head
+    assert body == b""
+    _, _, body = (await talk(port, b"GET / HTTP/1.1\r\n\r\n")).partition(b"\r\n\r\n")
+    assert body == b"hello\n"
+
+
+async def test_a_request_cut_short_is_answered(port: int) -> None:
+    assert status(await talk(port, b"GET / HT", end=True)) == 400
+
+
+async def test_an_endless_head_is_cut(port: int) -> None:
+    answer = await talk(port, b"GET / HTTP/1.1\r\nX: " + b"x" * (3 * HEAD_SIZE_MAX))
+    assert status(answer) in (431, 0)  # 0: the reset overtook the answer
+    assert status(await talk(port, b"GET / HTTP/1.1\r\n\r\n")) == 200
+
+
+async def test_a_silent_peer_is_sent_away(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_responder, "HEAD_TIMEOUT_S", 0.01)
+    assert status(await talk(port, b"GET /")) == 408
+
+
+async def silent(port: int, count: int, host: str = "127.0.0.1") -> list[tuple[asyncio.StreamReader, Any]]:
+    return [await asyncio.open_connection("127.0.0.1", port, local_addr=(host, 0)) for _ in range(count)]
+
+
+async def test_silent_connections_shut_nobody_out_and_the_oldest_go_first(port: int) -> None:
+    """32 silent connections made every probe a 503, so an orchestrator restarted a healthy broker."""
+    idle = await silent(port, PER_HOST_MAX + 3)
+    async with asyncio.timeout(10):
+        assert [await reader.read() for reader, _ in idle[:3]] == [b""] * 3  # sent away
+    for _ in range(5):
+        assert status(await talk(port, b"GET / HTTP/1.1\r\n\r\n")) == 200
+    idle[-1][1].write(b"GET / HTTP/1.1\r\n\r\n")  # the youngest of them is still heard
+    async with asyncio.timeout(10):
+        assert status(await idle[-1][0].read()) == 200
+    for _, writer in idle:
+        writer.transport.abort()
+
+
+async def test_a_crowd_from_many_hosts_is_bounded_and_a_probe_is_answered(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_responder, "PER_HOST_MAX", 4)
+    monkeypatch.setattr(http_responder, "CONNECTIONS_MAX", 8)
+    idle = [one for host in range(2, 8) for one in await silent(port, 4, f"127.0.0.{host}")]
+    async with asyncio.timeout(10):
+        assert [await reader.read() for reader, _ in idle[:16]] == [b""] * 16
+    assert status(await talk(port, b"GET / HTTP/1.1\r\n\r\n")) == 200
+    for _, writer in idle:
+        writer.transport.abort()
+
+
+async def test_peers_that_came_with_a_request_do_not_make_room_for_silent_ones(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_responder, "PER_HOST_MAX", 2)
+    asking, idle = await asyncio.gather(talk(port, b"GET /slow HTTP/1.1\r\n\r\n"), silent(port, 3))
+    assert status(asking) == 200
+    for _, writer in idle:
+        writer.transport.abort()
+
+
+async def test_closing_ends_what_is_running() -> None:
+    entered = asyncio.Event()
+
+    async def endless() -> Page:
+        entered.set()
+        await asyncio.Event().wait()
+        return Page(b"")
+
+    responder = HttpResponder({"/": endless})
+    port = await responder.start("127.0.0.1", 0)
+    asking = asyncio.create_task(talk(port, b"GET / HTTP/1.1\r\n\r\n"))
+    await entered.wait()
+    await responder.close()
+    assert await asking == b""

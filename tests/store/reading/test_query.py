@@ -1,0 +1,98 @@
+"""Finding by key: every candidate is judged by its record."""
+
+import pytest
+
+from aerobee_proto.records import decode_record
+from aerobee_store.reading.query import QueryResult
+from aerobee_store.store import MessageStore
+from store.memory_io import MemoryIo
+from store.workload import Clock, message, open_store
+
+EVER = 1 << 62
+# Two keys with the same Java hash, also behind any topic.
+TWIN, OTHER_TWIN = "Aa", "BB"
+
+
+def stored(*keys: str | None, io: MemoryIo | None = None) -> MessageStore:
+    store = open_store(io or MemoryIo())
+    for number, key in enumerate(keys):
+        store.append([message(keys=key, unique_key=f"U{number}")])
+    store.flush_disk()
+    store.confirm(store.flushed_offset)
+    return store
+
+
+def found(result: QueryResult) -> list[str | None]:
+    return [decode_record(bytes(record)).unique_key for record in result.body]
+
+
+def test_messages_come_oldest_first_and_the_newest_count() -> None:
+    store = stored("a", "b", "a b", None, "a")
+    assert found(store.keys.query("Orders", "a", 10, 0, EVER)) == ["U0", "U2", "U4"]
+    assert found(store.keys.query("Orders", "a", 2, 0, EVER)) == ["U2", "U4"]
+    assert found(store.keys.query("Orders", "b", 10, 0, EVER)) == ["U1", "U2"]
+    assert found(store.keys.query("Orders", "U3", 10, 0, EVER)) == ["U3"]
+
+
+@pytest.mark.parametrize("max_num", [0, -1])
+def test_asking_for_none_gives_none(max_num: int) -> None:
+    assert found(stored("a").keys.query("Orders", "a", max_num, 0, EVER)) == []
+
+
+def test_a_key_with_the_same_hash_is_not_an_answer() -> None:
+    """It also must not push the true answer out of a small count, as in the official store."""
+    store = stored(TWIN, OTHER_TWIN, OTHER_TWIN)
+    assert found(store.keys.query("Orders", TWIN, 1, 0, EVER)) == ["U0"]
+    assert found(store.keys.query("Orders", OTHER_TWIN, 9, 0, EVER)) == ["U1", "U2"]
+
+
+def test_many_messages_with_the_same_hash_do_not_hide_one() -> None:
+    clock = Clock()
+    store = open_store(MemoryIo(), clock)
+    store.append([message(keys=TWIN, unique_key="U")])
+    for _ in range(70):
+        clock.now_ms += 100
+        store.append([message(keys=OTHER_TWIN)])
+    store.confirm(store.end_offset)
+    assert found(store.keys.query("Orders", TWIN, 1, 0, EVER)) == ["U"]
+
+
+def test_a_message_that_has_its_key_twice_is_one_answer() -> None:
+    assert found(stored("a a  a").keys.query("Orders", "a", 9, 0, EVER)) == ["U0"]
+
+
+def test_part_of_a_key_and_other_topics_do_not_match() -> None:
+    store = stored("abc")
+    assert found(store.keys.query("Orders", "ab", 9, 0, EVER)) == []
+    assert found(store.keys.query("Bills", "abc", 9, 0, EVER)) == []
+
+
+def test_the_range_of_time_is_exact_to_the_millisecond() -> None:
+    clock = Clock()
+    store = open_store(MemoryIo(), clock)
+    stamps = []
+    for number in range(8):
+        clock.now_ms += 333
+        stamps.append(store.append([message(keys="a", unique_key=f"U{number}")])[0].store_timestamp)
+    store.confirm(store.end_offset)
+    for begin in range(8):
+        for end in range(begin, 8):
+            answer = store.keys.query("Orders", "a", 64, stamps[begin], stamps[end])
+            assert found(answer) == [f"U{n}" for n in range(begin, end + 1)]
+    assert found(store.keys.query("Orders", "a", 64, stamps[0] + 1, stamps[1] - 1)) == []
+
+
+def test_the_answer_tells_how_far_the_index_reaches() -> None:
+    store = stored("a", "b")
+    (newest,) = store.keys.query("Orders", "b", 1, 0, EVER).body
+    record = decode_record(bytes(newest))
+    answer = store.keys.query("Orders", "none", 1, 0, EVER)
+    assert (answer.last_update_timestamp, answer.last_update_physical_offset) == (
+        record.store_timestamp,
+        record.physical_offset,
+    )
+
+
+def test_an_empty_index_has_no_reach() -> None:
+    answer = open_store(MemoryIo()).keys.query("Orders", "a", 9, 0, EVER)
+    assert (answer.body, answer.last_update_timestamp, answer.last_update_physical_offset) == ([], 0, 0)

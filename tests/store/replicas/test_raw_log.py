@@ -1,0 +1,182 @@
+"""A replica that is given the bytes of another log, in pieces cut anywhere, is the same store."""
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from aerobee_store.faults.errors import CorruptStore, NotInLog
+from aerobee_store.store import MessageStore
+from store.memory_io import MemoryIo, RandomSurvivors
+from store.workload import ROOT, Clock, Workload, message, open_store
+
+FILE_SIZE = 16384
+
+
+def source(seed: int, **changes: object) -> tuple[MemoryIo, Workload]:
+    """An open store with some log files, all of it on disk."""
+    io = MemoryIo()
+    work = Workload(Random(seed), io, Clock(), **changes)
+    work.store.open()
+    while work.store.end_offset < 3 * FILE_SIZE:
+        work.append()
+    work.store.flush_disk()
+    work.store.confirm(work.store.end_offset)
+    return io, work
+
+
+def replicate(giver: MessageStore, taker: MessageStore, random: Random, until: int | None = None) -> None:
+    """In pieces of random length, none of which crosses the end of a file."""
+    while until is None or taker.next_raw_offset < until:
+        at = taker.next_raw_offset
+        piece = giver.read_raw(at, random.choice((1, 7, 100, 3000, 32768)))
+        if not piece:
+            return
+        assert at // FILE_SIZE == (at + len(piece) - 1) // FILE_SIZE
+        taker.append_raw(at, bytes(piece))
+        if random.random() < 0.2:
+            taker.flush_disk()
+            taker.confirm(taker.flushed_offset)
+
+
+def log_bytes(io: MemoryIo) -> dict[str, bytes]:
+    return {path.name: io.read_bytes(path) or b"" for path in io.paths() if path.parent.name == "commitlog"}
+
+
+def settle(store: MessageStore) -> None:
+    store.flush_disk()
+    store.confirm(store.end_offset)
+    store.keys.build(1 << 30)
+    store.flush_queues()
+
+
+def said(store: MessageStore, topic: str, queue_id: int) -> list[tuple[int, ...]]:
+    return [tuple(entry) for entry in store.reading.queue_entries(topic, queue_id, 0, 10_000)]
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("record_checksum", [True, False])
+def test_a_replica_has_the_same_log_queues_and_keys(seed: int, record_checksum: bool) -> None:
+    io, work = source(seed, record_checksum=record_checksum)
+    copy = MemoryIo()
+    replica = open_store(copy)
+    replicate(work.store, replica, Random(seed))
+    assert replica.end_offset == replica.next_raw_offset == work.store.end_offset
+    settle(replica)
+    assert log_bytes(copy) == log_bytes(io)
+    for topic, queue_id in {one.key for one in work.stored}:
+        assert said(replica, topic, queue_id) == said(work.store, topic, queue_id)
+    for one in work.stored[:: max(len(work.stored) // 20, 1)]:
+        key = one.message.unique_key
+        if key and replica.reading.queue_entry(*one.key, one.queue_offset) is not None:
+            assert replica.keys.query(one.message.topic, key, 1, 0, 1 << 60).body
+    replica.check()
+    replica.close()
+    again = open_store(copy)
+    again.check()
+    assert again.end_offset == work.store.end_offset
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_replica_that_crashes_goes_on_at_its_end(seed: int) -> None:
+    random = Random(seed)
+    io, work = source(seed, record_checksum=seed % 2 == 0)
+    copy = MemoryIo()
+    replica = open_store(copy)
+    for _ in range(3):
+        replicate(work.store, replica, random, until=replica.end_offset + random.randrange(1, FILE_SIZE))
+        promised = replica.flushed_offset
+        # A power failure that leaves later pages and not earlier ones makes damage, as in any log: see recovery.
+        copy = copy.crash() if random.random() < 0.5 else copy.kill()
+        replica = open_store(copy)
+        assert replica.end_offset >= promised
+        replica.check()
+    replicate(work.store, replica, random)
+    settle(replica)
+    replica.check()
+    assert log_bytes(copy) == log_bytes(io)
+
+
+def test_an_empty_replica_may_begin_with_a_later_file() -> None:
+    _, work = source(5)
+    replica = open_store(MemoryIo())
+    with pytest.raises(NotInLog):
+        replica.append_raw(100, b"x")
+    begin = 2 * FILE_SIZE
+    replica.append_raw(begin, bytes(work.store.read_raw(begin, 50)))
+    replicate(work.store, replica, Random(5))
+    settle(replica)
+    assert (replica.min_physical_offset, replica.end_offset) == (begin, work.store.end_offset)
+    for topic, queue_id in {one.key for one in work.stored if one.physical_offset >= begin}:
+        kept = [entry for entry in said(work.store, topic, queue_id) if entry[0] >= begin]
+        assert said(replica, topic, queue_id) == kept
+        assert replica.reading.max_offset(topic, queue_id) == work.store.reading.max_offset(topic, queue_id)
+    replica.check()
+
+
+def test_bytes_that_are_no_record_of_their_place_are_not_taken() -> None:
+    _, work = source(6)
+    replica = open_store(MemoryIo())
+    first, second = work.stored[:2]
+    data = bytearray(work.store.read_raw(0, second.end))
+    data[second.physical_offset + 95] ^= 1
+    replica.append_raw(0, bytes(data[:300]))
+    before = (replica.end_offset, replica.next_raw_offset)
+    assert before[1] == 300
+    with pytest.raises(CorruptStore) as refused:
+        replica.append_raw(300, bytes(data[300:]))
+    assert refused.value.physical_offset == second.physical_offset
+    assert (replica.end_offset, replica.next_raw_offset) == before
+    # The source begins anew at the end of what is in the log.
+    replicate(work.store, replica, Random(6))
+    assert replica.end_offset == work.store.end_offset
+    assert first.end <= before[0] or before[0] == 0
+
+
+def test_a_piece_that_belongs_elsewhere_is_refused() -> None:
+    _, work = source(7)
+    replica = open_store(MemoryIo())
+    replica.append_raw(0, bytes(work.store.read_raw(0, 1000)))
+    for offset in (1001, 999, FILE_SIZE):
+        with pytest.raises(NotInLog):
+            replica.append_raw(offset, b"x" * 10)
+    beyond = bytes(work.store.read_raw(1000, FILE_SIZE)) + b"x"
+    with pytest.raises(CorruptStore, match="beyond the end of the file"):
+        replica.append_raw(1000, beyond)
+
+
+def test_nothing_is_given_that_is_not_on_disk_or_not_there_any_more() -> None:
+    store = open_store(MemoryIo())
+    store.append([message(body=b"x" * 100)])
+    assert bytes(store.read_raw(0, 1000)) == b""
+    with pytest.raises(NotInLog):
+        store.read_raw(store.end_offset, 10)
+    store.flush_disk()
+    assert len(store.read_raw(0, 1000)) == store.end_offset
+    assert bytes(store.read_raw(store.end_offset, 10)) == b""
+    with pytest.raises(NotInLog):
+        store.read_raw(-1, 10)
+
+
+def test_what_the_source_does_not_seal_is_no_damage_after_a_crash_of_a_replica_that_seals() -> None:
+    """A start takes a record without its checksum for a damaged one, from where on the store has sealed all."""
+    _, work = source(8, record_checksum=False)
+    copy = MemoryIo()
+    replica = open_store(copy, record_checksum=True)
+    replica.close()
+    replica = open_store(copy, record_checksum=True)
+    replicate(work.store, replica, Random(8))
+    replica.flush_disk()
+    again = open_store(copy.crash(RandomSurvivors(Random(8))))
+    assert again.end_offset == work.store.end_offset
+    again.check()
+
+
+def test_the_ends_of_files_are_the_same_to_the_byte() -> None:
+    io, work = source(9)
+    copy = MemoryIo()
+    replica = open_store(copy)
+    replicate(work.store, replica, Random(9), until=FILE_SIZE)
+    name = Path(ROOT / "commitlog" / f"{0:020d}")
+    assert copy.read_bytes(name) == io.read_bytes(name)
+    assert replica.end_offset == FILE_SIZE
