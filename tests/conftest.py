@@ -5,6 +5,9 @@ examples; CI always tries the same ones, so that a red run can be repeated.
 
 Open files: a whole run wants some thousands of them, so what the system allows is asked for.
 
+Signals: what this run ignores (a hang-up under `nohup`, an interrupt behind `&` in a script) would be ignored by the
+programs that tests start, too, and rightly so; these have the usual handlers.
+
 Logs: a test that runs a program in this process sets logging up for good; it is taken back, loggers that remember it
 too, or no later test could look at what is logged.
 """
@@ -38,6 +41,14 @@ if soft < min(OPEN_FILES, hard):
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(OPEN_FILES, hard), hard))
 
 
+def _passed_over(_number: int, _frame: object) -> None:
+    """As good as ignored, for this process alone."""
+
+
+for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, _passed_over)
+
 LOGS_AT_FIRST = structlog.get_config()
 LEVEL_AT_FIRST = logging.getLogger().level
 
@@ -57,11 +68,3 @@ def logs_as_at_first() -> Iterator[None]:
         logger = getattr(module, "__dict__", {}).get("log")
         if isinstance(logger, structlog._config.BoundLoggerLazyProxy):
             logger.__dict__.pop("bind", None)  # how it remembers the set-up of its first use
-
-
-@pytest.fixture
-def hang_ups_as_ever() -> Iterator[None]:
-    """For programs that the test starts, too: whatever runs under `nohup` ignores SIGHUP, this run of tests maybe."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)

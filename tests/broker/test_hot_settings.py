@@ -14,6 +14,7 @@ import pytest
 
 from aerobee_broker.broker import Broker
 from aerobee_broker.cluster import registration
+from aerobee_broker.metrics import stats_line
 from aerobee_broker.remoting_api.settings_handlers import SettingsHandlers
 from aerobee_broker.settings.config import BrokerConfig, field_of, hot_keys
 from aerobee_broker.upkeep import housekeeping, scrubbing
@@ -147,7 +148,8 @@ async def test_every_hot_key_is_followed(
 
     follow = SettingsHandlers._apply
     monkeypatch.setattr(SettingsHandlers, "_apply", take_in)
-    monkeypatch.setattr(housekeeping, "SAMPLE_S", 0.02)
+    monkeypatch.setattr(stats_line, "SAMPLE_S", 0.02)
+    monkeypatch.setattr(housekeeping, "SCAN_S", 0.02)
     monkeypatch.setattr(registration, "PERIOD_MIN_S", 0.02)
     monkeypatch.setattr(scrubbing, "LOOK_S", 0.02)
     monkeypatch.setattr(scrubbing, "FIRST_ROUND_S", 0.0)

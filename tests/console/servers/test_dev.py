@@ -107,7 +107,6 @@ def test_a_port_that_is_asked_for_is_taken_or_refused_never_replaced() -> None:
             assert second.process.wait(30) == 2
 
 
-@pytest.mark.usefixtures("hang_ups_as_ever")
 def test_a_hang_up_leaves_nothing() -> None:
     """The temporary store stayed when the terminal was closed."""
     with dev("--set", "metricsPromExporterPort=0") as started:

@@ -10,8 +10,6 @@ import pytest
 
 from aerobee_service.program.stop_signals import call_on_stop_signals
 
-pytestmark = pytest.mark.usefixtures("hang_ups_as_ever")
-
 # A server that says when it is ready, and something more on its way out.
 SERVER = """
 import asyncio, sys
