@@ -565,15 +565,18 @@ class MessageStore:
         """
         if self.health.reason is not None:
             return []
-        failpoints.hit("store.before_confirm")
+        if failpoints.active:
+            failpoints.hit("store.before_confirm")
+        dispatcher = self._dispatcher
         try:
-            arrivals = self._dispatcher.confirm(offset, notify=notify)
+            arrivals = dispatcher.confirm(offset, notify=notify)
         except OSError as error:
             self.health.fail("consume queue", error)
             return []
-        failpoints.hit("store.after_confirm")
-        if self._dispatcher.is_stuck and not self.full_until:
-            cause = self._dispatcher.stuck_by
+        if failpoints.active:
+            failpoints.hit("store.after_confirm")
+        if dispatcher.is_stuck and not self.full_until:
+            cause = dispatcher.stuck_by
             self._wait_for_room(cause or StoreFull(self._config.consume_queue_path, 0), self._clock())
         return arrivals
 

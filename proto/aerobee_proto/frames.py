@@ -84,34 +84,30 @@ class FrameDecoder:
     break are still returned and `error` is set; a further `feed` raises it.
     """
 
-    __slots__ = ("_chunks", "_have", "_header_size_max", "_need", "_size_max", "error")
+    __slots__ = ("_chunks", "_header_size_max", "_need", "_size_max", "error", "pending_size")
 
     def __init__(self, size_max: int = FRAME_SIZE_MAX, header_size_max: int = FRAME_SIZE_MAX) -> None:
         self._size_max = size_max
         self._header_size_max = header_size_max
         self._chunks: list[bytes] = []  # bytes of a frame that is not whole yet
-        self._have = 0  # their sum
+        # Bytes held of a frame that is not whole yet. Moved here only; asked for after each read, so no property.
+        self.pending_size = 0
         self._need = 4  # how many bytes make the next step possible
         self.error: FrameError | None = None
-
-    @property
-    def pending_size(self) -> int:
-        """Bytes held of a frame that is not whole yet."""
-        return self._have
 
     def feed(self, data: bytes) -> list[Frame]:
         if self.error is not None:
             raise self.error
-        if self._have:
+        if self.pending_size:
             self._chunks.append(data)
-            self._have += len(data)
-            if self._have < self._need:
+            self.pending_size += len(data)
+            if self.pending_size < self._need:
                 return []
             data = b"".join(self._chunks)
             self._chunks.clear()
         frames, position, need = self._cut(data)
         rest = len(data) - position
-        self._have = rest
+        self.pending_size = rest
         self._need = need
         if rest and self.error is None:
             self._chunks.append(data[position:] if position else data)
@@ -397,10 +393,10 @@ def _utf8(data: bytes) -> str:
     return data.decode("utf-8", "replace")
 
 
-def encode_frame(codec: int, header: bytes, body: bytes = b"") -> bytes:
-    """Put the two length words before a header and a body."""
+def encode_frame(codec: int, header: bytes, *body: bytes | memoryview) -> bytes:
+    """Put the two length words before a header and a body, which may be in pieces: they are copied once."""
     size = len(header)
-    return b"".join((_WORDS.pack(4 + size + len(body), codec << 24 | size), header, body))
+    return b"".join((_WORDS.pack(4 + size + sum(map(len, body)), codec << 24 | size), header, *body))
 
 
 def encode_command(command: Command) -> bytes:

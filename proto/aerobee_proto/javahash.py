@@ -46,13 +46,9 @@ def index_key_hash(text: str) -> int:
 
 
 @lru_cache(maxsize=_TAGS_REMEMBERED_MAX)
-def _known_tag_hash(tag: str) -> int:
-    return java_hash(tag)
-
-
 def tag_hash(tag: str | None) -> int:
     """Tag code of a queue entry: java_hash of the whole TAGS value, 0 without one."""
-    return _known_tag_hash(tag) if tag else 0
+    return java_hash(tag) if tag else 0
 
 
 class _Powers:
@@ -87,8 +83,8 @@ def _units_of(text: str) -> bytes:
     return text.encode("utf-16-le", "surrogatepass")
 
 
-def _hash_pass(encoded: list[bytes]) -> "NDArray[np.int32]":
-    """Hash texts given as UTF-16-LE, together at most _UNITS_PER_PASS_MAX code units.
+def _hash_pass(units: "NDArray[Any]", lengths: "NDArray[np.int64]") -> "NDArray[np.int32]":
+    """Hash texts that lie behind each other, at least one; together at most _UNITS_PER_PASS_MAX code units.
 
     With D(i) = sum of unit(k) * 31**-k over the first i units of the joined texts, the hash of the text in
     [start, end) is 31**(end - 1) * (D(end) - D(start)): three passes over the units, no loop over texts.
@@ -96,13 +92,11 @@ def _hash_pass(encoded: list[bytes]) -> "NDArray[np.int32]":
     import numpy as np
 
     powers = _Powers.get()
-    units = np.frombuffer(b"".join(encoded), dtype="<u2").astype(np.uint32)
     sums = np.zeros(len(units) + 1, dtype=np.uint32)
     np.cumsum(units * powers.down[: len(units)], dtype=np.uint32, out=sums[1:])
-    ends = np.cumsum(np.fromiter((len(piece) >> 1 for piece in encoded), dtype=np.int64, count=len(encoded)))
-    starts = np.concatenate((np.zeros(1, dtype=np.int64), ends[:-1]))
+    ends = np.cumsum(lengths)
     scale = powers.up[np.maximum(ends - 1, 0)]
-    hashes: NDArray[np.uint32] = (sums[ends] - sums[starts]) * scale
+    hashes: NDArray[np.uint32] = (sums[ends] - sums[ends - lengths]) * scale
     return hashes.view(np.int32)
 
 
@@ -131,15 +125,33 @@ def _passes(texts: Sequence[str]) -> "list[list[bytes] | str]":
 def java_hash_many(texts: Sequence[str]) -> "NDArray[np.int32]":
     """java_hash of every text, in order, as an int32 array of len(texts).
 
-    A batch of 20,000 texts of 45 characters takes about 0.5 us a text, against 2.4 us one by one.
+    A batch of 20,000 texts of 45 characters takes about 0.5 us a text, against 2.4 us one by one; ASCII
+    texts take less than half of that.
     """
     import numpy as np
 
+    joined = "".join(texts)
+    if joined.isascii():
+        # As keys usually are: a unit is a byte, and nothing is done for each text.
+        if 0 < len(joined) <= _UNITS_PER_PASS_MAX:
+            lengths = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
+            return _hash_pass(np.frombuffer(joined.encode(), dtype=np.uint8), lengths)
+        if len(joined) > _UNITS_PER_PASS_MAX and len(texts) > 1:
+            half = len(texts) // 2
+            return np.concatenate((java_hash_many(texts[:half]), java_hash_many(texts[half:])))
     parts: list[Any] = [
-        np.array([java_hash(part)], dtype=np.int32) if isinstance(part, str) else _hash_pass(part)
+        np.array([java_hash(part)], dtype=np.int32) if isinstance(part, str) else _hash_encoded(part)
         for part in _passes(texts)
     ]
     return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32)
+
+
+def _hash_encoded(encoded: list[bytes]) -> "NDArray[np.int32]":
+    """As _hash_pass, for texts given as UTF-16-LE."""
+    import numpy as np
+
+    lengths = np.fromiter((len(piece) >> 1 for piece in encoded), dtype=np.int64, count=len(encoded))
+    return _hash_pass(np.frombuffer(b"".join(encoded), dtype="<u2"), lengths)
 
 
 def index_key_hash_many(texts: Sequence[str]) -> "NDArray[np.int32]":

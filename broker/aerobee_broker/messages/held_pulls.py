@@ -13,7 +13,7 @@ Invariants
   than its own pulls per lost connection.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Final, Generic, TypeVar
@@ -110,6 +110,7 @@ class HeldPulls(Generic[Owner, T]):
         # Pulls in the order in which they came; a dict, because they leave one by one from anywhere.
         # Looked up by plain tuples, which are equal: a QueueKey takes 0.25 us to make.
         self._by_queue: dict[tuple[str, int], dict[HeldPull[Owner, T], None]] = {}
+        self.waiting: Sized = self._by_queue  # empty when no pull waits: to be asked without a call
         self._by_owner: dict[Owner, dict[HeldPull[Owner, T], None]] = {}
         self.by_deadline: list[tuple[int, int, HeldPull[Owner, T]]] = []
         self._ticket = count()

@@ -162,13 +162,14 @@ class Intake:
         )
         return route
 
-    def unusual_queue(self, message: ToPublish, route: Route) -> tuple[Route, int, str]:
+    def unusual_queue(self, message: ToPublish, route: Route, limit: int | None) -> tuple[Route, int, str]:
         """Where a message goes whose queue is not simply one of its topic's, and its properties: any queue, or a
-        retry topic. RequestError: nowhere."""
+        retry topic, where `limit` is how often it may come back, None as often as the group says. RequestError:
+        nowhere."""
         topic = route.topic
         retries = self._retry_topics
         if not names.is_retry_topic(topic) or not retries.is_dead_letter(
-            topic, message.reconsume_times, message.max_reconsume_times
+            topic, message.reconsume_times, limit
         ):
             return route, self.any_queue(route, message.queue_id), message.properties
         group = topic.removeprefix(names.RETRY_PREFIX)

@@ -9,8 +9,8 @@ Where the time goes, per message of 128 bytes (`bench/profile_send.py` measures 
 checks and properties 2.5 us, append and dispatch 3.3 us.
 """
 
-from collections.abc import Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
@@ -65,6 +65,14 @@ class Submission(Protocol):
     def body(self) -> bytes: ...
 
 
+S = TypeVar("S", bound=Submission)
+
+
+def reconsume_limit_of(submission: Submission) -> int | None:
+    """What the message itself says."""
+    return submission.header.max_reconsume_times
+
+
 class Publishing:
     """What whoever publishes works with."""
 
@@ -89,8 +97,14 @@ class Publishing:
 class Publisher(Publishing):
     """Takes messages one by one; batches are taken by `BatchPublisher`. All calls from the event loop."""
 
-    def publish(self, messages: Sequence[Submission], caller: Caller) -> Published:
-        """Store these; durable later."""
+    def publish(
+        self,
+        messages: Sequence[S],
+        caller: Caller,
+        limit_of: Callable[[S], int | None] = reconsume_limit_of,
+    ) -> Published:
+        """Store these; durable later. `limit_of` says of a message how often its sender wants it to come back to its
+        group, None: as often as the group says."""
         intake = self._intake
         intake.refresh()
         made: list[NewMessage] = []
@@ -116,7 +130,7 @@ class Publisher(Publishing):
                         new_topics.add(len(queue_ids))
                 queue_id, text = message.queue_id, message.properties
                 if not 0 <= queue_id < route.queue_id_limit:
-                    route, queue_id, text = intake.unusual_queue(message, route)
+                    route, queue_id, text = intake.unusual_queue(message, route, limit_of(submission))
                 topic = route.topic
                 counted = route.counters
                 if not 0 < len(body) <= body_size_max:
@@ -124,6 +138,7 @@ class Publisher(Publishing):
                 # What is stored.
                 raw, mapping = prepare(text)
                 sys_flag = message.sys_flag | route.sys_flag
+                unique_key = mapping[UNIQ_KEY]
                 new = NewMessage(
                     topic,
                     queue_id,
@@ -138,12 +153,12 @@ class Publisher(Publishing):
                     raw,
                     tag_hash(mapping.get(TAGS)),
                     mapping.get(KEYS),
-                    mapping[UNIQ_KEY],
+                    unique_key,
                 )
                 # What asks for more than that.
                 if sys_flag & SPECIAL_BITS or not SPECIAL_PROPERTIES.isdisjoint(mapping):
                     new = self._placement.place(new, mapping | intake.stored_properties.added)
-                    counted = self._stats.of_topic(new.topic)
+                    counted, unique_key = self._stats.of_topic(new.topic), new.unique_key or ""
                     if new.topic == names.TIMER_TOPIC and not topic.startswith(names.RETRY_PREFIX):
                         handle = recall_handle(intake.config.broker_name, topic, new)
                         recall_handles[len(queue_ids)] = handle
@@ -157,7 +172,7 @@ class Publisher(Publishing):
             made.append(new)
             counters.append(counted)
             queue_ids.append(queue_id)
-            unique_keys.append(new.unique_key or "")
+            unique_keys.append(unique_key)
         published = Published([], queue_ids, unique_keys, refused, without_wait, recall_handles, new_topics)
         if made:
             self._append(published, made, counters)

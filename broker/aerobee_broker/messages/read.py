@@ -11,7 +11,7 @@ Invariants
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from functools import partial
 from typing import Final, TypeVar
 
@@ -288,9 +288,9 @@ class Reading:
         )
 
     @property
-    def are_waiting(self) -> bool:
-        """Whether any query is held."""
-        return len(self.held) > 0
+    def waiting(self) -> Sized:
+        """Empty when no query is held."""
+        return self.held.waiting
 
     def arrived(self, arrivals: Sequence[Arrival]) -> None:
         """These messages can be read now: run the queries that wait for them."""

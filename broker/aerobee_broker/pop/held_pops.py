@@ -9,7 +9,7 @@ Invariants
 - At most `count_max` wait in all, at most `place_max` for the same topic, group and queue.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sized
 from heapq import heapify, heappop, heappush
 from itertools import chain, count
 from typing import Final
@@ -74,6 +74,7 @@ class HeldPops:
         self._count_max = count_max
         self._place_max = place_max
         self._places: dict[str, dict[str, dict[int, dict[HeldPop, None]]]] = {}  # topic -> group -> queue id
+        self.waiting: Sized = self._places  # empty when nothing waits: to be asked without a call
         self._retry_topics: dict[str, GroupTopic] = {}
         self._by_owner: dict[object, dict[HeldPop, None]] = {}
         self._by_deadline: list[tuple[int, int, HeldPop]] = []

@@ -7,7 +7,7 @@ Invariants
   something or when its time is over. Who is gone by then is not answered, and is handed nothing.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence, Sized
 from itertools import chain
 from typing import Final
 
@@ -177,9 +177,9 @@ class Popping:
     # --- waiting ----------------------------------------------------------------------------------------------
 
     @property
-    def are_waiting(self) -> bool:
-        """Whether any query waits."""
-        return len(self.held) > 0
+    def waiting(self) -> Sized:
+        """Empty when no query waits."""
+        return self.held.waiting
 
     def arrived(self, arrivals: Sequence[Arrival]) -> None:
         """These messages can be read now: serve the queries that wait for them."""

@@ -5,12 +5,10 @@ Touches  nothing.
 
 from typing import Final
 
-import msgspec
-
 from aerobee_proto.headers import SendHeader
 from aerobee_proto.requests import Incoming
 
-__all__ = ["VERSION_WITH_LIMIT", "reconsume_limit_asked", "without_reconsume_limit"]
+__all__ = ["reconsume_limit_asked", "reconsume_limit_of"]
 
 VERSION_WITH_LIMIT: Final = 121  # 3.4.9: clients from there on say how often a message may come back
 
@@ -20,10 +18,6 @@ def reconsume_limit_asked(limit: int | None, version: int) -> int | None:
     return limit if version >= VERSION_WITH_LIMIT else None
 
 
-def without_reconsume_limit(item: Incoming[SendHeader]) -> Incoming[SendHeader]:
-    """A send as it is meant: a client that is too old for a limit has asked for none. What came stays as it is."""
-    if item.envelope.version >= VERSION_WITH_LIMIT:
-        return item
-    header = msgspec.structs.replace(item.header, max_reconsume_times=None)
-    envelope = msgspec.structs.replace(item.envelope, ext=header)
-    return msgspec.structs.replace(item, envelope=envelope, header=header)
+def reconsume_limit_of(item: Incoming[SendHeader]) -> int | None:
+    """As `reconsume_limit_asked`, of a send."""
+    return reconsume_limit_asked(item.header.max_reconsume_times, item.envelope.version)

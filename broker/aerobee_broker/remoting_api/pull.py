@@ -13,13 +13,18 @@ from aerobee_broker.messages.values import Moved, Outcome, Query, Read, Skipped
 from aerobee_proto.codes import PullFlag, RequestCode, ResponseCode
 from aerobee_proto.frames import CODEC_JSON, FLAG_RESPONSE, Command, encode_command, encode_frame
 from aerobee_proto.headers import PullMessageHeader
+from aerobee_proto.requests import Incoming
 from aerobee_remoting.exchange.handlers import HandlerTable, Request, Response
 from aerobee_remoting.exchange.needs import SUB, on_group, on_topic, ours
+from aerobee_store.reading.get_message import GetStatus
 
 __all__ = ["PullHandlers"]
 
 Pull = Request[PullMessageHeader]
 
+LITE: Final = int(RequestCode.LITE_PULL_MESSAGE)
+# By GetStatus: to ask an enum's member for its name takes 0.2 us.
+STATUS_NAMES: Final = tuple([status.name for status in GetStatus])
 # By ReadKind.
 CODES: Final = (
     int(ResponseCode.SUCCESS),
@@ -48,7 +53,8 @@ class PullHandlers:
 
     def pull(self, request: Pull) -> Response | None:
         """Read a queue; without messages the answer may come later."""
-        header = request.header
+        incoming = request.incoming
+        header = incoming.header
         flags = header.sys_flag
         query = Query(
             group=header.consumer_group,
@@ -58,7 +64,7 @@ class PullHandlers:
             count=header.max_msg_nums,
             wait_ms=header.suspend_timeout_millis if flags & PullFlag.SUSPEND else None,
             commit_offset=header.commit_offset if flags & PullFlag.COMMIT_OFFSET else None,
-            is_lite=request.code == RequestCode.LITE_PULL_MESSAGE,
+            is_lite=incoming.envelope.code == LITE,
             has_filter=flags & PullFlag.SUBSCRIPTION != 0,
             expression=header.subscription,
             expression_type=header.expression_type,
@@ -87,8 +93,8 @@ def _shed(request: Pull) -> None:
 
 def _answer(request: Pull, outcome: Outcome) -> None:
     if isinstance(outcome, Read):
-        if not request.oneway:
-            request.connection.write_now(_encode(request, outcome))
+        if not request.incoming.oneway:
+            request.connection.write_now(_encode(request.incoming, outcome))
     elif isinstance(outcome, Moved):
         request.respond(_no_messages(ResponseCode.PULL_OFFSET_MOVED, "OFFSET_RESET", outcome))
     elif isinstance(outcome, Skipped):
@@ -108,18 +114,19 @@ def _no_messages(code: int, remark: str, go_on: Moved) -> Response:
     return Response(code, remark, ext=ext)
 
 
-def _encode(request: Pull, read: Read) -> bytes:
+def _encode(pull: Incoming[PullMessageHeader], read: Read) -> bytes:
     """The frame of an answer, with the messages as they are stored."""
     result, code, suggested = read.result, CODES[read.kind], read.suggested_broker
-    if request.codec == CODEC_JSON:
+    codec, opaque, status = pull.frame[0], pull.envelope.opaque, STATUS_NAMES[result.status]
+    if codec == CODEC_JSON:
         text = (
             f'{{"code":{code},"extFields":{{"suggestWhichBrokerId":"{suggested}","groupSysFlag":"0",'
             f'"nextBeginOffset":"{result.next_offset}","maxOffset":"{result.max_offset}",'
             f'"minOffset":"{result.min_offset}","topicSysFlag":"0"}},"flag":1,"language":"PYTHON",'
-            f'"opaque":{request.opaque},"remark":"{result.status.name}",'
+            f'"opaque":{opaque},"remark":"{status}",'
             f'"serializeTypeCurrentRPC":"JSON","version":479}}'
         )
-        return encode_frame(CODEC_JSON, text.encode(), b"".join(result.body))
+        return encode_frame(CODEC_JSON, text.encode(), *result.body)
     ext = {
         "suggestWhichBrokerId": str(suggested),
         "groupSysFlag": "0",
@@ -131,11 +138,11 @@ def _encode(request: Pull, read: Read) -> bytes:
     return encode_command(
         Command(
             code,
-            opaque=request.opaque,
+            opaque=opaque,
             flag=FLAG_RESPONSE,
-            remark=result.status.name,
+            remark=status,
             ext_fields=ext,
             body=b"".join(result.body),
-            codec=request.codec,
+            codec=codec,
         )
     )

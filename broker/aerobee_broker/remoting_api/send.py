@@ -12,6 +12,7 @@ Where the time goes, per message of 128 bytes (`bench/profile_send.py` measures 
 
 import asyncio
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from struct import Struct
 from typing import Final
 
@@ -21,14 +22,14 @@ import structlog
 from aerobee_broker.messages.promises import Promises
 from aerobee_broker.messages.publish import Published, Publisher
 from aerobee_broker.messages.publish_batches import BatchPlan, BatchPublisher, StoredBatch
-from aerobee_broker.remoting_api.client_versions import VERSION_WITH_LIMIT, without_reconsume_limit
+from aerobee_broker.remoting_api.client_versions import reconsume_limit_of
 from aerobee_broker.settings.config import BrokerConfig, LiveConfig
 from aerobee_proto import properties
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.errors import LimitReached, RequestError
 from aerobee_proto.frames import CODEC_JSON, FLAG_ONEWAY, FLAG_RESPONSE, Command, encode_command
 from aerobee_proto.headers import SendHeader, SendMessageHeader, SendMessageV2Header
-from aerobee_proto.requests import Envelope, Incoming
+from aerobee_proto.requests import Incoming
 from aerobee_remoting.exchange.handlers import MESSAGE_BODY_SIZE_MAX, Channel, HandlerTable, Response
 from aerobee_remoting.exchange.needs import PUB, SUB, on_topic
 from aerobee_store.faults.errors import StorePoisoned
@@ -39,14 +40,18 @@ __all__ = ["SendProcessor"]
 log = structlog.get_logger()
 
 FRAME_WORDS: Final = Struct(">ii")
+# By the size of a header without a body, the words in front of it, each byte as one character.
+WORDS: Final = [FRAME_WORDS.pack(size + 4, size).decode("latin-1") for size in range(1024)]
 # How long the answer to a send that has made its topic waits for nameservers; most take some ms.
 REGISTRATION_MAX_S: Final = 1.0
 
+NO_FIELDS: Final = repeat(None)  # for each reply
+
 Send = Incoming[SendHeader]
 
-Reply = tuple[Envelope[SendHeader], int, int, str, Appended, dict[str, str] | None]
-"""Request, codec to answer in, queue asked for, unique key, place, and fields that most answers do not have; for a
-batch: its first place, all keys and ids. One for each message: to name the fields takes 0.3 us more."""
+Reply = tuple[Send, int, str, Appended, dict[str, str] | None]
+"""Request, queue asked for, unique key, place, and fields that most answers do not have; for a batch: its first place,
+all keys and ids. One for each message: to name the fields takes 0.3 us more."""
 
 
 class _Replies:
@@ -138,21 +143,12 @@ class SendProcessor:
 
     def on_sends(self, connection: Channel, items: Sequence[Send]) -> None:
         """Every SEND_MESSAGE of one read."""
-        for item in items:
-            if item.envelope.version < VERSION_WITH_LIMIT:
-                items = [without_reconsume_limit(item) for item in items]
-                break
-        published = self._publisher.publish(items, connection)
+        published = self._publisher.publish(items, connection, reconsume_limit_of)
         if published.refused or published.without_wait or published.recall_handles or published.new_topics:
             self._answer_each(connection, items, published)
             return
-        replies: list[Reply] = []
-        columns = zip(items, published.queue_ids, published.unique_keys, published.places)  # noqa: B905  as in publish
-        for item, queue_id, unique_key, place in columns:
-            envelope = item.envelope
-            if not envelope.flag & FLAG_ONEWAY:
-                replies.append((envelope, item.frame[0], queue_id, unique_key, place, None))
-        self._answer(connection, replies, [])
+        columns = zip(items, published.queue_ids, published.unique_keys, published.places, NO_FIELDS)  # noqa: B905  as in publish
+        self._answer(connection, [reply for reply in columns if not reply[0].envelope.flag & FLAG_ONEWAY], [])
 
     def _answer_each(self, connection: Channel, items: Sequence[Send], published: Published) -> None:
         """The same where messages differ: some are refused, or do not wait, or have something more to be told."""
@@ -166,8 +162,7 @@ class SendProcessor:
                 continue
             handle = published.recall_handles.get(number)
             reply = (
-                item.envelope,
-                item.frame[0],
+                item,
                 published.queue_ids[number],
                 published.unique_keys[number],
                 published.places[number],
@@ -279,7 +274,7 @@ class SendProcessor:
                     [f"{self._id_prefix}{place.physical_offset:016X}" for place in stored.places]
                 )
             }
-        return item.envelope, item.codec, stored.queue_id, stored.keys, stored.places[0], extra
+        return item, stored.queue_id, stored.keys, stored.places[0], extra
 
     # --- answers ----------------------------------------------------------------------------------------------
 
@@ -298,8 +293,12 @@ class SendProcessor:
             )
 
     def _encode(self, replies: list[Reply], code: int) -> bytes:
-        """All answers of one read as one run of bytes."""
-        parts: list[bytes] = []
+        """All answers of one read as one run of bytes.
+
+        They are put together as text in which each character is a byte: one conversion for all of them, 0.1 us less for
+        each.
+        """
+        parts: list[str] = []
         prefix, config = self._id_prefix, self._live.value
         if config is not self._encoded_for:
             self._encoded_for = config
@@ -307,15 +306,26 @@ class SendProcessor:
             self._tail = f'","TRACE_ON":"{self._trace_on}","MSG_REGION":"{config.region_id}","queueOffset":"'
         trace_on, tail = self._trace_on, self._tail
         head = f'{{"code":{int(code)},"extFields":{{"queueId":"'
-        for envelope, codec, queue_id, unique_key, done, extra in replies:
-            if codec == CODEC_JSON and extra is None and unique_key.isalnum() and unique_key.isascii():
+        is_plain = tail.isascii()
+        for item, queue_id, unique_key, done, extra in replies:
+            opaque, codec = item.envelope.opaque, item.frame[0]
+            if (
+                codec == CODEC_JSON
+                and extra is None
+                and is_plain
+                and unique_key.isalnum()
+                and unique_key.isascii()
+            ):
                 header = (
                     f'{head}{queue_id}","transactionId":"{unique_key}","msgId":"{prefix}'
                     f'{done.physical_offset:016X}{tail}{done.queue_offset}"}},"flag":1,"language":"PYTHON",'
-                    f'"opaque":{envelope.opaque},"serializeTypeCurrentRPC":"JSON","version":479}}'
-                ).encode()
+                    f'"opaque":{opaque},"serializeTypeCurrentRPC":"JSON","version":479}}'
+                )
                 size = len(header)
-                parts.append(FRAME_WORDS.pack(size + 4, size))
+                if size < len(WORDS):
+                    parts.append(WORDS[size])
+                else:
+                    parts.append(FRAME_WORDS.pack(size + 4, size).decode("latin-1"))
                 parts.append(header)
                 continue
             ext = {
@@ -327,11 +337,6 @@ class SendProcessor:
                 "queueOffset": str(done.queue_offset),
                 **(extra or {}),
             }
-            parts.append(
-                encode_command(
-                    Command(
-                        int(code), opaque=envelope.opaque, flag=FLAG_RESPONSE, ext_fields=ext, codec=codec
-                    )
-                )
-            )
-        return b"".join(parts)
+            command = Command(int(code), opaque=opaque, flag=FLAG_RESPONSE, ext_fields=ext, codec=codec)
+            parts.append(encode_command(command).decode("latin-1"))
+        return "".join(parts).encode("latin-1")

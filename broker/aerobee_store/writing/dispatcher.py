@@ -45,11 +45,11 @@ class Dispatcher:
         # Why: what the first of them met.
         self.stuck_by: StoreFull | None = None
         self._index_backlog: deque[KeyedRecord] = deque()
+        # Whether queue entries, or too many keys, wait for room on the disk. Kept by `_note_stuck`, as every send asks.
+        self.is_stuck: bool = False
 
-    @property
-    def is_stuck(self) -> bool:
-        """Whether queue entries, or too many keys, wait for room on the disk."""
-        return bool(self._stuck) or len(self._index_backlog) > INDEX_BACKLOG_MAX
+    def _note_stuck(self) -> None:
+        self.is_stuck = bool(self._stuck) or len(self._index_backlog) > INDEX_BACKLOG_MAX
 
     def confirm(self, offset: int, *, notify: bool = True) -> list[Arrival]:
         """Write the queue entries of every batch that ends at or below `offset`; what arrived, if it is to be told.
@@ -80,6 +80,7 @@ class Dispatcher:
         if len(self._index_backlog) > INDEX_BACKLOG_MAX:
             with suppress(StoreFull):
                 self.build_index(INDEX_BACKLOG_MAX)
+            self._note_stuck()
         return arrivals
 
     def _write(self, work: list[Touched], notify: bool) -> list[Arrival]:
@@ -102,7 +103,9 @@ class Dispatcher:
                 if queue.is_batch:
                     entries = plain_entries(entries)
                 arrivals.append((queue.topic, queue.queue_id, queue.max_offset, entries))
-        self._stuck = stuck
+        if stuck or self.is_stuck:
+            self._stuck = stuck
+            self._note_stuck()
         return arrivals
 
     # --- index -----------------------------------------------------------------------------------------
@@ -134,4 +137,5 @@ class Dispatcher:
         else:
             for _ in range(count):
                 backlog.popleft()
+        self._note_stuck()
         return keys

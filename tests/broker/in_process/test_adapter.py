@@ -199,7 +199,7 @@ async def test_a_read_chooses_by_tag(program: InProcess) -> None:
 async def test_a_read_waits_for_a_message(broker: Broker, program: InProcess) -> None:
     await program.send(Message("T", b"zero", queue_id=0))
     waiting = asyncio.create_task(program.read(QUEUE, 1, wait_s=60))
-    await until(lambda: broker.parts.pulls.are_waiting)
+    await until(lambda: bool(broker.parts.pulls.waiting))
     await program.send(Message("T", b"one", queue_id=0))
     read = await asyncio.wait_for(waiting, 10)
     assert [one.body for one in read.messages] == [b"one"]
@@ -210,7 +210,7 @@ async def test_a_read_whose_time_is_over_ends_without_messages(broker: Broker, p
     clock = broker.parts.clock
     assert isinstance(clock, Clock)
     waiting = asyncio.create_task(program.read(QUEUE, 1, wait_s=60))
-    await until(lambda: broker.parts.pulls.are_waiting)
+    await until(lambda: bool(broker.parts.pulls.waiting))
     clock.now_ms += 60_000
     read = await asyncio.wait_for(waiting, 10)
     assert (read.kind, read.messages, read.next_offset) == (ReadKind.NOTHING_YET, [], 1)
@@ -219,10 +219,10 @@ async def test_a_read_whose_time_is_over_ends_without_messages(broker: Broker, p
 async def test_nothing_is_left_of_a_read_that_is_cancelled(broker: Broker, program: InProcess) -> None:
     await program.send(Message("T", b"zero", queue_id=0))
     waiting = asyncio.create_task(program.read(QUEUE, 1, wait_s=60))
-    await until(lambda: broker.parts.pulls.are_waiting)
+    await until(lambda: bool(broker.parts.pulls.waiting))
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    assert not broker.parts.pulls.are_waiting
+    assert not broker.parts.pulls.waiting
     assert broker.parts.memory.kinds["held pulls"] == 0
 
 
@@ -231,7 +231,7 @@ async def test_the_end_of_the_broker_ends_what_waits_and_refuses_what_comes() ->
         program = broker.in_process("a test")
         await program.send(Message("T", b"zero", queue_id=0))
         waiting = asyncio.create_task(program.read(QUEUE, 1, wait_s=60))
-        await until(lambda: broker.parts.pulls.are_waiting)
+        await until(lambda: bool(broker.parts.pulls.waiting))
     with pytest.raises(RequestError, match="closed"):
         await waiting
     assert await refusal(program, Message("T", b"one")) == (

@@ -32,7 +32,7 @@ class NoKeys:
 class Disk:
     """A log that syncs when the test says so."""
 
-    not_writeable_reason = None
+    full_until = 0
 
     def __init__(self) -> None:
         self.keys = NoKeys()

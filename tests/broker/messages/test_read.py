@@ -99,10 +99,10 @@ async def test_nothing_there_has_a_reason(table: Table, offset: int, kind: ReadK
 async def test_who_may_wait_is_answered_when_something_comes(table: Table) -> None:
     who = Someone()
     assert table.ask(who, 0, wait_ms=1000) is None
-    assert (who.answers, table.reading.are_waiting) == ([], True)
+    assert (who.answers, bool(table.reading.waiting)) == ([], True)
     table.put(b"1")
     assert [bodies_of(one) for one in who.answers] == [[b"1"]]
-    assert not table.reading.are_waiting
+    assert not table.reading.waiting
 
 
 async def test_who_waits_is_answered_when_the_time_is_over(table: Table, clock: Clock) -> None:

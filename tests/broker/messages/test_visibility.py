@@ -23,17 +23,29 @@ class Keys:
 
     def __init__(self, calls: list[str]) -> None:
         self.calls = calls
-        self.backlog = 0
+        self.waiting = 0
+        self.looks = 0
+        self.looked = asyncio.Event()
         self.build_errors: list[Exception] = []
         self.built = asyncio.Event()
+
+    @property
+    def backlog(self) -> int:
+        self.looks += 1
+        self.looked.set()
+        return self.waiting
+
+    @backlog.setter
+    def backlog(self, count: int) -> None:
+        self.waiting = count
 
     def build(self, limit: int) -> int:
         if self.build_errors:
             raise self.build_errors.pop(0)
         self.calls.append("index")
-        done = min(limit, self.backlog)
-        self.backlog -= done
-        if not self.backlog:
+        done = min(limit, self.waiting)
+        self.waiting -= done
+        if not self.waiting:
             self.built.set()
         return done
 
@@ -45,7 +57,7 @@ class Log:
         self.calls = calls
         self.end_offset = 0
         self.has_failed = False
-        self.not_writeable_reason: str | None = None
+        self.full_until = 0
         self.keys = Keys(calls)
         self.confirm_errors: list[Exception] = []
         self.came = asyncio.Event()
@@ -85,7 +97,7 @@ class Waiters:
     """Requests that wait, or not."""
 
     def __init__(self, calls: list[str], name: str, *, are_waiting: bool = True) -> None:
-        self.calls, self.name, self.are_waiting = calls, name, are_waiting
+        self.calls, self.name, self.waiting = calls, name, [self] * are_waiting
 
     def arrived(self, arrivals: Sequence[Arrival]) -> None:
         assert list(arrivals) == [ARRIVAL]
@@ -94,7 +106,13 @@ class Waiters:
 
 class Scene:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, sync: bool) -> None:
-        for name in ("DISPATCH_RETRY_S", "RESOURCES_RETRY_S", "INDEX_RETRY_S", "INDEX_PAUSE_S"):
+        for name in (
+            "DISPATCH_RETRY_S",
+            "RESOURCES_RETRY_S",
+            "INDEX_RETRY_S",
+            "INDEX_PAUSE_S",
+            "INDEX_WAIT_S",
+        ):
             monkeypatch.setattr(module, name, 0.001)
         self.calls: list[str] = []
         self.log, self.disk = Log(self.calls), Disk()
@@ -175,12 +193,12 @@ async def test_what_is_shown_is_not_shown_again(sync: Scene) -> None:
 
 
 async def test_entries_that_found_no_room_are_tried_again_until_they_do(sync: Scene) -> None:
-    sync.log.not_writeable_reason = "the disk is full"
+    sync.log.full_until = 1
     sync.append()
     sync.disk.offset = 100
     sync.visibility.advanced()
     await sync.called(3)
-    sync.log.not_writeable_reason = None
+    sync.log.full_until = 0
     tried = len(sync.calls) + 1
     await sync.called(tried)
     await asyncio.sleep(0.02)
@@ -209,7 +227,7 @@ async def test_keys_that_find_no_room_wait(later: Scene, error: Exception) -> No
 
 
 async def test_work_that_finds_no_descriptor_is_done_a_little_later(later: Scene) -> None:
-    later.log.not_writeable_reason = "the disk is full"
+    later.log.full_until = 1
     later.append()
     later.log.confirm_errors = [OutOfResources(Path("a file"), EMFILE)]
     with capture_logs() as logs:
@@ -234,3 +252,40 @@ async def test_closed_it_shows_and_does_nothing_else(later: Scene) -> None:
     later.append()
     await asyncio.sleep(0.02)
     assert later.calls == ["confirm 100", "confirm 200"]
+
+
+async def test_few_keys_wait_for_more_or_for_their_time(
+    later: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round costs much however little it finds: the first keys begin one, those behind it collect."""
+    keys = later.log.keys
+    monkeypatch.setattr(module, "INDEX_WAIT_S", 3600.0)
+    async with asyncio.timeout(10):
+        keys.backlog = 1
+        later.append()
+        await keys.built.wait()
+        keys.built.clear()
+        keys.backlog = module.INDEX_WORTH - 1
+        later.append()
+        looks = keys.looks
+        while keys.looks < looks + 3:
+            keys.looked.clear()
+            await keys.looked.wait()
+        assert later.calls == ["confirm 100", "index", "confirm 200"]
+        keys.backlog += 1
+        await keys.built.wait()
+    assert later.calls == ["confirm 100", "index", "confirm 200", "index"]
+
+
+async def test_few_keys_are_indexed_when_the_last_round_is_long_ago(
+    later: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = later.log.keys
+    monkeypatch.setattr(module, "INDEX_WAIT_S", 0.05)
+    async with asyncio.timeout(10):
+        for _ in range(2):
+            keys.built.clear()
+            keys.backlog = 1
+            later.append()
+            await keys.built.wait()
+    assert later.calls == ["confirm 100", "index", "confirm 200", "index"]

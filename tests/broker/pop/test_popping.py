@@ -153,7 +153,7 @@ async def test_who_waits_is_handed_what_comes(pop: PopGround) -> None:
     assert (pop.popping.waiting_at(PLACE), first.answers) == (2, [])
     pop.put(b"a")
     assert ([bodies_of(one) for one in first.answers], second.answers) == ([[b"a"]], [])
-    assert pop.popping.are_waiting
+    assert pop.popping.waiting
 
 
 async def test_who_waits_for_other_messages_is_left_alone(pop: PopGround) -> None:
@@ -175,7 +175,7 @@ async def test_who_waits_is_told_when_the_time_is_over(pop: PopGround, clock: Cl
     assert [reason_of(one) for one in who.answers] == [("NO_MESSAGE_IN_QUEUE", False)]
     pop.pass_time(200)
     assert who.answers[1:] == [Notice(has_messages=False)]
-    assert not pop.popping.are_waiting
+    assert not pop.popping.waiting
 
 
 async def test_who_is_gone_is_handed_nothing(pop: PopGround) -> None:

@@ -342,7 +342,7 @@ async def test_the_loop_sleeps_until_a_message_is_due(root: Path) -> None:
         arrived = asyncio.Event()
 
         class Reader:
-            are_waiting = True
+            waiting = (None,)
 
             def arrived(self, _: object) -> None:
                 if bodies(parts):
