@@ -22,6 +22,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from aerobee_service.program.interpreter_build import interpreter_build
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
@@ -55,6 +57,7 @@ def main() -> int:
     figures = chosen_figures(options.only, with_rload=no_rload is None)
     if no_rload is None:
         loadgen.build()
+    say(f"our side runs on {interpreter_build().text}")
     if (load := os.getloadavg()[0]) > 1.0:
         say(f"note: other programs are busy here (load {load:.1f}): figures will be low and uneven")
     with tempfile.TemporaryDirectory(prefix="aerobee-bench-") as folder, contextlib.ExitStack() as stack:

@@ -28,6 +28,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from aerobee_service.program.interpreter_build import interpreter_build
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
@@ -71,6 +73,7 @@ def main() -> int:
     if reason := loadgen.missing():
         parser.error(reason)
     loadgen.build()
+    say(f"our broker runs on {interpreter_build().text}")
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     rows: list[Row] = []

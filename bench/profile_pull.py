@@ -24,6 +24,7 @@ from aerobee_broker.main import load_config
 from aerobee_proto.codes import PullFlag
 from aerobee_remoting.exchange.connection import Connection
 from aerobee_service.program.interpreter import COLLECT_AFTER
+from aerobee_service.program.interpreter_build import interpreter_build
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -93,6 +94,7 @@ async def measure(folder: str, count: int, rounds: int, *, held: bool, profile: 
     if profile:
         pstats.Stats(profiler).sort_stats("tottime").print_stats(20)
         return
+    print(interpreter_build().text)
     print(f"{count} messages{', held' if held else ''}: user {min(user):.2f} us a pull")
 
 

@@ -25,6 +25,7 @@ from aerobee_broker.broker import Broker
 from aerobee_broker.main import load_config
 from aerobee_remoting.exchange.connection import Connection
 from aerobee_service.program.interpreter import COLLECT_AFTER
+from aerobee_service.program.interpreter_build import interpreter_build
 
 PER_ROUND = 12_800  # messages
 WORDS = struct.Struct(">ii")
@@ -122,6 +123,7 @@ async def measure(folder: str, batch: int, rounds: int, *, topics: int, queues: 
     if profile:
         pstats.Stats(profiler).sort_stats("tottime").print_stats(20)
         return
+    print(interpreter_build().text)
     print(
         f"batch {batch}: user {min(user):.2f} us, system {min(system):.2f} us, index {min(index):.2f} us a message"
     )

@@ -37,15 +37,16 @@ def doctor(
 ) -> int:
     """Look for what usually goes wrong, and say how to mend it.
 
-    From where this runs: nameservers, brokers and the addresses they registered, a message there and back,
-    clocks, disks. With --config the settings of a broker on this machine, with --store its folder.
+    From where this runs: its Python, nameservers, brokers and the addresses they registered, a message there and
+    back, clocks, disks. With --config the settings of a broker on this machine, with --store its folder.
     Exit code 1 when there is a fault.
     """
     from aerobee_console.checks.cluster_checks import check_cluster
-    from aerobee_console.checks.local_checks import check_settings, check_store
+    from aerobee_console.checks.local_checks import check_interpreter, check_settings, check_store
 
     chosen = connect or Connect()
     checkup = Checkup()
+    check_interpreter(checkup)
     settings = None
     if config is not None:
         settings = check_settings(checkup, config)

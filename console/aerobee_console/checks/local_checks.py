@@ -13,17 +13,27 @@ from typing import TYPE_CHECKING, Final
 from aerobee_console.checks.checkup import Checkup
 from aerobee_console.servers.daemons import broker_defaults, broker_settings
 from aerobee_console.terminal.failures import Failure
+from aerobee_service.program.interpreter_build import interpreter_build
 from aerobee_service.program.ports import is_free, owner_of
 from aerobee_service.program.start_failures import permission_refused, user_name
 
 if TYPE_CHECKING:
     from aerobee_console.servers.daemons import BrokerConfig
 
-__all__ = ["check_settings", "check_store", "is_container_address", "is_loopback"]
+__all__ = ["check_interpreter", "check_settings", "check_store", "is_container_address", "is_loopback"]
 
 MIB: Final = 1 << 20
 # The networks that Docker takes for containers unless told otherwise.
 CONTAINER_NETWORKS: Final = tuple(ipaddress.ip_network(f"172.{number}.0.0/16") for number in range(17, 32))
+
+
+def check_interpreter(checkup: Checkup) -> None:
+    """Say which Python runs this, and how to get a faster one; servers on this machine are likely to use it too."""
+    build = interpreter_build()
+    if build.is_slow:
+        checkup.note("interpreter", build.text, build.remedy)
+    else:
+        checkup.ok("interpreter", build.text)
 
 
 def check_settings(checkup: Checkup, file: Path) -> "BrokerConfig | None":

@@ -17,13 +17,14 @@ import trustme
 
 from aerobee import BrokerNode, ClientConfig
 from aerobee.sync import Client as SyncClient
-from aerobee_console.checks import cluster_checks
+from aerobee_console.checks import cluster_checks, local_checks
 from aerobee_console.checks.checkup import Checkup
 from aerobee_console.checks.cluster_checks import _check_address, _check_figures
 from aerobee_console.checks.local_checks import check_store, is_container_address, is_loopback
 from aerobee_console.servers.daemons import broker_settings
 from aerobee_proto.codes import RequestCode
 from aerobee_remoting.ends.client import RemotingClient
+from aerobee_service.program.interpreter_build import InterpreterBuild, interpreter_build
 from console.support import Runner
 from plain_remoting import topic_fields
 from store.golden import unpack
@@ -69,6 +70,20 @@ def test_a_sound_cluster_has_no_fault(cluster: Runner) -> None:
     shown = cluster("doctor")
     assert shown.lines[-1] == "no fault found"
     assert any(line.startswith("ok     nameserver") for line in shown.lines)
+
+
+def test_it_says_how_its_python_was_built(cluster: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = InterpreterBuild("CPython 3.11.7, built without PGO", is_slow=True, remedy="use another one")
+    fast = InterpreterBuild("CPython 3.11.7, optimised (PGO)", is_slow=False, remedy="")
+    for build, status in ((slow, "note"), (fast, "ok")):
+        monkeypatch.setattr(local_checks, "interpreter_build", lambda build=build: build)
+        checkup = Checkup()
+        local_checks.check_interpreter(checkup)
+        (check,) = checkup.checks
+        assert (check.name, check.status, check.text, check.fix) == ("interpreter", status, *build[::2])
+    monkeypatch.undo()
+    ((status, text, _),) = found(cluster("doctor", "--no-send", "-o", "json"), "interpreter")
+    assert (text, status == "note") == (interpreter_build().text, interpreter_build().is_slow)
 
 
 def test_without_send_no_message_goes(cluster: Runner) -> None:
