@@ -247,11 +247,15 @@ class BrokerStats:
         counters = self.groups.get(key)
         if counters is None:
             counters = self.groups[key] = GroupCounters()
-        counters.get_count.add(count)
-        counters.get_bytes.add(size)
-        self.get_count.add(count)
-        self.get_bytes.add(size)
-        self.pulls_found.add(1)
+        # As `Counter.add`, without five calls.
+        for counter in (counters.get_count, self.get_count):
+            counter.value += count
+            counter.times += 1
+        for counter in (counters.get_bytes, self.get_bytes):
+            counter.value += size
+            counter.times += 1
+        self.pulls_found.value += 1
+        self.pulls_found.times += 1
 
     def missed(self) -> None:
         """A pull found nothing."""

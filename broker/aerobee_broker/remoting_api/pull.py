@@ -11,7 +11,7 @@ from aerobee_broker.messages.read import Reading
 from aerobee_broker.messages.refusals import Forbidden
 from aerobee_broker.messages.values import Moved, Outcome, Query, Read, Skipped
 from aerobee_proto.codes import PullFlag, RequestCode, ResponseCode
-from aerobee_proto.frames import CODEC_JSON, FLAG_RESPONSE, Command, encode_command, encode_frame
+from aerobee_proto.frames import CODEC_JSON, FLAG_ONEWAY, FLAG_RESPONSE, Command, encode_command, encode_frame
 from aerobee_proto.headers import PullMessageHeader
 from aerobee_proto.requests import Incoming
 from aerobee_remoting.exchange.handlers import HandlerTable, Request, Response
@@ -93,8 +93,9 @@ def _shed(request: Pull) -> None:
 
 def _answer(request: Pull, outcome: Outcome) -> None:
     if isinstance(outcome, Read):
-        if not request.incoming.oneway:
-            request.connection.write_now(_encode(request.incoming, outcome))
+        incoming = request.incoming
+        if not incoming.envelope.flag & FLAG_ONEWAY:
+            request.connection.write_now(_encode(incoming, outcome))
     elif isinstance(outcome, Moved):
         request.respond(_no_messages(ResponseCode.PULL_OFFSET_MOVED, "OFFSET_RESET", outcome))
     elif isinstance(outcome, Skipped):

@@ -18,6 +18,7 @@ from enum import IntEnum
 from functools import lru_cache
 from itertools import accumulate
 
+import msgspec
 import numpy as np
 
 from aerobee_proto.errors import RecordError
@@ -60,43 +61,21 @@ class GetStatus(IntEnum):
     OFFSET_RESET = 9
 
 
-class GetResult:
+class GetResult(msgspec.Struct, eq=False):
     """Answer to a read: `count` records of `size` bytes in `body`, and where to go on.
 
     `next_offset`, `min_offset` and `max_offset` are queue offsets. `suggest_slave`: the records lie so far
     behind the log's end that reading them would push newer ones out of memory.
     """
 
-    __slots__ = (
-        "body",
-        "count",
-        "max_offset",
-        "min_offset",
-        "next_offset",
-        "size",
-        "status",
-        "suggest_slave",
-    )
-
-    def __init__(
-        self,
-        status: GetStatus,
-        next_offset: int,
-        min_offset: int,
-        max_offset: int,
-        body: list[memoryview] | None = None,
-        count: int = 0,
-        size: int = 0,
-        suggest_slave: bool = False,
-    ) -> None:
-        self.status = status
-        self.next_offset = next_offset
-        self.min_offset = min_offset
-        self.max_offset = max_offset
-        self.body: list[memoryview] = [] if body is None else body
-        self.count = count
-        self.size = size
-        self.suggest_slave = suggest_slave
+    status: GetStatus
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    body: list[memoryview] = []
+    count: int = 0
+    size: int = 0
+    suggest_slave: bool = False
 
 
 class Selector:

@@ -107,7 +107,6 @@ class Connection(asyncio.Protocol):
         "_tasks",
         "_turns",
         "_waits",
-        "_was_overtaken",
         "_write_blocked",
         "_write_scheduled",
         "blocked_since",
@@ -123,6 +122,7 @@ class Connection(asyncio.Protocol):
         "reading_paused",
         "transport",
         "version",
+        "was_overtaken",
     )
 
     def __init__(
@@ -174,7 +174,8 @@ class Connection(asyncio.Protocol):
         self._waits = False  # for its turn
         # Requests that have overtaken what is held back; at the bound they stay in order.
         self._overtaking = 0
-        self._was_overtaken = False  # what is handled now was read before something that was handled before
+        # Whether the request in hand is older than one of this peer that was handled before it.
+        self.was_overtaken: bool = False
         self._running_size = 0  # bytes of the requests that tasks are at work on
         self._counted = 0  # of `buffered_size`, in the account
         self.reading_paused = False
@@ -313,12 +314,12 @@ class Connection(asyncio.Protocol):
             return False
         frames = [held.popleft() for _ in range(min(len(held), SLICE_FRAMES_MAX))]
         self._held_back_size -= _size_of(frames)
-        self._was_overtaken = self._overtaking > 0
+        self.was_overtaken = self._overtaking > 0
         self._in_read = True
         try:
             left = self._handle(frames, deadline)
         finally:
-            self._was_overtaken = False
+            self.was_overtaken = False
             self._in_read = False
             if self._out:
                 self._write_out()
@@ -334,11 +335,6 @@ class Connection(asyncio.Protocol):
             return False
         self._waits = True
         return True
-
-    @property
-    def was_overtaken(self) -> bool:
-        """Whether the request in hand is older than one of this peer that was handled before it."""
-        return self._was_overtaken
 
     # --- what the peer sends ----------------------------------------------------------------------------------
 
@@ -396,7 +392,10 @@ class Connection(asyncio.Protocol):
                     break
             entry.requests += 1
             incoming = Incoming(envelope, frame, envelope.ext, body)
-            self._run(entry, Request(self, incoming))
+            if entry.in_task is None:
+                self._dispatcher.run(self, entry, Request(self, incoming))
+            else:
+                self._run_in_task(entry, entry.in_task, Request(self, incoming))
             if self._out_size > write_high or self._alone or clock() >= deadline:
                 left = list(rest)  # and so this loop ends
         if run:
@@ -470,12 +469,11 @@ class Connection(asyncio.Protocol):
         entry = self._handlers.by_code[request.code]
         self.run_alone(lambda: self._run_async(entry, request, work))
 
-    def _run(self, entry: Entry, request: AnyRequest) -> None:
-        in_task = entry.in_task
-        if in_task is None:
-            self._dispatcher.run(self, entry, request)
-        elif self._dispatcher.admits(self, entry, request.incoming):
-            self._start_task(self._run_async(entry, request, lambda: in_task(request)))
+    def _run_in_task(
+        self, entry: Entry, handler: Callable[[AnyRequest], Awaitable[Response | None]], request: AnyRequest
+    ) -> None:
+        if self._dispatcher.admits(self, entry, request.incoming):
+            self._start_task(self._run_async(entry, request, lambda: handler(request)))
 
     def failure(self, code: int, failed: Exception) -> Response:
         """The answer to a request that met this, which is told. To be called where it is handled."""
