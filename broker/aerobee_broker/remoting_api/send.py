@@ -119,6 +119,7 @@ class SendProcessor:
         # What all answers have, made of these settings.
         self._encoded_for: BrokerConfig | None = None
         self._trace_on = self._tail = ""
+        self._is_plain = False  # the region stands in JSON as it is
 
     def register(self, table: HandlerTable) -> None:
         # A consumer sends what failed to the retry topic of its group: it must be one that may read there.
@@ -303,10 +304,12 @@ class SendProcessor:
         if config is not self._encoded_for:
             self._encoded_for = config
             self._trace_on = "true" if config.trace_on else "false"
+            region = config.region_id
+            self._is_plain = region.isascii() and region.isprintable() and not {'"', "\\"} & {*region}
             self._tail = f'","TRACE_ON":"{self._trace_on}","MSG_REGION":"{config.region_id}","queueOffset":"'
         trace_on, tail = self._trace_on, self._tail
         head = f'{{"code":{int(code)},"extFields":{{"queueId":"'
-        is_plain = tail.isascii()
+        is_plain = self._is_plain
         for item, queue_id, unique_key, done, extra in replies:
             opaque, codec = item.envelope.opaque, item.frame[0]
             if (

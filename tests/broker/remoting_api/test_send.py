@@ -103,7 +103,7 @@ async def test_an_answer_says_where_the_message_lies(client: Talker, codec: int)
     assert second.ext["transactionId"] == (await record_of(client, second)).unique_key
 
 
-@pytest.mark.parametrize("key", ['quo"te', "back\\slash", "中文", "new\nline", "a" * 300])
+@pytest.mark.parametrize("key", ['quo"te', "back\\slash", "中文", "new\nline", "a" * 300, "a" * 1200])
 async def test_odd_unique_keys_come_back_unchanged(client: Talker, key: str) -> None:
     answer = await client.put("T", properties=text_of({"UNIQ_KEY": key}))
     assert answer.ext["transactionId"] == key
@@ -341,6 +341,14 @@ async def test_taking_the_write_bit_away_holds_for_topics_in_use(client: Talker)
     assert (await client.put("T")).code == ResponseCode.NO_PERMISSION
     changed = await client.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerPermission=6\n")
     assert (await client.put("T")).code == 0
+
+
+@pytest.mark.parametrize("region", ["nörd", 'no"rth', "中"])
+async def test_an_odd_region_is_told_as_it_is(region: str) -> None:
+    async with broker_in_memory(region_id=region) as broker, talking_in_memory(broker) as client:
+        for codec in (0, 1):
+            answer = await client.put("T", codec=codec)
+            assert answer.ext["MSG_REGION"] == region
 
 
 async def test_region_and_trace_switch_change_in_a_running_broker(client: Talker) -> None:
