@@ -33,6 +33,7 @@ def names(spark: SparkSession, server: Server, tmp_path_factory: pytest.TempPath
             for number in range(60):
                 tag = ("new", "paid")[number % 2]
                 producer.send("orders", f"order{number % 10}", tags=tag, keys=f"o-{number}", queue=number % 4)
+        assert mq.query("orders", key="o-59")  # what was asked for is in the index, all before it too
     folder = tmp_path_factory.mktemp("pipeline")
     shutil.copytree(server.store, folder / "store")
     lake = folder / "lake"
