@@ -11,7 +11,6 @@ Touches  what Python remembers of its own compilation.
 
 import platform
 import re
-import sys
 import sysconfig
 from typing import Final, NamedTuple
 
@@ -60,7 +59,3 @@ def interpreter_build(
         is_slow=True,
         remedy=REMEDY,
     )
-
-
-if __name__ == "__main__":  # exit code 5 for a slow one: asked by ./dev
-    sys.exit(5 if interpreter_build().is_slow else 0)
