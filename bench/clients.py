@@ -1,29 +1,40 @@
 """Our Python producer and consumer at full speed: what the official Java benchmark classes do, by our client.
 
-python bench/clients.py send|nowait NAMESERVER TOPIC SECONDS      prints {"perSecond": ..., "failed": ...}
-python bench/clients.py reader NAMESERVER TOPIC COUNT
+python bench/clients.py send|nowait|batch|bulk NAMESERVER TOPIC SECONDS [--profile]
+python bench/clients.py reader NAMESERVER TOPIC COUNT [--profile]
 
 send     64 tasks, each awaits its send before the next, as 64 threads of the Java producer do
 nowait   at most 1024 unanswered sends, as the asynchronous Java producer here
+batch    8 tasks that send lists of 64 bodies by `send_batch`, and have a result for each message
+bulk     the same by a bulk sender, with one result for each list
 reader   reads COUNT messages after the first tenth
+
+Prints {"perSecond": ..., "failed": ..., "cpuUs": ...}, the last being processor time of this program a message; with
+--profile where that goes instead.
 """
 
 from __future__ import annotations
 
 import asyncio
+import cProfile
 import json
+import pstats
 import sys
 import time
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import uvloop
 
 from aerobee import Client
 from aerobee.errors import ClientError
+from aerobee.producing.bulk import BulkSender
 from aerobee.producing.producer import Producer
 
 TASKS = 64
 WINDOW = 1024
+LISTS = 8
+LIST = 64
 BODY = b"x" * 128
 WARM_S = 1.0
 
@@ -39,17 +50,27 @@ class Counter:
 async def produce(nameserver: str, topic: str, seconds: float, mode: str) -> dict[str, Any]:
     """Send until the time is over; rates of the part after the warm-up."""
     counter = Counter()
-    work = {"send": awaiting, "nowait": windowed}[mode]
     async with Client(nameserver) as client, client.producer() as producer:
-        tasks = [asyncio.create_task(work(producer, topic, counter)) for _ in range(TASKS)]
+        works: dict[str, tuple[int, Callable[[], Coroutine[Any, Any, None]]]] = {
+            "send": (TASKS, lambda: awaiting(producer, topic, counter)),
+            "nowait": (TASKS, lambda: windowed(producer, topic, counter)),
+            "batch": (LISTS, lambda: listed(producer, topic, counter)),
+            "bulk": (LISTS, lambda: ready_made(client.bulk_sender("bench"), topic, counter)),
+        }
+        count, work = works[mode]
+        tasks = [asyncio.create_task(work()) for _ in range(count)]
         await asyncio.sleep(WARM_S)
-        before, begin = counter.sent, time.perf_counter()
+        before, begin, cpu = counter.sent, time.perf_counter(), time.process_time()
         await asyncio.sleep(seconds)
-        rate = (counter.sent - before) / (time.perf_counter() - begin)
+        sent, took_s, cpu_s = (
+            counter.sent - before,
+            time.perf_counter() - begin,
+            time.process_time() - cpu,
+        )
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    return {"perSecond": rate, "failed": counter.failed}
+    return {"perSecond": sent / took_s, "failed": counter.failed, "cpuUs": 1e6 * cpu_s / max(sent, 1)}
 
 
 async def awaiting(producer: Producer, topic: str, counter: Counter) -> None:
@@ -72,20 +93,41 @@ async def windowed(producer: Producer, topic: str, counter: Counter) -> None:
         counter.sent += len(results) - failed
 
 
+async def listed(producer: Producer, topic: str, counter: Counter) -> None:
+    """One of some tasks that send lists."""
+    while True:
+        try:
+            stored = await producer.send_batch(topic, [BODY] * LIST)
+            counter.sent += len(stored)
+        except ClientError:
+            counter.failed += LIST
+
+
+async def ready_made(sender: BulkSender, topic: str, counter: Counter) -> None:
+    """One of some tasks that send lists of which only the whole has a result."""
+    while True:
+        try:
+            stored = await sender.send(topic, [sender.entry(BODY) for _ in range(LIST)])
+            counter.sent += stored.message_count
+        except ClientError:
+            counter.failed += LIST
+
+
 async def consume(nameserver: str, topic: str, count: int) -> dict[str, Any]:
     """Read messages one by one from the start; the rate after the first tenth."""
     seen = size = 0
-    begin = time.perf_counter()
+    begin, cpu = time.perf_counter(), time.process_time()
     async with Client(nameserver) as client, client.reader(topic, end="now") as reader:
         async for message in reader:
             seen += 1
             size += len(message.body)
             if seen == count // 10:
-                begin = time.perf_counter()
+                begin, cpu = time.perf_counter(), time.process_time()
             if seen == count + count // 10:
                 break
-        took_s = time.perf_counter() - begin
-    return {"perSecond": (seen - count // 10) / took_s, "failed": 0, "bytes": size}
+        took_s, cpu_s = time.perf_counter() - begin, time.process_time() - cpu
+    counted = seen - count // 10
+    return {"perSecond": counted / took_s, "failed": 0, "bytes": size, "cpuUs": 1e6 * cpu_s / counted}
 
 
 async def main(command: str, nameserver: str, topic: str, amount: str) -> dict[str, Any]:
@@ -95,5 +137,14 @@ async def main(command: str, nameserver: str, topic: str, amount: str) -> dict[s
 
 
 if __name__ == "__main__":
+    words = [word for word in sys.argv[1:] if word != "--profile"]
+    profiler = cProfile.Profile()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        print(json.dumps(runner.run(main(*sys.argv[1:]))))
+        if len(words) < len(sys.argv) - 1:
+            profiler.enable()
+        found = runner.run(main(*words))
+        profiler.disable()
+    if profiler.getstats():
+        pstats.Stats(profiler).sort_stats("tottime").print_stats(25)
+    else:
+        print(json.dumps(found))

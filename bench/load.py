@@ -44,7 +44,7 @@ CONSUMERS, MEMBERS_PER_GROUP = 2_000, 20
 TOPICS, QUEUES = 1_000, 8
 GROUPS = 100
 SYNC_TIMES = 6  # as long are sends to many queues measured: one round of syncs, and the pause behind it
-HELD_MS = 120_000
+HELD_MS = 600_000
 PRELOAD_S = 3.0
 WORDS = struct.Struct(">II")
 HEART_BEAT, PULL = 34, 11
@@ -110,12 +110,12 @@ def idle(stack: contextlib.ExitStack, folder: Path, rounds: int, seconds: float)
 
 
 @contextlib.contextmanager
-def idle_consumers(address: str, count: int) -> Iterator[int]:
-    """Connections of consumers that have said hello and wait for messages that never come."""
+def idle_consumers(address: str, count: int, first: int = 0) -> Iterator[int]:
+    """Connections of consumers that have said hello and wait for messages that never come; numbers begin at `first`."""
     host, port = address.rsplit(":", 1)
     with contextlib.ExitStack() as stack:
         peers = [stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(count)]
-        for number, peer in enumerate(peers):
+        for number, peer in enumerate(peers, first):
             group = f"idle-{number // MEMBERS_PER_GROUP}"
             peer.sendall(heartbeat(group, number))
             with peer.makefile("rb") as stream:
@@ -123,9 +123,9 @@ def idle_consumers(address: str, count: int) -> Iterator[int]:
                     pass  # the broker tells members of new ones
             peer.sendall(held_pull(group, number))
         # What was read before this answer came: the pulls are held.
-        peers[-1].sendall(heartbeat(group, count + 1))
+        peers[-1].sendall(heartbeat(group, first + count + 1))
         with peers[-1].makefile("rb") as stream:
-            while answer_opaque(stream) != count + 1:
+            while answer_opaque(stream) != first + count + 1:
                 pass
         yield count
 
@@ -219,21 +219,23 @@ def topics(stack: contextlib.ExitStack, folder: Path, rounds: int, seconds: floa
     return rows + compare(f"sends to {TOPICS:,} x {QUEUES} queues", plain, loaded, rounds, one, many, 0.85)
 
 
-def make_all_queues(address: str) -> int:
-    """One message to every queue."""
-    count = TOPICS * QUEUES
+def make_all_queues(address: str, topic_count: int = TOPICS) -> int:
+    """One message to every queue of so many topics."""
+    count = topic_count * QUEUES
     host, port = address.rsplit(":", 1)
     with socket.create_connection((host, int(port))) as peer, peer.makefile("rb") as stream:
         for first in range(0, count, 50):
-            peer.sendall(b"".join(first_message(number) for number in range(first, first + 50)))
-            for _ in range(50):
+            numbers = range(first, min(first + 50, count))
+            peer.sendall(b"".join([first_message(number, topic_count) for number in numbers]))
+            for _ in numbers:
                 answer_opaque(stream)
     return count
 
 
-def first_message(number: int) -> bytes:
+def first_message(number: int, topic_count: int) -> bytes:
+    topic, queue_id = f"Bench-{number % topic_count}", number // topic_count
     fields = {
-        "a": "bench", "b": f"Bench-{number % TOPICS}", "c": "TBW102", "d": str(QUEUES), "e": str(number // TOPICS),
+        "a": "bench", "b": topic, "c": "TBW102", "d": str(QUEUES), "e": str(queue_id),
         "f": "0", "g": "1763700000000", "h": "0", "i": "", "j": "0", "k": "false", "m": "false",
     }  # fmt: skip
     return frame(310, number, fields, b"x" * 128)
@@ -269,7 +271,12 @@ def start(stack: contextlib.ExitStack, folder: Path) -> Side:
     """A nameserver and a broker, frozen until they are measured."""
     folder.mkdir()
     nameserver = stack.enter_context(ours.start_nameserver(forked=False))
-    config = {"flushDiskType": "ASYNC_FLUSH", "maxTopicsAutoCreated": 100_000}
+    config = {
+        "flushDiskType": "ASYNC_FLUSH",
+        "maxTopicsAutoCreated": 100_000,
+        "maxConnectionsPerHost": 20_000,
+        "serverChannelMaxIdleTimeSeconds": 3_600,  # a frozen broker hears nobody
+    }
     broker = stack.enter_context(ours.start_broker(folder, nameserver.address, config=config, forked=False))
     side = Side("ours", "async", nameserver, broker)
     stack.callback(side.thaw)

@@ -1,11 +1,14 @@
 """What one send costs the broker: processor time per message, without sockets and without waiting.
 
-    .venv/bin/python bench/profile_send.py [--batch 64] [--rounds 12] [--topics 1] [--queues 4] [--profile]
+    .venv/bin/python bench/profile_send.py [--engine auto] [--batch 64] [--group 1] [--size 128] [--rounds 12]
+                                           [--topics 1] [--queues 4] [--signed] [--profile]
 
 Frames as the official Java client writes them go into a real connection, handler table and store; only the
-transport is a stand-in. `batch` is how many sends one read holds. The least of the rounds is the figure to compare:
-a busy machine makes rounds slower, never faster. With several topics each send goes to another one, and files are made
-before the first round that counts. `--profile` prints where the time goes instead.
+transport is a stand-in. `batch` is how many sends one read holds, `group` how many messages a send holds: more than one
+travel as SEND_BATCH_MESSAGE. The least of the rounds is the figure to compare: a busy machine makes rounds slower,
+never faster. With several topics each send goes to another one, and files are made before the first round that counts.
+`--signed` turns access control on, and signs every send as a user with a policy for its topic: compare with the same
+command without it, which says what access control costs a message. `--profile` prints where the time goes instead.
 """
 
 import argparse
@@ -16,19 +19,25 @@ import pstats
 import resource
 import struct
 import tempfile
+import time
 from typing import Any, cast
 
 import structlog
 import uvloop
 
+from aerobee_access.policies import PolicyType, entry_of
+from aerobee_access.signature import sign
 from aerobee_broker.broker import Broker
 from aerobee_broker.main import load_config
+from aerobee_proto.batch import BatchEntry, encode_batch
+from aerobee_proto.frames import FrameDecoder, decode_command, encode_command
 from aerobee_remoting.exchange.connection import Connection
 from aerobee_service.program.interpreter import COLLECT_AFTER
 from aerobee_service.program.interpreter_build import interpreter_build
 
 PER_ROUND = 12_800  # messages
 WORDS = struct.Struct(">ii")
+USER = ("bench", "a secret of the benchmark")
 
 
 class Sink:
@@ -43,8 +52,8 @@ class Sink:
     def is_closing(self) -> bool:
         return False
 
-    def get_extra_info(self, _: str) -> tuple[str, int]:
-        return ("127.0.0.1", 50_000)
+    def get_extra_info(self, name: str) -> tuple[str, int] | None:
+        return ("127.0.0.1", 50_000) if name == "peername" else None
 
     def get_write_buffer_size(self) -> int:
         return 0
@@ -53,23 +62,43 @@ class Sink:
         pass
 
 
-def send_frame(number: int, body: bytes, topics: int, queues: int) -> bytes:
-    """SEND_MESSAGE_V2 as JSON, field order as the Java client has it."""
+def signed(read: bytes) -> bytes:
+    """The same sends, each with a signature."""
+    commands = [decode_command(frame) for frame in FrameDecoder().feed(read)]
+    for command in commands:
+        command.ext_fields = sign(command.ext, command.body, *USER)
+    return b"".join(map(encode_command, commands))
+
+
+def send_frame(number: int, body: bytes, topics: int, queues: int, group: int = 1) -> bytes:
+    """SEND_MESSAGE_V2 or SEND_BATCH_MESSAGE as JSON, field order as the Java client has it."""
     topic = "Bench" if topics == 1 else f"Bench-{number % topics}"
     queue_id = number // topics % queues
     properties = f"UNIQ_KEY\\u00017F000001{number:024X}\\u0002WAIT\\u0001true\\u0002TAGS\\u0001TagA"
+    code, is_batch = 310, "false"
+    if group > 1:
+        code, is_batch, properties = 320, "true", ""
+        body = encode_batch(
+            BatchEntry(
+                0, body, f"UNIQ_KEY\x017F000001{number:016X}{place:08X}\x02WAIT\x01true\x02TAGS\x01TagA"
+            )
+            for place in range(group)
+        )
     header = (
-        f'{{"code":310,"extFields":{{"a":"bench","b":"{topic}","c":"TBW102","d":"{queues}","e":"{queue_id}","f":"0",'
-        f'"g":"1763700000000","h":"0","i":"{properties}","j":"0","k":"false","m":"false","n":"broker-a"}},'
+        f'{{"code":{code},"extFields":{{"a":"bench","b":"{topic}","c":"TBW102","d":"{queues}","e":"{queue_id}","f":"0",'
+        f'"g":"1763700000000","h":"0","i":"{properties}","j":"0","k":"false","m":"{is_batch}","n":"broker-a"}},'
         f'"flag":0,"language":"JAVA","opaque":{number},"serializeTypeCurrentRPC":"JSON","version":475}}'
     ).encode()
     return WORDS.pack(4 + len(header) + len(body), len(header)) + header + body
 
 
-def reads(first: int, batch: int, body: bytes, topics: int, queues: int) -> list[bytes]:
+def reads(
+    first: int, batch: int, body: bytes, topics: int, queues: int, group: int = 1, count: int = PER_ROUND
+) -> list[bytes]:
+    """So many messages, as sends of `group` in reads of `batch` sends."""
     return [
-        b"".join(send_frame(number, body, topics, queues) for number in range(start, start + batch))
-        for start in range(first, first + PER_ROUND, batch)
+        b"".join([send_frame(number, body, topics, queues, group) for number in range(start, start + batch)])
+        for start in range(first, first + count // group, batch)
     ]
 
 
@@ -79,62 +108,88 @@ def spent_us() -> tuple[float, float]:
     return usage.ru_utime * 1e6, usage.ru_stime * 1e6
 
 
-async def measure(folder: str, batch: int, rounds: int, *, topics: int, queues: int, profile: bool) -> None:
+async def measure(
+    folder: str,
+    batch: int,
+    rounds: int,
+    *,
+    group: int,
+    size: int,
+    topics: int,
+    queues: int,
+    engine: str,
+    is_signed: bool,
+    profile: bool,
+) -> None:
     settings = {
-        "storePathRootDir": folder,
+        "storePathRootDir": f"{folder}/store",
+        "authenticationEnabled": str(is_signed).lower(),
+        "authorizationEnabled": str(is_signed).lower(),
+        "accessAuditPath": "off",
         "listenPort": "0",
         "brokerIP1": "127.0.0.1",
         "flushDiskType": "ASYNC_FLUSH",
+        "sendEngine": engine,
         "metricsExporterType": "DISABLE",
     }
     broker = Broker(load_config(None, settings))
     await broker.start()
+    if is_signed:
+        broker.access.table.create_user(*USER)
+        pub = entry_of("Topic:Bench*", ["Pub"], None, "Allow")
+        broker.access.table.write_acl(USER[0], [(PolicyType.CUSTOM, [pub])])
     connection = Connection(broker.handlers)
     connection.connection_made(cast(asyncio.Transport, Sink()))
-    body = b"x" * 128
-    user: list[float] = []
-    system: list[float] = []
+    body = b"x" * size
+    sends: list[float] = []
     index: list[float] = []
     store = broker.parts.store
     profiler = cProfile.Profile()
     if topics > 1:
         for first in range(0, topics * queues, PER_ROUND):
             for read in reads(first, batch, body, topics, queues):
-                connection.data_received(read)
+                connection.data_received(signed(read) if is_signed else read)
             store.keys.build(PER_ROUND)
             await asyncio.sleep(0)
     for number in range(rounds):
-        data = reads(number * PER_ROUND, batch, body, topics, queues)
-        before = spent_us()
+        data = reads(number * PER_ROUND, batch, body, topics, queues, group)
+        if is_signed:
+            data = list(map(signed, data))
+        before = time.thread_time_ns()
         if profile:
             profiler.enable()
         for read in data:
             connection.data_received(read)
         profiler.disable()
-        after = spent_us()
-        user.append((after[0] - before[0]) / PER_ROUND)
-        system.append((after[1] - before[1]) / PER_ROUND)
-        before = spent_us()
+        sends.append((time.thread_time_ns() - before) / 1000 / PER_ROUND)
+        before = time.thread_time_ns()
         while store.keys.backlog:
             store.keys.build(2048)
-        index.append((spent_us()[0] - before[0]) / PER_ROUND)
+        index.append((time.thread_time_ns() - before) / 1000 / PER_ROUND)
         await asyncio.sleep(0)
+    stored = broker.parts.stats.put_count.value
+    assert stored >= rounds * PER_ROUND, f"{stored} messages were stored"
+    engine = broker.parts.observed.engine()
     await broker.close()
     if profile:
         pstats.Stats(profiler).sort_stats("tottime").print_stats(20)
         return
     print(interpreter_build().text)
-    print(
-        f"batch {batch}: user {min(user):.2f} us, system {min(system):.2f} us, index {min(index):.2f} us a message"
-    )
+    figures = {"sends": sends, "index": index}
+    told = ", ".join([f"{name} {min(values):.2f} us" for name, values in figures.items()])
+    print(f"engine {engine}, batch {batch} x {group}: {told} a message")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Processor time of one send.")
     parser.add_argument("--batch", type=int, default=64, help="sends in one read")
+    parser.add_argument("--group", type=int, default=1, help="messages in one send")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--topics", type=int, default=1, help="topics that sends go to in turn")
     parser.add_argument("--queues", type=int, default=4, help="queues of each topic, at most 8")
+    parser.add_argument("--size", type=int, default=128, help="bytes of a body")
+    parser.add_argument("--engine", choices=("auto", "native", "python"), default="auto", help="sendEngine")
+    parser.add_argument("--signed", action="store_true", help="with access control, each send signed")
     parser.add_argument("--profile", action="store_true")
     given: Any = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
@@ -148,8 +203,12 @@ def main() -> None:
                 folder,
                 given.batch,
                 given.rounds,
+                group=given.group,
+                size=given.size,
                 topics=given.topics,
                 queues=given.queues,
+                engine=given.engine,
+                is_signed=given.signed,
                 profile=given.profile,
             )
         )

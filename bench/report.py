@@ -1,12 +1,13 @@
 """The result of a comparison: one row a contest and one a state, as values and as a table.
 
-A row holds `figure`, `unit`, `ours` and `official` (each `side`, `value`, `cpu_us`, `rounds`), `ratio`, `selected`,
-`reached`; what was not measured is null.
+A row holds `figure`, `unit`, `engine` (that takes our sends), `ours` and `official` (each `side`, `value`, `cpu_us`,
+`rounds`), `ratio`, `wanted`, `reached`; what was not measured is null.
 """
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping
 from typing import Any
 
 from bench.figures import Figure, Measured
@@ -20,23 +21,32 @@ Row = dict[str, Any]
 Rates = dict[tuple[str, str], list[Measured]]  # (figure's title, side's name) -> each round
 
 
-def speed_rows(figures: list[Figure], rates: Rates) -> list[Row]:
-    """One row a contest: medians and their ratio."""
+def speed_rows(figures: list[Figure], rates: Rates, engines: Mapping[str, str]) -> list[Row]:
+    """One row a contest: medians and their ratio. `engines` says of each side of ours which one takes its sends."""
     rows: list[Row] = []
     for figure in figures:
         for contest in figure.contests:
+            official = contest.official or ""
             ours = _summary(contest.ours, rates.get((figure.title, contest.ours), []))
-            theirs = _summary(contest.official, rates.get((figure.title, contest.official), []))
+            theirs = _summary(official, rates.get((figure.title, official), []))
             ratio = ours["value"] / theirs["value"] if ours["value"] and theirs["value"] else None
+            engine = engines.get(contest.ours, "")
+            wanted, reached = "", None
+            if (least := contest.wanted(engine)) is not None:
+                wanted, reached = f">= {least:g} x", ratio >= least if ratio else None
+            elif figure.rate is not None:
+                wanted = f">= {figure.rate:,.0f} 1/s"
+                reached = ours["value"] >= figure.rate if ours["value"] else None
             rows.append(
                 {
                     "figure": figure.title,
                     "unit": "1/s",
+                    "engine": engine,
                     "ours": ours,
                     "official": theirs,
                     "ratio": ratio,
-                    "wanted": f">= {contest.selected:g} x",
-                    "reached": ratio >= contest.selected if ratio else None,
+                    "wanted": wanted,
+                    "reached": reached,
                 }
             )
     return rows
@@ -70,15 +80,17 @@ def state_rows(sides: dict[str, Side]) -> list[Row]:
     ]
     rows: list[Row] = []
     for title, unit, selected, values in limits:
-        for mode in ("async", "sync"):
-            mine, other = values.get(f"ours {mode}"), values.get(f"official {mode}")
-            if mine is None and other is None:
+        for name, mine in values.items():
+            label, _, mode = name.partition(" ")
+            if label == "official":
                 continue
+            other = values.get(f"official {mode}")
             rows.append(
                 {
                     "figure": title,
                     "unit": unit,
-                    "ours": {"side": f"ours {mode}", "value": mine, "cpu_us": None, "rounds": []},
+                    "engine": sides[name].engine,
+                    "ours": {"side": name, "value": mine, "cpu_us": None, "rounds": []},
                     "official": {"side": f"official {mode}", "value": other, "cpu_us": None, "rounds": []},
                     "ratio": mine / other if mine and other else None,
                     "wanted": f"<= {selected:g} {unit}",
@@ -90,11 +102,14 @@ def state_rows(sides: dict[str, Side]) -> list[Row]:
 
 def table(rows: list[Row]) -> str:
     """The rows for people."""
-    lines = [("figure", "ours", "", "cpu", "official", "", "cpu", "ratio", "wanted", ""), *map(cells, rows)]
+    lines = [
+        ("figure", "ours", "", "", "cpu", "official", "", "cpu", "ratio", "wanted", ""),
+        *map(cells, rows),
+    ]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(
-            cell.rjust(width) if place in {1, 3, 4, 6, 7} else cell.ljust(width)
+            cell.rjust(width) if place in {1, 4, 5, 7, 8} else cell.ljust(width)
             for place, (cell, width) in enumerate(zip(line, widths, strict=True))
         ).rstrip()
         for line in lines
@@ -106,7 +121,8 @@ def cells(row: Row) -> tuple[str, ...]:
     return (
         row["figure"],
         show(row["ours"]["value"], row["unit"]),
-        row["ours"]["side"].removeprefix("ours "),
+        row.get("engine", ""),
+        row["ours"]["side"].rpartition(" ")[2],
         show_cpu(row["ours"]["cpu_us"]),
         show(row["official"]["value"], row["unit"]),
         row["official"]["side"].removeprefix("official "),

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import threading
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -20,9 +22,10 @@ import official
 import ours
 from programs import Server, free_port, memory_kib
 
-__all__ = ["Side", "start_side"]
+__all__ = ["Engine", "Side", "start_side"]
 
 Maker = Literal["ours", "official"]
+Engine = Literal["auto", "python", "native"]
 Flush = Literal["async", "sync"]
 
 SAMPLE_S = 0.25
@@ -52,19 +55,26 @@ class Side:
     """One broker with one nameserver."""
 
     def __init__(
-        self, maker: Maker, flush: Flush, nameserver: Server, broker: Server, metrics_address: str = ""
+        self,
+        maker: Maker,
+        flush: Flush,
+        nameserver: Server,
+        broker: Server,
+        metrics_address: str = "",
+        label: str = "",
     ) -> None:
         # Fixed for life.
         self.metrics_address = metrics_address  # of health and metrics, where there are any
         self.maker = maker
         self.flush = flush
-        self.name = f"{maker} {flush}"
+        self.name = f"{label or maker} {flush}"
+        self.engine = _engine(metrics_address) if metrics_address else ""  # that takes our sends
         self.nameserver = nameserver
         self.broker = broker
         self.start_s = broker.ready_after_s
         self.idle_mib = memory_kib(broker.pid)["own"] / MIB
         # How many messages its pull topic and keys its query topic hold; set by the warm-up.
-        self.pull_messages = 0
+        self.pull_messages = self.large_messages = 0
         self.query_keys = 0
         # Anonymous memory only, in KiB; moved by the sampling thread.
         self._peak_kib = 0
@@ -110,16 +120,30 @@ class Side:
 
 
 @contextlib.contextmanager
-def start_side(maker: Maker, flush: Flush, folder: Path) -> Iterator[Side]:
-    """Start both programs with default file sizes and an empty store; frozen when it yields."""
+def start_side(
+    maker: Maker,
+    flush: Flush,
+    folder: Path,
+    engine: Engine = "auto",
+    label: str = "",
+    config: Mapping[str, object] | None = None,
+) -> Iterator[Side]:
+    """Start both programs with default file sizes and an empty store; frozen when it yields. `engine` is for ours.
+    `config` adds to the broker's settings, or overrides them."""
     folder.mkdir(parents=True)
-    settings = {"flushDiskType": f"{flush.upper()}_FLUSH", "mappedFileSizeCommitLog": 1 << 30}
+    settings = {
+        "flushDiskType": f"{flush.upper()}_FLUSH",
+        "mappedFileSizeCommitLog": 1 << 30,
+        **(config or {}),
+    }
     metrics_address = ""
     with contextlib.ExitStack() as stack:
         if maker == "ours":
             nameserver = stack.enter_context(ours.start_nameserver(forked=False))
             metrics_address = f"127.0.0.1:{(port := free_port())}"
             config = {**settings, "metricsPromExporterPort": port}
+            if engine != "auto":
+                config["sendEngine"] = engine
             broker = stack.enter_context(
                 ours.start_broker(folder, nameserver.address, config=config, forked=False)
             )
@@ -130,10 +154,18 @@ def start_side(maker: Maker, flush: Flush, folder: Path) -> Iterator[Side]:
                 folder, nameserver.address, config=settings, heap=heap, patient=False
             )
             stack.callback(broker.kill)  # an orderly stop of a frozen JVM takes long and shows nothing
-        side = Side(maker, flush, nameserver, broker, metrics_address)
+        side = Side(maker, flush, nameserver, broker, metrics_address, label)
         stack.callback(side.thaw)
         side.freeze()
         yield side
+
+
+def _engine(metrics_address: str) -> str:
+    """Which engine takes our sends, as the metrics say it; they say nothing where there is but one."""
+    with urllib.request.urlopen(f"http://{metrics_address}/metrics", timeout=10) as answer:  # our own port
+        text = answer.read().decode()
+    found = re.search(r'aerobee_send_engine\{[^}]*engine="(\w+)"', text)
+    return found[1] if found else "python"
 
 
 def _anonymous_kib(pid: int) -> int:

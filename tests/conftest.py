@@ -23,7 +23,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["workers"]
+pytest_plugins = ["workers", "engines"]
 
 settings.register_profile(
     "aerobee",

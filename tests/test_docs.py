@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 
 import rooms
 from aerobee_broker.settings.config import BrokerConfig
+from aerobee_broker.workers.pages import ServicePort
 from aerobee_console.main import make_app
 from aerobee_nameserver.config import NameserverConfig
 from aerobee_nameserver.metrics import MetricsServer as NameserverMetrics
@@ -256,14 +257,17 @@ async def test_the_metrics_of_the_page_are_those_that_are_served(tmp_path: Path)
         )
     )
     broker_port = free_port()
+    workers = ServicePort([])
     await nameserver.start()
+    await workers.start(BrokerConfig(metrics_prom_exporter_port=free_port()))
     try:
-        served = await metrics_of(nameserver.port)
+        served = await metrics_of(nameserver.port) | await metrics_of(workers.port)
         async with running_broker(
             tmp_path, metrics_exporter_type="PROM", metrics_prom_exporter_port=broker_port
         ):
             served |= await metrics_of(broker_port)
     finally:
+        await workers.close()
         await nameserver.close()
     page, missing = text_of("operations.md").split("Of RocketMQ's own metrics these are missing")
     assert {name for name in served if not name.startswith("process_")} == set(METRIC.findall(page))

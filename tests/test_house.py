@@ -46,17 +46,23 @@ ROOMS = {
     ),
     "aerobee_service": Room("proto", closed_to=TERMINAL),
     "aerobee_remoting": Room("proto", imports=frozenset({"aerobee_service"}), closed_to=TERMINAL),
+    "aerobee_access": Room(
+        "proto", imports=frozenset({"aerobee_remoting", "aerobee_service"}), closed_to=TERMINAL
+    ),
     "aerobee_store": Room("broker", closed_to=EVENT_LOOP | SOCKETS | CHANCE | TERMINAL | SETTINGS),
     "aerobee_broker": Room(
-        "broker", imports=frozenset({"aerobee_store", "aerobee_remoting", "aerobee_service"})
+        "broker",
+        imports=frozenset({"aerobee_store", "aerobee_access", "aerobee_remoting", "aerobee_service"}),
     ),
-    "aerobee_nameserver": Room("nameserver", imports=frozenset({"aerobee_remoting", "aerobee_service"})),
+    "aerobee_nameserver": Room(
+        "nameserver", imports=frozenset({"aerobee_access", "aerobee_remoting", "aerobee_service"})
+    ),
     "aerobee": Room(
         "client",
-        imports=frozenset({"aerobee_remoting", "aerobee_service"}),
+        imports=frozenset({"aerobee_access", "aerobee_remoting", "aerobee_service"}),
         closed_to=TERMINAL | SETTINGS | {"structlog"},
     ),
-    "aerobee_console": Room("console", imports=frozenset({"aerobee", "aerobee_service"})),
+    "aerobee_console": Room("console", imports=frozenset({"aerobee", "aerobee_access", "aerobee_service"})),
     "aerobee_pytest": Room(
         "console", imports=frozenset({"aerobee", "aerobee_console"}), closed_to=TERMINAL | SETTINGS
     ),
@@ -291,6 +297,7 @@ ANY_MAX = {
     "aerobee_proto": 67,  # JSON of others is read and written here
     "aerobee_service": 27,  # structlog's processors are made of it
     "aerobee_remoting": 0,
+    "aerobee_access": 8,  # settings, and JSON of files
     "aerobee_store": 14,
     "aerobee_broker": 25,
     "aerobee_nameserver": 0,

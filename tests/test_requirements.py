@@ -58,7 +58,10 @@ def test_the_build_tool_is_the_one_of_the_build_system() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     named = [line for line in lock_text("build.in").splitlines() if line and not line.startswith("#")]
     assert named[0:1] == project["build-system"]["requires"]
-    assert [Requirement(line).name for line in named[1:]] == ["setuptools"]  # builds pyspark
+    assert [Requirement(line).name for line in named[1:]] == [
+        "maturin",
+        "setuptools",
+    ]  # build native/ and pyspark
     assert {canonicalize_name(Requirement(line).name) for line in named} <= pins("build.txt").keys()
 
 

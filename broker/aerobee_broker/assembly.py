@@ -23,6 +23,10 @@ from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import structlog
+
+from aerobee_access.control import AccessControl
+from aerobee_access.plain_admin import PlainHandlers
 from aerobee_broker.catalog.catalog import Catalog
 from aerobee_broker.catalog.consumer_offsets import ConsumerOffsets
 from aerobee_broker.catalog.groups import SubscriptionGroups
@@ -51,6 +55,7 @@ from aerobee_broker.messages.retry_topics import RetryTopics
 from aerobee_broker.messages.visibility import Visibility
 from aerobee_broker.metrics.disk_figures import DiskFigures
 from aerobee_broker.metrics.observed import Observed
+from aerobee_broker.native.engine import SendEngine, find_engine
 from aerobee_broker.pop.acknowledging import Acknowledging
 from aerobee_broker.pop.assignment import Assignment
 from aerobee_broker.pop.handing_out import HandingOut
@@ -62,25 +67,35 @@ from aerobee_broker.pop.request_modes import RequestModes
 from aerobee_broker.pop.revive import Reviver
 from aerobee_broker.pop.service import PopService
 from aerobee_broker.process.threads import started_executor
+from aerobee_broker.reading.cold_reads import ColdReads, ColdReadsLimits
 from aerobee_broker.remoting_api.acks import AckHandlers
 from aerobee_broker.remoting_api.assignment import AssignmentHandlers
 from aerobee_broker.remoting_api.broker_handlers import BrokerHandlers
 from aerobee_broker.remoting_api.client_handlers import ClientHandlers
 from aerobee_broker.remoting_api.client_relay import ClientRelay
+from aerobee_broker.remoting_api.cold_requests import wait_for_disk
 from aerobee_broker.remoting_api.group_handlers import GroupHandlers
+from aerobee_broker.remoting_api.native_sends import NativeSends
 from aerobee_broker.remoting_api.offset_handlers import OffsetHandlers
 from aerobee_broker.remoting_api.offset_resets import OffsetResets
 from aerobee_broker.remoting_api.pop import PopHandlers
 from aerobee_broker.remoting_api.pull import PullHandlers
 from aerobee_broker.remoting_api.query import QueryHandlers
 from aerobee_broker.remoting_api.recalls import Recalls
+from aerobee_broker.remoting_api.replication_handlers import ReplicationHandlers
 from aerobee_broker.remoting_api.replies import Replies
 from aerobee_broker.remoting_api.retries import Retries
 from aerobee_broker.remoting_api.send import SendProcessor
 from aerobee_broker.remoting_api.settings_handlers import SettingsHandlers
+from aerobee_broker.remoting_api.slave_gate import SlaveGate
 from aerobee_broker.remoting_api.topic_changes import TopicChanges
 from aerobee_broker.remoting_api.topic_handlers import TopicHandlers
 from aerobee_broker.remoting_api.transaction_handlers import TransactionHandlers
+from aerobee_broker.replication.following import Follower
+from aerobee_broker.replication.giving_server import GivingServer
+from aerobee_broker.replication.metadata import MetadataSync
+from aerobee_broker.replication.replicas import Replicas
+from aerobee_broker.replication.service import MasterSide, SlaveSide
 from aerobee_broker.schedule.delay_offsets import DelayOffsets
 from aerobee_broker.schedule.delay_rules import DelayRules
 from aerobee_broker.schedule.recalling import Recalling
@@ -100,12 +115,18 @@ from aerobee_broker.transactions.transactions import Transactions
 from aerobee_broker.upkeep.disk_cleaner import DiskCleaner
 from aerobee_broker.upkeep.housekeeping import ClientScan
 from aerobee_broker.upkeep.scrubbing import Scrubbing
+from aerobee_proto.bodies import TopicConfig
+from aerobee_proto.frames import FRAME_SIZE_MAX
 from aerobee_proto.message_ids import UniqueKeyFactory
+from aerobee_remoting.ends.client import RemotingClient, RemotingClientConfig
 from aerobee_remoting.ends.server import RemotingServer
 from aerobee_remoting.peers.peer_memory import PeerMemory
+from aerobee_service.tls.ends import ProgramTls
 from aerobee_store.disk.io import StoreIo
 from aerobee_store.disk.reserve import Reserve
 from aerobee_store.store import MessageStore
+
+log = structlog.get_logger()
 
 __all__ = ["Ground", "Parts", "Tables", "assemble", "followers"]
 
@@ -122,6 +143,9 @@ class Ground:
     memory: PeerMemory  # the account of what is kept for peers
     identity: BrokerIdentity
     address: str  # the IP address under which this broker stores messages
+    tls: ProgramTls  # of its ports, and of what it dials
+    access: AccessControl
+    on_topic_created: Callable[[TopicConfig], None] = lambda _: None  # by a send, here
 
 
 class Tables:
@@ -132,14 +156,25 @@ class Tables:
         live, clock = ground.live, ground.clock
         changed = asyncio.Event()  # a table whose file is to follow at once
         self.nameservers = Nameservers()
-        self.topics = TopicTable(live, clock, on_dirty=changed.set, on_change=self.nameservers.topics_changed)
+        self.topics = TopicTable(
+            live,
+            clock,
+            on_dirty=changed.set,
+            on_change=self.nameservers.topics_changed,
+            on_created=ground.on_topic_created,
+        )
         self.groups = SubscriptionGroups(live, clock, on_dirty=changed.set)
         self.offsets = ConsumerOffsets(clock)
         self.catalog = Catalog(self.topics, self.groups, self.offsets)
+        if live.value.is_slave:
+            self.topics.is_copy = True
+            self.groups.become_copy()
+            self.offsets.become_copy()
         self.request_modes = RequestModes(on_dirty=changed.set)
         self.orders = OrderTable(clock)
         self.delay_offsets = DelayOffsets(clock)
         self.timer_counts = TimerCounts(clock)
+        access = (ground.access.table,) if ground.access.is_on else ()
         self.files = ConfigFiles(
             live.value.store_path_root_dir / "config",
             ground.io,
@@ -148,7 +183,7 @@ class Tables:
             periodic=(self.offsets, self.orders),
             changed=changed,
             pause=lambda: live.pause(lambda config: config.flush_consumer_offset_interval),
-            owned=(self.delay_offsets, self.timer_counts),
+            owned=(self.delay_offsets, self.timer_counts, *access),
         )
 
     def load(self, store: MessageStore) -> None:
@@ -172,6 +207,9 @@ class BrokerStatistics:
     disk_used_percent: int
     connections: int
     held_pulls: int
+    cold_reads: int
+    cold_reads_done: int
+    cold_reads_failed: int
     peer_memory_bytes: int
     loop_held_times: int
     loop_held_ms_max: int
@@ -189,21 +227,27 @@ class Figures:
     registrar: NameserverRegistrar
     promises: Promises
     pulls: Reading
+    cold: ColdReads
     pop: PopService
     cleaner: DiskCleaner
+    replication: MasterSide | SlaveSide
 
     def __call__(self) -> dict[str, object]:
         own = BrokerStatistics(
             disk_used_percent=self.cleaner.used_percent,
             connections=len(self.server.connections),
             held_pulls=len(self.pulls.held),
+            cold_reads=len(self.cold),
+            cold_reads_done=self.cold.count,
+            cold_reads_failed=self.cold.failed_count,
             peer_memory_bytes=self.memory.total,
             loop_held_times=self.server.watch.held_count,
             loop_held_ms_max=round(self.server.watch.longest_ms),
             sends_waiting=self.promises.waiting_count,
             nameservers=self.registrar.registered_count,
         )
-        return asdict(own) | asdict(self.pop.statistics()) | asdict(self.store.statistics())
+        parts = (self.pop.statistics(), self.replication.statistics(), self.store.statistics())
+        return asdict(own) | {name: value for part in parts for name, value in asdict(part).items()}
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -246,11 +290,14 @@ class Parts:
     timers: TimerDelivery | None  # None: they are turned off
     pop: PopService
     pulls: Reading
+    cold: ColdReads
     progress: Progress
     lookup: Lookup
     resets: OffsetResets
     routes: Routes
+    tls: ProgramTls
     registrar: NameserverRegistrar
+    replication: MasterSide | SlaveSide
     cleaner: DiskCleaner
     scrubbing: Scrubbing
     clients: ClientScan
@@ -270,12 +317,14 @@ def assemble(
     server: RemotingServer,
     *,
     on_task_failure: Callable[[str, Exception], None],
+    on_first_slave: Callable[[], None] = lambda: None,
     settings_file: Path | None = None,
 ) -> Parts:
     """Make and join all parts of a broker, its handlers in the table of `server`.
 
     The store is open and the tables are loaded. `on_task_failure` is told which work of a timer broke, and why, where
-    the exception is handled; `settings_file` is where hot changes are written too.
+    the exception is handled; `on_first_slave` that a slave has come; `settings_file` is where hot changes are written
+    too.
     """
     live, clock, identity, catalog = ground.live, ground.clock, ground.identity, tables.catalog
     topics, groups, offsets = tables.topics, tables.groups, tables.offsets
@@ -289,15 +338,32 @@ def assemble(
         store,
         prompt=sync,
         interval_ms=lambda: live.value.flush_interval_commit_log,
-        meter=stats,
-    )
-    promises = Promises(
-        (flusher,) if sync else (),
-        store,
         timeout_ms=lambda: live.value.sync_flush_timeout,
         meter=stats,
     )
+    replicas = Replicas(live, lambda: store.end_offset)
+    waited_for = (replicas,) if live.value.waits_for_replicas and live.value.in_sync_replicas > 1 else ()
+    promises = Promises(((flusher,) if sync else ()) + waited_for, store, meter=stats)
     visibility = Visibility(store, promises, on_failure=on_task_failure)
+    replication: MasterSide | SlaveSide
+    _warn_of_roles(live.value)
+    if live.value.is_slave:
+        handlers.gate = SlaveGate(handlers.gate, live)
+        replication = _slave_side(ground, store, tables, promises, visibility)
+    else:
+        store.condition = replicas.check_enough if live.value.min_in_sync_replicas > 1 else None
+        giving = GivingServer(
+            live, store, replicas, on_acknowledged=visibility.advanced, on_first=on_first_slave
+        )
+        replication = MasterSide(replicas, giving, lambda: store.end_offset)
+
+    # --- reads that wait for the disk -------------------------------------------------------------------------
+    limits = ColdReadsLimits(
+        threads=live.value.cold_read_threads,
+        waiting_max=live.value.max_cold_reads,
+        owner_max=live.value.max_cold_reads_per_connection,
+    )
+    cold = ColdReads(store, ground.io, limits, memory=ground.memory)
 
     # --- messages ---------------------------------------------------------------------------------------------
     members = _members(live.value, ground.memory)
@@ -320,10 +386,11 @@ def assemble(
         offsets=offsets,
         topics=topics,
         on_stored=stats.put,
+        cold=cold,
     )
     # Transactions before delays: those of a half message begin with its commit.
     placement = PlacementRules(store.topics.is_batch, (transactions.to_half, delay_rules.place))
-    scheduled = ScheduledMessages(store, topics, writer, stats)
+    scheduled = ScheduledMessages(store, topics, writer, stats, cold)
     delays = ScheduleDelivery(
         scheduled,
         live=live,
@@ -338,7 +405,15 @@ def assemble(
     reviver = Reviver(
         ledger, live=live, clock=clock, store=store, topics=topics, groups=groups, writer=writer
     )
-    registrar = NameserverRegistrar(live, topics, clock, identity, tables.nameservers)
+    registrar = NameserverRegistrar(
+        live,
+        topics,
+        clock,
+        identity,
+        tables.nameservers,
+        tls=ground.tls.client,
+        signer=ground.access.signer,
+    )
 
     # --- use cases --------------------------------------------------------------------------------------------
     retry_topics = RetryTopics(groups, topics, is_ordered=lambda group: locks.is_locked(group, clock()))
@@ -368,6 +443,7 @@ def assemble(
         clock=clock,
         filters=filters,
         memory=ground.memory,
+        cold=cold,
     )
     acks = Acknowledging(
         ledger,
@@ -389,7 +465,7 @@ def assemble(
         acks=acks,
         reviver=reviver,
     )
-    routes = Routes(live=live, clock=clock, identity=identity, topics=topics)
+    routes = Routes(live=live, clock=clock, identity=identity, topics=topics, tls=ground.tls.client)
     assignment = Assignment(
         queues_of=routes.queues,
         live=live,
@@ -412,21 +488,28 @@ def assemble(
     )
     Retries(giving_back).register(handlers)
     SendProcessor(publisher, batches, promises, live, writer.host, registrar.when_settled).register(handlers)
+    engine = _engine(live.value, store, writer.host)
+    if engine.native is not None:
+        NativeSends(engine, engine.native, intake, store.packing, visibility, promises, stats).serve(handlers)
     pulls = Reading(
         live=live,
         clock=clock,
-        store=store,
+        cold=cold,
         catalog=catalog,
         consumers=consumers,
         filters=filters,
-        memory=ground.memory,
         stats=stats,
+        master=replication if live.value.is_slave else None,
     )
     PullHandlers(pulls).register(handlers)
     PopHandlers(pops).register(handlers)
     AckHandlers(acks).register(handlers)
     AssignmentHandlers(assignment, tables.request_modes).register(handlers)
-    lookup = Lookup(live=live, store=store, topics=topics)
+    # Callers in this process are answered in the same turn, whatever they have to wait for.
+    lookup, own_lookup = (
+        Lookup(live=live, store=store, topics=topics, messages=messages, cold=cold)
+        for messages in (store.asking, store.reading)
+    )
     QueryHandlers(lookup).register(handlers)
     ClientHandlers(
         live=live, clock=clock, identity=identity, catalog=catalog, members=members, filters=filters
@@ -434,7 +517,10 @@ def assemble(
     ClientRelay(identity=identity, store=store, topics=topics, groups=groups, consumers=consumers).register(
         handlers
     )
-    progress = Progress(store=store, catalog=catalog)
+    progress, own_progress = (
+        Progress(store=store, catalog=catalog, messages=messages)
+        for messages in (store.asking, store.reading)
+    )
     OffsetHandlers(progress, lookup, offsets=offsets, files=tables.files).register(handlers)
     resets = OffsetResets(
         live=live,
@@ -494,10 +580,19 @@ def assemble(
         writer=writer,
     )
     Replies(replying, writer.host).register(handlers)
+    ground.access.handlers(lambda: tables.files.save(ground.access.table)).register(handlers)
+    PlainHandlers(
+        ground.access.plain,
+        cluster_name=identity.cluster_name,
+        broker_name=identity.broker_name,
+        address=identity.broker_addr,
+    ).register(handlers)
 
     # --- by time ----------------------------------------------------------------------------------------------
     cleaner = DiskCleaner(ground.worker, ground.io, ground.reserve, live=live, clock=clock, store=store)
-    figures = Figures(store, ground.memory, server, registrar, promises, pulls, pop, cleaner)
+    figures = Figures(
+        store, ground.memory, server, registrar, promises, pulls, cold, pop, cleaner, replication
+    )
     observed = Observed(
         live=live,
         clock=clock,
@@ -510,8 +605,10 @@ def assemble(
         transactions=transactions.statistics,
         schedule=ScheduleFigures(store, tables.delay_offsets, tables.timer_counts, timers),
         loop=server.watch,
+        certificates=ground.tls.expiries,
         disk=DiskFigures(lambda: live.value.store_path_root_dir),
         popped=ledger.table.in_flight,
+        engine=lambda: engine.kind,
         facts=figures,
     )
     BrokerHandlers(
@@ -522,6 +619,10 @@ def assemble(
         observed=observed,
         clean=cleaner.request,
     ).register(handlers)
+    ReplicationHandlers(
+        replication.status, identity=identity, store=store, look_for_master=registrar.register_all
+    ).register(handlers)
+    wait_for_disk(handlers, cold)
     return Parts(
         live=live,
         clock=clock,
@@ -568,11 +669,14 @@ def assemble(
         timers=timers,
         pop=pop,
         pulls=pulls,
-        progress=progress,
-        lookup=lookup,
+        cold=cold,
+        progress=own_progress,
+        lookup=own_lookup,
         resets=resets,
         routes=routes,
+        tls=ground.tls,
         registrar=registrar,
+        replication=replication,
         cleaner=cleaner,
         scrubbing=Scrubbing(ground.worker, live=live, store=store),
         clients=ClientScan(live, clock, members, notifies=groups.notifies),
@@ -589,6 +693,66 @@ def followers(registrar: NameserverRegistrar, transactions: Transactions) -> dic
         "registerNameServerPeriod": registrar.register_all,
         "transactionOpBatchInterval": transactions.write_marks_in_time,
     }
+
+
+def _engine(config: BrokerConfig, store: MessageStore, store_host: bytes) -> SendEngine:
+    """What takes usual sends. EngineMissing where it has to be the native one, and that is not there."""
+    make = find_engine(config.send_engine)
+    if make is None:
+        return SendEngine(None)
+    form = store.packing.form
+    return SendEngine(
+        make(
+            store_host=store_host,
+            record_checksum=form.checksum,
+            property_crc=form.property_crc,
+            is_indexed=form.is_indexed,
+            frame_size_max=FRAME_SIZE_MAX,
+            record_size_max=form.size_max,
+        )
+    )
+
+
+def _warn_of_roles(config: BrokerConfig) -> None:
+    """Settings that are taken, and mean less than they seem to."""
+    if config.waits_for_replicas and config.in_sync_replicas == 1:
+        log.warning("replication.nobody_waited_for", way_out="set inSyncReplicas=2, or more")
+    if config.broker_id != config.registered_id:
+        log.warning("replication.broker_id_ignored", broker_id=config.broker_id, registered_id=0)
+
+
+def _slave_side(
+    ground: Ground, store: MessageStore, tables: Tables, promises: Promises, visibility: Visibility
+) -> SlaveSide:
+    linked = asyncio.Event()
+    metadata = MetadataSync(
+        tables.catalog,
+        tables.request_modes,
+        tables.delay_offsets,
+        tables.files,
+        own_log=store,
+        safe=promises,
+        linked=linked,
+        client=RemotingClient(
+            config=RemotingClientConfig(tls=ground.tls.client), signer=ground.access.signer
+        ),
+    )
+
+    def appended() -> None:
+        promises.hurry()
+        visibility.appended()
+
+    follower = Follower(
+        ground.live,
+        store,
+        promises,
+        clock=ground.clock,
+        on_appended=appended,
+        check_master=metadata.check_master,
+        linked=linked,
+        tls=ground.tls.client,
+    )
+    return SlaveSide(follower, metadata, ground.identity.broker_addr)
 
 
 def _members(config: BrokerConfig, memory: PeerMemory) -> Members:

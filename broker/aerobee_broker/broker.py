@@ -14,6 +14,7 @@ Invariants
 """
 
 import asyncio
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,18 +25,21 @@ from typing import Final
 
 import structlog
 
+from aerobee_access.control import AccessControl
 from aerobee_broker.assembly import Ground, Parts, Tables, assemble
 from aerobee_broker.in_process.adapter import InProcess
 from aerobee_broker.in_process.caller import Admission, LocalCaller
 from aerobee_broker.metrics.metrics import MetricsServer
 from aerobee_broker.metrics.stats_line import run_stats
 from aerobee_broker.process.descriptors import descriptors_of_process
+from aerobee_broker.replication.service import MasterSide
 from aerobee_broker.schedule.timer_delivery import TimerDelivery
-from aerobee_broker.settings.config import BrokerConfig, LiveConfig, to_store_config
+from aerobee_broker.settings.config import BrokerConfig, LiveConfig, plain_acl_of, to_store_config
 from aerobee_broker.settings.config_files import ConfigFiles
 from aerobee_broker.settings.identity import address_of, identity_of
 from aerobee_broker.upkeep.file_watching import FileWatching
-from aerobee_remoting.ends.server import RemotingServer, ServerConfig, TlsMode
+from aerobee_broker.workers.link import WorkerLink
+from aerobee_remoting.ends.server import RemotingServer, ServerConfig, TlsMode, listening_socket
 from aerobee_remoting.exchange.connection import Connection
 from aerobee_remoting.exchange.gate import Gate
 from aerobee_remoting.exchange.handlers import HandlerTable
@@ -43,7 +47,7 @@ from aerobee_remoting.exchange.limits import ConnectionLimits
 from aerobee_remoting.peers.peer_memory import PeerMemory
 from aerobee_service.clock import epoch_ms
 from aerobee_service.program.release import VERSION_OF_AEROBEE
-from aerobee_service.program.tls import server_context
+from aerobee_service.tls.ends import ProgramTls
 from aerobee_store.disk.io import DiskIo, StoreIo
 from aerobee_store.disk.reserve import Reserve, ReservedIo
 from aerobee_store.faults.errors import FileGone, StoreError
@@ -72,10 +76,12 @@ class Broker:
         on_recovery: Callable[[str, int], None] = lambda step, size: None,
         gate: Gate | None = None,
         listens: bool = True,
+        link: WorkerLink | None = None,
     ) -> None:
         """`settings_file` is where changes of settings by request are kept; without it they last for this run.
         `gate` lets in who asks; without one everybody may do everything.
         `on_recovery` is told, in a thread, which step of a recovery is how many bytes of the log further.
+        `link` joins it to the other workers of its service.
         Where it does not listen, no port is taken and no nameserver hears of it: it is there for `in_process` alone."""
         self._config = config
         self._settings_file = settings_file
@@ -85,13 +91,24 @@ class Broker:
         self._clock = clock
         self._listens = listens
         self._on_recovery = on_recovery
-        self.handlers = HandlerTable(gate)
+        self._link = link
+        self.access = AccessControl(
+            config,
+            cluster_name=config.broker_cluster_name,
+            folder=config.store_path_root_dir,
+            now_ms=clock,
+            plain_acl=plain_acl_of(config) if config.acl_enable else None,
+            imports=plain_acl_of(config) if config.migrate_auth_from_v1_enabled else None,
+            trusts=lambda caller: isinstance(caller, LocalCaller),
+        )
+        self.handlers = HandlerTable(gate or self.access.gate)
         self.memory = PeerMemory(config.max_peer_memory_bytes, config.max_peer_memory_bytes_per_connection)
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store-upkeep")
         self._tasks: list[asyncio.Task[None]] = []
         self._ends = AsyncExitStack()  # of what was made or begun
         self._store: MessageStore | None = None
         self._parts: Parts | None = None
+        self._ha_listener: socket.socket | None = None
         self.failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         self.port = 0
 
@@ -143,15 +160,17 @@ class Broker:
         self._ends.callback(self._close_store, store)
         self._ends.push_async_callback(self._end_worker)
         recovered = await asyncio.get_running_loop().run_in_executor(self._worker, store.open)
+        tls = await asyncio.to_thread(ProgramTls, config)
         server = RemotingServer(
             self.handlers,
-            config=_server_config(config, self.memory, plan.connections),
+            config=_server_config(config, self.memory, plan.connections, tls),
             on_disconnect=self._disconnected,
         )
         self._ends.push_async_callback(server.close)
         if self._listens:
             self.port = server.bind(config.bind_address, config.listen_port)
-        parts = self._parts = await self._make(store, server)
+            self._ha_listener = self._bind_for_slaves()
+        parts = self._parts = await self._make(store, server, tls)
         await self._begin(parts, crashed=recovered.aborted)
         log.info(
             "broker.ready",
@@ -161,13 +180,53 @@ class Broker:
             cluster=parts.identity.cluster_name,
             store=str(config.store_path_root_dir),
             flush=config.flush_disk_type,
+            engine=parts.observed.engine(),
             topics=len(parts.topics),
             took_ms=round((time.perf_counter() - started) * 1000),
         )
 
-    async def _make(self, store: MessageStore, server: RemotingServer) -> Parts:
+    def _bind_for_slaves(self) -> socket.socket | None:
+        """The port at which slaves fetch the log; None when there is none.
+
+        OSError when it is taken and somebody counts on it; one that was not asked for is done without.
+        """
+        config = self._config
+        if config.is_slave or config.duplication_enable:
+            return None
+        asked_for = config.ha_listen_port or (config.waits_for_replicas and config.in_sync_replicas > 1)
+        if not asked_for and (config.acl_enable or config.authentication_enabled):
+            return (
+                None  # there the log is given to whoever connects: not where others have to say who they are
+            )
+        port = config.ha_listen_port or (self.port + 1 if config.listen_port else 0)
+        try:
+            listener = listening_socket(config.bind_address, port)
+        except (OSError, OverflowError) as taken:
+            if asked_for:
+                raise
+            log.warning("replication.not_served", port=port, reason=str(taken))
+            return None
+        self._ends.callback(listener.close)
+        return listener
+
+    def _open_second_port(self) -> None:
+        """A slave has come: RocketMQ's ask for some tables at the port two below, where its own brokers listen, too."""
+        config = self._config
+        if not config.listen_port:
+            return
+        try:
+            self.parts.server.bind(config.bind_address, self.port - 2)
+        except (OSError, OverflowError) as taken:
+            log.warning("replication.second_port_missing", port=self.port - 2, reason=str(taken))
+            return
+        serving = asyncio.create_task(self.parts.server.serve(), name="second port")
+        self._tasks.append(serving)
+
+    async def _make(self, store: MessageStore, server: RemotingServer, tls: ProgramTls) -> Parts:
         """All parts, joined, with their tables loaded; none of them runs yet."""
-        identity = identity_of(self._config, self.port)
+        link = self._link
+        ha_port = 0 if self._ha_listener is None else self._ha_listener.getsockname()[1]
+        identity = identity_of(self._config, self.port, link.text if link is not None else "", ha_port)
         ground = Ground(
             live=LiveConfig(self._config, now_ms=self._clock()),
             clock=self._clock,
@@ -177,23 +236,34 @@ class Broker:
             memory=self.memory,
             identity=identity,
             address=await address_of(identity.host),
+            tls=tls,
+            on_topic_created=link.topic_created if link is not None else lambda _: None,
+            access=self.access,
         )
         tables = Tables(ground)
         self._ends.push_async_callback(self._close_tables, tables.files)
         tables.load(store)
+        if self.access.plain is not None:
+            await asyncio.to_thread(self.access.plain.load)
+        if self.access.is_on and self.access.bootstrap():
+            await tables.files.save(self.access.table)
         return assemble(
             ground,
             store,
             tables,
             server,
             on_task_failure=self._task_failed,
+            on_first_slave=self._open_second_port,
             settings_file=self._settings_file,
         )
 
     async def _begin(self, parts: Parts, *, crashed: bool) -> None:
         """Read what is outstanding, in this order, then run and serve. `crashed`: the last run ended without close."""
-        metrics, watching = MetricsServer(parts.observed), FileWatching(parts.store, self._fail)
-        timers_end = AsyncExitStack()
+        metrics, watching = (
+            MetricsServer(parts.observed, parts.tls.operators),
+            FileWatching(parts.store, self._fail),
+        )
+        master_ends, late_master_ends = AsyncExitStack(), AsyncExitStack()
         self._ends.pop_all()  # from here on all of it
         self._end_in_order(
             parts.registrar.stop,
@@ -202,36 +272,48 @@ class Broker:
             _awaited(parts.server.quiesce),  # while sends keep coming, there is always something to sync
             _awaited(parts.promises.close),
             parts.flusher.drain,
+            parts.replication.close,
             metrics.close,
             parts.server.close,
             parts.flusher.close,
-            parts.pop.close,
+            master_ends.aclose,
             parts.routes.close,
+            parts.cold.close,
             _awaited(watching.stop),
             self._end_worker,
-            parts.transactions.close,
-            _awaited(parts.delays.settle),
-            timers_end.aclose,
+            late_master_ends.aclose,
             lambda: self._close_tables(parts.files),
             _awaited(lambda: self._close_store(parts.store)),
         )
-        parts.transactions.load()
-        parts.pop.load(crashed=crashed)
-        parts.visibility.start((parts.pulls, parts.pop.pops))
+        parts.visibility.start((parts.pulls, parts.pop.pops), (parts.replication.grew,))
         parts.promises.start()
         parts.flusher.start(parts.visibility.advanced, self._disk_failed)
-        parts.delays.begin()
-        if parts.timers is not None:
-            parts.timers.begin(parts.topics.all())
-            timers_end.push_async_callback(self._close_timers, parts, parts.timers)
+        if not parts.config.is_slave:
+            parts.transactions.load()
+            parts.pop.load(crashed=crashed)
+            parts.delays.begin()
+            master_ends.push_async_callback(parts.pop.close)
+            if parts.timers is not None:
+                parts.timers.begin(parts.topics.all())
+                late_master_ends.push_async_callback(self._close_timers, parts, parts.timers)
+            late_master_ends.callback(parts.delays.settle)
+            late_master_ends.push_async_callback(parts.transactions.close)
+        parts.cold.start()
         self._start_tasks(parts)
         watching.start()
         config = parts.config
         if self._listens and config.metrics_exporter_type == "PROM" and config.metrics_prom_exporter_port:
             await metrics.start()
         await parts.server.serve()
+        if self._link is not None:
+            self._link.take_topics(parts.topics.adopt)
+        if self._ha_listener is not None and isinstance(parts.replication, MasterSide):
+            enforced = parts.config.tls_server_mode == "enforcing" and parts.tls.server is not None
+            await parts.replication.server.serve(
+                self._ha_listener, parts.tls.server() if enforced and parts.tls.server else None
+            )
         if self._listens:
-            parts.registrar.start()
+            parts.registrar.start(parts.replication.master_found if parts.config.is_slave else None)
 
     def _end_in_order(self, *ends: Callable[[], Awaitable[None]]) -> None:
         """What `close` does, the first first. The order is what kill tests prove."""
@@ -240,16 +322,27 @@ class Broker:
 
     def _start_tasks(self, parts: Parts) -> None:
         self._run("disk cleaner", parts.cleaner.run)
+        if self.access.plain is not None:
+            self._run("accounts", self.access.plain.run)
         self._run("config files", parts.files.run)
         self._run("client scan", parts.clients.run)
         self._run("stats", lambda: run_stats(parts.live, parts.clock, parts.stats, parts.figures))
+        self._run("held pulls", parts.pulls.run)
+        self._run("cold reads", parts.cold.run)
+        self._run("store upkeep", lambda: self._run_upkeep(parts))
+        self._run("store scrub", parts.scrubbing.run)
+        self._run("tls files", parts.tls.follow)
+        for name, work in parts.replication.work.items():
+            self._run(name, work)
+        if not parts.config.is_slave:
+            self._start_masters_tasks(parts)
+
+    def _start_masters_tasks(self, parts: Parts) -> None:
+        """What appends to the log by itself: a slave has it from its master."""
         self._run("delay levels", parts.delays.run)
         self._run("delay offsets", lambda: parts.delays.run_saving(parts.files))
         self._run("transaction checks", parts.checks.run)
-        self._run("held pulls", parts.pulls.run)
         self._run("pop", parts.pop.run)
-        self._run("store upkeep", lambda: self._run_upkeep(parts))
-        self._run("store scrub", parts.scrubbing.run)
         timers = parts.timers
         if timers is not None:
             self._run("timers", timers.run)
@@ -283,7 +376,7 @@ class Broker:
 
     def _disconnected(self, connection: Connection) -> None:
         if self._parts is not None:
-            self._parts.pulls.held.drop_owner(connection)
+            self._parts.pulls.drop_owner(connection)
             self._parts.pop.pops.held.drop_owner(connection)
             self._parts.clients.connection_lost(connection)
 
@@ -337,6 +430,7 @@ class Broker:
     async def close(self) -> None:
         """Stop in order; also after a failed or partial start."""
         await self._ends.aclose()
+        await asyncio.to_thread(self.access.close)
         log.info("broker.stopped", failed=self.failed.done())
 
     async def _end_tasks(self) -> None:
@@ -398,13 +492,9 @@ def sync_pause_s(took_s: float, file_count: int) -> float:
     return min(max(took_s * SYNC_PAUSE_TIMES, file_count * SYNC_PAUSE_OF_FILE_S), SYNC_PAUSE_MAX_S)
 
 
-def _server_config(config: BrokerConfig, memory: PeerMemory, connections: int) -> ServerConfig:
-    mode = TlsMode(config.tls_server_mode)
-    tls = None
-    if mode is not TlsMode.DISABLED:
-        tls = server_context(
-            config.tls_server_cert_path, config.tls_server_key_path, config.tls_server_trust_cert_path
-        )
+def _server_config(
+    config: BrokerConfig, memory: PeerMemory, connections: int, tls: ProgramTls
+) -> ServerConfig:
     return ServerConfig(
         limits=ConnectionLimits(
             header_size_max=config.max_header_bytes,
@@ -421,6 +511,6 @@ def _server_config(config: BrokerConfig, memory: PeerMemory, connections: int) -
         buffered_max=config.max_buffered_bytes,
         memory=memory,
         loop_held_s=config.loop_held_millis / 1000,
-        tls_mode=mode,
-        tls=tls,
+        tls_mode=TlsMode(config.tls_server_mode),
+        tls=tls.server,
     )

@@ -22,9 +22,13 @@ import structlog
 from aerobee_broker.broker import Broker
 from aerobee_broker.process.crash_notes import explain_crashes
 from aerobee_broker.process.descriptors import raise_open_files_limit
+from aerobee_broker.process.exit_codes import EXIT_DISK_FAILED, EXIT_FAILED, EXIT_FILE_GONE, EXIT_USAGE
 from aerobee_broker.process.store_folder import foreign_folder
 from aerobee_broker.process.threads import started_executor
 from aerobee_broker.settings.config import BrokerConfig
+from aerobee_broker.workers.layout import refused_layout
+from aerobee_broker.workers.link import WorkerLink
+from aerobee_broker.workers.service import run_workers
 from aerobee_proto.errors import AerobeeError
 from aerobee_service.logs.logs import configure_logging
 from aerobee_service.program.serving import run_server, stop_event
@@ -50,11 +54,6 @@ log = structlog.get_logger()
 ENVIRON_PREFIX: Final = "AEROBEE_BROKER_"
 # For tests of crashes; what it may say is told in failpoints.
 FAILPOINTS_VARIABLE: Final = "AEROBEE_FAILPOINTS"
-EXIT_FAILED: Final = 1
-EXIT_USAGE: Final = 2
-# 66: started again by itself it would go on without what is in the file.
-EXIT_FILE_GONE: Final = os.EX_NOINPUT
-EXIT_DISK_FAILED: Final = os.EX_IOERR  # 74: started again by itself it might trust a disk that has lost pages
 # A start that meets one of these has the same disk to blame as a failed sync.
 DISK_ERRORS: Final = frozenset({errno.EIO, errno.EROFS, errno.ENXIO, errno.ENODEV, errno.ESTALE})
 STOP_AFTER_FAILURE_S: Final = 0.7  # a broker that cannot write is gone within a second
@@ -95,14 +94,39 @@ def start(file: Path | None, overrides: Mapping[str, str]) -> int:
 
     Logs are set up before the first line: what there is to say about the settings comes in the form of all others.
     """
-    config = load_config(file, overrides, ready=lambda _: configure_logging())
-    return run(config, file)
+    link = _link_of_process()
+    config = load_config(file, overrides, ready=lambda config: _set_up_logs(config, link))
+    if config.workers == 1:
+        return run(config, file, link)
+    if (stray := stray_store(config)) is not None:
+        print(f"aerobee broker: {stray}", file=sys.stderr)
+        return EXIT_USAGE
+    return run_workers(config, file, overrides)
 
 
-def run(config: BrokerConfig, settings_file: Path | None = None) -> int:
-    """Serve until SIGTERM, SIGINT or SIGHUP. Returns the exit code."""
-    configure_logging()
-    misplaced = stray_store(config) or foreign_folder(config.store_path_root_dir)
+def _link_of_process() -> WorkerLink | None:
+    """What joins this process to a supervisor of workers. Ends it where the environment cannot mean that."""
+    try:
+        return WorkerLink.of_process()
+    except ValueError as wrong:
+        print(f"aerobee broker: {wrong}", file=sys.stderr)
+        raise SystemExit(EXIT_USAGE) from wrong
+
+
+def _set_up_logs(config: BrokerConfig, link: WorkerLink | None) -> None:
+    if link is None:
+        configure_logging()
+    else:
+        configure_logging(facts={"worker": config.broker_name})
+
+
+def run(config: BrokerConfig, settings_file: Path | None = None, link: WorkerLink | None = None) -> int:
+    """Serve until SIGTERM, SIGINT or SIGHUP, a worker also until its supervisor ends. Returns the exit code.
+
+    Workers have a settings file in common, so none of them writes it.
+    """
+    _set_up_logs(config, link)
+    misplaced = stray_store(config) or refused_layout(config) or foreign_folder(config.store_path_root_dir)
     if misplaced is not None:
         print(f"aerobee broker: {misplaced}", file=sys.stderr)
         return EXIT_USAGE
@@ -116,7 +140,7 @@ def run(config: BrokerConfig, settings_file: Path | None = None) -> int:
     raise_open_files_limit()
     explain_crashes(config.store_path_root_dir)
     return run_server(
-        lambda notifier: serve(config, notifier, settings_file),
+        lambda notifier: serve(config, notifier, settings_file if link is None else None, link),
         executor=lambda: started_executor(WORKERS, "worker"),
     )
 
@@ -136,10 +160,17 @@ def stray_store(config: BrokerConfig) -> str | None:
     )
 
 
-async def serve(config: BrokerConfig, notifier: ServiceNotifier, settings_file: Path | None = None) -> int:
+async def serve(
+    config: BrokerConfig,
+    notifier: ServiceNotifier,
+    settings_file: Path | None = None,
+    link: WorkerLink | None = None,
+) -> int:
     """Start, tell systemd, wait for a signal or a failure, stop. Returns the exit code."""
     stop = stop_event()
-    broker = Broker(config, settings_file=settings_file, on_recovery=StartSigns(notifier))
+    if link is not None:
+        link.watch(stop.set)
+    broker = Broker(config, settings_file=settings_file, on_recovery=StartSigns(notifier), link=link)
     broker.failed.add_done_callback(lambda _: stop.set())
     try:
         await broker.start()

@@ -1,7 +1,8 @@
 """The message store: the one class that the broker opens; it writes, and gives out its parts for all else.
 
-reading    what can be asked about messages of a queue
+reading    what can be asked about messages of a queue; asking: the same, but never waiting for the disk
 keys       messages by their keys, and indexing them
+packing    records that come ready made
 topics     which topics there are; topics of batches, deletions
 timers     the files of messages that wait for a moment
 cleaner    old files
@@ -35,7 +36,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
@@ -61,11 +62,13 @@ from aerobee_store.index.index import IndexService
 from aerobee_store.log.checkpoint import Checkpoint, Stamps, Watermark
 from aerobee_store.log.commit_log import CommitLog
 from aerobee_store.log.damage_events import log_damage
+from aerobee_store.queues.consume_queue import ENTRY_SIZE
 from aerobee_store.queues.queue_list import QueueList, listed
 from aerobee_store.queues.queue_table import QueueTable
 from aerobee_store.queues.tombstones import Tombstones
 from aerobee_store.reading.get_message import MessageReader
 from aerobee_store.reading.key_lookup import KeyLookup
+from aerobee_store.reading.residency import Residency
 from aerobee_store.reading.stored_messages import StoredMessages
 from aerobee_store.recovery.recovery import QUARANTINE, REBUILD_MARKER, Parts, RecoveryReport, recover
 from aerobee_store.replicas.raw_log import RawLog
@@ -78,6 +81,7 @@ from aerobee_store.timer.timer_part import TimerPart, TimerShape
 from aerobee_store.walking.agreement import header_at
 from aerobee_store.writing.appender import Appender
 from aerobee_store.writing.dispatcher import Dispatcher
+from aerobee_store.writing.packing import Packing
 from aerobee_store.writing.stored_topics import StoredTopics
 
 __all__ = ["MessageStore"]
@@ -86,8 +90,12 @@ log = structlog.get_logger()
 
 # While the disk is full, how often a send may try again whether there is room.
 _FULL_RETRY_MS = 1000
+_READ_COUNT_MAX = 1024  # messages that one read is asked for
 _OTHER_FILES = 8  # checkpoint, lock, files of the timer, the next file of the log
 _MS_DIGITS_MAX = 18
+
+_What = TypeVar("_What")
+_Done = TypeVar("_Done")
 
 
 class MessageStore:
@@ -126,6 +134,15 @@ class MessageStore:
         self._appender = Appender(self._log, self._queues, config)
         self._dispatcher = Dispatcher(self._appender.pending, self._index if config.index_enabled else None)
         self._reader = MessageReader(self._log, self._queues, config, on_wrong_entry=_log_wrong_entry)
+        # What of log and queues is in memory, and a reader that asks before it reads.
+        self.residency = Residency(
+            self._log,
+            count_max=max(config.scan_size_max // ENTRY_SIZE + 1, _READ_COUNT_MAX),
+            ahead_size=config.read_ahead_size,
+        )
+        self._asking_reader = MessageReader(
+            self._log, self._queues, config, on_wrong_entry=_log_wrong_entry, residency=self.residency
+        )
         self._tombstones = Tombstones(config.root, io)
         # Whether anything can be written any more.
         self.health = StoreHealth(
@@ -134,23 +151,30 @@ class MessageStore:
             forget=self._forget_what_is_gone,
             on_failure=on_failure,
         )
-        # What can be asked about messages, by their queues and by their keys.
-        self.reading = StoredMessages(
-            self._log,
-            self._queues,
-            self._appender,
-            self._reader,
-            config,
-            confirmed_offset=lambda: self._dispatcher.confirmed_offset,
+        # What can be asked about messages, by their queues and by their keys; `asking` raises NotInMemory where
+        # `reading` would wait for the disk.
+        self.reading, self.asking = (
+            StoredMessages(
+                self._log,
+                self._queues,
+                self._appender,
+                reader,
+                config,
+                confirmed_offset=lambda: self._dispatcher.confirmed_offset,
+                residency=residency,
+            )
+            for reader, residency in ((self._reader, None), (self._asking_reader, self.residency))
         )
         self.keys = KeyLookup(
             self._index,
-            self._log,
+            self.residency,
             self._queues,
             self._dispatcher,
             self.health,
             count_max=config.query_count_max,
         )
+        # Records that somebody else has made.
+        self.packing = Packing(self._log, self._appender, clock, is_ready=self._is_ready, write=self._write)
         # Which topics there are, and how they come and go.
         self.topics = StoredTopics(
             self._log,
@@ -205,6 +229,8 @@ class MessageStore:
         self.full_until = 0
         # What was met then: a full disk, or a process that may not open more.
         self._full_by: StoreFull | None = None
+        # Asked before messages are taken, if there is one: StoreError, they are not.
+        self.condition: Callable[[], None] | None = None
         # Why sends are refused although there may be room; set by refuse_sends().
         self._refusal: str | None = None
         # (end_offset, newest store time) as one value, for the flusher.
@@ -281,7 +307,7 @@ class MessageStore:
         others = len(self._log.mapped.files) + len(self._index.files) + _OTHER_FILES
         if self._config.descriptors_max is not None and self._config.maps_max is not None:
             left = self._config.descriptors_max - DESCRIPTORS_A_FILE * others
-            self._queues.open_files.allow(min(left // DESCRIPTORS_A_FILE, self._config.maps_max - others))
+            self._queues.open_files.allow(left, self._config.maps_max - others)
 
     def _sync_names(self) -> None:
         """Names that a killed process had made may not be on disk: it was to sync their folders next."""
@@ -297,7 +323,7 @@ class MessageStore:
         end = report.end_offset
         self._tail = (end, report.last_store_timestamp)
         self._log.proven_from = report.start_offset
-        self._reader.written_from = end
+        self._reader.written_from = self._asking_reader.written_from = end
         self._dispatcher.confirmed_offset = end
         self._dispatcher.confirmed_timestamp = report.last_store_timestamp
         self._queues.watermark = self._index.watermark = end
@@ -327,7 +353,8 @@ class MessageStore:
             self._io.unlink(self._config.root / REBUILD_MARKER)
 
     def _read_with_care_below(self, physical_offset: int) -> None:
-        self._reader.written_from = max(self._reader.written_from, physical_offset)
+        for reader in (self._reader, self._asking_reader):
+            reader.written_from = max(reader.written_from, physical_offset)
 
     def _log_recovery(self, report: RecoveryReport) -> None:
         for name in self._index.foreign_names:
@@ -419,6 +446,8 @@ class MessageStore:
             return "it is not open"
         if self.health.reason is not None:
             return self.health.reason
+        if self._config.is_copy:
+            return "it is a slave's"
         if self._refusal is None and self.full_until and isinstance(self._full_by, OutOfResources):
             return str(self._full_by)
         return self._refusal or ("the disk is full" if self.full_until else None)
@@ -448,11 +477,17 @@ class MessageStore:
     ) -> list[Appended]:
         if not self.is_open or self.health.reason is not None or self.full_until or self._refusal:
             self._check_writeable()
+        if self._config.is_copy:
+            raise StoreNotWriteable("it is a slave's: its log is its master's")
+        if self.condition is not None:
+            self.condition()
         if self._tombstones.is_dirty:
             self.topics.settle_deletions()
-        now_ms = self._clock()
+        return self._write(write, messages, self._clock())
+
+    def _write(self, write: Callable[[_What, int], _Done], what: _What, now_ms: int) -> _Done:
         try:
-            answers = write(messages, now_ms)
+            return write(what, now_ms)
         except StoreFull as error:
             self._wait_for_room(error, now_ms)
             raise
@@ -460,12 +495,22 @@ class MessageStore:
             raise self.health.fail("commit log", error) from error
         finally:
             self._tail = (self._log.end_offset, now_ms)
-        return answers
+
+    def _is_ready(self) -> bool:
+        """Whether append() would do nothing but write."""
+        if not self.is_open or self.health.reason is not None or self.full_until or self._refusal:
+            return False
+        return not (self._tombstones.is_dirty or self._config.is_copy or self.condition is not None)
+
+    @property
+    def given_offset(self) -> int:
+        """Physical offset below which replicas may have the log: what is on disk, or with sync_flush off all of it."""
+        return self._raw.given_offset
 
     def read_raw(self, offset: int, size: int) -> memoryview:
         """Bytes of the log for a replica: at most `size` from the physical `offset` on, up to the end of its file, the
-        blank there with it, and to what is on disk. None at the end of that. NotInLog for an offset that was cleaned
-        away, or that lies beyond what is on disk."""
+        blank there with it, and to `given_offset`. None at the end of that. NotInLog for an offset that was cleaned
+        away, or that lies beyond `given_offset`."""
         return self._raw.read(offset, size)
 
     @property

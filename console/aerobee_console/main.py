@@ -51,6 +51,7 @@ COMMANDS: Final = (
         "Cluster",
     ),
     ("cluster", "cluster.cluster:app", "List the brokers; show figures and settings of one.", "Cluster"),
+    ("access", "access.commands:app", "Certificates; accounts of RocketMQ 4.x as users.", "Cluster"),
     (
         "doctor",
         "checks.doctor:doctor",

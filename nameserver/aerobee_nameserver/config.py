@@ -13,8 +13,11 @@ from typing import ClassVar, Final, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from aerobee_access.settings import ACCESS_KEYS, AccessSettings
 from aerobee_proto.codes import NAMESERVER_DEFAULT_PORT
-from aerobee_service.settings.settings import SettingsModel, SettingsPath, SettingsPathText, load_settings
+from aerobee_service.settings.settings import SettingsPath, SettingsPathText, load_settings
+from aerobee_service.tls.contexts import ClientAuth
+from aerobee_service.tls.ends import check_tls
 
 __all__ = ["ENVIRON_PREFIX", "LIVE_FIELDS", "NameserverConfig", "load_config"]
 
@@ -41,7 +44,7 @@ _ONE_LOOP: Final = "there are no thread pools here: one event loop serves all co
 _BUFFERS: Final = "socket buffers are left to the kernel, memory is bounded per connection"
 
 
-class NameserverConfig(SettingsModel):
+class NameserverConfig(AccessSettings):
     """A nameserver's settings. Intervals are milliseconds where RocketMQ's key says so, else as named."""
 
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {
@@ -85,13 +88,26 @@ class NameserverConfig(SettingsModel):
     tls_server_mode: Literal["disabled", "permissive", "enforcing"] = "disabled"
     tls_server_cert_path: SettingsPathText = ""  # certificate chain, PEM
     tls_server_key_path: SettingsPathText = ""  # private key, PEM
-    tls_server_trust_cert_path: SettingsPathText = ""  # when set, clients must be signed with one of these
+    tls_server_trust_cert_path: SettingsPathText = (
+        ""  # authorities that clients' certificates are checked against
+    )
+    tls_server_need_client_auth: ClientAuth = ""  # empty: require where there are authorities
+    # What it tells brokers unasked, by TLS.
+    use_tls: bool = Field(default=False, alias="useTLS")
+    tls_client_trust_cert_path: SettingsPathText = ""
+    tls_client_cert_path: SettingsPathText = ""
+    tls_client_key_path: SettingsPathText = ""
+    tls_config_path: SettingsPathText = ""  # properties with RocketMQ's own names; they win over these keys
 
     # What it keeps on disk.
     kv_config_path: SettingsPath = Path("~/namesrv/kvConfig.json")
     # Admin changes are written there; the settings file when one is given.
     config_store_path: SettingsPath | None = None
     config_black_list: str = "configBlackList;configStorePath;kvConfigPath"  # keys that no admin may change
+
+    # Users and policies, where access control is on; the key that seals them is beside the folder.
+    access_file_path: SettingsPathText = ""  # empty: access.json beside the key-value settings
+    access_cluster_name: str = "DefaultCluster"  # whose name policies have to give for what names no cluster
 
     # How it treats brokers.
     scan_not_active_broker_interval: int = Field(default=5_000, ge=100, le=600_000)  # ms
@@ -109,7 +125,7 @@ class NameserverConfig(SettingsModel):
     max_connections_per_host: int = Field(default=10_000, ge=1)
 
     # Time of one turn of the event loop from which on the log says who took it.
-    loop_held_millis: int = Field(default=100, ge=1, le=60_000)  # ms
+    loop_held_millis: int = Field(default=50, ge=1, le=60_000)  # ms
 
     # What it answers.
     need_wait_for_service: bool = False
@@ -122,6 +138,7 @@ class NameserverConfig(SettingsModel):
     # What it tells about itself; the port is for this machine alone unless the address says otherwise.
     metrics_prom_exporter_port: int = Field(default=5558, ge=0, le=65535)  # 0 is off
     metrics_prom_exporter_host: str = "127.0.0.1"  # empty: bindAddress
+    metrics_prom_exporter_tls: bool = False  # HTTPS, with the certificate of tlsServerCertPath
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "console", "json"] = "auto"
 
@@ -138,19 +155,15 @@ class NameserverConfig(SettingsModel):
 
     @model_validator(mode="after")
     def _check_tls(self) -> "NameserverConfig":
-        if self.tls_server_mode != "disabled" and not (
-            self.tls_server_cert_path and self.tls_server_key_path
-        ):
-            raise ValueError(
-                f"tlsServerMode={self.tls_server_mode} needs tlsServerCertPath and tlsServerKeyPath"
-            )
+        check_tls(self)
         return self
 
     @property
     def forbidden_keys(self) -> frozenset[str]:
-        """Keys that an admin request may not change; the list itself is always one of them."""
+        """Keys that an admin request may not change; the list itself and those of access control are always on it."""
         named = (key.strip() for key in self.config_black_list.split(";"))
-        return frozenset(key for key in named if key) | {"configBlackList"}
+        always = {"configBlackList", "accessFilePath", "accessClusterName"} | ACCESS_KEYS
+        return frozenset(key for key in named if key) | always
 
 
 def load_config(

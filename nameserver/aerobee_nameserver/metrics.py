@@ -54,6 +54,14 @@ class _Figures(Collector):
             value=found.connections_refused,
         )
         yield from _of_loop(self.server.watch)
+        expires = GaugeMetricFamily(
+            "aerobee_tls_certificate_expires_seconds",
+            "When the certificate in use expires, in seconds since the epoch.",
+            labels=["end"],
+        )
+        for end, at_s in self.server.tls.expiries():
+            expires.add_metric([end], at_s)
+        yield expires
 
 
 def _of_loop(watch: LoopWatch) -> Iterator[Metric]:
@@ -89,7 +97,8 @@ class MetricsServer(OperatorsPort):
                 "/readyz": self.ready_page,
                 "/startupz": self._live,
                 "/livez": self._live,
-            }
+            },
+            server.tls.operators,
         )
         self.server = server
         self._registry = CollectorRegistry()

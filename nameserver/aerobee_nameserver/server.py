@@ -18,17 +18,21 @@ Invariants
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import structlog
 
+from aerobee_access.control import AccessControl
+from aerobee_access.file import AccessFile
+from aerobee_access.table import ACCESS_FILE
 from aerobee_nameserver.config import NameserverConfig
 from aerobee_nameserver.handlers import Handlers
 from aerobee_nameserver.kv_config import KvConfig
 from aerobee_nameserver.removals import LOST, SILENT, Removals
 from aerobee_nameserver.route_table import MemberChange, Removal, RouteStatistics, RouteTable
 from aerobee_proto.codes import RequestCode
-from aerobee_remoting.ends.client import RemotingClient
+from aerobee_remoting.ends.client import RemotingClient, RemotingClientConfig
 from aerobee_remoting.ends.server import RemotingServer, ServerConfig, TlsMode
 from aerobee_remoting.exchange.connection import Connection
 from aerobee_remoting.exchange.gate import Gate
@@ -38,7 +42,7 @@ from aerobee_remoting.peers.errors import RemotingError
 from aerobee_remoting.peers.peer_memory import PeerMemory
 from aerobee_service.clock import epoch_ms
 from aerobee_service.program.release import VERSION_OF_AEROBEE
-from aerobee_service.program.tls import server_context
+from aerobee_service.tls.ends import ProgramTls
 
 __all__ = ["NameServer", "NameserverStatistics"]
 
@@ -60,7 +64,7 @@ class NameServer:
     """One nameserver. `now_ms` is the wall clock unless a test brings its own; `gate` lets in who asks, without one
     everybody.
 
-    Raises OSError when the certificate or key of TLS cannot be used.
+    Raises TlsUnusable when the certificate or key of TLS cannot be used.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class NameServer:
         config = config or NameserverConfig()
         # Fixed for life. `keep_kv` False: the KV config lives in memory only.
         self.now_ms = now_ms
+        self.tls = ProgramTls(config)
         self.memory = PeerMemory(config.max_peer_memory_bytes, config.max_peer_memory_bytes_per_connection)
         self.kv = KvConfig(
             config.kv_config_path if keep_kv else None,
@@ -91,15 +96,27 @@ class NameServer:
             announce=self._announce,
             removals=self.removals,
         )
-        self.handlers = self._handlers.table(gate)
+        path = Path(config.access_file_path or config.kv_config_path.with_name(ACCESS_FILE))
+        self.access = AccessControl(
+            config,
+            cluster_name=config.access_cluster_name,
+            folder=path.parent,
+            now_ms=now_ms,
+            keeps_log=keep_kv,
+        )
+        self._access_file = AccessFile(path if keep_kv else None, self.access.table)
+        self.handlers = self._handlers.table(gate or self.access.gate)
+        self.access.handlers(self._access_file.save).register(self.handlers)
         self._server = RemotingServer(
             self.handlers,
-            config=_server_config(config, self.memory),
+            config=_server_config(config, self.memory, self.tls),
             on_disconnect=self.on_disconnect,
         )
-        self._client = RemotingClient()
+        self._client = RemotingClient(
+            config=RemotingClientConfig(tls=self.tls.client), signer=self.access.signer
+        )
         # Moved by start() and close() only.
-        self._scanner: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._closing = False
         self.port = 0
         # Announcements under way.
@@ -136,11 +153,18 @@ class NameServer:
     async def start(self) -> int:
         """Load the KV config, listen, and return the port.
 
-        Raises KvConfigDamaged, or OSError when the address cannot be taken.
+        Raises KvConfigDamaged, AccessFileDamaged, KeyFileError, or OSError when the address cannot be taken.
         """
         await asyncio.to_thread(self.kv.load)
+        if self.access.is_on:
+            await asyncio.to_thread(self._access_file.load)
+            if self.access.bootstrap():
+                await self._access_file.save()
         self.port = await self._server.start(self.config.bind_address, self.config.listen_port)
-        self._scanner = asyncio.create_task(self._scan(), name="nameserver scan")
+        self._tasks = [
+            asyncio.create_task(self._scan(), name="nameserver scan"),
+            asyncio.create_task(self.tls.follow(), name="tls files"),
+        ]
         log.info("nameserver.ready", version=VERSION_OF_AEROBEE, address=self.address)
         return self.port
 
@@ -149,7 +173,7 @@ class NameServer:
         if self._closing:
             return
         self._closing = True
-        tasks = [*self._announcements, *([self._scanner] if self._scanner else [])]
+        tasks = [*self._announcements, *self._tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -157,6 +181,7 @@ class NameServer:
         await self.removals.close()
         await self._client.close()
         self._handlers.close()
+        await asyncio.to_thread(self.access.close)
         log.info("nameserver.stopped", address=self.address)
 
     def expire_silent(self) -> None:
@@ -213,13 +238,7 @@ class NameServer:
             log.warning("nameserver.announcement_failed", broker_addr=addr, reason=str(failed))
 
 
-def _server_config(config: NameserverConfig, memory: PeerMemory) -> ServerConfig:
-    mode = TlsMode(config.tls_server_mode)
-    tls = None
-    if mode is not TlsMode.DISABLED:
-        tls = server_context(
-            config.tls_server_cert_path, config.tls_server_key_path, config.tls_server_trust_cert_path
-        )
+def _server_config(config: NameserverConfig, memory: PeerMemory, tls: ProgramTls) -> ServerConfig:
     return ServerConfig(
         limits=ConnectionLimits(idle_s=float(config.server_channel_max_idle_time_seconds)),
         connections_max=config.max_connections,
@@ -227,6 +246,6 @@ def _server_config(config: NameserverConfig, memory: PeerMemory) -> ServerConfig
         connections_per_host_max=config.max_connections_per_host,
         buffered_max=config.max_peer_memory_bytes,
         memory=memory,
-        tls_mode=mode,
-        tls=tls,
+        tls_mode=TlsMode(config.tls_server_mode),
+        tls=tls.server,
     )

@@ -16,7 +16,7 @@ Invariants
   lost its boundaries and must be closed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from struct import Struct
 from struct import error as struct_error
 from typing import Annotated, Any, Final, TypeAlias
@@ -95,7 +95,9 @@ class FrameDecoder:
         self._need = 4  # how many bytes make the next step possible
         self.error: FrameError | None = None
 
-    def feed(self, data: bytes) -> list[Frame]:
+    def feed(self, data: bytes, front: Callable[[bytes], int] | None = None) -> list[Frame]:
+        """The next bytes. `front` is shown what begins with a whole frame, or may, and says how many bytes it has taken
+        for itself: whole frames, none of which is given back."""
         if self.error is not None:
             raise self.error
         if self.pending_size:
@@ -105,7 +107,7 @@ class FrameDecoder:
                 return []
             data = b"".join(self._chunks)
             self._chunks.clear()
-        frames, position, need = self._cut(data)
+        frames, position, need = self._cut(data, 0 if front is None else front(data))
         rest = len(data) - position
         self.pending_size = rest
         self._need = need
@@ -113,10 +115,9 @@ class FrameDecoder:
             self._chunks.append(data[position:] if position else data)
         return frames
 
-    def _cut(self, data: bytes) -> tuple[list[Frame], int, int]:
-        """Cut whole frames off the front: they, the position after them, bytes needed from there on."""
+    def _cut(self, data: bytes, position: int) -> tuple[list[Frame], int, int]:
+        """Cut whole frames off, from `position` on: they, the position after them, bytes needed from there on."""
         frames: list[Frame] = []
-        position = 0
         end = len(data)
         unpack = _WORDS.unpack_from
         while end - position >= 8:
@@ -236,6 +237,7 @@ class _Outline(msgspec.Struct):
     code: I32 = 0
     flag: I32 = 0
     opaque: I32 = 0
+    version: I32 = 0
 
 
 class _JsonHeader(msgspec.Struct):
@@ -301,7 +303,7 @@ def decode_outline(frame: Frame) -> Command:
         read = _outline_decoder.decode(header)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return decode_command(frame)  # names what is wrong
-    return Command(read.code, opaque=read.opaque, flag=read.flag, codec=CODEC_JSON)
+    return Command(read.code, opaque=read.opaque, flag=read.flag, version=read.version, codec=CODEC_JSON)
 
 
 def _decode_json(header: bytes, body: bytes) -> Command:

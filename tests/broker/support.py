@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 
+from aerobee_access.control import AccessControl
 from aerobee_broker.assembly import Ground, Parts, Tables, assemble
 from aerobee_broker.settings.config import BrokerConfig, LiveConfig, delay_levels
 from aerobee_broker.settings.identity import identity_of
@@ -23,6 +24,7 @@ from aerobee_remoting.ends.server import RemotingServer
 from aerobee_remoting.exchange.connection import Connection
 from aerobee_remoting.exchange.handlers import HandlerTable
 from aerobee_remoting.peers.peer_memory import PeerMemory
+from aerobee_service.tls.ends import ProgramTls
 from aerobee_store.disk.io import DiskIo, StoreIo
 from aerobee_store.disk.reserve import Reserve
 from aerobee_store.store import MessageStore
@@ -212,6 +214,8 @@ def make_test_parts(root: Path, clock: Clock, *, io: StoreIo | None = None, **se
         memory=PeerMemory(config.max_peer_memory_bytes, config.max_peer_memory_bytes_per_connection),
         identity=identity_of(config, 12911),
         address="127.0.0.1",
+        tls=ProgramTls(config),
+        access=AccessControl(config, cluster_name=config.broker_cluster_name, folder=root / "access"),
     )
     tables = Tables(ground)
     tables.load(store)

@@ -387,10 +387,30 @@ OF_PATHS = {
     **{name: name for name in ("stat", "lstat", "unlink", "rename", "rmdir", "mkdir", "chmod", "touch")},
 }
 # Of `os` and `mmap`, not about files that anything rests on.
-NOT_OF_FILES = {"getpid", "kill", "strerror", "sysconf", "major", "minor", "_exit", "geteuid", "fdopen"}
+NOT_OF_FILES = {
+    "getpid",
+    "kill",
+    "strerror",
+    "sysconf",
+    "major",
+    "minor",
+    "_exit",
+    "geteuid",
+    "fdopen",
+    "dup",
+    "set_inheritable",
+}
 SOURCES = Path(__file__).parents[2]
 # Those that make calls about files of the store or the settings; all others go through them.
-DOORS = {"io.py", "extents.py", "disk_space.py", "file_system.py", "queue_files.py", "whole_files.py"}
+DOORS = {
+    "io.py",
+    "extents.py",
+    "disk_space.py",
+    "file_system.py",
+    "page_cache.py",
+    "queue_files.py",
+    "whole_files.py",
+}
 
 
 def calls_of(source: Path) -> Iterator[tuple[str, int]]:

@@ -16,7 +16,10 @@ from aerobee_broker.upkeep.disk_cleaner import DiskCleaner, cleaning_rules, upti
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_store.disk.io import DiskIo
 from broker.support import START_MS, Clock
-from system.running import Talker, broker_config, running_broker, talking
+from engines import BOTH_ENGINES
+from system.running import Talker, broker_config, running_broker, talking, text_of
+
+pytestmark = BOTH_ENGINES
 
 HOUR_MS = 3_600_000
 FULL = ResponseCode.SERVICE_NOT_AVAILABLE
@@ -51,7 +54,10 @@ def cleaner_of(broker: Broker) -> DiskCleaner:
 
 async def fill(client: Talker, count: int, size: int = 4000) -> list[int]:
     """Send so many messages; the answers' codes."""
-    return [(await client.put("T", b"%05d" % i + b"x" * size)).code for i in range(count)]
+    properties = text_of({"UNIQ_KEY": "0A" * 16})
+    return [
+        (await client.put("T", b"%05d" % i + b"x" * size, properties=properties)).code for i in range(count)
+    ]
 
 
 @asynccontextmanager

@@ -21,6 +21,7 @@ from aerobee_broker.upkeep import housekeeping, scrubbing
 from aerobee_nameserver.config import load_config
 from aerobee_nameserver.server import NameServer
 from aerobee_proto.codes import RequestCode
+from aerobee_proto.ha import TRANSFER_HEAD_SIZE, encode_report
 from aerobee_service.clock import epoch_ms
 from plain_remoting import topic_fields
 from system.popping import Popper, popping
@@ -92,6 +93,16 @@ def new_value(config: BrokerConfig, key: str) -> str:
     if isinstance(value, bool):
         return "false" if value else "true"
     return str(value + 1)
+
+
+async def be_a_slave(broker: Broker) -> None:
+    """As a slave does, until the master has said something."""
+    port = int(broker.parts.identity.ha_addr.rpartition(":")[2])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(encode_report(0))
+    await reader.readexactly(TRANSFER_HEAD_SIZE)
+    broker.parts.replication.status()
+    writer.close()
 
 
 async def use_all(client: Popper) -> None:
@@ -168,6 +179,7 @@ async def test_every_hot_key_is_followed(
             answer = await client.ask(RequestCode.UPDATE_BROKER_CONFIG, body=body.encode())
             assert answer.code == 0, answer.remark
             await use_all(client)
+            await be_a_slave(broker)
             expected = {field_of(key) for key in hot_keys()}
             try:
                 async with asyncio.timeout(30):

@@ -49,7 +49,7 @@ ALIKE = [
     ("slave-start", 21),
 ]
 # A key of ours that the official tables do not have.
-EXTRA = {"aerobeeVersion", "getTransferedTps", "hotKeys"}
+EXTRA = {"aerobeeSendEngine", "aerobeeVersion", "getTransferedTps", "hotKeys"}
 # Keys that tell where the store is, and which delay levels were used by then.
 OF_THE_STORE = ("commitLogDiskRatio_", "scheduleMessageOffset_")
 

@@ -29,7 +29,9 @@ OTHERS: Final = frozenset(
         "dry_run", "end", "entries", "file", "folder", "follow", "html", "json", "last", "listen", "master", "name",
         "nameserver", "offline", "option", "order", "output", "path", "permission", "port", "properties",
         "property_crc", "queues", "records", "resume", "retries", "send", "settings", "sharding_key", "slots", "sql",
-        "start", "store", "tags", "threads", "timeout", "tls", "tls_ca", "to", "trace", "until", "write_queues", "yes",
+        "accounts", "client", "days", "key_file", "renew", "servers", "tls_cert", "tls_key",
+        "start", "store", "tags", "threads", "timeout", "tls", "tls_ca", "to", "trace", "until", "workers",
+        "write_queues", "yes",
     }
 )  # fmt: skip
 

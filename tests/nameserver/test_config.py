@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from aerobee_access.settings import ACCESS_KEYS
 from aerobee_nameserver.config import LIVE_FIELDS, NameserverConfig, load_config
 from aerobee_service.settings.settings import SettingsError, dump_settings, read_properties
 from nameserver.captures import WIRE
@@ -71,7 +72,8 @@ def test_live_fields_are_fields() -> None:
 
 def test_the_list_of_forbidden_keys_is_always_on_it() -> None:
     config = load_config(overrides={"configBlackList": "; listenPort ;"}, environ={})
-    assert config.forbidden_keys == {"configBlackList", "listenPort"}
+    always = {"configBlackList", "accessFilePath", "accessClusterName"} | ACCESS_KEYS
+    assert config.forbidden_keys == always | {"listenPort"}
 
 
 def test_tls_needs_its_files() -> None:

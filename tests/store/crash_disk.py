@@ -344,6 +344,9 @@ class CrashFile:
                 found.append((max(at, begin), min(at + PAGE_SIZE, end)))
         return found
 
+    def in_memory(self, position: int, length: int) -> bool:
+        return True
+
     def displaced(self) -> str | None:
         return None
 
@@ -501,6 +504,12 @@ class CrashIo:
 
     def disk_usage(self, path: Path) -> tuple[int, int]:
         return 1 << 40, 1 << 39
+
+    def bring(self, path: Path, position: int, length: int) -> None:
+        pass
+
+    def read_ahead(self, path: Path, position: int, length: int) -> None:
+        pass
 
     def modified_ms(self, path: Path) -> int:
         if str(path) not in self.disk.names:

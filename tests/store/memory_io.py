@@ -65,6 +65,9 @@ class MemoryFile:
     def data_extents(self, begin: int, end: int) -> list[tuple[int, int]]:
         return [(begin, end)] if begin < end else []
 
+    def in_memory(self, position: int, length: int) -> bool:
+        return True
+
     def displaced(self) -> str | None:
         return None
 
@@ -242,7 +245,7 @@ class MemoryIo:
 
     def list_names(self, folder: Path) -> list[FolderEntry]:
         found: dict[str, FolderEntry] = {}
-        for path, content in self._files.items():
+        for path, content in list(self._files.items()):
             if folder not in path.parents:
                 continue
             name = path.relative_to(folder).parts[0]
@@ -285,6 +288,12 @@ class MemoryIo:
     def disk_usage(self, path: Path) -> tuple[int, int]:
         total = self.capacity if self.capacity is not None else 1 << 40
         return total, total - self.used()
+
+    def bring(self, path: Path, position: int, length: int) -> None:
+        pass
+
+    def read_ahead(self, path: Path, position: int, length: int) -> None:
+        pass
 
     def modified_ms(self, path: Path) -> int:
         if path not in self._files:

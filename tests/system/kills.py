@@ -281,7 +281,7 @@ async def send_one(talker: Talker, ledger: Ledger) -> Command:
 
 
 def _single(message: Sent, opaque: int) -> Command:
-    properties = text_of({"KEYS": message.key, "TAGS": "TagA"})
+    properties = text_of({"KEYS": message.key, "TAGS": "TagA", "UNIQ_KEY": f"{opaque:032X}"})
     return send_request(
         message.topic, message.body, opaque=opaque, queue_id=message.queue_id, properties=properties
     )
@@ -313,7 +313,12 @@ async def batches(talker: Talker, ledger: Ledger) -> None:
 
 
 def _batch(messages: list[Sent], opaque: int) -> Command:
-    entries = [BatchEntry(0, one.body, text_of({"KEYS": one.key, "TAGS": "TagB"})) for one in messages]
+    entries = [
+        BatchEntry(
+            0, one.body, text_of({"KEYS": one.key, "TAGS": "TagB", "UNIQ_KEY": f"{opaque:024X}{at:08X}"})
+        )
+        for at, one in enumerate(messages)
+    ]
     command = send_request(
         BATCH_TOPIC, encode_batch(entries), opaque=opaque, queue_id=messages[0].queue_id, batch="true"
     )

@@ -20,6 +20,7 @@ from aerobee_proto.records import StoredRecord, decode_records
 from aerobee_remoting.exchange.gate import Gate
 from aerobee_service.clock import epoch_ms
 from aerobee_store.disk.io import StoreIo
+from engines import chosen_engine
 from plain_remoting import topic_fields
 from remoting.pair import RawPeer
 
@@ -47,6 +48,7 @@ def broker_config(root: Path, **settings: Any) -> BrokerConfig:
         "bind_address": "127.0.0.1",
         "listen_port": 0,
         "metrics_exporter_type": "DISABLE",
+        "send_engine": chosen_engine(),
     }
     return BrokerConfig(**(defaults | settings))
 

@@ -185,6 +185,16 @@ def requests(full: Full) -> dict[RequestCode, dict[str, Work]]:
         },
         code.GET_NAMESRV_CONFIG: {"": ask(code.GET_NAMESRV_CONFIG)},
         code.GET_CODECS: {"": ask(code.GET_CODECS)},
+    } | {
+        # Access control is off: nothing is changed, and there is nothing to show.
+        RequestCode(number): {
+            "": ask(
+                RequestCode(number),
+                {"username": "u", "subject": "User:u"},
+                expected=ResponseCode.SUCCESS if number in (3004, 3005, 3010) else ResponseCode.NO_PERMISSION,
+            )
+        }
+        for number in range(RequestCode.AUTH_CREATE_USER, RequestCode.AUTH_LIST_ACL + 1)
     }
 
 

@@ -20,7 +20,10 @@ from aerobee_proto.bodies import TopicConfig
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.frames import Command, FrameDecoder, decode_command
 from broker.support import GOLDEN, Clock, unpack_store
+from engines import BOTH_ENGINES
 from system.running import Talker, running_broker, talking
+
+pytestmark = BOTH_ENGINES
 
 WIRE = GOLDEN / "wire"
 CODECS = ["JSON", "ROCKETMQ"]

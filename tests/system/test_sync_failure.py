@@ -22,6 +22,7 @@ import pytest
 
 from aerobee_broker.main import EXIT_DISK_FAILED
 from aerobee_proto.codes import ResponseCode
+from engines import engine_of
 from plain_remoting import wait_until
 from programs import ProgramError
 from system.kills import (
@@ -192,11 +193,12 @@ async def prove_nothing_lost(store: Path, ledger: Ledger, settings: Settings) ->
 async def test_the_nth_sync_of_a_thread_fails(tmp_path: Path, number: int) -> None:
     """The first ones are those of recovery and of the first checkpoint."""
     store = tmp_path / "store"
-    ledger = await prepare(store, {})
-    logged = await fail(store, ledger, {}, tracer("fdatasync", "EIO", str(number)))
+    settings = {"sendEngine": engine_of(number)}
+    ledger = await prepare(store, settings)
+    logged = await fail(store, ledger, settings, tracer("fdatasync", "EIO", str(number)))
     assert EIO_TEXT in logged["reason"]
     assert str(store) in logged.get("path", logged["reason"])
-    await prove_nothing_lost(store, ledger, {})
+    await prove_nothing_lost(store, ledger, settings)
 
 
 FILES = {
@@ -215,13 +217,14 @@ async def test_a_sync_of_each_kind_of_file_fails(
     tmp_path: Path, pattern: str, when: str, request: pytest.FixtureRequest
 ) -> None:
     store = tmp_path / "store"
-    ledger = await prepare(store, LARGE)
+    settings = LARGE | {"sendEngine": engine_of(int(when))}
+    ledger = await prepare(store, settings)
     known = sorted(store.glob(pattern))
-    logged = await fail(store, ledger, LARGE, tracer("fdatasync", "EIO", when, *known))
+    logged = await fail(store, ledger, settings, tracer("fdatasync", "EIO", when, *known))
     assert logged["what"] == request.node.callspec.id.split(",")[0]
     assert Path(logged["path"]) in known
     assert EIO_TEXT in logged["reason"]
-    await prove_nothing_lost(store, ledger, LARGE)
+    await prove_nothing_lost(store, ledger, settings)
 
 
 # --- files that cannot be made ------------------------------------------------------------------------------------
@@ -246,11 +249,12 @@ async def test_a_file_that_cannot_be_made_is_final_like_a_failed_sync(
     tmp_path: Path, call: str, error: str, when: str, names: Sequence[str]
 ) -> None:
     store = tmp_path / "store"
-    ledger = await prepare(store, {})
+    settings = {"sendEngine": engine_of(len(call))}
+    ledger = await prepare(store, settings)
     paths = [store / name for name in names if not (store / name).is_file()]
-    logged = await fail(store, ledger, {}, tracer(call, error, when, *paths))
+    logged = await fail(store, ledger, settings, tracer(call, error, when, *paths))
     assert logged["event"] == "store.disk_failed"
-    await prove_nothing_lost(store, ledger, {})
+    await prove_nothing_lost(store, ledger, settings)
 
 
 async def test_a_failed_write_call_is_final_too(tmp_path: Path) -> None:

@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from aerobee_access.admin import ACL_BODY_SIZE_MAX, USER_BODY_SIZE_MAX
 from aerobee_proto.bodies import OBJECTS_MAX, VALUES_MAX
 from aerobee_proto.javajson import TOLERANT_SIZE_MAX
 from aerobee_remoting.exchange.gate import Row
 from aerobee_remoting.exchange.handlers import Entry
 
-__all__ = ["BODIES", "TOPIC", "Worst", "many_messages", "ordinary_header", "worst_of"]
+__all__ = ["BODIES", "TOPIC", "Worst", "many_messages", "ordinary_fields", "ordinary_header", "worst_of"]
 
 TOPIC, GROUP = "worst", "worst-group"
 HEADER_SIZE = 1 << 20  # maxHeaderBytes, as it is set at first
@@ -86,7 +87,7 @@ def worst_of(entry: Entry, number: int, only: str | None = None) -> Iterator[Wor
 
 def ordinary_header(entry: Row, ext: dict[str, str]) -> bytes:
     """A header with these fields, as far as the code has them, and ordinary ones."""
-    ordinary = _ordinary(entry)
+    ordinary = ordinary_fields(entry)
     return _header(entry, {name: ext.get(name, value) for name, value in ordinary.items()})
 
 
@@ -95,7 +96,8 @@ def _header(entry: Row, ext: dict[str, str]) -> bytes:
     return b'{"code":%d,' % entry.code + msgspec.json.encode(members)[1:]
 
 
-def _ordinary(entry: Row) -> dict[str, str]:
+def ordinary_fields(entry: Row) -> dict[str, str]:
+    """A value for each field of a code's header."""
     found = {}
     for field in msgspec.structs.fields(entry.header):
         wire = field.encode_name
@@ -106,7 +108,7 @@ def _ordinary(entry: Row) -> dict[str, str]:
 
 
 def _headers(entry: Row) -> Iterator[tuple[str, bytes]]:
-    ordinary = _ordinary(entry)
+    ordinary = ordinary_fields(entry)
     many = {f"{i:x}": "" for i in range(HEADER_SIZE // 16)}
     yield "as it should be", _header(entry, ordinary)
     yield "very many fields", _header(entry, {**ordinary, **many})
@@ -512,6 +514,27 @@ def _version(_: int) -> Bodies:
     yield from _any_json(1024, {"brokerName": "b", "brokerAddr": "a:1", "clusterName": "c", "brokerId": "0"})
 
 
+def _user(_: int) -> Bodies:
+    yield from _any_json(USER_BODY_SIZE_MAX)
+    yield "a long secret", {"username": "worst"}, _json({"password": "p" * (USER_BODY_SIZE_MAX - 20)})
+
+
+def _acl(number: int) -> Bodies:
+    yield from _any_json(ACL_BODY_SIZE_MAX)
+    subject = {"subject": "User:worst"}
+
+    def entry(i: int) -> dict[str, Any]:
+        return {"actions": ["Pub"], "decision": "Allow", "resource": f"Topic:{number}-{i}*"}
+
+    def acl(entries: list[Any]) -> dict[str, Any]:
+        return {"policies": [{"entries": entries}], **subject}
+
+    yield "entries", subject, _list_of(entry, acl, ACL_BODY_SIZE_MAX)
+    addresses = [f"10.{i // 250}.{i % 250}.0/24" for i in range(1000)]
+    yield "addresses", subject, _json(acl([entry(0) | {"sourceIps": addresses} for _ in range(5)]))
+    yield "actions", subject, _json(acl([entry(0) | {"actions": ["Pub"] * 20_000}]))
+
+
 BODIES: dict[int, Callable[[int], Bodies]] = {
     10: _message(names=True),
     18: _topics,
@@ -532,6 +555,10 @@ BODIES: dict[int, Callable[[int], Bodies]] = {
     325: _reply(names=False),
     400: _assignment,
     401: _assignment,
+    3001: _user,
+    3002: _user,
+    3006: _acl,
+    3007: _acl,
     200151: _acks,
 }
 """Code -> the worst of its bodies. A code that takes a body and is not in here fails the test."""

@@ -1,4 +1,6 @@
 // Neutral load generator for the RocketMQ remoting protocol: pre-built frames, pipelined windows, blocking sockets.
+mod open_loop;
+
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -49,6 +51,14 @@ fn num(h: &str, key: &str) -> Option<i64> {
     let e = t.find(|c: char| !(c.is_ascii_digit() || c == '-')).unwrap_or(t.len());
     t[..e].parse().ok()
 }
+// One entry of a SEND_BATCH_MESSAGE body.
+fn entry(out: &mut Vec<u8>, properties: &str, body: &[u8]) {
+    let size = 22 + body.len() + properties.len();
+    for word in [size, 0, 0, 0, body.len()] { out.extend((word as u32).to_be_bytes()); }
+    out.extend(body);
+    out.extend((properties.len() as u16).to_be_bytes());
+    out.extend(properties.as_bytes());
+}
 fn pct(v: &mut Vec<u64>, p: f64) -> u64 { if v.is_empty() { return 0; } v.sort_unstable(); v[((v.len() - 1) as f64 * p) as usize] }
 fn main() {
     let mut a: HashMap<String, String> = HashMap::new();
@@ -67,7 +77,18 @@ fn main() {
     let topics: usize = g("topics", "1").parse().unwrap(); // more than one: sends go to <topic>-0, <topic>-1, ... in turn
     let groups: usize = g("groups", "1").parse().unwrap(); // more than one: connection c pulls for group benchc-(c mod groups)
     let broker = g("broker", "broker-a");
+    let batch: usize = g("batch", "1").parse().unwrap(); // more than one: so many messages in each send, as SEND_BATCH_MESSAGE
+    let max: usize = g("max", "32").parse().unwrap(); // messages that a pull asks for
     let nkeys: u64 = g("nkeys", "100000").parse().unwrap(); // query asks for keys k0-0 .. k0-(nkeys-1)
+    if cmd == "open-send" || cmd == "open-pull" {
+        let plan = open_loop::Plan {
+            addr, conns, secs, size, topic, queues, keys, broker,
+            rate: g("rate", "1000").parse().unwrap(),
+            depth: g("depth", "10000").parse().unwrap(),
+            pause_us: g("pause-us", "25000").parse().unwrap(),
+        };
+        return open_loop::run(plan, cmd == "open-pull");
+    }
     let t0 = Instant::now();
     let mut th = Vec::new();
     for c in 0..conns {
@@ -82,6 +103,7 @@ fn main() {
                 let body = vec![b'x'; size];
                 let mut starts: HashMap<i64, Instant> = HashMap::new();
                 let mut out: Vec<u8> = Vec::new();
+                let mut group: Vec<u8> = Vec::new();
                 loop {
                     let inflight = sent - done;
                     let open = Instant::now() < end;
@@ -92,9 +114,20 @@ fn main() {
                             let q = (i / topics) % queues;
                             let topic = if topics > 1 { format!("{}-{}", topic, i % topics) } else { topic.clone() };
                             let op = sent as i64;
-                            let kp = if keys { format!("KEYS\\u0001k{}-{}\\u0002", c, sent) } else { String::new() };
-                            let h = format!("{{\"code\":310,\"extFields\":{{\"a\":\"bench\",\"b\":\"{}\",\"c\":\"TBW102\",\"d\":\"4\",\"e\":\"{}\",\"f\":\"0\",\"g\":\"1763700000000\",\"h\":\"0\",\"i\":\"{}UNIQ_KEY\\u00017F000001{:08X}{:016X}\\u0002WAIT\\u0001true\\u0002TAGS\\u0001TagA\",\"j\":\"0\",\"k\":\"false\",\"m\":\"false\",\"n\":\"{}\"}},\"flag\":0,\"language\":\"JAVA\",\"opaque\":{},\"serializeTypeCurrentRPC\":\"JSON\",\"version\":475}}", topic, q, kp, c, sent, broker, op);
-                            out.extend(frame(&h, &body));
+                            let kp = |n: u64| if keys { format!("KEYS\\u0001k{}-{}\\u0002", c, n) } else { String::new() };
+                            let (code, flag, props) = if batch == 1 {
+                                (310, false, format!("{}UNIQ_KEY\\u00017F000001{:08X}{:016X}\\u0002WAIT\\u0001true\\u0002TAGS\\u0001TagA", kp(sent), c, sent))
+                            } else {
+                                group.clear();
+                                for j in 0..batch as u64 {
+                                    let n = sent * batch as u64 + j;
+                                    let k = if keys { format!("KEYS\u{1}k{}-{}\u{2}", c, n) } else { String::new() };
+                                    entry(&mut group, &format!("{}UNIQ_KEY\u{1}7F000001{:08X}{:016X}\u{2}WAIT\u{1}true\u{2}TAGS\u{1}TagA", k, c, n), &body);
+                                }
+                                (320, true, String::new())
+                            };
+                            let h = format!("{{\"code\":{},\"extFields\":{{\"a\":\"bench\",\"b\":\"{}\",\"c\":\"TBW102\",\"d\":\"4\",\"e\":\"{}\",\"f\":\"0\",\"g\":\"1763700000000\",\"h\":\"0\",\"i\":\"{}\",\"j\":\"0\",\"k\":\"false\",\"m\":\"{}\",\"n\":\"{}\"}},\"flag\":0,\"language\":\"JAVA\",\"opaque\":{},\"serializeTypeCurrentRPC\":\"JSON\",\"version\":475}}", code, topic, q, props, flag, broker, op);
+                            out.extend(frame(&h, if batch == 1 { &body } else { &group }));
                             starts.insert(op, Instant::now());
                             sent += 1;
                         }
@@ -105,17 +138,17 @@ fn main() {
                     let op = num(&h, "opaque").unwrap_or(-1);
                     if let Some(s) = starts.remove(&op) { lat.push(s.elapsed().as_micros() as u64); }
                     let code = num(&h, "code").unwrap_or(-1);
-                    if code != 0 { err += 1; *errs.entry(code).or_insert(0) += 1; if err == 1 { eprintln!("first error: {}", h); } } else { msgs += 1; }
-                    bytes += size as u64;
+                    if code != 0 { err += 1; *errs.entry(code).or_insert(0) += 1; if err == 1 { eprintln!("first error: {}", h); } } else { msgs += batch as u64; }
+                    bytes += (size * batch) as u64;
                     done += 1;
                 }
             } else if cmd == "pull" {
                 let mut off = vec![0i64; queues];
-                let max: usize = 32;
-                let mut idle = 0;
+                let mut idle = 0; // queues at their end, one after the other
                 let group = if groups > 1 { format!("benchc-{}", c % groups) } else { "benchc".to_string() };
                 let mut q = c % queues;
-                while Instant::now() < end && idle < queues * 3 {
+                while Instant::now() < end {
+                    if idle == queues { off.fill(0); idle = 0; } // all is read: from the beginning again
                     let h = format!("{{\"code\":11,\"extFields\":{{\"consumerGroup\":\"{}\",\"topic\":\"{}\",\"queueId\":\"{}\",\"queueOffset\":\"{}\",\"maxMsgNums\":\"{}\",\"sysFlag\":\"4\",\"commitOffset\":\"0\",\"suspendTimeoutMillis\":\"0\",\"subscription\":\"*\",\"subVersion\":\"0\",\"expressionType\":\"TAG\",\"bname\":\"{}\"}},\"flag\":0,\"language\":\"JAVA\",\"opaque\":{},\"serializeTypeCurrentRPC\":\"JSON\",\"version\":475}}", group, topic, q, off[q], max, broker, done);
                     let s = Instant::now();
                     k.s.write_all(&frame(&h, b"")).unwrap();

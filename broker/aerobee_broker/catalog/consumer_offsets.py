@@ -10,6 +10,7 @@ offsets that a proxy keeps) and travel through untouched.
 Invariants
 - Offsets are never negative. There is no monotonic check: a group may go back, as in RocketMQ.
 - A pending reset wins over a stored offset until the group's next pull has learned of it.
+- A slave's table is its master's, but for what groups have committed here further on; that the master has to be told.
 - `_keys_of_topic` and `_keys_of_group` have every key of the three tables, `_groups` counts those with offsets: nobody
   walks all keys for one name.
 """
@@ -24,12 +25,14 @@ from aerobee_broker.settings.config_files import table_of
 from aerobee_proto import bodies
 from aerobee_proto.bodies import DataVersion
 from aerobee_proto.errors import FormatError
+from aerobee_proto.names import GroupQueue
 from aerobee_service.turns.slices import Steps, at_once
 
 __all__ = ["OFFSET_MAX", "ConsumerOffsets", "offset_key", "starting_offset"]
 
 log = structlog.get_logger()
 
+KEYS_A_STEP: Final = 256  # some 0.1 ms
 COMMITS_PER_VERSION: Final = 500  # the version is for slaves that copy the table; it need not move each time
 OFFSET_MAX: Final = 2**63 - 1
 
@@ -68,6 +71,8 @@ class ConsumerOffsets:
         self._keys_of_group: dict[str, dict[str, None]] = {}
         self._groups: dict[str, int] = {}  # -> topics in which it has offsets
         self._commits = 0
+        # Of a slave: what was committed here, and may be further than at the master. None: this is no slave.
+        self._own: dict[str, set[int]] | None = None
         self.version = DataVersion(timestamp=clock())
         self.revision = 0
 
@@ -94,6 +99,9 @@ class ConsumerOffsets:
         if queues.get(queue_id) != offset:
             queues[queue_id] = offset
             self.revision += 1
+        if self._own is not None:
+            self._own.setdefault(key, set()).add(queue_id)
+            return True
         self._commits += 1
         if self._commits % COMMITS_PER_VERSION == 0:
             self._next_version()
@@ -173,6 +181,53 @@ class ConsumerOffsets:
         if not pending:
             del self._resets[key]
         return target
+
+    # --- of a slave -------------------------------------------------------------------------------------------
+
+    def become_copy(self) -> None:
+        """From now on this is a slave's table."""
+        self._own = {}
+
+    def following(
+        self, theirs: tuple[dict[str, dict[int, int]], DataVersion]
+    ) -> Steps[list[tuple[GroupQueue, int]]]:
+        """Become what the master's table is; what groups have committed here further on stays, and is returned."""
+        offsets, self.version = theirs
+        own = self._own if self._own is not None else {}
+        further: list[tuple[GroupQueue, int]] = []
+        for key in list(own):
+            yield
+            kept = {}
+            for queue_id in sorted(own.pop(key)):
+                here = self._offsets.get(key, {}).get(queue_id)
+                if here is not None and here > offsets.get(key, {}).get(queue_id, -1):
+                    kept[queue_id] = here
+            if kept:
+                topic, _, group = key.partition("@")
+                further += [(GroupQueue(group, topic, queue_id), here) for queue_id, here in kept.items()]
+                offsets[key] = offsets.get(key, {}) | kept
+                own[key] = set(kept)
+        for number, (key, queues) in enumerate(offsets.items()):
+            if number % KEYS_A_STEP == 0:
+                yield
+            if self._offsets.get(key) != queues:
+                self._put(key, queues)
+                self.revision += 1
+        for key in [key for key in self._offsets if key not in offsets]:
+            self._count(key, -1)
+            del self._offsets[key]
+            self.revision += 1
+        return further
+
+    def forwarded(self, queue: GroupQueue, offset: int) -> None:
+        """The master has this now."""
+        key = offset_key(queue.group, queue.topic)
+        own = self._own.get(key) if self._own else None
+        if own is None or self._offsets.get(key, {}).get(queue.queue_id) != offset:
+            return
+        own.discard(queue.queue_id)
+        if not own and self._own is not None:
+            del self._own[key]
 
     # --- groups and topics ------------------------------------------------------------------------------------
 

@@ -53,6 +53,8 @@ class SubscriptionGroups:
         self._groups: dict[str, SubscriptionGroupConfig] = {}
         self._forbidden: dict[str, dict[str, int]] = {}
         self._created_by_use = 0
+        # Of a slave: groups that were made by use here, and that the master does not have. None: this is no slave.
+        self._own: set[str] | None = None
         self.version = DataVersion(timestamp=clock())
         self.revision = 0
         self._ensure_system_groups()
@@ -86,7 +88,12 @@ class SubscriptionGroups:
         self._created_by_use += 1
         self._groups[group] = created
         log.info("broker.group_created", group=group, by="use")
-        self._changed()
+        if self._own is None:
+            self._changed()
+        else:  # its version is the master's
+            self._own.add(group)
+            self.revision += 1
+            self._on_dirty()
         return created
 
     def require(self, group: str) -> SubscriptionGroupConfig:
@@ -205,6 +212,25 @@ class SubscriptionGroups:
         self.version = self.version.next(self._clock())
         self.revision += 1
         self._on_dirty()
+
+    # --- of a slave -------------------------------------------------------------------------------------------
+
+    def become_copy(self) -> None:
+        """From now on this is a slave's table."""
+        self._own = set()
+
+    def follow(self, theirs: GroupFile) -> bool:
+        """Become what the master's table is, its version with it; False when it is that already. Groups that were made
+        by use here stay: their members may be reading."""
+        if theirs.version == self.version:
+            return False
+        self._own = {group for group in self._own or () if group not in theirs.groups}
+        own = {group: self._groups[group] for group in self._own}
+        self.take(theirs)
+        self._groups |= own
+        self.revision += 1
+        self._on_dirty()
+        return True
 
     def _ensure_system_groups(self) -> None:
         for group in names.SYSTEM_GROUPS:

@@ -54,15 +54,18 @@ class TopicTable:
         *,
         on_dirty: Callable[[], None],
         on_change: Callable[[Sequence[TopicConfig]], None],
+        on_created: Callable[[TopicConfig], None] = lambda _: None,
     ) -> None:
         """Called after each change: `on_dirty`, as the file is behind, then `on_change` with the new settings of the
-        topics that nameservers must hear of."""
+        topics that nameservers must hear of; `on_created` after that, with one that a send has made of its template."""
         self._live = live
         self._on_dirty = on_dirty
         self._on_change = on_change
+        self._on_created = on_created
         self._clock = clock
         self._topics: dict[str, TopicConfig] = {}
         self._created_by_sends = 0
+        self.is_copy = False  # of a slave: nothing is created by use, `follow` says what there is
         self.version = DataVersion(timestamp=clock())
         self.revision = 0
         self.changes = 0
@@ -118,23 +121,41 @@ class TopicTable:
         refused = self._why_not_create(template, model)
         if refused is None and model is not None:
             count = max(1, min(queue_count, model.write_queue_nums))
-            perm = model.perm & ~Perm.INHERIT
-            filter_type = model.topic_filter_type
-        elif names.is_retry_topic(topic):
-            count, perm, filter_type = 1, Perm.READ_WRITE, "SINGLE_TAG"
-        elif refused == AUTO_CREATED:
+            created = self._create(
+                topic,
+                count,
+                model.perm & ~Perm.INHERIT,
+                model.topic_filter_type,
+                UNIT_FLAG if unit else 0,
+            )
+            self._on_created(created)
+            return created
+        if names.is_retry_topic(topic):
+            return self._create(topic, 1, Perm.READ_WRITE, "SINGLE_TAG", UNIT_FLAG if unit else 0)
+        if refused == AUTO_CREATED:
             raise LimitReached(
                 ResponseCode.TOPIC_NOT_EXIST,
                 f"topic {topic} does not exist here and was not created: "
                 f"{self._created_by_sends} topics were created by sends already",
                 AUTO_CREATED,
             )
-        else:
-            raise RequestError(
-                ResponseCode.TOPIC_NOT_EXIST,
-                f"topic {topic} does not exist here and was not created: {refused}",
+        raise RequestError(
+            ResponseCode.TOPIC_NOT_EXIST,
+            f"topic {topic} does not exist here and was not created: {refused}",
+        )
+
+    def adopt(self, topic: TopicConfig) -> None:
+        """Create a topic as a send has created it at another worker of the same service, unless it is here or this
+        one has no room for it."""
+        name = topic.topic_name
+        if name in self._topics or self._why_not_create(names.TEMPLATE_TOPIC, self.get(names.TEMPLATE_TOPIC)):
+            return
+        try:
+            self._create(
+                name, topic.write_queue_nums, topic.perm, topic.topic_filter_type, topic.topic_sys_flag
             )
-        return self._create(topic, count, perm, filter_type, UNIT_FLAG if unit else 0)
+        except LimitReached as full:
+            log.warning("broker.topic_not_shared", topic=name, reason=str(full))
 
     def _why_not_create(self, template: str, model: TopicConfig | None) -> str | None:
         config = self._live.value
@@ -151,7 +172,7 @@ class TopicTable:
     def for_group(self, topic: str, *, queue_count: int, unit: bool = False) -> TopicConfig | None:
         """A retry or dead-letter topic, created on demand; None when the group wants no queues."""
         found = self._topics.get(topic)
-        if found is not None or queue_count < 1:
+        if found is not None or queue_count < 1 or self.is_copy:
             return found
         names.check_topic(topic, internal=True)
         return self._create(topic, queue_count, Perm.READ_WRITE, "SINGLE_TAG", UNIT_FLAG if unit else 0)
@@ -308,6 +329,19 @@ class TopicTable:
         self.changes += 1
         self._on_dirty()
         self._on_change(topics)
+
+    def follow(self, theirs: tuple[dict[str, TopicConfig], DataVersion]) -> bool:
+        """Become what the master's table is, its version with it; False when it is that already."""
+        if theirs[1] == self.version:
+            return False
+        before = self._topics
+        self._topics, self.version = theirs
+        self.ensure_system_topics()
+        self.revision += 1
+        self._on_dirty()
+        if self._topics != before:
+            self._on_change([])
+        return True
 
     # --- the file ---------------------------------------------------------------------------------------------
 

@@ -40,9 +40,10 @@ from aerobee_proto.codes import Perm, RequestCode, ResponseCode
 from aerobee_proto.errors import FormatError
 from aerobee_proto.frames import Command
 from aerobee_proto.headers import BrokerIdentityHeader, RegisterBrokerHeader, TopicHeader
-from aerobee_remoting.ends.client import RemotingClient
+from aerobee_remoting.ends.client import RemotingClient, RemotingClientConfig, Signer
 from aerobee_remoting.exchange.connection import Connection
 from aerobee_remoting.peers.errors import RemotingError
+from aerobee_remoting.peers.tls import TlsContext
 
 __all__ = ["NameserverRegistrar", "NameserverState", "Nameservers"]
 
@@ -50,6 +51,7 @@ log = structlog.get_logger()
 
 PERIOD_MIN_S: Final = 10.0
 PERIOD_MAX_S: Final = 60.0
+MASTERLESS_S: Final = 1.0  # a slave that has no master asks for one that often
 RETRY_FIRST_S: Final = 0.2
 RETRY_MAX_S: Final = 5.0
 UNREGISTER_TIMEOUT_S: Final = 3.0
@@ -116,12 +118,19 @@ class NameserverRegistrar:
         identity: BrokerIdentity,
         nameservers: Nameservers,
         client: RemotingClient | None = None,
+        tls: TlsContext | None = None,
+        signer: Signer | None = None,
     ) -> None:
+        """`signer` signs what is asked, for nameservers with access control."""
         self._live = live
+        self._on_master: Callable[[str, str], None] | None = None
+        self._masterless: set[str] = set()  # nameservers that know no master of this slave
         self._topics = topics
         self._clock = clock
         self.identity = identity
-        self._client = client or RemotingClient(on_disconnect=self.connection_lost)
+        self._client = client or RemotingClient(
+            config=RemotingClientConfig(tls=tls), on_disconnect=self.connection_lost, signer=signer
+        )
         self._nameservers = nameservers
         self._states = nameservers.states
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -141,8 +150,10 @@ class NameserverRegistrar:
 
     # --- life -------------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Start a task for each configured nameserver."""
+    def start(self, on_master: Callable[[str, str], None] | None = None) -> None:
+        """Start a task for each configured nameserver. `on_master`, of a slave, is notified of where its master gives
+        its log, and where it answers requests."""
+        self._on_master = on_master
         self.apply_config()
 
     def apply_config(self) -> None:
@@ -230,7 +241,8 @@ class NameserverRegistrar:
             state.progress.set()
             state.progress = asyncio.Event()
             self._first_round[state.addr].set()
-            await self._pause(state, self._period_s() if done else _retry_pause_s(state.failures))
+            period_s = MASTERLESS_S if state.addr in self._masterless else self._period_s()
+            await self._pause(state, period_s if done else _retry_pause_s(state.failures))
 
     async def _pause(self, state: NameserverState, seconds: float) -> None:
         try:
@@ -281,6 +293,7 @@ class NameserverRegistrar:
             self._failed(state, f"refused with code {answer.code}: {answer.remark}")
             return
         self._succeeded(state, len(chosen), whole=whole)
+        self._take_master(state, answer)
         self._take_order_topics(answer)
 
     async def _register_each(self, state: NameserverState, topics: Sequence[TopicConfig]) -> None:
@@ -377,6 +390,18 @@ class NameserverRegistrar:
             cluster_name=me.cluster_name,
             broker_id=me.broker_id,
         )
+
+    def _take_master(self, state: NameserverState, answer: Command) -> None:
+        """A slave is told who its master is, as long as there is one; none yet: it asks again soon."""
+        if self._on_master is None:
+            return
+        addr = answer.ext.get("masterAddr", "")
+        if addr:
+            self._masterless.discard(state.addr)
+            self._on_master(answer.ext.get("haServerAddr", ""), addr)
+        else:
+            self._masterless.add(state.addr)
+            state.whole_ms = 0
 
     def _take_order_topics(self, answer: Command) -> None:
         """A nameserver that has settings of ordered topics sends them along."""

@@ -20,8 +20,9 @@ from aerobee_proto.codes import Perm, RequestCode, ResponseCode
 from aerobee_proto.errors import FormatError
 from aerobee_proto.headers import RouteHeader
 from aerobee_proto.names import BrokerQueue
-from aerobee_remoting.ends.client import RemotingClient
+from aerobee_remoting.ends.client import RemotingClient, RemotingClientConfig
 from aerobee_remoting.peers.errors import RemotingError
+from aerobee_remoting.peers.tls import TlsContext
 
 __all__ = ["Routes"]
 
@@ -43,12 +44,13 @@ class Routes:
         identity: BrokerIdentity,
         topics: TopicTable,
         client: RemotingClient | None = None,
+        tls: TlsContext | None = None,
     ) -> None:
         self._live = live
         self._clock = clock
         self._identity = identity
         self._topics = topics
-        self._client = client or RemotingClient()
+        self._client = client or RemotingClient(config=RemotingClientConfig(tls=tls))
         self._known: dict[
             str, tuple[int, list[BrokerQueue]]
         ] = {}  # topic -> (read at ms, queues of other brokers)

@@ -184,7 +184,7 @@ class InProcess:
             finally:
                 self._waiting.discard(waiting)
                 reader.close()
-                self._reading.held.drop_owner(reader)
+                self._reading.drop_owner(reader)
         return _read_result(outcome)
 
     # --- how far groups are -----------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ class LocalCaller:
     """A `Peer` that takes no requests, and a `Caller` that is never slow; its address is the loopback's."""
 
     peer_host = "127.0.0.1"
+    subject = ""
     peer = f"{peer_host}:0"
     is_congested = False
     was_overtaken = False

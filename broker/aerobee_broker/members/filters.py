@@ -101,8 +101,10 @@ class Filters:
     """Filters by their expressions, compiled once."""
 
     def __init__(self, memory: PeerMemory | None = None) -> None:
-        self.by_tags = _Cache(memory or PeerMemory())
-        self.by_sql = _Cache(memory or PeerMemory())
+        # The account of what is kept for peers.
+        self.memory = memory or PeerMemory()
+        self.by_tags = _Cache(self.memory)
+        self.by_sql = _Cache(self.memory)
 
     def tags(self, expression: str | None) -> Filter:
         """The filter of a tag expression; RequestError SUBSCRIPTION_PARSE_FAILED when it names no tag."""

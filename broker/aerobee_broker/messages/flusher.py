@@ -69,14 +69,21 @@ class Flusher:
     late_code: Final[int] = ResponseCode.FLUSH_DISK_TIMEOUT
 
     def __init__(
-        self, store: SyncedLog, *, prompt: bool, interval_ms: Callable[[], int], meter: FlushMeter
+        self,
+        store: SyncedLog,
+        *,
+        prompt: bool,
+        interval_ms: Callable[[], int],
+        timeout_ms: Callable[[], int],
+        meter: FlushMeter,
     ) -> None:
-        """`prompt`: what is appended during a sync is synced right after it. `interval_ms` is asked for at each
-        use: it may be changed in a running broker."""
+        """`prompt`: what is appended during a sync is synced right after it. `interval_ms` and `timeout_ms`, the
+        longest wait of a send, are asked for at each use: they may be changed in a running broker."""
         # Fixed for life.
         self._store = store
         self._prompt = prompt
         self._interval_ms = interval_ms
+        self.timeout_ms = timeout_ms
         self._meter = meter
         self._loop = asyncio.get_running_loop()
         # Moved by the event loop only.
@@ -104,6 +111,10 @@ class Flusher:
         )
         self._thread.start()
         self._timer = self._loop.call_later(self._tick_s(), self._tick)
+
+    def log_late(self, peer: str, message_count: int) -> None:
+        """Say that these sends of a peer have waited too long for the disk."""
+        log.warning("store.flush_slow", peer=peer, message_count=message_count)
 
     # --- event loop -------------------------------------------------------------------------------------------
 

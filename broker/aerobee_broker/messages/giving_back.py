@@ -83,6 +83,7 @@ class GivingBack:
         Only the place of the message is named, and whoever reads one topic could take a message of any other: `admit`
         is asked with the topic that lies there, and raises RequestError for a caller who may not have it.
 
+        NotInMemory: nothing was done, the message has to be brought into memory.
         Nothing happens for a group without retry queues. RequestError: it could not be stored, or is not there.
         """
         group = self._groups.find(given.group)
@@ -101,7 +102,7 @@ class GivingBack:
         self._stats.sent_back(given.group, topic)
 
     def _record_at(self, physical_offset: int) -> StoredRecord:
-        raw = self._store.reading.message_at(physical_offset) if physical_offset >= 0 else None
+        raw = self._store.asking.message_at(physical_offset) if physical_offset >= 0 else None
         if raw is not None:
             try:
                 return decode_record(raw)

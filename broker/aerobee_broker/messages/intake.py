@@ -4,7 +4,7 @@ Touches  the table of topics, where a topic may be made for its first send.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 import structlog
@@ -25,7 +25,7 @@ from aerobee_proto.bodies import TopicConfig
 from aerobee_proto.codes import SysFlag
 from aerobee_proto.message_ids import UniqueKeyFactory
 
-__all__ = ["Intake", "Route", "ToPublish"]
+__all__ = ["Intake", "Route", "RouteBook", "ToPublish"]
 
 log = structlog.get_logger()
 
@@ -72,6 +72,16 @@ class ToPublish(Protocol):
     def unit_mode(self) -> bool: ...
 
 
+class RouteBook(Protocol):
+    """Who takes messages by itself, and has to know where they may go."""
+
+    def add_route(self, topic: str, counters: object, queue_id_limit: int, sys_flag: int) -> None:
+        """They may go to this topic, to the queues below the limit; which counters count them, which flags they get."""
+
+    def clear_routes(self) -> None:
+        """Where they may go has to be asked for anew."""
+
+
 class Route:
     """What the hot path needs of a topic, kept while no topic changes."""
 
@@ -113,7 +123,18 @@ class Intake:
         self._new_unique_key = unique_keys.next_key
         self._topic_changes = -1  # of the topic table, when the routes were made
         self.routes: dict[str, Route] = {}
+        self._book: RouteBook | None = None  # is told of each route
         self._use(live.value)
+
+    def keep_book(self, book: RouteBook | None) -> None:
+        """Tell this one from now on where messages may go."""
+        self._book = book
+        self._forget_routes()
+
+    def _forget_routes(self) -> None:
+        self.routes.clear()
+        if self._book is not None:
+            self._book.clear_routes()
 
     def refresh(self) -> None:
         """Check every topic anew when a topic changed, take over settings that were replaced."""
@@ -121,12 +142,12 @@ class Intake:
             self._use(self._live.value)
         if self._topics.changes != self._topic_changes:
             self._topic_changes = self._topics.changes
-            self.routes.clear()
+            self._forget_routes()
 
     def _use(self, config: BrokerConfig) -> None:
         """Take over settings; called again when they were replaced in the running broker."""
         self.config = config
-        self.routes.clear()  # every topic is checked anew
+        self._forget_routes()  # every topic is checked anew
         self.stored_properties = StoredProperties(
             region=config.region_id,
             trace_on=config.trace_on,
@@ -151,15 +172,22 @@ class Intake:
         check_writable(found)
         return self._remember(found, is_new=self._topics.changes != changes)
 
+    def lacks(self, topics: Iterable[str]) -> int:
+        """How many of these topics there are not."""
+        known = self._topics
+        return sum([topic not in known for topic in topics])
+
     def _remember(self, config: TopicConfig, *, is_new: bool = False) -> Route:
         if len(self.routes) >= ROUTES_MAX:
-            self.routes.clear()
+            self._forget_routes()
         route = self.routes[config.topic_name] = Route(
             config,
             self._stats.of_topic(config.topic_name),
             takes_batches=self._is_batch_topic(config.topic_name),
             is_new=is_new,
         )
+        if self._book is not None and route.queue_id_limit:
+            self._book.add_route(route.topic, route.counters, route.queue_id_limit, route.sys_flag)
         return route
 
     def unusual_queue(self, message: ToPublish, route: Route, limit: int | None) -> tuple[Route, int, str]:

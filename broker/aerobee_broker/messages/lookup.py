@@ -8,10 +8,13 @@ from collections.abc import Generator
 from typing import Final
 
 from aerobee_broker.catalog.topics import TopicTable
+from aerobee_broker.reading.cold_reads import ColdReads, Owner
 from aerobee_broker.settings.config import LiveConfig
 from aerobee_proto.codes import ResponseCode
 from aerobee_proto.errors import RequestError
+from aerobee_store.disk.page_cache import NotInMemory
 from aerobee_store.reading.query import QueryResult
+from aerobee_store.reading.stored_messages import StoredMessages
 from aerobee_store.store import MessageStore
 
 __all__ = ["Lookup"]
@@ -22,19 +25,39 @@ KEY_SIZE_MAX: Final = 16_384
 class Lookup:
     """Finds messages that nobody has to have read up to. All calls from the event loop."""
 
-    def __init__(self, *, live: LiveConfig, store: MessageStore, topics: TopicTable) -> None:
+    def __init__(
+        self,
+        *,
+        live: LiveConfig,
+        store: MessageStore,
+        topics: TopicTable,
+        messages: StoredMessages,
+        cold: ColdReads,
+    ) -> None:
+        """`messages` are `store.reading`, or `store.asking` for callers that know of NotInMemory."""
         self._live = live
         self._store = store
+        self._messages = messages
+        self._cold = cold
         self._topics = topics
         self._one_at_a_time = asyncio.Lock()
 
     async def by_key(
-        self, topic: str, key: str, *, count: int, begin_ms: int, end_ms: int, is_unique: bool
+        self,
+        topic: str,
+        key: str,
+        *,
+        count: int,
+        begin_ms: int,
+        end_ms: int,
+        is_unique: bool,
+        caller: Owner | None = None,
     ) -> QueryResult:
         """Messages of a topic that carry a key and were stored in that time, the newest `count` of them.
 
         One after the other, and a turn of the event loop between the steps of each: a key that a million messages share
-        takes long. RequestError INVALID_PARAMETER for a key that is too long, or for no messages.
+        takes long. One that waits for the disk lets the others go on; it waits on behalf of `caller`.
+        RequestError INVALID_PARAMETER for a key that is too long, or for no messages.
         """
         if len(key) > KEY_SIZE_MAX:
             raise RequestError(
@@ -45,12 +68,17 @@ class Lookup:
             count = self._live.value.default_query_max_num
         if count < 1:
             raise RequestError(ResponseCode.INVALID_PARAMETER, f"maxNum {count} is not positive")
-        async with self._one_at_a_time:
-            return await _in_turns(self._store.keys.query_steps(topic, key, count, begin_ms, end_ms))
+        steps = self._store.keys.query_steps(topic, key, count, begin_ms, end_ms)
+        while True:
+            async with self._one_at_a_time:
+                found = await _in_turns(steps)
+            if isinstance(found, QueryResult):
+                return found
+            await self._cold.brought(found, caller)
 
     def at(self, physical_offset: int) -> bytes:
         """The record that starts at a position of the commit log. RequestError SYSTEM_ERROR when none does."""
-        record = self._store.reading.message_at(physical_offset)
+        record = self._messages.message_at(physical_offset)
         if record is None:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {physical_offset}"
@@ -61,25 +89,27 @@ class Lookup:
         """Offset of a queue's first message from a time on, or (`upper`) of the last up to it; 0 without a queue."""
         if not self._topics.has_queue(topic, queue_id):
             return 0
-        return max(0, self._store.reading.offset_by_time(topic, queue_id, time_ms, upper))
+        return max(0, self._messages.offset_by_time(topic, queue_id, time_ms, upper))
 
     def ends(self, topic: str, queue_id: int) -> tuple[int, int]:
         """The first readable offset of a queue and the one past its last; 0 and 0 without a queue."""
-        return self._store.reading.min_offset(topic, queue_id), self._store.reading.max_offset(
-            topic, queue_id
-        )
+        return self._messages.min_offset(topic, queue_id), self._messages.max_offset(topic, queue_id)
 
     def earliest_time(self, topic: str, queue_id: int) -> int:
         """Store time of a queue's first message, ms since the epoch; -1 without one."""
-        return self._store.reading.earliest_time(topic, queue_id)
+        return self._messages.earliest_time(topic, queue_id)
 
 
-async def _in_turns(steps: Generator[None, None, QueryResult]) -> QueryResult:
-    """What the steps come to, each in a turn of its own."""
+async def _in_turns(
+    steps: Generator[NotInMemory | None, None, QueryResult],
+) -> QueryResult | NotInMemory:
+    """What the steps come to, each in a turn of its own, or what has to be brought before the next one."""
     while True:
         try:
-            next(steps)
+            missing = next(steps)
         except StopIteration as end:
             found: QueryResult = end.value
             return found
+        if missing is not None:
+            return missing
         await asyncio.sleep(0)

@@ -13,6 +13,7 @@ from aerobee_proto.errors import RequestError
 from aerobee_proto.names import GroupQueue
 from aerobee_service.turns.slices import Steps
 from aerobee_store.reading.get_message import GetStatus
+from aerobee_store.reading.stored_messages import StoredMessages
 from aerobee_store.store import MessageStore
 
 __all__ = ["Progress"]
@@ -21,8 +22,10 @@ __all__ = ["Progress"]
 class Progress:
     """Commits and tells offsets of groups. All calls from the event loop."""
 
-    def __init__(self, *, store: MessageStore, catalog: Catalog) -> None:
+    def __init__(self, *, store: MessageStore, catalog: Catalog, messages: StoredMessages) -> None:
+        """`messages` are `store.reading`, or `store.asking` for callers that know of NotInMemory."""
         self._store = store
+        self._messages = messages
         self._topics = catalog.topics
         self._groups = catalog.groups
         self._offsets = catalog.offsets
@@ -60,7 +63,7 @@ class Progress:
 
     def _first_is_recent(self, queue: GroupQueue) -> bool:
         """Whether the message at queue offset 0 is there and counts as being in memory."""
-        result = self._store.reading.get_message(*queue, 0, 1, 1, None)
+        result = self._messages.get_message(*queue, 0, 1, 1, None)
         return result.status is GetStatus.FOUND and not result.suggest_slave
 
     def corrections(

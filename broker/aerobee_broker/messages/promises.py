@@ -4,8 +4,8 @@ Touches  nothing: it reads how far its sources are, and tells those who wait.
 
 A promise is made for everything that is appended so far. It is kept when each of the sources has that: the disk, later
 a replica, in any number. `kept_offset` is the smallest of their offsets. Without a source a promise is kept by the
-append. Promises wait in order of their log position; one that waits longer than `timeout_ms()` is refused with the
-code of the source that is late: stored, but not known to be safe.
+append. Promises wait in order of their log position; one that waits for a source longer than that source's time is
+refused with its code: stored, but not known to be safe.
 
 Invariants
 - Nothing is kept beyond `kept_offset`.
@@ -14,7 +14,7 @@ Invariants
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
 import structlog
@@ -55,6 +55,13 @@ class Source(Protocol):
     @property
     def late_code(self) -> int:
         """Response code of a send that this source has not had in time."""
+        ...
+
+    def log_late(self, peer: str, message_count: int) -> None:
+        """Say that these sends of a peer have waited too long for it."""
+
+    def timeout_ms(self) -> int:
+        """Longest wait for this source; asked for at each use, as it may be changed in a running broker."""
         ...
 
     def request(self) -> None:
@@ -103,13 +110,10 @@ class Promises:
         sources: Sequence[Source],
         store: AppendedLog,
         *,
-        timeout_ms: Callable[[], int],
         meter: PutMeter,
     ) -> None:
-        """`timeout_ms` is asked for at each use: it may be changed in a running broker."""
         # Fixed for life.
         self._store = store
-        self._timeout_ms = timeout_ms
         self._meter = meter
         self._loop = asyncio.get_running_loop()
         # A source leaves, or one more comes, only when somebody decides so, who calls `advanced` then.
@@ -209,17 +213,20 @@ class Promises:
 
     def _tick(self) -> None:
         """Refuse what has waited too long; it is at the head, since promises are made in order."""
-        too_old = self._loop.time() - self._timeout_ms() / 1000
-        while self._waiting and self._waiting[0].begun <= too_old:
+        now = self._loop.time()
+        while self._waiting and (source := self._late_source(self._waiting[0], now)) is not None:
             late = self._waiting.popleft()
-            log.warning("store.flush_slow", peer=late.promised.peer, message_count=late.promised.count)
-            late.promised.refuse(self._late_code(late.end_offset))
+            source.log_late(late.promised.peer, late.promised.count)
+            # One that has it all by now: the store has failed just now.
+            has_it = source.offset >= late.end_offset
+            late.promised.refuse(ResponseCode.SERVICE_NOT_AVAILABLE if has_it else source.late_code)
         self._timer = self._loop.call_later(self._tick_s(), self._tick)
 
-    def _late_code(self, end_offset: int) -> int:
-        """That of the first source which has not got so far; when all have, the store has failed just now."""
-        late = (source.late_code for source in self.sources if source.offset < end_offset)
-        return next(late, ResponseCode.SERVICE_NOT_AVAILABLE)
+    def _late_source(self, waiting: _Waiting, now: float) -> Source | None:
+        """The first source that was waited for too long: one that does not have it, unless all have."""
+        sources = [source for source in self.sources if source.offset < waiting.end_offset] or self.sources
+        return next((one for one in sources if waiting.begun <= now - one.timeout_ms() / 1000), None)
 
     def _tick_s(self) -> float:
-        return min(max(self._timeout_ms() / 1000, TICK_MIN_S), TICK_MAX_S)
+        shortest_s = min((source.timeout_ms() for source in self.sources), default=TICK_MAX_S * 1000) / 1000
+        return min(max(shortest_s, TICK_MIN_S), TICK_MAX_S)

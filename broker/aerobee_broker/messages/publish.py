@@ -31,10 +31,11 @@ from aerobee_store.faults.errors import StoreError
 from aerobee_store.store import MessageStore
 from aerobee_store.terms.messages import Appended, NewMessage, PutStatus
 
-__all__ = ["Published", "Publisher", "Publishing", "Submission"]
+__all__ = ["SPECIAL_BITS", "Published", "Publisher", "Publishing", "Submission"]
 
 # Such a message is looked at more closely.
 SPECIAL_BITS: Final = SysFlag.TRANSACTION_MASK | SysFlag.INNER_BATCH
+NEW_TOPICS_MAX: Final = 16  # made in one turn
 NOWHERE: Final = Appended(PutStatus.MESSAGE_ILLEGAL, -1, -1, 0, 0)
 
 
@@ -96,6 +97,15 @@ class Publishing:
 
 class Publisher(Publishing):
     """Takes messages one by one; batches are taken by `BatchPublisher`. All calls from the event loop."""
+
+    def is_long(self, messages: Sequence[S]) -> bool:
+        """Whether so many topics would be made for them that they are too much for one turn of the event loop: each
+        has a folder and a file to be made. They are to go in runs of NEW_TOPICS_MAX then."""
+        intake = self._intake
+        intake.refresh()
+        routes = intake.routes
+        unrouted = {message.header.topic for message in messages if message.header.topic not in routes}
+        return len(unrouted) > NEW_TOPICS_MAX and intake.lacks(unrouted) > NEW_TOPICS_MAX
 
     def publish(
         self,

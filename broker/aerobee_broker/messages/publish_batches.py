@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 
 from aerobee_broker.members.clients import born_host
 from aerobee_broker.messages.intake import Route, ToPublish
-from aerobee_broker.messages.placement import needs_place
-from aerobee_broker.messages.publish import Publishing
+from aerobee_broker.messages.placement import SPECIAL_PROPERTIES, needs_place
+from aerobee_broker.messages.publish import SPECIAL_BITS, Publishing
 from aerobee_broker.messages.refusals import check_body, group_put_refusal, store_refusal
 from aerobee_broker.messages.stored_properties import stored_form
 from aerobee_broker.messages.values import Caller
@@ -223,10 +223,18 @@ class BatchPublisher(Publishing):
         sys_flag = common.sys_flag | plan.route.sys_flag
         text = common.properties
         prepare, host = self._intake.stored_properties.prepare, born_host(caller.peer)
+        born_timestamp, reconsume_times, store_host = (
+            common.born_timestamp,
+            common.reconsume_times,
+            self._store_host,
+        )
         messages = []
         for entry in entries:
             raw, mapping = prepare(_joined(entry.properties, text) if text else entry.properties)
-            if needs_place(sys_flag, mapping):
+            # Nearly none has any of these: no call for each to ask whether it means something.
+            if (sys_flag & SPECIAL_BITS or not SPECIAL_PROPERTIES.isdisjoint(mapping)) and needs_place(
+                sys_flag, mapping
+            ):
                 raise RequestError(
                     ResponseCode.MESSAGE_ILLEGAL,
                     f"batch to topic {topic} holds a delayed, transaction or batch message; send these one by one",
@@ -237,10 +245,10 @@ class BatchPublisher(Publishing):
                     queue_id,
                     entry.flag,
                     sys_flag,
-                    common.born_timestamp,
+                    born_timestamp,
                     host,
-                    self._store_host,
-                    common.reconsume_times,
+                    store_host,
+                    reconsume_times,
                     0,
                     entry.body,
                     raw,

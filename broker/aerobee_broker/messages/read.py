@@ -2,8 +2,12 @@
 
 Touches  the store; members' subscriptions; the account of what is kept for peers.
 
+A query whose messages are not in memory waits until they are (`ColdReads`).
 A query that finds nothing is held and run again when a message that its filter lets through becomes readable, or
 when its time is over; it is not held twice. While it is held a filter by properties looks at each new message once.
+
+A slave has what its master has, a little later. Whoever asks for more than is here is sent to the master while that is
+there; without it, he waits here as he would there.
 
 Invariants
 - Each query is answered once: by what `read` returns, by its RequestError, or later by its reply. Who is gone by then
@@ -13,7 +17,7 @@ Invariants
 import asyncio
 from collections.abc import Callable, Sequence, Sized
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 import structlog
@@ -41,21 +45,21 @@ from aerobee_broker.messages.values import (
     ReadKind,
     Skipped,
 )
+from aerobee_broker.reading.cold_reads import WAITING_SIZE, ColdReads
 from aerobee_broker.settings.config import LiveConfig
 from aerobee_broker.stats import BrokerStats
 from aerobee_proto.bodies import SubscriptionGroupConfig
 from aerobee_proto.codes import ResponseCode
 from aerobee_proto.errors import LimitReached, RequestError
 from aerobee_proto.names import QueueKey
-from aerobee_remoting.peers.peer_memory import PeerMemory
 from aerobee_service.turns.each_turn import EachTurn
+from aerobee_store.disk.page_cache import NotInMemory
 from aerobee_store.faults.errors import OutOfResources, StoreError
 from aerobee_store.queues.consume_queue import tags_of
 from aerobee_store.reading.get_message import GetResult, GetStatus
-from aerobee_store.store import MessageStore
 from aerobee_store.terms.messages import Arrival
 
-__all__ = ["HOLD_MS_MAX", "Reading"]
+__all__ = ["HOLD_MS_MAX", "Master", "Reading"]
 
 log = structlog.get_logger()
 
@@ -93,6 +97,15 @@ class _Work(msgspec.Struct, gc=False):
     done: Done
 
 
+class Master(Protocol):
+    """The master of a slave."""
+
+    @property
+    def is_linked(self) -> bool:
+        """Whether it is there."""
+        ...
+
+
 _Held = HeldPull[Caller, _Work]
 T = TypeVar("T")
 
@@ -105,16 +118,19 @@ class Reading:
         *,
         live: LiveConfig,
         clock: Callable[[], int],
-        store: MessageStore,
+        cold: ColdReads,
         catalog: Catalog,
         consumers: ConsumerTable,
         filters: Filters,
-        memory: PeerMemory,
         stats: BrokerStats,
+        master: Master | None = None,
     ) -> None:
+        """`master` is a slave's."""
         self._live = live
         self._clock = clock
-        self._store = store
+        self._master = master
+        self._cold = cold
+        self._messages = cold.messages
         self._topics = catalog.topics
         self._groups = catalog.groups
         self._offsets = catalog.offsets
@@ -125,7 +141,7 @@ class Reading:
             live.value.max_held_pulls,
             owner_max=live.value.max_held_pulls_per_connection,
             is_gone=lambda caller: caller.is_closed,
-            memory=memory,
+            memory=filters.memory,
         )
         self._to_probe: dict[_Held, int] = {}  # -> the end of its queue, as far as that was told
         self.probing = EachTurn(self._probe, PROBE_MAX)
@@ -145,15 +161,22 @@ class Reading:
         reset = self._offsets.take_reset(query.group, query.topic, query.queue_id)
         if reset is not None:
             return self._moved(query, reset)
-        result = self._read(query, query.offset, message_filter)
-        kind = _kind_of(result, query.offset)
+        try:
+            result = self._read(query, query.offset, message_filter)
+        except NotInMemory as missing:
+            self._wait_for_disk(missing, query, caller, message_filter, partial(reply, to))
+            return None
+        kind = self._kind_of(result, query.offset)
         if kind is ReadKind.NOTHING_YET and query.wait_ms is not None:
-            config = self._live.value
-            wait_ms = query.wait_ms if config.long_polling_enable else config.short_polling_time_mills
+            wait_ms = self._wait_ms(query.wait_ms)
             if wait_ms > 0:
-                self._hold(query, caller, message_filter, min(wait_ms, HOLD_MS_MAX), partial(reply, to))
+                self._hold(query, caller, message_filter, wait_ms, partial(reply, to))
                 return None
         return self._finish(query, result, kind)
+
+    def _wait_ms(self, asked_ms: int) -> int:
+        config = self._live.value
+        return min(asked_ms if config.long_polling_enable else config.short_polling_time_mills, HOLD_MS_MAX)
 
     def _commit(self, query: Query, offset: int, caller: Caller) -> None:
         """Take the offset that comes with a query, unless the caller has committed a later one meanwhile."""
@@ -227,7 +250,7 @@ class Reading:
     # --- reading ----------------------------------------------------------------------------------------------
 
     def _read(self, query: Query, offset: int, message_filter: Filter) -> GetResult:
-        return self._store.reading.get_message(
+        return self._messages.get_message(
             query.group,
             query.topic,
             query.queue_id,
@@ -238,6 +261,19 @@ class Reading:
             message_filter.selector,
         )
 
+    def _kind_of(self, result: GetResult, asked_offset: int) -> ReadKind:
+        """What a reader does next; `result` says then where it goes on."""
+        kind = _KIND_OF[result.status]
+        if kind is ReadKind.NOTHING_YET and asked_offset != 0 and result.status in EMPTY_QUEUE:
+            kind = ReadKind.MOVED
+        if self._master is None or kind in (ReadKind.FOUND, ReadKind.LOOK_AGAIN):
+            return kind
+        if kind is ReadKind.MOVED and self._live.value.offset_check_in_slave:
+            return kind
+        # The master may have it, or have it still.
+        result.next_offset = asked_offset
+        return ReadKind.LOOK_AGAIN if self._master.is_linked else ReadKind.NOTHING_YET
+
     def _finish(self, query: Query, result: GetResult, kind: ReadKind) -> Read:
         """Note and count what was read."""
         self._offsets.note_pull(query.group, query.topic, query.queue_id, result.next_offset)
@@ -245,21 +281,50 @@ class Reading:
             self._stats.got(query.group, query.topic, result.count, result.size)
         else:
             self._stats.missed()
-        suggested = self._suggested_broker(query.group, result) if self._live.value.slave_read_enable else 0
+        suggested = (
+            self._suggested_broker(query.group, result, kind) if self._live.value.slave_read_enable else 0
+        )
         return Read(kind, result, suggested)
 
-    def _suggested_broker(self, group_name: str, result: GetResult) -> int:
-        """A slave, where the group has one and the reader is far behind."""
+    def _suggested_broker(self, group_name: str, result: GetResult, kind: ReadKind) -> int:
+        """A slave, where the group has one and the reader is far behind. A slave sends all others to the master."""
         group = self._groups.get(group_name)
         if group is None:
             return 0
-        return group.which_broker_when_consume_slowly if result.suggest_slave else group.broker_id
+        if result.suggest_slave:
+            return group.which_broker_when_consume_slowly
+        return group.broker_id if self._master is None or kind is ReadKind.MOVED else 0
 
     def _moved(self, query: Query, offset: int) -> Moved:
-        store, topic, queue_id = self._store, query.topic, query.queue_id
-        return Moved(
-            offset, store.reading.min_offset(topic, queue_id), store.reading.max_offset(topic, queue_id)
+        messages, topic, queue_id = self._messages, query.topic, query.queue_id
+        return Moved(offset, messages.min_offset(topic, queue_id), messages.max_offset(topic, queue_id))
+
+    # --- waiting for the disk ---------------------------------------------------------------------------------
+
+    def _wait_for_disk(
+        self, missing: NotInMemory, query: Query, caller: Caller, message_filter: Filter, done: Done
+    ) -> None:
+        """What the query is for is not in memory: it is read when it is."""
+        query.expression = query.expression_type = None  # compiled by now, and long perhaps
+        self._cold.wait(
+            missing,
+            caller,
+            lambda: self._read_late(query, caller, message_filter, done),
+            lambda failed: done(Failed(failed)),
+            size=WAITING_SIZE + message_filter.size,
         )
+
+    def _read_late(self, query: Query, caller: Caller, message_filter: Filter, done: Done) -> None:
+        if caller.is_congested:
+            done(Skipped(query.offset))
+            return
+        result = self._read(query, query.offset, message_filter)
+        kind = self._kind_of(result, query.offset)
+        wait_ms = self._wait_ms(query.wait_ms) if query.wait_ms is not None else 0
+        if kind is ReadKind.NOTHING_YET and wait_ms > 0:
+            self._hold(query, caller, message_filter, wait_ms, done)
+        else:
+            done(self._finish(query, result, kind))
 
     # --- waiting ----------------------------------------------------------------------------------------------
 
@@ -313,6 +378,11 @@ class Reading:
         if self.held.probe(pull, self._to_probe.pop(pull)):
             self._run_again(pull)
 
+    def drop_owner(self, caller: Caller) -> None:
+        """Forget what a caller that is gone waits for."""
+        self.held.drop_owner(caller)
+        self._cold.drop_owner(caller)
+
     def group_reset(self, group: str, topic: str, queue_id: int) -> None:
         """Tell a member that waits in a queue at once where the group goes on."""
         for pull in self.held.take(topic, queue_id, lambda work: work.query.group == group):
@@ -343,7 +413,10 @@ class Reading:
 
     def _none_until(self, query: Query, offset: int, message_filter: Filter) -> int | None:
         """Where to look next when no message from `offset` on matches; None when the query has to be run again."""
-        result = self._read(query, offset, message_filter)
+        try:
+            result = self._read(query, offset, message_filter)
+        except NotInMemory:
+            return None
         if result.status not in NOTHING_MATCHED:
             return None
         return result.next_offset
@@ -356,14 +429,18 @@ class Reading:
             return
         try:
             result = self._read(query, pull.offset, message_filter)
+        except NotInMemory as missing:
+            query.offset, query.wait_ms = pull.offset, None  # it is not held twice
+            self._wait_again(missing, pull)
+            return
         except (OSError, StoreError) as failed:  # of this queue alone: nobody else is to suffer
             done(Failed(failed))
             return
-        done(self._finish(query, result, _kind_of(result, pull.offset)))
+        done(self._finish(query, result, self._kind_of(result, pull.offset)))
 
-
-def _kind_of(result: GetResult, asked_offset: int) -> ReadKind:
-    kind = _KIND_OF[result.status]
-    if kind is ReadKind.NOTHING_YET and asked_offset != 0 and result.status in EMPTY_QUEUE:
-        return ReadKind.MOVED
-    return kind
+    def _wait_again(self, missing: NotInMemory, pull: _Held) -> None:
+        work = pull.work
+        try:
+            self._wait_for_disk(missing, work.query, pull.owner, work.message_filter, work.done)
+        except LimitReached as refused:
+            work.done(Failed(refused))

@@ -17,7 +17,7 @@ from aerobee_proto import names, properties
 from aerobee_proto.bodies import SubscriptionGroupConfig, TopicConfig
 from aerobee_proto.codes import Perm, ResponseCode
 from aerobee_proto.errors import RequestError
-from aerobee_store.faults.errors import StoreError
+from aerobee_store.faults.errors import StoreError, TooFewCopies
 from aerobee_store.terms.messages import RECORD_EXTRA_MAX, Appended, NewMessage, PutStatus
 
 __all__ = [
@@ -140,7 +140,9 @@ def check_queue(topic: str, queue_id: int, count: int, *, code: int = ResponseCo
 def store_refusal(
     failed: StoreError, *, code: int = ResponseCode.SERVICE_NOT_AVAILABLE, what: str = ""
 ) -> RequestError:
-    """For a store that takes nothing; `what` could not be done stands in front."""
+    """For a store that takes nothing; `what` could not be done stands in front. Without copies: SYSTEM_ERROR."""
+    if isinstance(failed, TooFewCopies):
+        code = ResponseCode.SYSTEM_ERROR
     return RequestError(code, f"{what}{failed}")
 
 

@@ -1,4 +1,5 @@
-"""What readers see: everything up to the offset to which promises are kept, and nothing beyond it.
+"""What readers see: everything up to the offset to which promises are kept, and nothing beyond it. Replicas, which may
+have more or less, are told of every step.
 
 Touches  the store, which makes queue entries of what is kept, and those who wait for messages.
 
@@ -29,9 +30,9 @@ log = structlog.get_logger()
 RESOURCES_RETRY_S: Final = 1.0  # until work that found no descriptor or memory is done again
 DISPATCH_RETRY_S: Final = 1.0  # while the disk is full
 INDEX_RETRY_S: Final = 1.0  # while the disk is full
-INDEX_PAUSE_S: Final = 0.01  # between two looks at what is to be indexed
-INDEX_WORTH: Final = 256  # messages that are worth a round at once: it takes 0.3 ms of the loop
-INDEX_WAIT_S: Final = 0.1  # fewer wait until the last round is that long ago
+INDEX_PAUSE_S: Final = 0.01  # between two rounds at least
+INDEX_WAIT_S: Final = 0.1  # that a message waits at most
+INDEX_WORTH: Final = 256  # messages that are worth a round: it takes 0.3 ms of the loop
 INDEX_ROUND: Final = 2048  # messages indexed in one go: about 2 ms of the loop
 
 
@@ -81,14 +82,18 @@ class Visibility:
         self._loop = asyncio.get_running_loop()
         self._readers: tuple[Readers, ...] = ()
         self._waiting: tuple[Sized, ...] = ()  # of each of the readers
+        self._replicas: tuple[Callable[[], None], ...] = ()
         self._shown_offset = 0
-        self._index_due = 0.0  # from when on keys are indexed however few they are
+        # When the last round of keys was, and after how long messages that come now are worth the next one.
+        self._indexed_at = 0.0
+        self._index_pause_s = INDEX_PAUSE_S
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._closed = False
 
-    def start(self, readers: Sequence[Readers]) -> None:
-        """Tell these from now on what arrives."""
+    def start(self, readers: Sequence[Readers], replicas: Sequence[Callable[[], None]] = ()) -> None:
+        """Tell these readers from now on what arrives, and call `replicas` whenever the log has grown, or is safer."""
         self._readers = tuple(readers)
+        self._replicas = tuple(replicas)
         self._waiting = tuple([one.waiting for one in readers])
 
     def close(self) -> None:
@@ -102,6 +107,8 @@ class Visibility:
         kept_offset = self._promises.kept_offset
         if kept_offset > self._shown_offset:
             self._show(kept_offset)
+        for notify in self._replicas:
+            notify()
 
     def advanced(self) -> None:
         """A source of the promises has moved: answer those whose promise is kept now, then show their messages."""
@@ -120,7 +127,7 @@ class Visibility:
         if store.full_until and "dispatch" not in timers:
             self._later("dispatch", DISPATCH_RETRY_S, self._show_again)
         if "index" not in timers and store.keys.backlog:
-            self._later("index", INDEX_PAUSE_S, self._index)
+            self._later("index", self._index_pause_s, self._index)
 
     def _show_again(self) -> None:
         """Queue entries that found no room are tried again: while they wait no send, so no sync, does it."""
@@ -128,13 +135,13 @@ class Visibility:
         self._show(self._promises.kept_offset)
 
     def _index(self) -> None:
-        """Index what waits, if it is worth it by now."""
+        """Index what waits, and see from how many they are when the next round will be worth it: to look how many have
+        come would wake a broker up that has little to do, and to ask with each message would cost each message."""
         del self._timers["index"]
         keys, now = self._store.keys, self._loop.time()
-        if keys.backlog < INDEX_WORTH and now < self._index_due:
-            self._later("index", INDEX_PAUSE_S, self._index)
-            return
-        self._index_due = now + INDEX_WAIT_S
+        worth_s = (now - self._indexed_at) * INDEX_WORTH / max(keys.backlog, 1)
+        self._indexed_at = now
+        self._index_pause_s = min(max(worth_s, INDEX_PAUSE_S), INDEX_WAIT_S)
         try:
             keys.build(INDEX_ROUND)
         except StoreFull as full:

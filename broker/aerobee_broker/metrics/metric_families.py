@@ -47,6 +47,7 @@ class MetricsSnapshot:
     """Plain values, taken at one moment."""
 
     node: dict[str, str]  # labels that every series has
+    engine: str  # native or python
     gauges: dict[str, float]  # metrics without labels of their own
     facts: dict[str, float]  # of the assembly: connections, held pulls, ...
     puts: list[tuple[tuple[str, ...], int, int]]  # (topic labels, messages, bytes)
@@ -65,6 +66,7 @@ class MetricsSnapshot:
     loop_held: list[Row]  # by code and handler
     loop_lags: list[Row]  # looks at the loop that were at most so late, s
     loop_lag_sum_s: float
+    certificates: list[Row]  # by end of TLS: when what it shows expires, epoch s
     put_took: Histogram
     flush_took: Histogram
     dead_letters: list[Row]  # by group and topic
@@ -105,6 +107,7 @@ def snapshot_steps(observed: Observed) -> Steps[MetricsSnapshot]:
             "node_type": "broker",
             "node_id": identity.broker_name,
         },
+        engine=observed.engine(),
         gauges=_gauges(observed),
         facts={
             name: float(value) for name, value in observed.facts().items() if isinstance(value, (int, float))
@@ -125,6 +128,7 @@ def snapshot_steps(observed: Observed) -> Steps[MetricsSnapshot]:
         loop_held=[((str(code), name), float(n)) for (code, name), n in observed.loop.held.items()],
         loop_lags=[((bound,), float(n)) for bound, n in observed.loop.looks()],
         loop_lag_sum_s=observed.loop.lag_sum_s,
+        certificates=[((end,), expires_s) for end, expires_s in observed.certificates()],
         put_took=stats.put_histogram(),
         flush_took=stats.flush_histogram(),
         dead_letters=dead_letters,
@@ -215,6 +219,13 @@ def families(snapshot: MetricsSnapshot) -> Iterator[Family]:
         ("version", "protocol_version"),
         [((VERSION_OF_AEROBEE, VERSION_TEXT), 1.0)],
     )
+    yield Family(
+        "aerobee_send_engine",
+        "gauge",
+        "1; the label says which engine takes usual sends.",
+        ("engine",),
+        [((snapshot.engine,), 1.0)],
+    )
     for name, value in snapshot.gauges.items():
         yield Family(name, "gauge", "See RocketMQ's metric of that name.", (), [((), value)])
     for name, value in snapshot.facts.items():
@@ -253,6 +264,13 @@ def families(snapshot: MetricsSnapshot) -> Iterator[Family]:
     )
     yield from _transaction_families(snapshot)
     yield from _loop_families(snapshot)
+    yield Family(
+        "aerobee_tls_certificate_expires_seconds",
+        "gauge",
+        "When the certificate in use expires, in seconds since the epoch.",
+        ("end",),
+        snapshot.certificates,
+    )
 
 
 def _loop_families(snapshot: MetricsSnapshot) -> Iterator[Family]:

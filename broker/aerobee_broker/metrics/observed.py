@@ -150,6 +150,10 @@ class Observed:
     transactions: Callable[[], TransactionFigures]
     schedule: ScheduleFigures
     loop: LoopFigures
+    certificates: Callable[
+        [], Iterable[tuple[str, float]]
+    ]  # end of TLS, when what it shows expires (epoch s)
     disk: DiskFigures  # of the store's folder
     popped: Callable[[GroupQueue], int]  # messages popped and not acknowledged
+    engine: Callable[[], str]  # which takes usual sends: native or python
     facts: Callable[[], Mapping[str, object]]  # numbers that only the assembly knows, by name

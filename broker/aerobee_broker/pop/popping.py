@@ -7,6 +7,7 @@ Invariants
   something or when its time is over. Who is gone by then is not answered, and is handed nothing.
 """
 
+import contextlib
 from collections.abc import Callable, Collection, Iterable, Sequence, Sized
 from itertools import chain
 from typing import Final
@@ -29,11 +30,13 @@ from aerobee_broker.pop.values import (
     Peeked,
     PopQuery,
 )
+from aerobee_broker.reading.cold_reads import ColdReads
 from aerobee_broker.settings.config import LiveConfig
 from aerobee_proto.errors import LimitReached, RequestError
 from aerobee_proto.names import GroupQueue
 from aerobee_remoting.peers.peer_memory import PeerMemory
 from aerobee_service.turns.each_turn import EachTurn
+from aerobee_store.disk.page_cache import NotInMemory
 from aerobee_store.faults.errors import StoreError
 from aerobee_store.queues.consume_queue import tags_of
 from aerobee_store.terms.messages import Arrival
@@ -61,6 +64,7 @@ class Popping:
         clock: Callable[[], int],
         filters: Filters,
         memory: PeerMemory,
+        cold: ColdReads,
     ) -> None:
         self._reader = reader
         self._handing_out = handing_out
@@ -68,6 +72,7 @@ class Popping:
         self._live = live
         self._clock = clock
         self._filters = filters
+        self.cold = cold
         self._again: dict[HeldPop, None] = {}  # they found more to look at than one pop may
         # Tags that have come, for each group that waits for them.
         self._to_serve: dict[GroupQueue, set[int]] = {}
@@ -85,7 +90,8 @@ class Popping:
     def pop(self, query: PopQuery, caller: Caller, done: Done) -> Found | Nothing | None:
         """Hand out messages; None when the query waits: the outcome comes by `done` then.
 
-        RequestError: the group may not pop this, or the query is broken.
+        RequestError: the group may not pop this, or the query is broken. NotInMemory: what there is has to be brought
+        into memory; nothing was handed out, and the same can be asked again.
         """
         # Who is not there any more is handed nothing: the messages would be invisible for nobody's sake.
         now_ms = self._clock()
@@ -122,7 +128,7 @@ class Popping:
         return None
 
     def peek(self, place: GroupQueue, count: int) -> Peeked:
-        """Show the group's next messages without handing them out. RequestError as for `pop`."""
+        """Show the group's next messages without handing them out. Errors as of `pop`."""
         check_count(count)
         popped = self._reader.peek(place, count)
         self._handing_out.count(place.group, popped.parts)
@@ -253,6 +259,9 @@ class Popping:
         """Answer one that waits, if there is anything to say by now."""
         try:
             outcome = self._look(held)
+        except NotInMemory as missing:
+            self._have_brought(missing, held)
+            return False
         except (
             RequestError,
             OSError,
@@ -264,6 +273,23 @@ class Popping:
             return False
         self._answer(held, outcome)
         return True
+
+    def _have_brought(self, missing: NotInMemory, held: HeldPop) -> None:
+        """One that waits would be handed what is not in memory: it looks again when it is."""
+
+        def again() -> None:
+            if held.waiting and not held.caller.is_closed:
+                outcome = self._look(held)
+                if outcome is not None:
+                    self._answer(held, outcome)
+
+        def failed(error: Exception) -> None:
+            if held.waiting:
+                self._answer(held, Failed(error))
+
+        # Too many wait for the disk already: it waits on, and looks again when a message comes or its time is over.
+        with contextlib.suppress(LimitReached):
+            self.cold.wait(missing, held.caller, again, failed)
 
     def _look(self, held: HeldPop) -> Outcome | None:
         """What one that waits would be answered now; None: it has to wait on. RequestError: it is refused by now."""

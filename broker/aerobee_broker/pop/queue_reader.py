@@ -31,12 +31,14 @@ from aerobee_proto.bodies import TopicConfig
 from aerobee_proto.codes import ResponseCode
 from aerobee_proto.errors import RequestError
 from aerobee_proto.names import RETRY_PREFIX, GroupQueue
+from aerobee_store.disk.page_cache import NotInMemory
 from aerobee_store.reading.get_message import GetResult, GetStatus
 from aerobee_store.store import MessageStore
 
 __all__ = ["QueueReader"]
 
 BODY_SIZE_MAX: Final = 4 << 20
+BROUGHT_MAX: Final = 64  # stretches of cold queues that one pop has brought
 SCANS_MAX: Final = 16  # reads of one queue that found nothing but filtered messages, in one pop
 QUEUE_OFFSET: Final = Struct(">i16xq")  # size and queue offset of a record
 MISPLACED: Final = frozenset(
@@ -90,8 +92,20 @@ class QueueReader:
     def pop(self, query: PopQuery, message_filter: Filter) -> Popped:
         """The next messages of the group that are `message_filter`; it has moved past others that came before them.
 
-        RequestError: the topic is not there.
+        RequestError: the topic is not there. NotInMemory: something is there, but nothing that is in memory.
         """
+        popped = self._pop(query, message_filter)
+        if popped.missing:
+            missing = NotInMemory(
+                [one for found in popped.missing for one in found.needed][:BROUGHT_MAX],
+                [one for found in popped.missing for one in found.ahead][:BROUGHT_MAX],
+            )
+            if not popped.count:
+                raise missing
+            self._store.residency.ahead(missing)
+        return popped
+
+    def _pop(self, query: PopQuery, message_filter: Filter) -> Popped:
         popped = Popped()
         queues = self._queues(self._topics.require(query.place.topic), query.place)
         if query.in_order:  # what comes back does so in its own place
@@ -134,9 +148,13 @@ class QueueReader:
     ) -> None:
         for queue in queues:
             left = query.count - popped.count
-            if left > 0:
+            if left <= 0:
+                popped.rest += self._rest(queue)
+                continue
+            try:
                 self._pop_queue(query, queue, left, message_filter, popped)
-            else:
+            except NotInMemory as missing:  # another queue may have something
+                popped.missing.append(missing)
                 popped.rest += self._rest(queue)
 
     def _rest(self, queue: GroupQueue) -> int:
@@ -181,7 +199,7 @@ class QueueReader:
         store = self._store
         if store.reading.max_offset(topic, queue_id) == offset:
             return None
-        return store.reading.get_message(
+        return store.asking.get_message(
             group,
             topic,
             queue_id,
@@ -227,7 +245,7 @@ class QueueReader:
         if from_first or topic.startswith(RETRY_PREFIX):
             return low
         if low <= 0 and self._live.value.init_pop_offset_by_check_msg_in_mem:
-            result = store.reading.get_message("", topic, queue_id, 0, 1, 1, None)
+            result = store.asking.get_message("", topic, queue_id, 0, 1, 1, None)
             if result.status is GetStatus.FOUND and not result.suggest_slave:
                 return 0
         return max(0, high - 1)

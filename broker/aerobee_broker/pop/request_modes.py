@@ -67,6 +67,15 @@ class RequestModes:
         self.revision += 1
         self._on_dirty()
 
+    def follow(self, theirs: dict[GroupTopic, RequestMode]) -> bool:
+        """Become what the master's table is; False when it is that already."""
+        if theirs == self.modes:
+            return False
+        self.modes = theirs
+        self.revision += 1
+        self._on_dirty()
+        return True
+
     # --- the file ---------------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:

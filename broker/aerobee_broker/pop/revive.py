@@ -26,6 +26,7 @@ from aerobee_broker.settings.config import LiveConfig
 from aerobee_proto import names, properties
 from aerobee_proto.errors import RecordError, RequestError
 from aerobee_proto.records import StoredRecord, decode_record
+from aerobee_store.disk.page_cache import NotInMemory, Stretch
 from aerobee_store.reading.get_message import GetStatus
 from aerobee_store.store import MessageStore
 from aerobee_store.terms.messages import NewMessage
@@ -69,15 +70,22 @@ class Reviver:
         self.dead = 0
 
     def step(self) -> bool:
-        """Bring back some of what is due; whether there may be more."""
+        """Bring back some of what is due; whether there may be more. NotInMemory: for the rest messages have to be
+        brought into memory."""
         now_ms = self._clock()
         points = self._ledger.table.due(now_ms, STEP_COUNT)
+        needed: list[Stretch] = []
         for point in points:
             try:
                 self._revive(point, now_ms)
+            except NotInMemory as missing:
+                needed += missing.needed
+                self._ledger.table.postpone(point, now_ms)
             except RequestError as refused:
                 self._log_refused(point, refused, now_ms)
                 self._ledger.table.postpone(point, now_ms + RETRY_MS)
+        if needed:
+            raise NotInMemory(needed[:STEP_COUNT])
         return len(points) == STEP_COUNT
 
     def _log_refused(self, point: CheckPoint, refused: RequestError, now_ms: int) -> None:
@@ -134,7 +142,7 @@ class Reviver:
     def _read(self, point: CheckPoint, offset: int) -> StoredRecord | None:
         """The message that was handed out; None when it is there no more."""
         key = point.key
-        result = self._store.reading.get_message(
+        result = self._store.asking.get_message(
             key.group, key.topic, key.queue_id, offset, 1, READ_SIZE, None
         )
         if result.status is not GetStatus.FOUND:

@@ -21,6 +21,7 @@ from aerobee_broker.pop.popping import Popping
 from aerobee_broker.pop.revive import Reviver
 from aerobee_proto.errors import RequestError
 from aerobee_proto.names import GroupQueue
+from aerobee_store.disk.page_cache import NotInMemory
 from aerobee_store.store import MessageStore
 
 __all__ = ["PopService", "PopStatistics"]
@@ -69,6 +70,8 @@ class PopService:
         self.acks = acks
         self.reviver = reviver
         self._sweeps = 0
+        # Under way while what comes back next is not in memory.
+        self._bringing: asyncio.Future[None] | None = None
 
     def load(self, *, crashed: bool) -> None:
         """Read what is outstanding; `crashed`: the broker did not stop in order before."""
@@ -111,7 +114,7 @@ class PopService:
         now_ms = self._clock()
         self.ledger.follow()
         self.ledger.table.expire(now_ms)
-        more = self.reviver.step()
+        more = self._revive()
         self.pops.expire(now_ms)
         for queue in self.orders.released(now_ms):
             self.pops.released(queue)
@@ -124,6 +127,19 @@ class PopService:
         if self._sweeps % TIDY_SWEEPS == 0:
             self.orders.tidy(self._is_queue)
         return more
+
+    def _revive(self) -> bool:
+        """Bring back some of what is due, when it is in memory; whether there is more to do at once."""
+        if self._bringing is not None:
+            if not self._bringing.done():
+                return False
+            self._bringing.result()  # what cannot be read ends the broker, as all of its own work
+            self._bringing = None
+        try:
+            return self.reviver.step()
+        except NotInMemory as missing:
+            self._bringing = asyncio.ensure_future(self.pops.cold.brought(missing))
+            return False
 
     def _is_queue(self, queue: GroupQueue) -> bool:
         topic, groups = self._catalog.topics.get(queue.topic), self._catalog.groups

@@ -14,6 +14,7 @@ from aerobee_broker.messages.values import Failed
 from aerobee_broker.pop.extra_info import PopInfo, retry_mark
 from aerobee_proto.errors import LimitReached
 from aerobee_proto.names import GroupQueue
+from aerobee_store.disk.page_cache import NotInMemory
 from aerobee_store.reading.get_message import GetResult
 
 __all__ = [
@@ -70,14 +71,16 @@ class QueuePart(msgspec.Struct, gc=False):
 
 
 class Popped:
-    """What one read of a group's queues came to. `rest` messages are left in the queues that it looked at."""
+    """What one read of a group's queues came to. `rest` messages are left in the queues that it looked at; `missing`
+    has to be brought into memory for some of them."""
 
-    __slots__ = ("count", "parts", "rest")
+    __slots__ = ("count", "missing", "parts", "rest")
 
     def __init__(self) -> None:
         self.parts: list[QueuePart] = []
         self.count = 0
         self.rest = 0
+        self.missing: list[NotInMemory] = []
 
     def take(self, queue: GroupQueue, offset: int, result: GetResult, offsets: Sequence[int]) -> None:
         """Add what was found in one more queue."""

@@ -9,7 +9,7 @@ later deletes what stood there before. A store of RocketMQ is one whatever else 
 from pathlib import Path
 from typing import Final
 
-__all__ = ["foreign_folder"]
+__all__ = ["foreign_folder", "store_signs"]
 
 # What only a store has. `config`, `index` and `lock` may be anybody's.
 _SIGNS: Final = frozenset(
@@ -45,11 +45,18 @@ _NOBODYS: Final = frozenset(
 _SHOWN_MAX: Final = 3
 
 
-def foreign_folder(root: Path) -> str | None:
-    """What is wrong with a store at `root`, and what to do; None when it is one, or may become one."""
-    names = _names(root)
-    foreign = sorted(names - _NOBODYS)
-    if not foreign or names & _SIGNS or _names(root / "config") & _TABLES:
+def store_signs(root: Path) -> bool:
+    """Whether there is anything in the folder that only a store has."""
+    return bool(_names(root) & _SIGNS or _names(root / "config") & _TABLES)
+
+
+def foreign_folder(root: Path, expected: frozenset[str] = frozenset()) -> str | None:
+    """What is wrong with a store at `root`, and what to do; None when it is one, or may become one.
+
+    `expected`: further names that may be there.
+    """
+    foreign = sorted(_names(root) - _NOBODYS - expected)
+    if not foreign or store_signs(root):
         return None
     more = ", ..." if len(foreign) > _SHOWN_MAX else ""
     return (

@@ -2,7 +2,6 @@
 
 28 GET_BROKER_RUNTIME_INFO   315 VIEW_BROKER_STATS_DATA
 306 CLEAN_EXPIRED_CONSUMEQUEUE   316 CLEAN_UNUSED_TOPIC   329 DELETE_EXPIRED_COMMITLOG
-907 GET_BROKER_HA_STATUS   908 RESET_MASTER_FLUSH_OFFSET
 """
 
 import asyncio
@@ -18,7 +17,7 @@ from aerobee_broker.metrics.runtime_info import runtime_table
 from aerobee_broker.remoting_api.deletions import delete_queues, save_deletions
 from aerobee_broker.remoting_api.request_bodies import answer
 from aerobee_broker.stats import BrokerStats, Rate
-from aerobee_proto.bodies import BrokerStatsData, BrokerStatsItem, HaStatus, KVTable
+from aerobee_proto.bodies import BrokerStatsData, BrokerStatsItem, KVTable
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.errors import RequestError
 from aerobee_proto.headers import ViewBrokerStatsHeader
@@ -58,12 +57,10 @@ class BrokerHandlers:
     def register(self, table: HandlerTable) -> None:
         """Add the handlers to a table."""
         add, code = table.register, RequestCode
-        looks, changes = (on_cluster(GET),), (on_cluster(UPDATE),)
+        looks = (on_cluster(GET),)
         our_looks, our_changes = (ours(on_cluster(GET)),), (ours(on_cluster(UPDATE)),)
         add(code.GET_BROKER_RUNTIME_INFO, self.runtime_info, needs=our_looks, overtakes=True)
         add(code.VIEW_BROKER_STATS_DATA, self.statistic, header=ViewBrokerStatsHeader, needs=looks)
-        add(code.GET_BROKER_HA_STATUS, self.replication, needs=our_looks)
-        add(code.RESET_MASTER_FLUSH_OFFSET, self.reset_master_flush, needs=changes)
         add(code.CLEAN_UNUSED_TOPIC, self.clean_unused_topics, needs=our_changes)
         add(code.CLEAN_EXPIRED_CONSUMEQUEUE, self.clean_expired, needs=our_changes)
         add(code.DELETE_EXPIRED_COMMITLOG, self.clean_expired, needs=our_changes)
@@ -100,14 +97,6 @@ class BrokerHandlers:
                 stats_day=_item(counter.last_day()),
             )
         )
-
-    def replication(self, _: Request[NoFields]) -> Response:
-        """The state of replication: a master, and the end of its log."""
-        return answer(HaStatus(master_commit_log_max_offset=self._store.end_offset))
-
-    def reset_master_flush(self, _: Request[NoFields]) -> Response:
-        """Success without a change: the number belongs to a replica, a master has nothing to reset."""
-        return Response()
 
     # --- cleaning ---------------------------------------------------------------------------------------------
 

@@ -128,7 +128,7 @@ class ClientRelay:
             place = decode_offset_message_id(message_id)
         except FormatError as error:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"msgId: {error}") from error
-        record = self._store.reading.message_at(place.physical_offset)
+        record = self._store.asking.message_at(place.physical_offset)
         if record is None:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR, f"no message with the id {message_id} is stored here"

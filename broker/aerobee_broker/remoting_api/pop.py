@@ -23,7 +23,7 @@ from aerobee_broker.pop.values import (
     QueuePart,
 )
 from aerobee_proto.codes import RequestCode, ResponseCode
-from aerobee_proto.errors import LimitReached, RequestError
+from aerobee_proto.errors import LimitReached
 from aerobee_proto.headers import (
     NotificationHeader,
     PeekMessageHeader,
@@ -52,7 +52,8 @@ class PopHandlers:
         """Add the handlers to a table."""
         add, needs = table.register, (on_group("consumer_group", SUB), on_topic("topic", SUB))
         add(RequestCode.POP_MESSAGE, self.pop, header=PopMessageHeader, needs=needs)
-        add(RequestCode.PEEK_MESSAGE, self.peek, header=PeekMessageHeader, needs=needs)
+        # In this order RocketMQ names what is refused.
+        add(RequestCode.PEEK_MESSAGE, self.peek, header=PeekMessageHeader, needs=needs[::-1])
         add(RequestCode.NOTIFICATION, self.notification, header=NotificationHeader, needs=needs)
         add(
             RequestCode.POLLING_INFO,
@@ -122,23 +123,16 @@ def _place(header: PopHeader) -> GroupQueue:
 
 def _answer_pop(request: Request[PopMessageHeader], outcome: Outcome) -> None:
     if isinstance(outcome, Failed):
-        _fail(request, outcome.error)
+        request.fail(outcome.error)
     elif not isinstance(outcome, Notice):
         request.respond(_encode_pop(request, outcome))
 
 
 def _answer_notice(request: Request[NotificationHeader], outcome: Outcome) -> None:
     if isinstance(outcome, Failed):
-        _fail(request, outcome.error)
+        request.fail(outcome.error)
     elif isinstance(outcome, Notice):
         request.respond(_encode_notice(request, outcome))
-
-
-def _fail(request: Asked, error: Exception) -> None:
-    if isinstance(error, RequestError):
-        request.respond(Response(error.code, error.remark))
-    else:
-        request.fail(error)
 
 
 def _log_limit(request: Asked, reached: LimitReached | None) -> None:

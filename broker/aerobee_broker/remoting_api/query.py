@@ -32,6 +32,7 @@ class QueryHandlers:
             begin_ms=header.begin_timestamp,
             end_ms=header.end_timestamp,
             is_unique=header.unique_key_query,
+            caller=request.connection,
         )
         ext = {
             "indexLastUpdatePhyoffset": str(found.last_update_physical_offset),

@@ -20,7 +20,7 @@ import msgspec
 import structlog
 
 from aerobee_broker.messages.promises import Promises
-from aerobee_broker.messages.publish import Published, Publisher
+from aerobee_broker.messages.publish import NEW_TOPICS_MAX, Published, Publisher
 from aerobee_broker.messages.publish_batches import BatchPlan, BatchPublisher, StoredBatch
 from aerobee_broker.remoting_api.client_versions import reconsume_limit_of
 from aerobee_broker.settings.config import BrokerConfig, LiveConfig
@@ -123,15 +123,21 @@ class SendProcessor:
 
     def register(self, table: HandlerTable) -> None:
         # A consumer sends what failed to the retry topic of its group: it must be one that may read there.
-        needs = (on_topic("topic", PUB, of_retry=(SUB,)),)
-        headers: dict[int, type[SendHeader]] = {
-            RequestCode.SEND_MESSAGE: SendMessageHeader,
-            RequestCode.SEND_MESSAGE_V2: SendMessageV2Header,
-        }
-        for code, header in headers.items():
-            table.register_batch(
-                code, self.on_sends, header=header, needs=needs, body_size_max=MESSAGE_BODY_SIZE_MAX
-            )
+        needs = (on_topic("topic", PUB, of_retry=(SUB,), official_group="producer_group"),)
+        table.register_batch(
+            RequestCode.SEND_MESSAGE,
+            self.on_sends,
+            header=SendMessageHeader,
+            needs=(on_topic("topic", PUB, of_retry=(SUB,)),),
+            body_size_max=MESSAGE_BODY_SIZE_MAX,
+        )
+        table.register_batch(
+            RequestCode.SEND_MESSAGE_V2,
+            self.on_sends,
+            header=SendMessageV2Header,
+            needs=needs,
+            body_size_max=MESSAGE_BODY_SIZE_MAX,
+        )
         table.register_batch(
             RequestCode.SEND_BATCH_MESSAGE,
             self.on_batches,
@@ -144,6 +150,18 @@ class SendProcessor:
 
     def on_sends(self, connection: Channel, items: Sequence[Send]) -> None:
         """Every SEND_MESSAGE of one read."""
+        if len(items) > NEW_TOPICS_MAX and self._publisher.is_long(items):
+            connection.run_alone(lambda: self._send_in_turns(connection, items))
+        else:
+            self._send_at_once(connection, items)
+
+    async def _send_in_turns(self, connection: Channel, items: Sequence[Send]) -> None:
+        """As at once, for very many new topics: others are served between the steps."""
+        for start in range(0, len(items), NEW_TOPICS_MAX):
+            await asyncio.sleep(0)
+            self._send_at_once(connection, items[start : start + NEW_TOPICS_MAX])
+
+    def _send_at_once(self, connection: Channel, items: Sequence[Send]) -> None:
         published = self._publisher.publish(items, connection, reconsume_limit_of)
         if published.refused or published.without_wait or published.recall_handles or published.new_topics:
             self._answer_each(connection, items, published)

@@ -181,9 +181,7 @@ class TopicHandlers:
                 f"queue {header.queue_id} of topic {header.topic[:255]} does not exist in the store",
             )
         count = min(max(0, header.count), ENTRIES_PER_QUERY_MAX)
-        entries = self._store.reading.queue_entries(
-            header.topic, header.queue_id, max(0, header.index), count
-        )
+        entries = self._store.asking.queue_entries(header.topic, header.queue_id, max(0, header.index), count)
         body = QueryConsumeQueueBody(
             min_queue_index=self._store.reading.min_offset(header.topic, header.queue_id),
             max_queue_index=self._store.reading.max_offset(header.topic, header.queue_id),

@@ -61,6 +61,14 @@ class DelayOffsets:
             self.version = self.version.next(self._clock())
             self.revision += 1
 
+    def follow(self, theirs: AllDelayOffsets) -> bool:
+        """Become what the master's table is; False when it is that already. All that it speaks of is on this disk."""
+        if theirs.data_version == self.version and theirs.offset_table == self._offsets:
+            return False
+        self.take(theirs)
+        self.revision += 1
+        return True
+
     # --- the file ---------------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:

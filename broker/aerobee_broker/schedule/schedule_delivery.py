@@ -23,6 +23,7 @@ import asyncio
 import heapq
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import structlog
@@ -35,6 +36,7 @@ from aerobee_broker.schedule.wakeups import Wakeups
 from aerobee_broker.settings.config import LiveConfig, delay_levels
 from aerobee_broker.settings.config_files import ConfigFiles
 from aerobee_proto.names import SCHEDULE_TOPIC
+from aerobee_store.disk.page_cache import NotInMemory
 from aerobee_store.faults.errors import StoreError
 from aerobee_store.store import MessageStore
 from aerobee_store.terms.messages import NewMessage, PutStatus
@@ -204,7 +206,7 @@ class ScheduleDelivery:
             level = self._levels[number]
             if level.due_ms == due_ms:
                 level.due_ms = None
-                self._deliver(level)
+                await self._scheduled.cold.present(partial(self._deliver, level))
                 await asyncio.sleep(0)
 
     def _notice_clock_step(self) -> None:
@@ -216,7 +218,7 @@ class ScheduleDelivery:
         self._skew_ms = skew_ms
 
     def _deliver(self, level: _Level) -> None:
-        """Deliver one batch of a level and find out what comes next."""
+        """Deliver one batch of a level and find out what comes next. NotInMemory: nothing was done yet."""
         offsets, messages, end = self._due_batch(level)
         try:
             done = self._writer.append(messages) if messages else []
@@ -246,12 +248,17 @@ class ScheduleDelivery:
         size = 0
         high = min(self._range(level)[1], level.offset + BATCH_COUNT)
         for offset in range(level.offset, high):
-            entry = store.reading.queue_entry(SCHEDULE_TOPIC, level.number - 1, offset)
-            if entry is None:
-                continue
-            if level.due_of(offset, entry.tag_hash) > now_ms or size > BATCH_BYTES:
+            try:
+                entry = store.asking.queue_entry(SCHEDULE_TOPIC, level.number - 1, offset)
+                if entry is None:
+                    continue
+                if level.due_of(offset, entry.tag_hash) > now_ms or size > BATCH_BYTES:
+                    return offsets, messages, offset
+                message = self._delivery(entry.physical_offset, entry.tag_hash)
+            except NotInMemory:
+                if not messages:
+                    raise
                 return offsets, messages, offset
-            message = self._delivery(entry.physical_offset, entry.tag_hash)
             if message is not None:
                 offsets.append(offset)
                 messages.append(message)

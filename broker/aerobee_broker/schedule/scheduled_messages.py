@@ -18,6 +18,7 @@ import structlog
 
 from aerobee_broker.catalog.topics import TopicTable
 from aerobee_broker.messages.message_writer import MessageWriter
+from aerobee_broker.reading.cold_reads import ColdReads
 from aerobee_broker.stats import BrokerStats
 from aerobee_proto import properties
 from aerobee_proto.errors import FormatError
@@ -40,16 +41,23 @@ class ScheduledMessages:
     """Reads the records that wait and makes their deliveries. All calls from the event loop."""
 
     def __init__(
-        self, store: MessageStore, topics: TopicTable, writer: MessageWriter, stats: BrokerStats
+        self,
+        store: MessageStore,
+        topics: TopicTable,
+        writer: MessageWriter,
+        stats: BrokerStats,
+        cold: ColdReads,
     ) -> None:
+        self.cold = cold  # for work that meets NotInMemory
         self._store = store
         self._topics = topics
         self._writer = writer
         self._stats = stats
 
-    def read(self, topic: str, physical_offset: int) -> StoredRecord | None:
-        """The record of the waiting `topic` at a place; None when it is gone or damaged, which is told."""
-        raw = self._store.reading.message_at(physical_offset)
+    def read(self, topic: str, physical_offset: int, *, asks: bool = True) -> StoredRecord | None:
+        """The record of the waiting `topic` at a place; None when it is gone or damaged, which is told. NotInMemory:
+        it has to be brought; not when nobody `asks`."""
+        raw = (self._store.asking if asks else self._store.reading).message_at(physical_offset)
         if raw is None:
             cleaned = physical_offset < self._store.min_physical_offset
             write = log.warning if cleaned else log.error

@@ -40,6 +40,7 @@ from aerobee_proto.javahash import java_hash
 from aerobee_proto.names import TIMER_TOPIC
 from aerobee_proto.records import StoredRecord
 from aerobee_service.turns.tasks import look_at
+from aerobee_store.disk.page_cache import NotInMemory
 from aerobee_store.faults.errors import StoreError, StoreFull
 from aerobee_store.store import MessageStore
 from aerobee_store.terms.messages import NewMessage, PutStatus
@@ -165,10 +166,11 @@ class TimerDelivery:
 
     async def work(self) -> None:
         """Everything that can be done now."""
-        while self._clock() >= self._retry_at_ms and self._enqueue_batch():  # noqa: ASYNC110  # others too
+        present = self._scheduled.cold.present
+        while self._clock() >= self._retry_at_ms and await present(self._enqueue_batch):  # noqa: ASYNC110  # others too
             await asyncio.sleep(0)
         self._open_slots()
-        while self._clock() >= self._retry_at_ms and self._deliver_batch():  # noqa: ASYNC110  # others too
+        while self._clock() >= self._retry_at_ms and await present(self._deliver_batch):  # noqa: ASYNC110  # others too
             await asyncio.sleep(0)
         self._finish_slots()
 
@@ -187,7 +189,8 @@ class TimerDelivery:
     # --- from the topic to the log ----------------------------------------------------------------------------
 
     def _enqueue_batch(self) -> bool:
-        """Give units to messages that came; False when there are none left, or no room."""
+        """Give units to messages that came; False when there are none left, or no room. NotInMemory: it goes on from
+        where it is."""
         low, high = self._range()
         files = self._files
         if files.queue_offset < low:
@@ -195,7 +198,7 @@ class TimerDelivery:
             files.queue_offset = low
         start = files.queue_offset
         for offset in range(start, min(high, start + BATCH_COUNT)):
-            entry = self._store.reading.queue_entry(TIMER_TOPIC, 0, offset)
+            entry = self._store.asking.queue_entry(TIMER_TOPIC, 0, offset)
             record = self._scheduled.read(TIMER_TOPIC, entry.physical_offset) if entry is not None else None
             if record is not None:
                 try:
@@ -277,7 +280,7 @@ class TimerDelivery:
     def _take_in(self, slot: int, position: int, unit: TimerUnit) -> None:
         opened = self._open[slot]
         if unit.deletes and not unit.rolls:
-            record = self._scheduled.read(TIMER_TOPIC, unit.physical_offset)
+            record = self._scheduled.read(TIMER_TOPIC, unit.physical_offset, asks=False)
             key = record.property_map.get(properties.TIMER_DEL_UNIQKEY) if record is not None else None
             if key is not None:
                 opened.recalled.add(key)
@@ -289,7 +292,8 @@ class TimerDelivery:
     # --- from the heap to the topics --------------------------------------------------------------------------
 
     def _deliver_batch(self) -> bool:
-        """Deliver what is due; False when nothing is left that is, or the store takes nothing."""
+        """Deliver what is due; False when nothing is left that is, or the store takes nothing. NotInMemory: nothing was
+        done yet."""
         entries, messages = self._due_batch()
         if not entries:
             return False
@@ -322,8 +326,14 @@ class TimerDelivery:
         messages: list[NewMessage | None] = []
         size = 0
         while self._heap and self._heap[0] >> POSITION_BITS <= now_ms and len(entries) < BATCH_COUNT:
-            entry = heapq.heappop(self._heap)
-            message = self._message_of(entry)
+            entry = self._heap[0]
+            try:
+                message = self._message_of(entry)
+            except NotInMemory:
+                if not entries:
+                    raise
+                break
+            heapq.heappop(self._heap)
             entries.append(entry)
             messages.append(message)
             size += len(message.body) if message is not None else 0

@@ -20,18 +20,20 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 import structlog
 from pydantic import Field, field_validator, model_validator
 
+from aerobee_access.settings import AccessSettings
 from aerobee_broker.settings.official_keys import PROMISING_KEYS, UNSUPPORTED_KEYS
 from aerobee_proto import names
 from aerobee_proto.bodies import DataVersion
 from aerobee_service.settings.settings import (
     SettingsError,
-    SettingsModel,
     SettingsPath,
     SettingsPathText,
     SettingsProblem,
     apply_changes,
 )
 from aerobee_service.settings.settings_signal import SettingsSignal
+from aerobee_service.tls.contexts import ClientAuth
+from aerobee_service.tls.ends import check_tls
 from aerobee_store.terms.config import StoreConfig
 
 __all__ = [
@@ -42,6 +44,7 @@ __all__ = [
     "hot_keys",
     "local_address",
     "nameserver_addresses",
+    "plain_acl_of",
     "to_store_config",
     "unserved_keys",
     "warn_of_unserved",
@@ -51,12 +54,11 @@ log = structlog.get_logger()
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
+SLAVE_RATIO: Final = 10  # percent of memory
 NAME_PATTERN: Final = r"^[%|a-zA-Z0-9_-]+$"
 DELAY_LEVEL_DEFAULT: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 DELAY_UNIT_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 DELAY_LEVEL_COUNT_MAX: Final = 1000
-# Why keys have no effect.
-NO_REPLICAS: Final = "there are no replicas"
 # An address of a network that is reserved for documentation: a UDP socket "connected" to it sends nothing,
 # but the kernel tells which local address would be used to leave this machine.
 OUTSIDE_ADDRESS: Final = ("198.51.100.1", 9)
@@ -103,7 +105,7 @@ Percent = Annotated[int, Field(ge=1, le=100)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
-class BrokerConfig(SettingsModel):
+class BrokerConfig(AccessSettings):
     """All settings of a broker under RocketMQ's names; the defaults are RocketMQ's unless the text says so."""
 
     UNSUPPORTED: ClassVar[Mapping[str, str]] = UNSUPPORTED_KEYS
@@ -120,13 +122,24 @@ class BrokerConfig(SettingsModel):
         "Name that a master and its slaves share.",
         **_name(100),
     )
-    broker_id: int = _key(0, "Number within the broker name; 0 is the master.", ge=0, le=2**31 - 1)
-    broker_role: str = _key("ASYNC_MASTER", "ASYNC_MASTER; replication roles are refused.")
+    broker_id: int = _key(
+        0, "Number within the broker name, another for each slave; a master is 0.", ge=0, le=2**31 - 1
+    )
+    broker_role: Literal["ASYNC_MASTER", "SYNC_MASTER", "SLAVE"] = _key(
+        "ASYNC_MASTER",
+        "ASYNC_MASTER: sends wait for no slave. SYNC_MASTER: for inSyncReplicas copies. SLAVE: follows a master.",
+    )
     namesrv_addr: str = _key(
         "",
         "Nameservers as host:port;host:port. Empty: the broker registers nowhere.",
         hot=True,
         env=("NAMESRV_ADDR",),
+    )
+    workers: int = _key(
+        1,
+        "Brokers that run as one service, each with a store and ports of its own (docs/operations.md). Ours.",
+        ge=1,
+        le=64,
     )
     listen_port: Port = _key(10911, "Port for clients; 0 takes a free one.")
     bind_address: str = _key("0.0.0.0", "Local address to listen on.")  # noqa: S104
@@ -138,8 +151,11 @@ class BrokerConfig(SettingsModel):
     broker_ip2: str = _key(
         "", "Address that replicas connect to. Empty: the same as brokerIP1.", alias="brokerIP2"
     )
-    ha_listen_port: Port = _key(10912, "Port for replicas, as registered.")
-    ha_master_address: str = _key("", "Master's replication address; only for slaves.", unserved=NO_REPLICAS)
+    ha_listen_port: Port = _key(0, "Port at which slaves fetch the log; 0: the one after listenPort.")
+    ha_master_address: str = _key(
+        "",
+        "Where a slave fetches the log, as host:port. Empty: where the nameservers say that its master is.",
+    )
     region_id: str = _key("DefaultRegion", "Region put on messages as MSG_REGION.", hot=True)
     trace_on: bool = _key(True, "Tell clients that tracing is on (TRACE_ON).", hot=True)
     trace_topic_enable: bool = _key(False, "Create the trace topic at start.")
@@ -173,6 +189,10 @@ class BrokerConfig(SettingsModel):
     flush_disk_type: Literal["SYNC_FLUSH", "ASYNC_FLUSH"] = _key(
         "SYNC_FLUSH",
         "SYNC_FLUSH: a send is answered when it is on disk (our default; RocketMQ's is ASYNC_FLUSH).",
+    )
+    send_engine: Literal["auto", "python", "native"] = _key(
+        "auto",
+        "Who takes usual sends: native, the engine of aerobee[native]; python; auto: native where it is installed.",
     )
     flush_interval_commit_log: Millis = _key(
         500, "Pause between flushes with ASYNC_FLUSH.", unit="ms", hot=True
@@ -294,7 +314,15 @@ class BrokerConfig(SettingsModel):
     enable_property_filter: bool = _key(
         False, "Serve SQL92 filters over properties; off, they are refused with code 1.", hot=True
     )
-    slave_read_enable: bool = _key(False, "Send readers of old messages to a slave.", hot=True)
+    slave_read_enable: bool = _key(
+        False,
+        "A master sends readers of old messages to a slave; a slave serves reads. Set it on both.",
+        hot=True,
+    )
+    offset_check_in_slave: bool = _key(
+        False,
+        "A slave moves readers whose offset it does not have, instead of sending them to the master.",
+    )
     use_server_side_reset_offset: bool = _key(True, "Reset offsets in the broker, not in clients.", hot=True)
     access_message_in_memory_max_ratio: Percent = _key(
         40, "Share of memory in which recent messages are taken to be.", unit="%"
@@ -309,6 +337,20 @@ class BrokerConfig(SettingsModel):
     max_transfer_count_on_message_in_disk: Count = _key(8, "Most messages of one pull from disk.")
     max_filter_message_size: int = _key(
         16_000, "Most bytes of queue entries that one pull looks at.", unit="bytes", ge=20, le=16 * MIB
+    )
+    cold_read_threads: int = _key(
+        8,
+        "Threads that read from the disk what is not in memory, while other requests are served; 0: the event loop "
+        "reads it, and everybody waits. Ours.",
+        ge=0,
+        le=64,
+    )
+    cold_read_ahead_bytes: int = _key(
+        MIB,
+        "Bytes that are read ahead for a consumer that catches up; 0: none. Ours.",
+        unit="bytes",
+        ge=0,
+        le=64 * MIB,
     )
     default_query_max_num: int = _key(
         32, "Most messages of a query by unique key.", hot=True, ge=1, le=10_000
@@ -364,13 +406,52 @@ class BrokerConfig(SettingsModel):
     pop_polling_size: Count = _key(1_024, "Pops held for the same topic, group and queue.", hot=True)
     max_pop_polling_size: Count = _key(100_000, "Pops held in all.", hot=True)
 
-    # Replication: registered and answered, but only the values of a lone master are taken.
-    total_replicas: Count = _key(1, "Copies of each message, this one included.")
-    in_sync_replicas: Count = _key(1, "Copies that a send waits for.")
-    min_in_sync_replicas: Count = _key(1, "Copies without which a send is refused.")
-    acl_enable: bool = _key(False, "Access control of 4.x; refused.")
-    authentication_enabled: bool = _key(False, "Access control of 5.x: who is it; refused.")
-    authorization_enabled: bool = _key(False, "Access control of 5.x: may they; refused.")
+    # Replication.
+    total_replicas: Count = _key(
+        1, "Copies of each message, the master's included.", unserved="slaves come and go as they connect"
+    )
+    in_sync_replicas: Count = _key(
+        1, "Copies that a send to a SYNC_MASTER waits for, the master's included; 1: it waits for no slave."
+    )
+    min_in_sync_replicas: Count = _key(
+        1, "Copies, the master's included, without which a SYNC_MASTER refuses sends before it stores them."
+    )
+    enable_auto_in_sync_replicas: bool = _key(
+        False, "Wait for no more copies than are in sync, but for minInSyncReplicas."
+    )
+    slave_timeout: Millis = _key(
+        3_000, "Longest wait of a send for slaves; then FLUSH_SLAVE_TIMEOUT.", unit="ms"
+    )
+    duplication_enable: bool = _key(False, "No slave is served: haListenPort stays closed.")
+    ha_send_heartbeat_interval: Millis = _key(
+        5_000,
+        "Silence of the replication link after which its sides say that they are there.",
+        unit="ms",
+        hot=True,
+    )
+    ha_housekeeping_interval: Millis = _key(
+        20_000, "Silence of the other side after which the link is closed.", unit="ms", hot=True
+    )
+    ha_transfer_batch_size: int = _key(
+        32 * KIB, "Bytes of the log sent at once.", unit="bytes", hot=True, ge=KIB, le=4 * MIB - 64 * KIB
+    )
+    ha_max_gap_not_in_sync: int = _key(
+        256 * MIB, "A slave that is less behind is in sync.", unit="bytes", hot=True, ge=1, le=2**62
+    )
+    ha_flow_control_enable: bool = _key(False, "Bound what each slave is sent in a second.", hot=True)
+    max_ha_transfer_byte_in_second: int = _key(
+        100 * MIB, "That bound.", unit="bytes/s", hot=True, ge=KIB, le=2**40
+    )
+    acl_enable: bool = _key(
+        False, "Access control of 4.x, by accounts in a file; not together with that of 5.x."
+    )
+    migrate_auth_from_v1_enabled: bool = _key(
+        False, "Make users and policies of accounts of 4.x at the start, of those that are no users yet."
+    )
+    plain_acl_path: SettingsPathText = _key(
+        "",
+        "File of those accounts; more in the folder acl beside it. Empty: config/plain_acl.yml of the store. Ours.",
+    )
 
     # Registration.
     register_name_server_period: Millis = _key(
@@ -400,7 +481,30 @@ class BrokerConfig(SettingsModel):
     tls_server_cert_path: SettingsPathText = _key("", "Certificate chain (PEM).", alias="tlsServerCertPath")
     tls_server_key_path: SettingsPathText = _key("", "Private key (PEM).", alias="tlsServerKeyPath")
     tls_server_trust_cert_path: SettingsPathText = _key(
-        "", "Certificates that clients must be signed with (PEM).", alias="tlsServerTrustCertPath"
+        "",
+        "Authorities that clients' certificates are checked against (PEM).",
+        alias="tlsServerTrustCertPath",
+    )
+    tls_server_need_client_auth: ClientAuth = _key(
+        "",
+        "Whether clients show a certificate: none, optional, require. Empty: require with tlsServerTrustCertPath.",
+        alias="tlsServerNeedClientAuth",
+    )
+    use_tls: bool = _key(
+        False, "Speak TLS to nameservers and other brokers; their certificates are checked.", alias="useTLS"
+    )
+    tls_client_trust_cert_path: SettingsPathText = _key(
+        "", "Authorities of their certificates (PEM). Empty: the system's.", alias="tlsClientTrustCertPath"
+    )
+    tls_client_cert_path: SettingsPathText = _key(
+        "", "Certificate chain that is shown to them (PEM).", alias="tlsClientCertPath"
+    )
+    tls_client_key_path: SettingsPathText = _key("", "Its private key (PEM).", alias="tlsClientKeyPath")
+    tls_config_path: SettingsPathText = _key(
+        "",
+        "Properties with RocketMQ's own names (`tls.server.certPath`, ...); they win over these keys. The one place"
+        " for a key's password.",
+        alias="tlsConfigPath",
     )
 
     # Bounds of our own, so that one client cannot take all memory.
@@ -419,7 +523,7 @@ class BrokerConfig(SettingsModel):
     )
     max_connections_per_host: Count = _key(10_000, "Open connections from one address.")
     loop_held_millis: int = _key(
-        100,
+        50,
         "Time of one turn of the event loop from which on the log and the metrics say who took it.",
         unit="ms",
         ge=1,
@@ -462,6 +566,12 @@ class BrokerConfig(SettingsModel):
     max_held_pulls_per_connection: Count = _key(
         20_000, "Pulls held at a time for one connection; a client holds one for each queue it reads."
     )
+    max_cold_reads: Count = _key(
+        20_000, "Requests that wait for messages to be read from the disk at a time."
+    )
+    max_cold_reads_per_connection: Count = _key(
+        5_000, "Such requests at a time of one connection; a client has one for each queue it reads."
+    )
     max_topics: Count = _key(100_000, "Topics in all, however they are created.", hot=True)
     max_groups: Count = _key(100_000, "Consumer groups in all, however they are created.", hot=True)
     max_open_transactions: Count = _key(
@@ -488,6 +598,9 @@ class BrokerConfig(SettingsModel):
     metrics_prom_exporter_host: str = _key(
         "127.0.0.1", "Local address of that port; by default for this machine alone. Empty: bindAddress."
     )
+    metrics_prom_exporter_tls: bool = _key(
+        False, "That port speaks HTTPS alone, with the certificate of tlsServerCertPath. Ours."
+    )
     stats_interval_seconds: int = _key(
         60, "Pause between broker.stats lines.", unit="s", hot=True, ge=1, le=86_400
     )
@@ -511,37 +624,66 @@ class BrokerConfig(SettingsModel):
         delay_levels(value)
         return value
 
-    @field_validator("broker_role")
+    @field_validator("ha_master_address")
     @classmethod
-    def _only_a_master(cls, value: str) -> str:
-        if value != "ASYNC_MASTER":
-            raise ValueError("replication is not served; the only role is ASYNC_MASTER")
+    def _one_address(cls, value: str) -> str:
+        if value and len(nameserver_addresses(value)) != 1:
+            raise ValueError("one address is wanted, as host:port")
         return value
 
-    @field_validator("in_sync_replicas", "min_in_sync_replicas", "total_replicas")
-    @classmethod
-    def _no_replicas(cls, value: int) -> int:
-        if value != 1:
-            raise ValueError("replication is not served; a send cannot wait for more than this one copy")
-        return value
+    @model_validator(mode="after")
+    def _imports_into_something(self) -> "BrokerConfig":
+        if self.migrate_auth_from_v1_enabled and not (
+            self.authentication_enabled or self.authorization_enabled
+        ):
+            raise ValueError("migrateAuthFromV1Enabled needs authenticationEnabled or authorizationEnabled")
+        return self
 
-    @field_validator("acl_enable", "authentication_enabled", "authorization_enabled")
-    @classmethod
-    def _no_access_control(cls, value: bool) -> bool:
-        if value:
-            raise ValueError("access control is not served; without it everybody could do everything")
-        return value
+    @model_validator(mode="after")
+    def _one_access_control(self) -> "BrokerConfig":
+        if self.acl_enable and (self.authentication_enabled or self.authorization_enabled):
+            raise ValueError(
+                "aclEnable is the access control of 4.x; leave authenticationEnabled and "
+                "authorizationEnabled off with it, or import its accounts: migrateAuthFromV1Enabled"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _copies_are_there(self) -> "BrokerConfig":
+        if self.is_slave and not self.broker_id:
+            raise ValueError("brokerRole=SLAVE needs a brokerId of 1 or more, another one for each slave")
+        if self.broker_role == "ASYNC_MASTER" and max(self.in_sync_replicas, self.min_in_sync_replicas) > 1:
+            raise ValueError(
+                "an ASYNC_MASTER waits for no copy: set brokerRole=SYNC_MASTER, or leave inSyncReplicas and"
+                " minInSyncReplicas out"
+            )
+        if self.min_in_sync_replicas > self.in_sync_replicas:
+            raise ValueError(
+                f"minInSyncReplicas={self.min_in_sync_replicas} must not be above"
+                f" inSyncReplicas={self.in_sync_replicas}: sends would wait for fewer copies than there have to be"
+            )
+        return self
+
+    @property
+    def is_slave(self) -> bool:
+        """Whether the log is a master's."""
+        return self.broker_role == "SLAVE"
+
+    @property
+    def waits_for_replicas(self) -> bool:
+        """Whether a send may have to wait for slaves."""
+        return self.broker_role == "SYNC_MASTER"
+
+    @property
+    def registered_id(self) -> int:
+        """Number within the broker name: a master's is 0, whatever brokerId says, as in RocketMQ."""
+        return self.broker_id if self.is_slave else 0
 
     @model_validator(mode="after")
     def _disk_levels_rise(self) -> "BrokerConfig":
         if not self.disk_space_clean_forcibly_ratio <= self.disk_space_warning_level_ratio:
             raise ValueError("diskSpaceCleanForciblyRatio must not be above diskSpaceWarningLevelRatio")
-        if self.tls_server_mode != "disabled" and not (
-            self.tls_server_cert_path and self.tls_server_key_path
-        ):
-            raise ValueError(
-                f"tlsServerMode={self.tls_server_mode} needs tlsServerCertPath and tlsServerKeyPath"
-            )
+        check_tls(self)
         return self
 
 
@@ -621,6 +763,11 @@ def hot_keys() -> frozenset[str]:
     return frozenset(alias for alias, extra in extras.items() if isinstance(extra, dict) and extra.get("hot"))
 
 
+def plain_acl_of(config: BrokerConfig) -> Path:
+    """The file of accounts of 4.x."""
+    return Path(config.plain_acl_path or config.store_path_root_dir / "config" / "plain_acl.yml")
+
+
 def nameserver_addresses(text: str) -> tuple[str, ...]:
     """`host:port;host:port` as a tuple without repeats; ValueError names what is wrong with which part."""
     parts = [part.strip() for part in text.replace(",", ";").split(";") if part.strip()]
@@ -669,6 +816,7 @@ def to_store_config(config: BrokerConfig) -> StoreConfig:
         root=config.store_path_root_dir,
         commit_log_folder=Path(folder) if folder else None,
         commit_log_file_size=config.mapped_file_size_commit_log,
+        is_copy=config.is_slave,
         consume_queue_file_size=queue_file_size,
         batch_queue_file_size=batch_file_size,
         timer_log_file_size=config.mapped_file_size_timer_log,
@@ -686,6 +834,10 @@ def to_store_config(config: BrokerConfig) -> StoreConfig:
         memory_transfer_count_max=config.max_transfer_count_on_message_in_memory,
         disk_transfer_size_max=config.max_transfer_bytes_on_message_in_disk,
         disk_transfer_count_max=config.max_transfer_count_on_message_in_disk,
-        memory_ratio_max=config.access_message_in_memory_max_ratio,
+        # A slave takes less for granted, as in RocketMQ: what is read there is what others do not read any more.
+        memory_ratio_max=max(
+            1, config.access_message_in_memory_max_ratio - (SLAVE_RATIO if config.is_slave else 0)
+        ),
         query_count_max=config.max_msgs_num_batch,
+        read_ahead_size=config.cold_read_ahead_bytes,
     )

@@ -20,6 +20,9 @@ class BrokerIdentity:
     host: str  # the advertised address; offset message ids carry it
     port: int
     ha_addr: str
+    worker: str = (
+        ""  # its place among the workers of a service, "2 of 4 of broker-a"; empty for a broker alone
+    )
 
     @property
     def broker_addr(self) -> str:
@@ -27,16 +30,17 @@ class BrokerIdentity:
         return _join(self.host, self.port)
 
 
-def identity_of(config: BrokerConfig, port: int) -> BrokerIdentity:
-    """The identity of a broker with these settings that listens on `port`."""
+def identity_of(config: BrokerConfig, port: int, worker: str = "", ha_port: int = 0) -> BrokerIdentity:
+    """The identity of a broker with these settings that listens on `port`, for its slaves on `ha_port`; 0: as set."""
     host = config.broker_ip1 or _reachable(config.bind_address)
     return BrokerIdentity(
         cluster_name=config.broker_cluster_name,
         broker_name=config.broker_name,
-        broker_id=config.broker_id,
+        broker_id=config.registered_id,
         host=host,
         port=port,
-        ha_addr=_join(config.broker_ip2 or host, config.ha_listen_port),
+        ha_addr=_join(config.broker_ip2 or host, ha_port or config.ha_listen_port or port + 1),
+        worker=worker,
     )
 
 

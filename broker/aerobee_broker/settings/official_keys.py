@@ -76,18 +76,23 @@ _BY_REASON: Final = {
         timerMetricSmallThreshold timerProgressLogIntervalMs
         timerSkipUnknownError timerStopDequeue timerStopEnqueue timerWarmEnable
     """,
-    "there is no replication, no controller and no election": """
+    "there is no controller and no acting master": """
         allAckInSyncStateSet asyncLearner brokerElectionPriority brokerHeartbeatInterval
         brokerNotActiveTimeoutMillis checkSyncStateSetPeriod compatibleWithOldNameSrv controllerAddr
         controllerHeartBeatTimeoutMills dLegerGroup dLegerPeers dLegerSelfId diskFallRecorded
-        duplicationEnable enableAutoInSyncReplicas enableControllerMode enableDLedgerCommitLog
+        enableControllerMode enableDLedgerCommitLog
         enableDLegerCommitLog enableRemoteEscape enableSlaveActingMaster enableSplitRegistration
-        fetchControllerAddrByDnsLookup forwardTimeout haFlowControlEnable haHousekeepingInterval
-        haMaxGapNotInSync haMaxTimeSlaveNotCatchup haSendHeartbeatInterval haSlaveFallbehindMax
-        haTransferBatchSize isBrokerContainer isInBrokerContainer lockInStrictMode
-        maxHaTransferByteInSecond maxSlaveResendLength sendHeartbeatTimeoutMillis skipPreOnline
-        slaveTimeout splitRegistrationSize syncBrokerMemberGroupPeriod syncBrokerMetadataPeriod
-        syncControllerMetadataPeriod syncFromLastFile syncMasterFlushOffsetWhenStartup
+        fetchControllerAddrByDnsLookup forwardTimeout haMaxTimeSlaveNotCatchup
+        isBrokerContainer isInBrokerContainer lockInStrictMode
+        sendHeartbeatTimeoutMillis skipPreOnline
+        splitRegistrationSize storePathBrokerIdentity storePathEpochFile syncBrokerMemberGroupPeriod
+        syncBrokerMetadataPeriod syncControllerMetadataPeriod syncFromLastFile
+    """,
+    "the link that it bounds needs no such bound: a slave is sent what it asks for, one piece at a time": """
+        haSlaveFallbehindMax maxSlaveResendLength
+    """,
+    "a slave compares its log with the master's when they meet": """
+        syncMasterFlushOffsetWhenStartup
     """,
     "compaction topics are not served": """
         compactionCqMappedFileSize compactionMappedFileSize enableCompaction maxChecksumRange
@@ -100,18 +105,12 @@ _BY_REASON: Final = {
         expectConsumerNumUseFilter filterDataCleanTimeSpan filterSupportRetry
         maxErrorRateOfBloomFilter
     """,
-    "access control is not served": """
-        aclCacheMaxNum authenticationMetadataProvider authenticationProvider authenticationStrategy
-        authenticationWhitelist authorizationMetadataProvider authorizationProvider
-        authorizationStrategy authorizationWhitelist initAuthenticationUser
-        innerClientAuthenticationCredentials migrateAuthFromV1Enabled userCacheMaxNum
-    """,
     "nameservers are listed in namesrvAddr; there is no look-up of them elsewhere": """
         channelNotActiveInterval clientChannelMaxIdleTimeSeconds clientCloseSocketIfTimeout
         connectTimeoutMillis enableReconnectForGoAway fetchNameSrvAddrByDnsLookup
         fetchNamesrvAddrByAddressServer fetchNamesrvAddrInterval isScanAvailableNameSrv
         loadBalancePollNameServerInterval maxReconnectIntervalTimeSeconds rmqAddressServerDomain
-        rmqAddressServerSubGroup socksProxyConfig updateNameServerAddrPeriod useTLS
+        rmqAddressServerSubGroup socksProxyConfig updateNameServerAddrPeriod
     """,
     "expired files go one at a time, without such a setting": """
         autoDeleteUnusedStats cleanSwapedMapInterval correctLogicMinOffsetForceInterval
@@ -140,7 +139,7 @@ _BY_REASON: Final = {
         enableMixedMessageType enableNetWorkFlowControl enableRegisterProducer
         enableShutdownGracefully enableSingleTopicRegistration enableSkipLongAwaitingAck
         flushConsumerOffsetHistoryInterval highSpeedMode maxConsumeQueueScan maxTopicLength
-        messageStorePlugIn offsetCheckInSlave pullBatchMaxMessageCount readUnCommitted
+        messageStorePlugIn pullBatchMaxMessageCount readUnCommitted
         realTimeNotifyConsumerChange rejectPullConsumerEnable replicasPerDiskPartition rocketmqHome
         serverSocketBacklog shutdownWaitTimeSeconds startAcceptSendRequestTimeStamp
         subscriptionExpiredTimeout
@@ -154,10 +153,29 @@ UNSUPPORTED_KEYS: Final[dict[str, str]] = {
 
 # Those of them that ask for a promise which this broker does not keep: the value that asks for nothing, and why.
 PROMISING_KEYS: Final[dict[str, tuple[str, str]]] = {
-    "allAckInSyncStateSet": ("false", "replication is not served; a send cannot wait for other copies"),
-    "enableControllerMode": ("false", "replication is not served; there is nobody to take over"),
-    "enableDLedgerCommitLog": ("false", "replication is not served; the log has this one copy"),
-    "enableDLegerCommitLog": ("false", "replication is not served; the log has this one copy"),
+    "allAckInSyncStateSet": (
+        "false",
+        "there is no set that is kept by an election; name the copies that a send waits for with inSyncReplicas",
+    ),
+    "enableControllerMode": (
+        "false",
+        "there is no controller, so nobody would take over; leave it out, and set brokerRole and brokerId",
+    ),
+    "enableDLedgerCommitLog": (
+        "false",
+        "such a log is not served; set brokerRole, brokerId and inSyncReplicas",
+    ),
+    "enableDLegerCommitLog": (
+        "false",
+        "such a log is not served; set brokerRole, brokerId and inSyncReplicas",
+    ),
+    "enableSlaveActingMaster": (
+        "false",
+        "a slave does no work of its master here; leave it out, and promote the slave when the master stays away",
+    ),
+    "syncMasterFlushOffsetWhenStartup": (
+        "false",
+        "a slave does not cut its log back by that; it compares it with the master's when they meet: leave it out",
+    ),
     "storeType": ("default", "the only form of store is the default one; a RocksDB store cannot be read"),
-    "useTLS": ("false", "what this broker asks nameservers and other brokers is not encrypted"),
 }

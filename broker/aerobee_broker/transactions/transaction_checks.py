@@ -16,6 +16,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Final
 
 import structlog
@@ -142,7 +143,7 @@ class TransactionChecks:
         end, at = self._store.reading.max_offset(names.HALF_TOPIC, 0), table.progress
         try:
             while at < end:
-                chunk = self._chunk(at, end, limits, report)
+                chunk = await self._transactions.cold.present(partial(self._chunk, at, end, limits, report))
                 await self._carry_out(chunk, report)
                 if chunk.is_last:
                     break
@@ -169,13 +170,13 @@ class TransactionChecks:
     # --- deciding ---------------------------------------------------------------------------------------------
 
     def _chunk(self, at: int, end: int, limits: Limits, report: RoundReport) -> _Chunk:
-        """Read on from `at` and judge what is open there."""
+        """Read on from `at` and judge what is open there. NotInMemory: nothing was judged."""
         table = self._transactions.table
         while at < end and table.is_over(at):
             at += 1
         if at >= end:
             return _Chunk(end, is_last=True)
-        found = self._store.reading.get_message(
+        found = self._store.asking.get_message(
             names.TRANSACTION_GROUP, names.HALF_TOPIC, 0, at, CHUNK_COUNT, CHUNK_SIZE, None
         )
         records = {record.queue_offset: record for record in decode_records(b"".join(found.body))}

@@ -27,6 +27,7 @@ from aerobee_broker.catalog.topics import TopicTable
 from aerobee_broker.messages.message_writer import MessageWriter
 from aerobee_broker.messages.placement import PlacementRules
 from aerobee_broker.messages.refusals import NO_LOG_FILE, put_refusal, store_refusal
+from aerobee_broker.reading.cold_reads import ColdReads
 from aerobee_broker.settings.config import LiveConfig
 from aerobee_broker.transactions.half_messages import (
     MARK_TAG,
@@ -89,6 +90,7 @@ class Transactions:
         offsets: ConsumerOffsets,
         topics: TopicTable,
         on_stored: Callable[[str, int, int], None],
+        cold: ColdReads,
     ) -> None:
         """`on_stored` counts what a commit has stored: the topic, messages, bytes."""
         self._live = live
@@ -98,6 +100,7 @@ class Transactions:
         self._offsets = offsets
         self._topics = topics
         self._on_stored = on_stored
+        self.cold = cold  # for work that meets NotInMemory
         self.table = TransactionTable()
         # Set by load(): messages before it were stored by an earlier run, whose last marks may be missing.
         self._known_from = 0
@@ -210,8 +213,8 @@ class Transactions:
         return half
 
     def half_at(self, physical_offset: int) -> HalfMessage | None:
-        """The half message that begins there; None when there is none."""
-        data = self._store.reading.message_at(physical_offset) if physical_offset >= 0 else None
+        """The half message that begins there; None when there is none. NotInMemory: it has to be brought."""
+        data = self._store.asking.message_at(physical_offset) if physical_offset >= 0 else None
         return None if data is None else read_half(data)
 
     # --- ending -----------------------------------------------------------------------------------------------

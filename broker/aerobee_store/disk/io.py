@@ -34,6 +34,13 @@ from aerobee_service.file_rights import give_rights
 from aerobee_store.disk.disk_space import disk_use
 from aerobee_store.disk.extents import data_extents
 from aerobee_store.disk.file_system import FileSystem, file_system_of
+from aerobee_store.disk.page_cache import (
+    address_of,
+    bring_file,
+    is_file_resident,
+    is_resident,
+    read_file_ahead,
+)
 from aerobee_store.faults import failpoints
 from aerobee_store.faults.errors import (
     FILE_NOT_THERE,
@@ -144,6 +151,9 @@ class DataFile(Protocol):
     def data_extents(self, begin: int, end: int) -> list[tuple[int, int]]:
         """Stretches of [begin, end) that may hold something; the rest reads as zero."""
 
+    def in_memory(self, position: int, length: int) -> bool:
+        """Whether reading these bytes would not wait for the disk, as far as the system can tell."""
+
     def sync(self) -> None:
         """Return when every earlier write is durable. OSError is final for the whole store: FileGone when what was
         written is in no folder any more, or no longer all of it."""
@@ -237,9 +247,17 @@ class StoreIo(Protocol):
     def find(self, path: Path) -> FoundFile | None:
         """What lies at a path now; None when nothing does. Any thread may ask. OSError: nobody can tell now."""
 
+    def bring(self, path: Path, position: int, length: int) -> None:
+        """Return when these bytes of a file are in memory, or the file is gone. From any thread; OSError when the disk
+        refuses."""
+
+    def read_ahead(self, path: Path, position: int, length: int) -> None:
+        """Have these bytes of a file read some time, without waiting for them. From any thread."""
+
 
 class _DiskFile:
     __slots__ = (
+        "_address",
         "_closing",
         "_fd",
         "_identity",
@@ -286,6 +304,7 @@ class _DiskFile:
         # Those that there are many of are mapped by need: most of them are read or written to once, then closed.
         self._is_growing = space is not None
         self.is_mapped = False
+        self._address = 0  # of the map, once somebody has asked what of it is in memory
         self._windows_asked = 0
         if space is None:
             self._make_map()
@@ -425,6 +444,15 @@ class _DiskFile:
 
     def data_extents(self, begin: int, end: int) -> list[tuple[int, int]]:
         return data_extents(self._fd, begin, end)
+
+    def in_memory(self, position: int, length: int) -> bool:
+        if self._fd < 0:
+            return True
+        if not self.is_mapped:
+            return is_file_resident(self._fd, self.size, position, length)
+        if not self._address:
+            self._address = address_of(self.view)
+        return is_resident(self._address + position, min(length, self.size - position))
 
     def sync(self) -> None:
         with self._closing:
@@ -776,6 +804,14 @@ class DiskIo:
         except (FileNotFoundError, NotADirectoryError):
             return None
         return FoundFile(found.st_size, found.st_ino)
+
+    @_with_path
+    def bring(self, path: Path, position: int, length: int) -> None:
+        bring_file(path, position, length)
+
+    @_with_path
+    def read_ahead(self, path: Path, position: int, length: int) -> None:
+        read_file_ahead(path, position, length)
 
 
 def folder_entry(found: os.DirEntry[str]) -> FolderEntry | None:

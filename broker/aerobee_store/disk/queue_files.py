@@ -6,7 +6,9 @@ A `QueueFile` is a DataFile that opens itself by need; the `OpenQueueFiles` of a
 least recently when there are too many, or when the process can open no more.
 
 Invariants
-- At most `count_max` files are open, besides one that a borrower reads.
+- At most `count_max` files are open, besides one that a borrower reads, and at most `maps_max` of them are mapped. A
+  map takes a descriptor, too (`DESCRIPTORS_A_FILE`), but none that a file may need: a write to a file that is open and
+  not mapped costs a call, one to a file that was closed fifteen times that.
 - What was written is durable when the sync that follows says so, also if the file was closed in between. A write that
   fails after the file is closed may be reported to nobody who opens it later. So a file that is closed before its sync
   is on a file system that reports such a failure to a descriptor of ours, held from before the first write on, and that
@@ -70,6 +72,7 @@ class QueueFile:
         "_files",
         "_folder",
         "_inode",
+        "_is_mapped",
         "_name",
         "_owner",
         "_view",
@@ -105,6 +108,8 @@ class QueueFile:
         self._inode = 0
         # Not None: open.
         self._file: DataFile | None = None
+        # Counted among those that are mapped.
+        self._is_mapped = False
         # Where the block begins that was read last, and its bytes. Never of a file that is closed.
         self._block: tuple[int, bytes] | None = None
         # Of all of it, once it was asked for while the file is open and mapped.
@@ -146,8 +151,24 @@ class QueueFile:
         self._block = None
         file.write(position, data)
 
+    def write_again(self, position: int, length: int) -> None:
+        """Write what is there once more, so that the next sync brings it to the disk."""
+        data = bytes(self.piece(position, length))
+        block = self._block
+        self.write(position, data)
+        self._block = block  # nothing has changed
+
     def window(self) -> Window | None:
-        return self._file.window() if self._file is not None else None
+        file = self._file
+        if file is None or self._is_mapped or not hasattr(file, "is_mapped"):
+            return None if file is None else file.window()
+        if not file.is_mapped and not self._files.may_map():
+            return None
+        window = file.window()
+        if file.is_mapped:
+            self._is_mapped = True
+            self._files.mapped_count += 1
+        return window
 
     def zero(self, position: int, length: int) -> bool:
         file = self._opened()
@@ -167,6 +188,12 @@ class QueueFile:
 
     def data_extents(self, begin: int, end: int) -> list[tuple[int, int]]:
         return self._opened().data_extents(begin, end)
+
+    def in_memory(self, position: int, length: int) -> bool:
+        known = self._block
+        if known is not None and known[0] <= position and position + length <= known[0] + _BLOCK_SIZE:
+            return True
+        return self._opened().in_memory(position, length)
 
     def piece(self, position: int, length: int) -> memoryview:
         """As read(), without a copy where the file is mapped anyway, as those are that messages go to, and where it
@@ -255,6 +282,9 @@ class QueueFile:
     def give_up(self) -> DataFile | None:
         """It is not open any more; the caller closes what it was."""
         self._owner.forget_window()
+        if self._is_mapped:
+            self._is_mapped = False
+            self._files.mapped_count -= 1
         file, self._file, self._block, self._view = self._file, None, None, None
         return file
 
@@ -277,7 +307,12 @@ class OpenQueueFiles:
     def __init__(self, io: StoreIo, count_max: int | None = None) -> None:
         """`count_max` None: half of what the limits of this process allow."""
         self._io = io
+        # Replaced by allow().
         self.count_max = max(count_max if count_max is not None else _default_count(), _COUNT_MIN)
+        self.maps_max = self.count_max
+        self._descriptors_max = self._map_until = self.count_max * DESCRIPTORS_A_FILE
+        # Of those that are open.
+        self.mapped_count = 0
         # Used least recently first, but for those that get a second chance.
         self._open: dict[QueueFile, None] = {}
         # Held from before the first write to a file on it, so that no failed write goes unheard.
@@ -298,9 +333,25 @@ class OpenQueueFiles:
         """What lies under the name of a file now; None when nothing does. For any thread."""
         return self._io.find(file.path)
 
-    def allow(self, count_max: int) -> None:
-        """Let so many be open from now on; those that are too many go when the next is opened. For any thread."""
-        self.count_max = max(count_max, _COUNT_MIN)
+    def allow(self, descriptors: int, maps: int) -> None:
+        """Let so many descriptors and maps be taken from now on; files that are too many go when the next is opened.
+        For any thread."""
+        self.count_max = self._descriptors_max = max(descriptors, _COUNT_MIN)
+        # The last eighth is for files alone: one that is mapped now would close another one a moment later.
+        self._map_until = self._descriptors_max * 7 // 8
+        self.maps_max = max(maps, 0)
+
+    @property
+    def _descriptors(self) -> int:
+        """How many are taken."""
+        return len(self._open) + (DESCRIPTORS_A_FILE - 1) * self.mapped_count
+
+    def may_map(self) -> bool:
+        """Whether one more of the open files may be mapped."""
+        return (
+            self.mapped_count < self.maps_max
+            and self._descriptors + DESCRIPTORS_A_FILE - 1 <= self._map_until
+        )
 
     def __len__(self) -> int:
         return len(self._open)
@@ -316,7 +367,9 @@ class OpenQueueFiles:
         )
 
     def _add(self, requested: QueueFile, make: "_Make") -> DataFile:
-        while len(self._open) >= self.count_max and self._close_one(requested):
+        while (
+            len(self._open) >= self.count_max or self._descriptors >= self._descriptors_max
+        ) and self._close_one(requested):
             pass
         try:
             file = make()

@@ -144,6 +144,12 @@ class ReservedIo:
         """As the disk's own."""
         return self._io.disk_usage(path)
 
+    def bring(self, path: Path, position: int, length: int) -> None:
+        self._io.bring(path, position, length)
+
+    def read_ahead(self, path: Path, position: int, length: int) -> None:
+        self._io.read_ahead(path, position, length)
+
     def modified_ms(self, path: Path) -> int:
         """As the disk's own."""
         return self._io.modified_ms(path)

@@ -97,6 +97,21 @@ class StoreLocked(StoreError):
         return f"{self.path} is locked by another running broker; stop it or choose another store folder"
 
 
+class TooFewCopies(StoreError):
+    """Nothing is taken while so few copies of the log are near enough: what were stored now would not be safe."""
+
+    def __init__(self, count: int, needed: int) -> None:
+        super().__init__(count, needed)
+        self.count = count
+        self.needed = needed
+
+    def __str__(self) -> str:
+        return (
+            f"in-sync replicas not enough: there are {self.count} with this master,"
+            f" {self.needed} are wanted (minInSyncReplicas)"
+        )
+
+
 class NotInLog(StoreError):
     """Bytes at a physical offset were asked for or came that the log does not have, or cannot take: it has
     [begin, end)."""

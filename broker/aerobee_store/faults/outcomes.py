@@ -460,6 +460,7 @@ PASSED_OVER: Final = {
     "close": "what has to be on the disk was synced before; of a file that was not it is as final as that sync",
     "fchown": "the owner of a file that is replaced is kept where the system allows it; others never get more rights",
     "lseek": "where the holes of a file are is not known then: all of it is read",
+    "posix_fadvise": "reading ahead is advice: what does not come so is read when it is asked for",
     "pread": "at a start and for the broker's own work as for the tables: told, and exit code 74",
     "rmdir": "a folder that is left is used again",
 }

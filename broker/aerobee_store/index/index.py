@@ -21,14 +21,16 @@ from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import groupby
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aerobee_proto.javahash import index_key_hash, index_key_hash_many
 from aerobee_store.disk.io import DataFile, StoreIo
+from aerobee_store.disk.page_cache import NotInMemory
 from aerobee_store.faults.errors import CorruptStore
 from aerobee_store.index.index_file import IndexedRecord, IndexFile, RecordProbe, index_file_size
 
@@ -38,6 +40,7 @@ __all__ = [
     "IndexRecovery",
     "IndexService",
     "IndexedRecord",
+    "KeyedBlock",
     "KeyedRecord",
     "RecordProbe",
     "finished",
@@ -49,6 +52,18 @@ __all__ = [
 # topic, KEYS as stored, unique key, physical offset, store time in ms. One for each message: to name the fields of a
 # tuple takes 0.3 us more.
 KeyedRecord = tuple[str, str | None, str | None, int, int]
+
+
+class KeyedBlock(NamedTuple):
+    """Records whose keys are hashed already, in log order and stored at one time. The physical offset stands where that
+    of a `KeyedRecord` does."""
+
+    record_count: int
+    hashes: bytes  # of their keys: i64 of this machine
+    physical_offsets: bytes  # of the record of each key, as many
+    physical_offset: int  # of the first
+    store_timestamp: int  # ms
+
 
 SLOT_COUNT: Final = 5_000_000
 ENTRY_LIMIT: Final = 20_000_000
@@ -87,8 +102,27 @@ def key_texts(topic: str, keys: str | None, unique_key: str | None) -> list[str]
     return texts
 
 
-def hashed_keys(records: Sequence[KeyedRecord]) -> HashedKeys:
+def hashed_keys(records: Sequence[KeyedRecord | KeyedBlock]) -> HashedKeys:
     """All keys of these records, in the order of their entries."""
+    kinds = {*map(type, records)}
+    if KeyedBlock not in kinds:
+        return _keys_of_records(cast(Sequence[KeyedRecord], records))
+    if len(kinds) == 1:
+        return _keys_of_blocks(cast(Sequence[KeyedBlock], records))
+    runs = groupby(records, lambda record: isinstance(record, KeyedBlock))
+    return joined_keys([hashed_keys(list(run)) for _, run in runs])
+
+
+def _keys_of_blocks(blocks: Sequence[KeyedBlock]) -> HashedKeys:
+    counts = [len(block.hashes) // 8 for block in blocks]
+    return HashedKeys(
+        np.frombuffer(b"".join([block.hashes for block in blocks]), np.int64),
+        np.frombuffer(b"".join([block.physical_offsets for block in blocks]), np.int64),
+        np.repeat(np.array([block.store_timestamp for block in blocks], np.int64), counts),
+    )
+
+
+def _keys_of_records(records: Sequence[KeyedRecord]) -> HashedKeys:
     if not records:
         return HashedKeys(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
     topics, keys, unique_keys, places, times = zip(*records, strict=True)
@@ -112,8 +146,8 @@ def joined_keys(parts: Sequence[HashedKeys]) -> HashedKeys:
     return HashedKeys(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
-def finished(steps: Generator[None, None, T]) -> T:
-    """What the steps come to, without a pause between them."""
+def finished(steps: Generator[object, None, T]) -> T:
+    """What the steps come to, without a pause between them; what is not in memory is waited for."""
     while True:
         try:
             next(steps)
@@ -251,7 +285,7 @@ class IndexService:
         """The files as they are open now. For any thread."""
         return [file.data for file in self._files]
 
-    def put_many(self, records: Sequence[KeyedRecord]) -> int:
+    def put_many(self, records: Sequence[KeyedRecord | KeyedBlock]) -> int:
         """Index all keys of these records, which are in the order of their physical offsets; how many keys.
 
         Records that are indexed already are passed over, also the missing part of one that is indexed
@@ -260,7 +294,10 @@ class IndexService:
         """
         end_offset = self.end_offset
         if records and records[0][3] <= end_offset:
-            records = [record for record in records if record[3] >= end_offset]
+            # Those of a block are told apart below, key by key.
+            records = [
+                record for record in records if record[3] >= end_offset or isinstance(record, KeyedBlock)
+            ]
         return self.put_hashed(hashed_keys(records)) if records else 0
 
     def put_hashed(self, keys: HashedKeys) -> int:
@@ -330,10 +367,11 @@ class IndexService:
         return finished(self.query_steps(topic, key, max_num, begin, end))
 
     def query_steps(
-        self, topic: str, key: str, max_num: int, begin: int, end: int
-    ) -> Generator[None, None, list[int]]:
+        self, topic: str, key: str, max_num: int, begin: int, end: int, *, asks: bool = False
+    ) -> Generator[NotInMemory | None, None, list[int]]:
         """Physical offsets, newest first, of at most `max_num` (and QUERY_NUM_MAX) records that may carry
-        `key` and were stored in [begin, end] (ms). Yields after every few milliseconds of work.
+        `key` and were stored in [begin, end] (ms). Yields after every few milliseconds of work; with
+        `asks` also what has to be brought into memory before the next step.
 
         Only hashes were compared: the caller reads the records and checks topic and key. Store times are
         known to the second below: records of the last second before `begin` + 1 s may be missing.
@@ -345,7 +383,7 @@ class IndexService:
             if len(found) >= max_num:
                 break
             if file.time_matches(begin, end):
-                yield from file.collect(key_hash, begin, end, max_num, found)
+                yield from file.collect(key_hash, begin, end, max_num, found, asks=asks)
             if file.begin_timestamp < begin:
                 break
         return found

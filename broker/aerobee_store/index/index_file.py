@@ -23,6 +23,7 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
+from mmap import PAGESIZE
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aerobee_store.disk.io import DataFile
+from aerobee_store.disk.page_cache import NotInMemory, Stretch
 from aerobee_store.faults import failpoints
 from aerobee_store.faults.errors import CorruptStore
 
@@ -57,6 +59,7 @@ _ENTRY_DTYPE: Final = np.dtype(
 _SLOT_DTYPE: Final = np.dtype(">i4")
 _TIME_DIFF_MAX: Final = 0x7FFFFFFF
 # A walk looks at this many entries of a chain (0.5 us each) and then asks whether it may go on.
+_TRIES_MAX = 4  # to have bytes brought that do not stay in memory
 CHAIN_STEPS: Final = 4096
 # A query follows at most this many entries of one file: about half a second of work, in slices. Only a key that a
 # million newer records share comes near it.
@@ -275,22 +278,34 @@ class IndexFile:
             or self.begin_timestamp <= end <= self.end_timestamp
         )
 
-    def collect(self, key_hash: int, begin: int, end: int, max_num: int, found: list[int]) -> Iterator[None]:
+    def collect(
+        self, key_hash: int, begin: int, end: int, max_num: int, found: list[int], *, asks: bool = False
+    ) -> Iterator[NotInMemory | None]:
         """Add physical offsets of entries with this hash and a store time in [begin, end] (ms) to `found`,
         newest first, until it holds `max_num`. A record that carries the key twice is added once.
 
         Yields after every CHAIN_STEPS entries: a chain is as long as a key is popular. Whoever walks on later must
-        do so before the file is closed.
+        do so before the file is closed. With `asks` it yields what has to be brought into memory before it goes on.
         """
+        known: set[int] | None = set() if asks else None
         unpack = ENTRY.unpack_from
         limit = self.next_entry
         begin_timestamp = self.begin_timestamp
+        yield from self._required(HEADER_SIZE + key_hash % self.slot_count * SLOT.size, SLOT.size, known)
+        if not self.view:
+            return
         number = SLOT.unpack_from(self.view, HEADER_SIZE + key_hash % self.slot_count * SLOT.size)[0]
         for _ in range(CHAIN_STEPS_MAX // CHAIN_STEPS):
             view = self.view
             for _ in range(CHAIN_STEPS):
                 if not 0 < number < limit or len(found) >= max_num:
                     return
+                if known is not None:
+                    del view
+                    yield from self._required(self._entries_at + number * ENTRY_SIZE, ENTRY_SIZE, known)
+                    view = self.view
+                    if not view:
+                        return
                 entry_hash, physical_offset, time_diff, previous = unpack(
                     view, self._entries_at + number * ENTRY_SIZE
                 )
@@ -303,9 +318,20 @@ class IndexFile:
                     return
                 number = previous
             del view  # a file that is being deleted can be closed meanwhile
-            yield
+            yield None
             if not self.view:
                 return
+
+    def _required(self, position: int, length: int, known: set[int] | None) -> Iterator[NotInMemory]:
+        """What has to be brought before these bytes are read. `known`: pages that are there, None: nobody asks."""
+        page = position // PAGESIZE
+        if known is None or (page in known and (position + length - 1) // PAGESIZE == page):
+            return
+        for _ in range(_TRIES_MAX):
+            if not self.view or self.data.in_memory(position, length):
+                break
+            yield NotInMemory([Stretch(self.path, position, length)])
+        known.add(page)
 
     def _entry(self, number: int) -> tuple[int, int, int, int]:
         fields: tuple[int, int, int, int] = ENTRY.unpack_from(

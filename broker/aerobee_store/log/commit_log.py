@@ -180,6 +180,14 @@ class CommitLog:
 
     # --- durability ------------------------------------------------------------------------------------
 
+    def write_again(self, begin: int, end: int) -> None:
+        """Write what lies in [begin, end) once more, so that the next sync brings it to the disk: a sync that failed in
+        an earlier run has left it in memory alone, and a page that nobody writes to is clean."""
+        for file in self.mapped.files:
+            for at in range(max(begin, file.offset), min(end, file.end), _LOOK_STEP):
+                size = min(_LOOK_STEP, end - at, file.end - at)
+                file.data.write(at - file.offset, file.data.read(at - file.offset, size))
+
     def flush(self) -> int:
         """As StorePart: up to what was the end when it was called.
 

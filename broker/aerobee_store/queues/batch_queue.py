@@ -335,6 +335,9 @@ class BatchQueue(ConsumeQueue):
             and entry.physical_offset + entry.size <= behind.physical_offset
         )
 
+    def write_unflushed_again(self) -> None:
+        self._write_again_from(self._flushed_end * BATCH_ENTRY_SIZE, self._end * BATCH_ENTRY_SIZE)
+
     def unflushed(self) -> Unflushed | None:
         target, end = self.max_offset, self._end
         if self._flushed_end >= end:

@@ -17,6 +17,7 @@ Threads: one thread calls everything except unflushed() and flushed(), which ano
 import struct
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from mmap import mmap
 from pathlib import Path
@@ -29,7 +30,7 @@ from aerobee_store.disk.io import WRITE_CALL_MIN, DataFile, StoreIo, is_zero
 from aerobee_store.disk.mapped_files import MappedFile, MappedFileQueue
 from aerobee_store.disk.queue_files import OpenQueueFiles, QueueFile
 from aerobee_store.faults import failpoints
-from aerobee_store.faults.errors import CorruptStore, StoreError
+from aerobee_store.faults.errors import CorruptStore, StoreError, StoreFull
 from aerobee_store.queues.append_state import AppendState
 from aerobee_store.records.property_columns import Ints
 from aerobee_store.records.record_scan import ScannedRecord
@@ -150,6 +151,8 @@ class ConsumeQueue(AppendState):
         "_map_base",
         "_open_files",
         "_writable",
+        "hot_from",
+        "hot_until",
         "max_offset",
         "min_offset",
         "queue_id",
@@ -409,6 +412,9 @@ class ConsumeQueue(AppendState):
         self._last_end = -1
         # Moved by flushed() only, and back by a cut.
         self._flushed_offset = 0
+        # Reads that begin at one of these queue offsets, and take no more than the usual count, find their entries in
+        # memory; set and taken back by whoever asks the system for it.
+        self.hot_from = self.hot_until = 0
 
     @property
     def last_physical_end(self) -> int:
@@ -524,6 +530,20 @@ class ConsumeQueue(AppendState):
         """The files as they are open now. For any thread."""
         return [file.data for file in self._files.files]
 
+    def write_unflushed_again(self) -> None:
+        """Write every entry that is not known to be durable once more, so that the next flush brings it to the disk:
+        a sync that failed in an earlier run has left it in memory alone, and a page that nobody writes to is clean.
+        What finds no room for that stays as it is."""
+        self._write_again_from(self._flushed_offset * ENTRY_SIZE, self.max_offset * ENTRY_SIZE)
+
+    def _write_again_from(self, position: int, end: int) -> None:
+        """The bytes of the row from `position` to `end`."""
+        for file in self._files.files:
+            begin, stop = max(position, file.offset) - file.offset, min(end, file.end) - file.offset
+            if begin < stop and isinstance(file.data, QueueFile):
+                with suppress(StoreFull):
+                    file.data.write_again(begin, stop - begin)
+
     def unflushed(self) -> "Unflushed | None":
         """What has to be synced to make every entry put before this call durable; None when nothing has."""
         target = self.max_offset
@@ -566,6 +586,10 @@ class ConsumeQueue(AppendState):
             return _NOTHING
         begin = offset * ENTRY_SIZE
         return _piece(file, begin - file.offset, min(end * ENTRY_SIZE, file.end) - begin)
+
+    def file_of(self, offset: int) -> MappedFile | None:
+        """The file that the entry of a queue offset lies in."""
+        return self._files.find(offset * ENTRY_SIZE) if self._first_data <= offset < self.max_offset else None
 
     def entry(self, offset: int) -> ConsumeQueueEntry | None:
         """The entry at the queue offset `offset`; None where the queue has no data."""

@@ -7,6 +7,7 @@ What always holds
   and not if it is known to be damaged. One that this run has neither written nor proven at its start is proven first,
   with all its checksums (about 8 us), and must name the queue that it is served from.
 - Records that lie next to each other in the log leave as one slice; slices stay readable while held.
+- With a `Residency` nobody waits for the disk: what is in memory is served up to the first record that is not.
 - A call never crosses the end of a queue file and never scans more than `scan_size_max` bytes of entries, less
   when a selector says so.
 """
@@ -27,6 +28,7 @@ from aerobee_store.log.commit_log import CommitLog
 from aerobee_store.queues.batch_queue import batch_entries
 from aerobee_store.queues.consume_queue import ENTRY, ENTRY_DTYPE, ENTRY_SIZE, ConsumeQueue
 from aerobee_store.queues.queue_table import QueueTable
+from aerobee_store.reading.residency import TRUSTED_SIZE, Residency, places_of
 from aerobee_store.terms.config import StoreConfig
 from aerobee_store.walking.agreement import Agreement, header_at
 
@@ -101,14 +103,19 @@ class MessageReader:
         config: StoreConfig,
         *,
         on_wrong_entry: Callable[[str, int, int, str], None] = lambda topic, queue_id, offset, reason: None,
+        residency: Residency | None = None,
     ) -> None:
         """`on_wrong_entry` is called once for each entry that leads to a record of another one: topic, queue id,
-        number, reason."""
+        number, reason. With `residency` nothing waits for the disk: what is in memory is given, and NotInMemory raised
+        when that is nothing."""
         self._log = log
         self._queues = queues
         self._config = config
         self._file_entries = config.consume_queue_file_size // ENTRY_SIZE
         self._distance = config.in_memory_distance
+        self._residency = residency
+        # Within this distance nobody is asked whether a record is in memory.
+        self._trusted = self._distance if residency is None else min(self._distance, TRUSTED_SIZE)
         # Records from here on were written by this process: their entries need no look at them.
         self.written_from = _NOTHING_WRITTEN
         self._agreement = Agreement(log, queues)
@@ -143,6 +150,8 @@ class MessageReader:
         if offset > high:
             return GetResult(GetStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
         size_max = min(max(max_bytes, _REQUEST_SIZE_MIN), _REQUEST_SIZE_MAX)
+        if not queue.hot_from <= offset < queue.hot_until and self._residency is not None:
+            self._residency.require_entries(queue, offset, self._scan_count(max_count))
         if queue.is_batch:
             scan_count = self._scan_count(max_count)
             return self._batches(queue, offset, scan_count, max_count, size_max, tag_filter, selector)
@@ -179,10 +188,16 @@ class MessageReader:
         places, sizes = numbers[0::3], numbers[1::3]
         first = places[0]
         end = self._log.end_offset
-        if first < self.written_from or first < end - self._distance:
+        if first < self.written_from:
             return None
         file = self._log.mapped.find(first)
         if file is None or places[-1] >= file.end:
+            return None
+        if first < end - self._trusted and (
+            first < end - self._distance
+            or self._residency is None
+            or not self._residency.holds(file, first, places[-1] + sizes[-1])
+        ):
             return None
         size_sum = sum(sizes)
         limit = min(size_max, config.memory_transfer_size_max)
@@ -234,9 +249,15 @@ class MessageReader:
             next_offset += skipped
             entries = entries[skipped * ENTRY_SIZE :]
             physical_offset = -1
+        first_offset = next_offset
         view: memoryview = entries
         file_start = file_end = 0  # of the file that `view` shows, cut at the log's end
         run_start = run_end = 0
+        residency = self._residency
+        known_from, known_end = (
+            max(end - self._trusted, written_from),
+            end,
+        )  # in memory; so is what is seen to be
         for physical_offset, size, tag in ENTRY.iter_unpack(entries):
             # 2. Enough? More of what is in memory than of what the disk has to be asked for. The first record goes
             # whatever its size, as else a reader would never come past it.
@@ -263,6 +284,16 @@ class MessageReader:
                     body.append(view[run_start:run_end])
                 view, file_start, file_end = file.view, file.offset, min(file.end, end)
                 run_start = run_end = 0
+            if residency is not None and not known_from <= physical_offset <= known_end - size:
+                assert file is not None
+                known_from, known_end = residency.known_around(file, physical_offset, size)
+                if known_from == known_end:
+                    # What was come to so far leaves; who asks from here on has it brought.
+                    next_offset -= 1
+                    at = (next_offset - first_offset) * ENTRY_SIZE
+                    limits = count_limit - count, size_limit - size_sum
+                    self._bring(queue, entries[at:], tag_filter, limits, next_offset > offset)
+                    break
             # 4. The record must be what its entry says. What this run wrote need not be proven; what recovery walked
             # through is proven; the rest is, now.
             at = physical_offset - file_start
@@ -339,6 +370,10 @@ class MessageReader:
                 break
             if looked_into > _SELECT_BYTES_MAX:
                 break
+            if self._residency is not None and not self._is_there(physical_offset, size):
+                at = (next_offset - offset) * ENTRY_SIZE
+                self._bring(queue, entries[at:], None, (count_limit, size_limit), next_offset > offset)
+                break
             next_offset += 1
             found = self._record(queue, next_offset - 1, physical_offset, size)
             if found is None:
@@ -381,10 +416,11 @@ class MessageReader:
         next_offset, place = offset, -1
         if selector is not None:
             scan_count = min(scan_count, selector.scan_max)
-        entries = batch_entries(queue.read(offset, scan_count))
+        packed = queue.read(offset, scan_count)
+        entries = batch_entries(packed)
         if not entries:
             return GetResult(GetStatus.OFFSET_FOUND_NULL, offset + 1, queue.min_offset, queue.max_offset)
-        for entry in entries:
+        for index, entry in enumerate(entries):
             place, size, tag = entry.physical_offset, entry.size, entry.tag_hash
             near = log_end - place <= self._distance
             count_limit = min(
@@ -400,6 +436,11 @@ class MessageReader:
             if tag_filter is not None and tag not in tag_filter and _signed32(tag) not in tag_filter:
                 status = GetStatus.NO_MATCHED_MESSAGE
                 continue
+            if self._residency is not None and not self._is_there(place, size):
+                rest = packed[index * queue.entry_size :]
+                self._bring(queue, rest, tag_filter, (count_limit, size_limit), index > 0)
+                next_offset = max(entry.base, offset)
+                break
             found = self._record(queue, entry.base, place, size)
             if found is None:
                 status = GetStatus.MESSAGE_WAS_REMOVING
@@ -422,6 +463,34 @@ class MessageReader:
             size_sum,
             place >= 0 and log_end - place > self._distance,
         )
+
+    def _is_there(self, physical_offset: int, size: int) -> bool:
+        """Whether a record can be looked into without waiting; also where there is none."""
+        log = self._log
+        file = log.mapped.find(physical_offset) if physical_offset >= log.min_offset else None
+        if file is None or size <= 0 or self._residency is None:
+            return True
+        if physical_offset >= max(log.end_offset - self._trusted, self.written_from):
+            return True
+        known_from, known_end = self._residency.known_around(file, physical_offset, size)
+        return known_from < known_end
+
+    def _bring(
+        self,
+        queue: ConsumeQueue,
+        entries: memoryview,
+        tag_filter: frozenset[int] | None,
+        limits: tuple[int, int],
+        has_found: bool,
+    ) -> None:
+        """What the first of these entries leads to is not in memory: have it brought, as many more as one read gives
+        (`limits`, records and bytes), and the next ones. NotInMemory when nothing was found before it."""
+        residency = self._residency
+        assert residency is not None
+        missing = residency.missing(places_of(queue, entries, tag_filter), *limits)
+        if not has_found:
+            raise missing
+        residency.ahead(missing)
 
     def _agrees(self, queue: ConsumeQueue, offset: int, physical_offset: int, size: int) -> bool:
         """Whether entry and record agree after all; what does not is told, and not served from now on."""

@@ -6,13 +6,15 @@ Touches  the index through dispatch, and index, queues and commit log, reading.
 import contextlib
 from collections.abc import Generator
 
+from aerobee_store.disk.page_cache import NotInMemory
 from aerobee_store.faults.errors import StoreFull
 from aerobee_store.faults.health import StoreHealth
 from aerobee_store.index.index import IndexService, finished
-from aerobee_store.log.commit_log import CommitLog
 from aerobee_store.log.damage_events import log_new_damage
 from aerobee_store.queues.queue_table import QueueTable
 from aerobee_store.reading.query import QueryResult, query_messages
+from aerobee_store.reading.residency import Residency
+from aerobee_store.walking.agreement import Agreement
 from aerobee_store.writing.dispatcher import Dispatcher
 
 __all__ = ["KeyLookup"]
@@ -26,7 +28,7 @@ class KeyLookup:
     def __init__(
         self,
         index: IndexService,
-        log: CommitLog,
+        residency: Residency,
         queues: QueueTable,
         dispatcher: Dispatcher,
         health: StoreHealth,
@@ -35,7 +37,8 @@ class KeyLookup:
     ) -> None:
         """A query answers with at most `count_max` messages."""
         self._index = index
-        self._log = log
+        self._log = residency.log
+        self._residency = residency
         self._queues = queues
         self._dispatcher = dispatcher
         self._health = health
@@ -65,11 +68,12 @@ class KeyLookup:
 
     def query_steps(
         self, topic: str, key: str, max_num: int, begin: int, end: int
-    ) -> Generator[None, None, QueryResult]:
+    ) -> Generator[NotInMemory | None, None, QueryResult]:
         """The newest `max_num` messages of `topic` that carry `key` (a KEYS word or the unique key) and were
         stored in [begin, end] (ms), oldest first.
 
-        A key that very many messages share is looked for in steps of a few milliseconds; a yield ends each.
+        A key that very many messages share is looked for in steps of a few milliseconds; a yield ends each. What it
+        yields, if anything, has to be brought into memory before the next step, which waits for the disk otherwise.
         """
         left = self.backlog
         with contextlib.suppress(StoreFull):  # the newest keys wait for room; what is indexed can be found
@@ -77,10 +81,12 @@ class KeyLookup:
                 self.build(min(left, _INDEX_STEP))
                 left -= _INDEX_STEP
                 if left > 0:
-                    yield
+                    yield None
         known = self._log.damaged
         count = min(max_num, self._count_max)
-        found = yield from query_messages(self._index, self._log, self._queues, topic, key, count, begin, end)
+        found = yield from query_messages(
+            self._index, self._residency, Agreement(self._log, self._queues), topic, key, count, begin, end
+        )
         if self._log.damaged is not known:
             log_new_damage(self._log, known)
         return found

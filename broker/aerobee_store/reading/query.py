@@ -8,9 +8,10 @@ from collections.abc import Generator
 from aerobee_proto.errors import RecordError
 from aerobee_proto.properties import KEYS, UNIQ_KEY, find_property, split_keys
 from aerobee_proto.records import RecordHeader, scan_header
+from aerobee_store.disk.page_cache import NotInMemory
 from aerobee_store.index.index import QUERY_NUM_MAX, IndexService
 from aerobee_store.log.commit_log import CommitLog
-from aerobee_store.queues.queue_table import QueueTable
+from aerobee_store.reading.residency import Residency
 from aerobee_store.walking.agreement import Agreement
 
 __all__ = ["QueryResult", "query_messages"]
@@ -40,25 +41,27 @@ class QueryResult:
 
 def query_messages(
     index: IndexService,
-    log: CommitLog,
-    queues: QueueTable,
+    residency: Residency,
+    agreement: Agreement,
     topic: str,
     key: str,
     max_num: int,
     begin: int,
     end: int,
-) -> Generator[None, None, QueryResult]:
+) -> Generator[NotInMemory | None, None, QueryResult]:
     """The newest `max_num` messages of `topic` with `key` among KEYS or as unique key, stored within
-    [begin, end] (ms). Yields after every few milliseconds of work."""
+    [begin, end] (ms). Yields after every few milliseconds of work, and what has to be brought into memory before the
+    next step."""
     found: list[RecordHeader] = []
-    agreement = Agreement(log, queues)
+    log = residency.log
     last = end
     for _ in range(_ROUNDS_MAX):
         # Index times are whole seconds rounded down: ask for one more, and judge by the records.
         candidates = yield from index.query_steps(
-            topic, key, QUERY_NUM_MAX, begin - _INDEX_TIME_STEP_MS, last
+            topic, key, QUERY_NUM_MAX, begin - _INDEX_TIME_STEP_MS, last, asks=not residency.is_off
         )
         offsets = sorted(set(candidates))
+        yield from residency.bring_records(offsets)
         headers = [header for offset in offsets if (header := _header_at(log, offset)) is not None]
         found = [h for h in headers if begin <= h.store_timestamp <= end and _carries(h, topic, key)]
         found = [header for header in found if _is_itself(log, agreement, header)]

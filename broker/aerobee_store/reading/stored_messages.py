@@ -13,10 +13,11 @@ from aerobee_proto.records import RECORD_SIZE_MIN
 from aerobee_store.log.commit_log import CommitLog
 from aerobee_store.log.damage_events import log_new_damage
 from aerobee_store.queues.batch_queue import BatchQueue
-from aerobee_store.queues.consume_queue import ConsumeQueueEntry
+from aerobee_store.queues.consume_queue import ConsumeQueue, ConsumeQueueEntry
 from aerobee_store.queues.offset_by_time import offset_by_time
 from aerobee_store.queues.queue_table import QueueTable
 from aerobee_store.reading.get_message import GetResult, MessageReader, Selector
+from aerobee_store.reading.residency import Residency
 from aerobee_store.terms.config import StoreConfig
 from aerobee_store.writing.appender import Appender
 
@@ -41,14 +42,17 @@ class StoredMessages:
         config: StoreConfig,
         *,
         confirmed_offset: Callable[[], int],
+        residency: Residency | None = None,
     ) -> None:
-        """`confirmed_offset` is the physical offset below which readers see messages."""
+        """`confirmed_offset` is the physical offset below which readers see messages. With `residency`, which `reader`
+        has too, nothing waits for the disk: what would do so raises NotInMemory."""
         self._log = log
         self._queues = queues
         self._appender = appender
         self._reader = reader
         self._config = config
         self._confirmed_offset = confirmed_offset
+        self._residency = residency
 
     def get_message(
         self,
@@ -100,7 +104,8 @@ class StoredMessages:
             return 0
         if isinstance(queue, BatchQueue):
             return queue.offset_by_time(timestamp, upper=upper)
-        return offset_by_time(queue, timestamp, upper, self._store_time_at, log_min=self._log.min_offset)
+        entries = queue if self._residency is None else _Asked(queue, self._residency)
+        return offset_by_time(entries, timestamp, upper, self._store_time_at, log_min=self._log.min_offset)
 
     def earliest_time(self, topic: str, queue_id: int) -> int:
         """Store time (ms) of the queue's first readable message, -1 without one."""
@@ -116,6 +121,8 @@ class StoredMessages:
         record = self._log.read(physical_offset, size) if physical_offset >= self._log.min_offset else None
         if record is None or size < RECORD_SIZE_MIN:
             return -1
+        if self._residency is not None:
+            self._residency.require(physical_offset, RECORD_SIZE_MIN)
         found_offset, sys_flag = _PLACE_AND_FLAG.unpack_from(record)
         if found_offset != physical_offset:
             return -1
@@ -127,13 +134,19 @@ class StoredMessages:
     def queue_entry(self, topic: str, queue_id: int, offset: int) -> ConsumeQueueEntry | None:
         """Where the message at an offset lies; None outside the queue's data."""
         queue = self._queues.get(topic, queue_id)
-        return queue.entry(offset) if queue is not None else None
+        if queue is None:
+            return None
+        if self._residency is not None:
+            self._residency.require_entries(queue, offset, 1)
+        return queue.entry(offset)
 
     def queue_entries(self, topic: str, queue_id: int, offset: int, count: int) -> list[ConsumeQueueEntry]:
         """At most `count` entries of a queue from `offset` on; empty for an unknown queue."""
         queue = self._queues.get(topic, queue_id)
         if queue is None:
             return []
+        if self._residency is not None:
+            self._residency.require_entries(queue, offset, count)
         found: list[ConsumeQueueEntry] = []
         at = offset
         for _ in range(count):
@@ -147,8 +160,24 @@ class StoredMessages:
         """The record that begins at `physical_offset`; None if none does or readers may not see it yet."""
         if physical_offset >= self._confirmed_offset():
             return None
+        if self._residency is not None:
+            self._residency.require_record(physical_offset)
         record = self._log.scan(physical_offset, property_crc=self._config.verify_property_crc)
         if record is None or self._log.is_damaged(physical_offset):
             return None
         data = self._log.read(physical_offset, record.size)
         return bytes(data) if data is not None else None
+
+
+class _Asked:
+    """The entries of a queue for a search: NotInMemory instead of a wait."""
+
+    def __init__(self, queue: ConsumeQueue, residency: Residency) -> None:
+        self._queue = queue
+        self._residency = residency
+        self.min_offset, self.max_offset = queue.min_offset, queue.max_offset
+        self.file_spans = queue.file_spans
+
+    def entry(self, offset: int, /) -> ConsumeQueueEntry | None:
+        self._residency.require_entries(self._queue, offset, 1)
+        return self._queue.entry(offset)

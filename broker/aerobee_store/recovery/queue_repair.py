@@ -175,6 +175,8 @@ class QueueRepair:
                 self._see_from(sure)
             cursor = self._cursors[queue.topic, queue.queue_id] = self._cursor(queue)
             room -= cursor.keep(room)
+            if self._report.aborted:
+                queue.write_unflushed_again()  # while its file is open
             yield queue, cursor.next_offset
 
     def _before_last(self, queue: ConsumeQueue) -> int:

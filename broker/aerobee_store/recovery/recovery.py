@@ -98,6 +98,8 @@ class _Recovery:
         self._let_go(end)
         report.start_offset, report.end_offset = start, end
         report.min_offset = self._log.min_offset
+        if report.aborted:
+            self._write_again()
         if self._ends.are_short:
             # After the cut: numbers that stay taken lead to no record, and must lie below the end.
             self._ends.keep_numbers(end)
@@ -251,6 +253,16 @@ class _Recovery:
             lose(
                 self._parts, self._report, end, f"the log ends here, but it was on disk up to {mark.log_end}"
             )
+
+    def _write_again(self) -> None:
+        """What the last run wrote last may be in memory alone, and count as clean: the kernel drops what a sync could
+        not write. It is trusted from now on, so it is written once more."""
+        known = self._watermark.log_end if self._watermark is not None else 0
+        begin = max(known, self._report.start_offset)
+        for damage in sorted(self._report.damage, key=lambda damage: damage.begin):
+            self._log.write_again(begin, damage.begin)
+            begin = max(begin, damage.end)
+        self._log.write_again(begin, self._report.end_offset)
 
     def _make_durable(self) -> None:
         """What was found in the page cache may never have reached the disk."""

@@ -6,7 +6,8 @@ A replica's log is the same byte for byte, blank ends of files included; its que
 the records that come, as recovery makes them from those that lie there.
 
 Invariants
-- Nothing is given that this disk could still lose: a replica is never ahead of what its source has after a crash.
+- With sync_flush nothing is given that this disk could still lose: a replica is never ahead of what its source has
+  after a crash. Without it, everything: nobody is promised a disk.
 - Only whole records are written, each of them proven. What comes of one that is not complete waits in memory.
 - Pieces never cross the end of a file; a file's blank end comes with its last piece.
 """
@@ -52,11 +53,16 @@ class RawLog:
 
     # --- giving ----------------------------------------------------------------------------------------
 
+    @property
+    def given_offset(self) -> int:
+        """Physical offset below which `read` gives."""
+        return self._log.flushed_offset if self._config.sync_flush else self._log.end_offset
+
     def read(self, offset: int, size: int) -> memoryview:
-        """At most `size` bytes from the physical `offset` on, up to the end of its file and what is on disk; none at
+        """At most `size` bytes from the physical `offset` on, up to the end of its file and `given_offset`; none at
         the end of that. They stay readable as long as the slice is held. NotInLog for an offset that was cleaned away
-        or lies beyond what is on disk."""
-        begin, end = self._log.min_offset, self._log.flushed_offset
+        or lies beyond what is given."""
+        begin, end = self._log.min_offset, self.given_offset
         if not begin <= offset <= end:
             raise NotInLog(offset, begin, end)
         file = self._log.mapped.find(offset) if offset < end else None

@@ -46,6 +46,7 @@ class StoreConfig:
     index_entries: int = 20_000_000
 
     # Writing.
+    is_copy: bool = False  # of another store's log: append_raw() alone writes
     sync_flush: bool = True
     record_checksum: bool = True
     append_property_crc: bool = False
@@ -68,6 +69,7 @@ class StoreConfig:
     disk_transfer_size_max: int = 65_536
     disk_transfer_count_max: int = 8
     memory_ratio_max: int = 40
+    read_ahead_size: int = 1 << 20  # for readers that never wait for the disk
     memory_size: int = field(default_factory=total_memory)
     query_count_max: int = 64
 

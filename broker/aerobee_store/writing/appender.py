@@ -14,7 +14,7 @@ import struct
 import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from crc32c import crc32c
@@ -30,7 +30,7 @@ from aerobee_proto.names import SCHEDULE_TOPIC
 from aerobee_proto.properties import PROPERTIES_SIZE_MAX, find_property, remove_property
 from aerobee_proto.records import HEAD_BY_HOSTS, HEAD_V4, MAGIC_V1, MAGIC_V2, SHORT, TOPIC_LENGTH_V1_MAX
 from aerobee_store.faults.errors import StoreError, StoreFull
-from aerobee_store.index.index import KeyedRecord
+from aerobee_store.index.index import KeyedBlock, KeyedRecord
 from aerobee_store.log.commit_log import BLANK_SIZE_MIN, CommitLog
 from aerobee_store.queues.batch_queue import INNER_BASE, INNER_NUM, inner_count
 from aerobee_store.queues.consume_queue import ENTRY, ENTRY_SIZE, ConsumeQueue
@@ -40,7 +40,7 @@ from aerobee_store.records.record_scan import PREPARED, ROLLBACK, TRANSACTION, S
 from aerobee_store.terms.config import StoreConfig
 from aerobee_store.terms.messages import RECORD_EXTRA_MAX, Appended, NewMessage, PutStatus
 
-__all__ = ["Appender", "PendingBatch", "Touched"]
+__all__ = ["Appender", "PackedRecords", "PendingBatch", "QueueBook", "RecordForm", "Touched"]
 
 # (queue, queue offset of the first entry, packed entries); for its figure see `Arrival`
 Touched = tuple[ConsumeQueue, int, bytes]
@@ -60,7 +60,34 @@ class PendingBatch(msgspec.Struct):
     end_offset: int
     store_timestamp: int
     touched: list[Touched]
-    index_items: list[KeyedRecord]
+    index_items: list[KeyedRecord] | KeyedBlock
+
+
+class RecordForm(NamedTuple):
+    """What the records of one store have in common, for who makes them."""
+
+    checksum: bool  # over all of each
+    property_crc: bool  # RocketMQ's
+    is_indexed: bool
+    size_max: int  # bytes
+
+
+class PackedRecords(NamedTuple):
+    """Records that somebody else has made whole, for the place where the log ends."""
+
+    data: bytes
+    touched: list[Touched]  # the entries of their queues
+    keys: KeyedBlock | None  # None: the store has no index
+
+
+class QueueBook(Protocol):
+    """Who makes records, and has to know of the queues that they belong to."""
+
+    def add_queue(self, topic: str, queue_id: int, queue: object, magic: int, prefix: bytes) -> None:
+        """A queue of plain entries, ready for messages; records of it begin with `magic`, its topic is `prefix`."""
+
+    def forget_topic(self, topic: str) -> None:
+        """Its queues were deleted."""
 
 
 class Appender:
@@ -77,17 +104,36 @@ class Appender:
         self._record_size_max = min(
             config.body_size_max + RECORD_EXTRA_MAX, config.commit_log_file_size - BLANK_SIZE_MIN
         )
+        self.form = RecordForm(
+            config.record_checksum, config.append_property_crc, config.index_enabled, self._record_size_max
+        )
         # Grow with what is written to, shrink when topics are deleted. By queue id, as far as _SIDE_BY_SIDE_MAX: with
         # a thousand topics a tuple costs one look into memory, a dictionary three. What lies beyond is in the other.
         self._near: dict[str, tuple[ConsumeQueue | None, ...]] = {}
         self._far: dict[str, dict[int, ConsumeQueue]] = {}
         # Filled here, emptied by the dispatcher.
         self.pending: deque[PendingBatch] = deque()
+        # Is told of each queue that is got ready.
+        self._book: QueueBook | None = None
+
+    def keep_book(self, book: QueueBook | None) -> None:
+        """Tell this one from now on which queues there are, those first that are ready already."""
+        self._book = book
+        if book is not None:
+            for topic in self._near:
+                for queue in self._queues_of(topic):
+                    self._note(book, queue)
+
+    def _note(self, book: QueueBook, queue: ConsumeQueue) -> None:
+        if not queue.is_special and queue.queue_id < _SIDE_BY_SIDE_MAX:
+            book.add_queue(queue.topic, queue.queue_id, queue, queue.magic, queue.prefix)
 
     def forget_topic(self, topic: str) -> None:
         """The topic's queues were deleted: what comes next starts new ones."""
         for queue in self._queues_of(topic):
             queue.deleted = True
+        if self._book is not None:
+            self._book.forget_topic(topic)
         self._near.pop(topic, None)
         self._far.pop(topic, None)
 
@@ -246,6 +292,15 @@ class Appender:
             self._remember(store_timestamp, touched, index_items)
         return answers
 
+    def append_packed(self, packed: PackedRecords, store_timestamp: int) -> None:
+        """Store records that were made for the place where the log ends and fit in its file. StoreFull: nothing is."""
+        self._log.write(packed.data)
+        for queue, first, entries in packed.touched:
+            assert queue.next_offset == first
+            queue.next_offset = first + len(entries) // ENTRY_SIZE
+        keys: list[KeyedRecord] | KeyedBlock = [] if packed.keys is None else packed.keys
+        self.pending.append(PendingBatch(self._log.end_offset, store_timestamp, packed.touched, keys))
+
     def _enter(
         self,
         queue: ConsumeQueue,
@@ -364,6 +419,8 @@ class Appender:
         near += [None] * (queue_id + 1 - len(near))
         near[queue_id] = queue
         self._near[topic] = tuple(near)
+        if self._book is not None:
+            self._note(self._book, queue)
 
     def _queues_of(self, topic: str) -> Iterator[ConsumeQueue]:
         yield from (queue for queue in self._near.get(topic, ()) if queue is not None)

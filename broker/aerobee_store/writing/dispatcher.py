@@ -14,10 +14,9 @@ and is_stuck, in this order, to learn what a flush that it begins afterwards wil
 
 from collections import deque
 from contextlib import suppress
-from itertools import islice
 
 from aerobee_store.faults.errors import StoreFull
-from aerobee_store.index.index import IndexService, KeyedRecord
+from aerobee_store.index.index import IndexService, KeyedBlock, KeyedRecord
 from aerobee_store.queues.batch_queue import plain_entries
 from aerobee_store.queues.consume_queue import ConsumeQueue
 from aerobee_store.terms.messages import Arrival
@@ -44,12 +43,23 @@ class Dispatcher:
         self._stuck: dict[ConsumeQueue, _Work] = {}
         # Why: what the first of them met.
         self.stuck_by: StoreFull | None = None
-        self._index_backlog: deque[KeyedRecord] = deque()
+        self._index_backlog: deque[KeyedRecord | KeyedBlock] = deque()
+        # Records in there.
+        self.index_backlog: int = 0
         # Whether queue entries, or too many keys, wait for room on the disk. Kept by `_note_stuck`, as every send asks.
         self.is_stuck: bool = False
 
     def _note_stuck(self) -> None:
-        self.is_stuck = bool(self._stuck) or len(self._index_backlog) > INDEX_BACKLOG_MAX
+        self.is_stuck = bool(self._stuck) or self.index_backlog > INDEX_BACKLOG_MAX
+
+    def _note_keys(self, items: list[KeyedRecord] | KeyedBlock) -> None:
+        """Have these indexed later."""
+        if isinstance(items, KeyedBlock):
+            self._index_backlog.append(items)
+            self.index_backlog += items.record_count
+        else:
+            self._index_backlog.extend(items)
+            self.index_backlog += len(items)
 
     def confirm(self, offset: int, *, notify: bool = True) -> list[Arrival]:
         """Write the queue entries of every batch that ends at or below `offset`; what arrived, if it is to be told.
@@ -62,7 +72,7 @@ class Dispatcher:
         last: PendingBatch | None = None
         if not self._stuck and (len(pending) == 1 or pending[1].end_offset > offset):
             last = pending.popleft()
-            self._index_backlog.extend(last.index_items)
+            self._note_keys(last.index_items)
             arrivals = self._write(last.touched, notify)
         else:
             work = dict(self._stuck)
@@ -71,13 +81,13 @@ class Dispatcher:
                 for queue, first, entries in last.touched:
                     known = work.get(queue)
                     work[queue] = (first, entries) if known is None else (known[0], known[1] + entries)
-                self._index_backlog.extend(last.index_items)
+                self._note_keys(last.index_items)
             arrivals = self._write([(queue, *more) for queue, more in work.items()], notify)
         if last is not None:
             # In this order, and after the entries: the worker reads them the other way round.
             self.confirmed_timestamp = last.store_timestamp
             self.confirmed_offset = last.end_offset
-        if len(self._index_backlog) > INDEX_BACKLOG_MAX:
+        if self.index_backlog > INDEX_BACKLOG_MAX:
             with suppress(StoreFull):
                 self.build_index(INDEX_BACKLOG_MAX)
             self._note_stuck()
@@ -111,11 +121,6 @@ class Dispatcher:
     # --- index -----------------------------------------------------------------------------------------
 
     @property
-    def index_backlog(self) -> int:
-        """Records whose keys are not in the index yet."""
-        return len(self._index_backlog)
-
-    @property
     def indexed_offset(self) -> int:
         """All keys of records below this physical offset are in the index."""
         confirmed = self.confirmed_offset
@@ -125,17 +130,26 @@ class Dispatcher:
             return confirmed
 
     def build_index(self, limit: int) -> int:
-        """Index the keys of at most `limit` records; how many keys. StoreFull keeps them waiting."""
+        """Index the keys of `limit` records, or of all that wait; how many keys. What came hashed together is indexed
+        together, so it may be some more. StoreFull keeps them waiting."""
         backlog = self._index_backlog
         if not backlog or self._index is None:
             return 0
-        count = min(limit, len(backlog))
-        batch = list(backlog) if count == len(backlog) else list(islice(backlog, count))
+        if limit >= self.index_backlog:
+            batch, count = list(backlog), self.index_backlog
+        else:
+            batch, count = [], 0
+            for item in backlog:
+                batch.append(item)
+                count += item.record_count if isinstance(item, KeyedBlock) else 1
+                if count >= limit:
+                    break
         keys = self._index.put_many(batch)
-        if count == len(backlog):
+        self.index_backlog -= count
+        if len(batch) == len(backlog):
             backlog.clear()
         else:
-            for _ in range(count):
+            for _ in batch:
                 backlog.popleft()
         self._note_stuck()
         return keys

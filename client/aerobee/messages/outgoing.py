@@ -101,10 +101,15 @@ class Encoder:
         self._timeout_s = config.send_timeout_s
         self._config = config
         self._next_key = keys.next_key
+        self._new_ids = keys.next_keys
         self._body_size_max = body_size_max
 
-    def encode(self, draft: Draft) -> Outgoing:
-        """The message as it travels; InvalidMessage says what no broker would take."""
+    def new_ids(self, count: int) -> list[str]:
+        """Ids for that many messages that are encoded now: one look at the clock for all of them."""
+        return self._new_ids(count)
+
+    def encode(self, draft: Draft, message_id: str | None = None) -> Outgoing:
+        """The message as it travels; InvalidMessage says what no broker would take. `message_id` is a new one."""
         body = draft.body
         data = body if type(body) is bytes else body_bytes(body)
         if not data or len(data) > self._body_size_max:
@@ -114,7 +119,8 @@ class Encoder:
             raise TypeError("flag")  # a fraction passes all that follows, and breaks on the wire
         if not -FLAG_BOUND <= flag < FLAG_BOUND:
             raise InvalidMessage(f"flag {flag} does not fit a signed 32-bit integer")
-        message_id = self._next_key()
+        if message_id is None:
+            message_id = self._next_key()
         text = ID_FORM % message_id
         tags, keys, properties, sharding_key = draft.tags, draft.keys, draft.properties, draft.sharding_key
         delay_level, more, sys_flag = draft.delay_level, draft.more, draft.sys_flag

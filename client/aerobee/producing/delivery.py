@@ -16,6 +16,7 @@ Told     The first try that fails at a broker is a warning, the first that works
 import asyncio
 import math
 from collections.abc import Callable, Mapping
+from itertools import count
 from typing import Final
 
 from aerobee.errors import (
@@ -39,7 +40,7 @@ from aerobee.net.route_table import RouteTable
 from aerobee.producing.queue_choice import LowestLatency, QueueChooser, RoundRobin
 from aerobee.terms.config import ProducerConfig
 from aerobee.terms.routes import MessageQueue, Route
-from aerobee_proto.batch import encode_batch_entry
+from aerobee_proto.batch import encode_batch
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.frames import Command
 from aerobee_proto.javahash import java_hash
@@ -452,13 +453,12 @@ class Delivery:
             queue = queue._replace(queue_id=queue_id)
         status = STATUS_BY_CODE[answer.code]
         handle = ext.get("recallHandle")
-        last_id = len(ids) - 1
-        for index, item in enumerate(items):
-            if not item.future.done():
-                offset_id = ids[index if index < last_id else last_id]
-                item.future.set_result(
-                    SendResult(item.message_id, queue, first + index, offset_id, status, handle)
-                )
+        if len(ids) < len(items):  # some brokers tell but one
+            ids += [ids[-1]] * (len(items) - len(ids))
+        for number, item, offset_id in zip(count(first), items, ids):  # ids may be more
+            future = item.future
+            if not future.done():
+                future.set_result(SendResult(item.message_id, queue, number, offset_id, status, handle))
         self._look_for_new_topic(queue.topic)
 
     def _look_for_new_topic(self, topic: str) -> None:
@@ -471,7 +471,7 @@ class Delivery:
 def _body_of(items: list[Outgoing]) -> bytes:
     if len(items) == 1:
         return items[0].body
-    return b"".join([encode_batch_entry(item.body, item.properties.encode(), item.flag) for item in items])
+    return encode_batch(items)
 
 
 def pick_queue(route: Route, pick: MessageQueue | int | str) -> MessageQueue:

@@ -5,23 +5,27 @@
     FetchConfig     how readers and pull consumers pull
     ConsumerConfig  how a member of a group pulls, repeats, commits and ends
 
-`ClientConfig.from_env` reads AEROBEE_NAMESERVERS (or RocketMQ's own NAMESRV_ADDR), AEROBEE_TLS, AEROBEE_ACCESS_KEY
-and AEROBEE_SECRET_KEY.
+`ClientConfig.from_env` reads AEROBEE_NAMESERVERS (or RocketMQ's own NAMESRV_ADDR), AEROBEE_TLS (_CA, _CERT, _KEY),
+AEROBEE_ACCESS_KEY and AEROBEE_SECRET_KEY, or the file that AEROBEE_CREDENTIALS_FILE names.
 """
 
 import ssl
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from aerobee.errors import DEFAULT_NAMESERVER, InvalidMessage
 from aerobee.terms.arguments import check_fields
+from aerobee.terms.credentials import Credentials, credentials_of_environment
+from aerobee.terms.tls_files import context_of_files
 from aerobee_proto.codes import NAMESERVER_DEFAULT_PORT
 from aerobee_proto.names import TRACE_TOPIC
 from aerobee_service.logs.event_log import event_logger
 
 log = event_logger("aerobee.client")
+
+TLS_FILES: Final = ("AEROBEE_TLS_CA", "AEROBEE_TLS_CERT", "AEROBEE_TLS_KEY")  # each of them means TLS
 
 __all__ = [
     "ClientConfig",
@@ -79,22 +83,6 @@ def check_settings(settings: Any) -> None:
             raise InvalidMessage(f"{name} is 0; it has to be more than that")
 
 
-@dataclass(slots=True, frozen=True)
-class Credentials:
-    """Who signs the requests: RocketMQ's access key (its user name), secret key, and a security token if any."""
-
-    access_key: str
-    secret_key: str = field(repr=False)
-    security_token: str | None = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        for name in ("access_key", "secret_key", "security_token"):
-            value = getattr(self, name)
-            if not isinstance(value, str) and not (name == "security_token" and value is None):
-                # The value is not shown.
-                raise InvalidMessage(f"{name} is of type {type(value).__name__}; it has to be text")
-
-
 @dataclass(slots=True, frozen=True, kw_only=True)
 class ClientConfig:
     """Settings of one client; defaults in brackets.
@@ -146,16 +134,19 @@ class ClientConfig:
         addrs = environ.get("AEROBEE_NAMESERVERS") or environ.get("NAMESRV_ADDR")
         if not addrs:
             log.warning("client.nameservers_not_set", variable="AEROBEE_NAMESERVERS", used=DEFAULT_NAMESERVER)
-        tls = environ.get("AEROBEE_TLS", "").strip().lower() in {"1", "true", "yes", "on"}
-        access_key, secret_key = environ.get("AEROBEE_ACCESS_KEY"), environ.get("AEROBEE_SECRET_KEY")
-        if bool(access_key) != bool(secret_key):
-            raise InvalidMessage(
-                "AEROBEE_ACCESS_KEY and AEROBEE_SECRET_KEY go together; one of them is not set"
-            )
+        tls: ssl.SSLContext | bool = environ.get("AEROBEE_TLS", "").strip().lower() in {
+            "1",
+            "true",
+            "yes",
+            "on",
+        }
+        files = [environ.get(name) or None for name in TLS_FILES]
+        if any(files):
+            tls = context_of_files(*files)
         return cls(
             nameservers=parse_addrs(addrs or DEFAULT_NAMESERVER),
             tls=tls or None,
-            credentials=Credentials(access_key, secret_key) if access_key and secret_key else None,
+            credentials=credentials_of_environment(environ),
         )
 
 

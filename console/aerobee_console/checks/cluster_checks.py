@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from aerobee_console.checks.checkup import Checkup
 from aerobee_console.checks.local_checks import is_container_address, is_loopback
+from aerobee_console.checks.worker_checks import check_workers
 from aerobee_console.terminal.session import Connect, client_config
 from aerobee_service.clock import epoch_ms
 from aerobee_service.program.ports import owner_of
@@ -37,9 +38,11 @@ async def check_cluster(checkup: Checkup, connect: Connect, *, topic: str | None
     nodes: list[BrokerNode] = []
     for addr in config.nameservers:
         nodes = await _check_nameserver(checkup, replace(config, nameservers=(addr,))) or nodes
+    figures: dict[str, dict[str, str]] = {}
     for node in nodes:
         if await _check_address(checkup, node, config):
-            await _check_broker(checkup, node, config, send=send)
+            figures[node.broker_name] = await _check_broker(checkup, node, config, send=send)
+    await check_workers(checkup, figures, config)
     if topic is not None and nodes:
         await _check_topic(checkup, topic, config)
 
@@ -159,13 +162,18 @@ async def _check_address(checkup: Checkup, node: "BrokerNode", config: "ClientCo
     return fault is None
 
 
-async def _check_broker(checkup: Checkup, node: "BrokerNode", config: "ClientConfig", *, send: bool) -> None:
+async def _check_broker(
+    checkup: Checkup, node: "BrokerNode", config: "ClientConfig", *, send: bool
+) -> dict[str, str]:
+    """What it says of itself; empty when it does not answer."""
     from aerobee import Client, ClientError, NoRoute
 
     name = f"broker {node.broker_name}"
+    figures: dict[str, str] = {}
     try:
         async with Client(config=config) as client:
-            _check_figures(checkup, name, await client.admin.broker_runtime_info(node.addr))
+            figures = await client.admin.broker_runtime_info(node.addr)
+            _check_figures(checkup, name, figures)
             if node.broker_id == MASTER_ID:
                 await _check_unread(checkup, node, client)
             if send and node.broker_id == MASTER_ID:
@@ -177,6 +185,7 @@ async def _check_broker(checkup: Checkup, node: "BrokerNode", config: "ClientCon
         if not config.tls and await _speaks_tls(node.addr, config.request_timeout_s):
             text, fix = f"{node.addr} speaks TLS, and this is a plain connection", "add --tls"
         checkup.fault(name, text, fix)
+    return figures
 
 
 def _check_figures(checkup: Checkup, name: str, figures: dict[str, str]) -> None:

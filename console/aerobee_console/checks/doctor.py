@@ -10,7 +10,7 @@ from typing import Annotated, Final
 from cyclopts import Parameter
 
 from aerobee_console.checks.checkup import Check, Checkup
-from aerobee_console.servers.daemons import SettingsFile
+from aerobee_console.servers.daemons import SettingsFile, worker_settings
 from aerobee_console.terminal.failures import FAULT, OK
 from aerobee_console.terminal.session import Connect, Output, run_async
 from aerobee_console.terminal.tables import print_json, printable
@@ -50,10 +50,11 @@ def doctor(
     settings = None
     if config is not None:
         settings = check_settings(checkup, config)
-    if store is None and settings is not None:
-        store = settings.store_path_root_dir
     if store is not None:
         check_store(checkup, store, settings)
+    elif settings is not None:
+        for one in worker_settings(settings):
+            check_store(checkup, one.store_path_root_dir, one)
     run_async(check_cluster(checkup, chosen, topic=topic, send=send))
     if output == "json":
         facts = [

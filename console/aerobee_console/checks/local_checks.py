@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from aerobee_console.checks.checkup import Checkup
-from aerobee_console.servers.daemons import broker_defaults, broker_settings
+from aerobee_console.servers.daemons import broker_defaults, broker_settings, worker_settings
 from aerobee_console.terminal.failures import Failure
 from aerobee_service.program.interpreter_build import interpreter_build
 from aerobee_service.program.ports import is_free, owner_of
@@ -40,13 +40,15 @@ def check_settings(checkup: Checkup, file: Path) -> "BrokerConfig | None":
     """Check a broker's settings file and what it names on this machine; returns the settings if they are right."""
     try:
         config = broker_settings(file, {})
+        brokers = worker_settings(config)
     except Exception as wrong:
         if type(wrong).__name__ != "SettingsError":
             raise
         checkup.fault("settings", str(wrong), f"correct {file}; docs/configuration.md has every key")
         return None
     checkup.ok("settings", f"{file} is right")
-    _check_listening(checkup, config)
+    for one in brokers:
+        _check_listening(checkup, one)
     _check_advertised(checkup, config)
     if not config.namesrv_addr:
         checkup.fault(

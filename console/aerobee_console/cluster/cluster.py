@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import App, Parameter
 
+from aerobee_console.cluster.workers import WORKER_COLUMNS, WorkerRow, workers_of
 from aerobee_console.terminal.failures import NOT_FOUND, OK, REFUSED, USAGE, Failure
 from aerobee_console.terminal.messages import time_text
 from aerobee_console.terminal.session import Connect, Output, run
@@ -34,6 +35,9 @@ app = App(
     "cluster", help="List the brokers of a cluster; show figures and settings of one.", help_epilogue=""
 )
 Broker = Annotated[str, Parameter(help="Name or address of a broker.")]
+BrokerOrService = Annotated[
+    str, Parameter(name="BROKER", help="Name or address of a broker, or the name of a service of workers.")
+]
 
 COLUMNS: Final = (
     Column("cluster_name", "cluster"),
@@ -100,10 +104,30 @@ def list_brokers(*, output: Output = "table", connect: Connect | None = None) ->
 
 
 @app.command
-def status(broker: Broker, /, *, output: Output = "table", connect: Connect | None = None) -> int:
-    """Show the figures of a running broker, by RocketMQ's names. All of them, as it sent them, are in -o json."""
-    table = run(connect, lambda client: client.admin.broker_runtime_info(broker))
+def status(broker: BrokerOrService, /, *, output: Output = "table", connect: Connect | None = None) -> int:
+    """Show the figures of a running broker, by RocketMQ's names. All of them, as it sent them, are in -o json.
+
+    Of a service of workers, by the name that they share, a line for each worker.
+    """
+    table = run(connect, lambda client: _figures(client, broker))
+    if isinstance(table, list):
+        title = f"{broker}: {len(table)} of {table[0].of} workers are registered"
+        show(output, "workers", WORKER_COLUMNS, table, title=title)
+        return OK
     return _show_pairs(output, "status", table if output == "json" else readable(table))
+
+
+async def _figures(client: "Client", broker: str) -> dict[str, str] | list[WorkerRow]:
+    """Of a broker, or of the workers of the service with that name."""
+    from aerobee import NotFound
+
+    try:
+        return await client.admin.broker_runtime_info(broker)
+    except NotFound:
+        rows = await workers_of(client, broker)
+        if not rows:
+            raise
+        return rows
 
 
 @app.command

@@ -3,7 +3,8 @@
 Touches  the folder, reading. Only rebuild() opens the store itself, under its lock.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +33,7 @@ __all__ = [
     "disk_use",
     "index_file_size",
     "inspect",
+    "locked",
     "look_at",
     "rebuild",
     "resume_of",
@@ -47,6 +49,20 @@ def inspect(root: Path, commit_log: Path | None = None, *, property_crc: bool = 
         return Inspection(root, commit_log, property_crc=property_crc)
     except NotAStore as none:
         raise Failure(str(none), USAGE) from none
+
+
+@contextmanager
+def locked(root: Path) -> Iterator[None]:
+    """The folder, while nobody else has it. Failure (exit code 2) when it is no store, or a broker runs on it."""
+    inspect(root)
+    try:
+        held = DiskIo().lock(root / "lock")
+    except StoreLocked as busy:
+        raise Failure(f"{busy}; stop the broker first", USAGE) from busy
+    try:
+        yield
+    finally:
+        held.release()
 
 
 def resume_of(path: Path, root: Path) -> Resume:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 from cyclopts import Parameter
 
 from aerobee_console.terminal.failures import USAGE, Failure
+from aerobee_console.terminal.numbers import WORKERS
 from aerobee_console.terminal.several import several
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ __all__ = [
     "nameserver",
     "parse_settings",
     "store_settings",
+    "worker_settings",
 ]
 
 SettingsFile = Annotated[Path | None, Parameter(name=["--config", "-c"], help="Properties or TOML file.")]
@@ -55,9 +57,22 @@ def nameserver(
     return start(config, overrides)
 
 
-def broker(*, config: SettingsFile = None, settings: Settings = ()) -> int:
+def broker(
+    *,
+    config: SettingsFile = None,
+    workers: Annotated[
+        int | None,
+        Parameter(
+            validator=WORKERS,
+            help="Brokers to run as one service, one for each processor; each has a store of its own.",
+        ),
+    ] = None,
+    settings: Settings = (),
+) -> int:
     """Run a broker until SIGTERM or SIGINT. It is ready with the event `broker.ready`."""
     overrides = parse_settings(settings)
+    if workers is not None:
+        overrides["workers"] = str(workers)
     from aerobee_broker.main import start
 
     return start(config, overrides)
@@ -82,6 +97,15 @@ def broker_settings(file: Path | None, overrides: dict[str, str]) -> "BrokerConf
     from aerobee_broker.main import load_config
 
     return load_config(file, overrides, ready=lambda _: configure_logs(sys.stderr))
+
+
+def worker_settings(config: "BrokerConfig") -> "list[BrokerConfig]":
+    """The settings of each broker that these start: their own, or those of each worker. Raises SettingsError."""
+    if config.workers == 1:
+        return [config]
+    from aerobee_broker.workers.layout import plan_workers
+
+    return [plan.config for plan in plan_workers(config)]
 
 
 def broker_defaults() -> "BrokerConfig":

@@ -7,10 +7,10 @@ import asyncio
 import os
 import ssl
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 from cyclopts import Parameter
 
@@ -20,11 +20,14 @@ from aerobee_console.terminal.tables import OutputFormat
 from aerobee_service.program.interrupts import interrupts_as_ever
 
 if TYPE_CHECKING:
-    from aerobee import Client, ClientConfig
+    from aerobee import Client, ClientConfig, Credentials
 
 __all__ = ["Connect", "Output", "client_config", "run", "run_async"]
 
 T = TypeVar("T")
+
+# Read where it is there, and where the environment names nobody who signs.
+CREDENTIALS_FILE: Final = "~/.config/aerobee/credentials"
 
 
 @Parameter(name="*")
@@ -45,7 +48,15 @@ class Connect:
         bool, Parameter(negative=(), show_default=False, env_var="AEROBEE_TLS", help="Speak TLS.")
     ] = False
     tls_ca: Annotated[
-        Path | None, Parameter(help="Trust the certificates of this PEM file. Implies --tls.")
+        Path | None,
+        Parameter(env_var="AEROBEE_TLS_CA", help="Trust the authorities of this PEM file. Implies --tls."),
+    ] = None
+    tls_cert: Annotated[
+        Path | None,
+        Parameter(env_var="AEROBEE_TLS_CERT", help="Show this certificate (PEM). Implies --tls."),
+    ] = None
+    tls_key: Annotated[
+        Path | None, Parameter(env_var="AEROBEE_TLS_KEY", help="The key of that certificate (PEM).")
     ] = None
 
 
@@ -60,21 +71,37 @@ def client_config(connect: Connect) -> "ClientConfig":
     from aerobee.terms.config import parse_addrs
 
     tls: ssl.SSLContext | bool | None = connect.tls or None
-    if connect.tls_ca is not None:
-        tls = _trusting(connect.tls_ca)
+    files = (connect.tls_ca, connect.tls_cert, connect.tls_key)
+    if any(files):
+        tls = _of_files(files)
     return ClientConfig(
-        nameservers=parse_addrs(connect.nameserver), request_timeout_s=connect.timeout, tls=tls
+        nameservers=parse_addrs(connect.nameserver),
+        request_timeout_s=connect.timeout,
+        tls=tls,
+        credentials=_credentials(),
     )
 
 
-def _trusting(authority: Path) -> ssl.SSLContext:
-    """A context that trusts the certificates of a file; Failure names the option and the file."""
+def _credentials() -> "Credentials | None":
+    """Of the environment, or of the file that the command line looks for by itself. Raises InvalidMessage."""
+    from aerobee.terms.credentials import credentials_of_environment, credentials_of_file
+
+    found = credentials_of_environment(os.environ)
+    if found is None and (path := Path(CREDENTIALS_FILE).expanduser()).exists():
+        found = credentials_of_file(path)
+    return found
+
+
+def _of_files(files: Sequence[Path | None]) -> ssl.SSLContext:
+    """A context of authority, certificate and key; Failure names the option and the file."""
+    from aerobee.errors import InvalidMessage
+    from aerobee.terms.tls_files import context_of_files
+
     try:
-        return ssl.create_default_context(cafile=authority)
-    except ssl.SSLError as wrong:
-        raise Failure(f"--tls-ca {authority}: no certificates in PEM form in it", USAGE) from wrong
-    except OSError as wrong:
-        raise Failure(f"--tls-ca {authority}: {wrong.strerror or wrong}", USAGE) from wrong
+        return context_of_files(*(None if file is None else str(file) for file in files))
+    except InvalidMessage as wrong:
+        option = "--tls-ca" if files[0] and str(wrong).startswith(str(files[0])) else "--tls-cert"
+        raise Failure(f"{option} {wrong}", USAGE) from wrong
 
 
 def run(connect: Connect | None, work: Callable[["Client"], Coroutine[Any, Any, T]]) -> T:

@@ -14,12 +14,15 @@ from aerobee_remoting.exchange.connection import Connection
 from aerobee_remoting.exchange.handlers import HandlerTable
 from aerobee_remoting.exchange.limits import Common, ConnectionLimits
 from aerobee_remoting.peers.errors import ClosedHere, ConnectFailed, RemotingError
+from aerobee_remoting.peers.tls import TlsContext, context_of
 from aerobee_service.logs.event_log import event_logger
 from aerobee_service.turns.tasks import look_at
 
-__all__ = ["RemotingClient", "RemotingClientConfig", "split_addr"]
+__all__ = ["RemotingClient", "RemotingClientConfig", "Signer", "split_addr"]
 
 log = event_logger("aerobee.remoting")
+
+Signer = Callable[[RequestHeader | dict[str, str] | None, bytes], dict[str, str]]
 
 SWEEP_S: Final = 1.0
 CODECS: Final = {"json": CODEC_JSON, "rocketmq": CODEC_ROCKETMQ}
@@ -33,7 +36,7 @@ class RemotingClientConfig:
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     connect_timeout_s: float = 3.0
     codec: str = "auto"
-    tls: ssl.SSLContext | None = None
+    tls: TlsContext | None = None
     tls_server_name: str | None = None
 
 
@@ -71,7 +74,10 @@ class RemotingClient:
         *,
         on_connect: Callable[[str, Connection], None] | None = None,
         on_disconnect: Callable[[str, Connection], None] | None = None,
+        signer: Signer | None = None,
     ) -> None:
+        """`signer` makes the fields with which a request is sent of its header and body."""
+        self._signer = signer
         self._handlers = handlers
         self._config = config or RemotingClientConfig()
         if self._config.codec not in ("auto", *CODECS):
@@ -106,6 +112,8 @@ class RemotingClient:
             except TimeoutError:
                 raise ConnectFailed(addr, f"no connection within {timeout:.3g} s") from None
             timeout = deadline - loop.time()
+        if self._signer is not None:
+            header = self._signer(header, body)
         return await connection.send_request(code, header, body, timeout)
 
     async def oneway(
@@ -116,7 +124,10 @@ class RemotingClient:
         body: bytes = b"",
     ) -> None:
         """Send a request that gets no answer. ConnectFailed or ConnectionLost when it cannot be sent."""
-        (await self.connect(addr)).send_oneway(code, header, body)
+        connection = await self.connect(addr)
+        if self._signer is not None:
+            header = self._signer(header, body)
+        connection.send_oneway(code, header, body)
 
     @property
     def connection_count(self) -> int:
@@ -147,7 +158,7 @@ class RemotingClient:
         loop = asyncio.get_running_loop()
         try:
             host, port = split_addr(addr)
-            tls = self._config.tls
+            tls = context_of(self._config.tls)
             async with asyncio.timeout(self._config.connect_timeout_s):
                 _, connection = await loop.create_connection(
                     lambda: Connection(

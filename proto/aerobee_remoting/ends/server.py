@@ -7,7 +7,6 @@ with 0x16, a frame with the high byte of a length below 16 MiB, so 0x00 or 0x01.
 import asyncio
 import contextlib
 import socket
-import ssl
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,10 +23,11 @@ from aerobee_remoting.exchange.limits import Common, ConnectionLimits, format_ad
 from aerobee_remoting.exchange.loop_watch import LoopWatch
 from aerobee_remoting.exchange.needs import Open
 from aerobee_remoting.peers.peer_memory import TOTAL_LIMIT, PeerMemory
+from aerobee_remoting.peers.tls import TlsContext, context_of
 from aerobee_service.program.start_failures import CannotListen
 from aerobee_service.turns.turns import Turns
 
-__all__ = ["RemotingServer", "ServerConfig", "TlsMode"]
+__all__ = ["RemotingServer", "ServerConfig", "TlsMode", "listening_socket"]
 
 log = structlog.get_logger()
 
@@ -54,7 +54,7 @@ class ServerConfig:
     loop_held_s: float = 0.1  # of one turn of the event loop, before the log and the metrics say who took it
     memory: PeerMemory = field(default_factory=PeerMemory)  # those, and all else that is kept for peers
     tls_mode: TlsMode = TlsMode.DISABLED
-    tls: ssl.SSLContext | None = None
+    tls: TlsContext | None = None
 
 
 CODECS_ARE_OPEN: Final = Open("what a peer asks first, to know how to ask at all", unsigned=True)
@@ -319,7 +319,7 @@ class RemotingServer:
                     on_close=self._closed,
                 ),
                 accepted,
-                ssl=self._config.tls if is_tls else None,
+                ssl=context_of(self._config.tls) if is_tls else None,
                 ssl_handshake_timeout=FIRST_BYTE_S if is_tls else None,
             )
         except (OSError, TimeoutError) as failed:
@@ -351,6 +351,11 @@ async def _peek(loop: asyncio.AbstractEventLoop, accepted: socket.socket) -> int
             readable.clear()
     finally:
         loop.remove_reader(accepted.fileno())
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """A socket that has taken the address; nothing is accepted yet. CannotListen names the address."""
+    return _listen(host, port)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -52,8 +52,9 @@ from aerobee_remoting.exchange.limits import Common, format_addr
 from aerobee_remoting.exchange.needs import Need
 from aerobee_remoting.peers.errors import ConnectionLost
 from aerobee_remoting.peers.peer_memory import PEER_LIMIT
+from aerobee_remoting.peers.tls import subject_of
 from aerobee_service.logs.event_log import event_logger
-from aerobee_service.turns.turns import AT_ONCE, TURN_S
+from aerobee_service.turns.turns import AT_ONCE, LATER, TURN_S
 
 __all__ = ["Connection"]
 
@@ -120,6 +121,7 @@ class Connection(asyncio.Protocol):
         "peer",
         "peer_host",
         "reading_paused",
+        "subject",
         "transport",
         "version",
         "was_overtaken",
@@ -151,6 +153,7 @@ class Connection(asyncio.Protocol):
         self.transport: asyncio.Transport = None  # type: ignore[assignment]  # set by connection_made
         self.peer = "unknown"  # host:port
         self.peer_host = ""  # host alone
+        self.subject = ""  # common name of its certificate, verified; "" where it has shown none
         self.closed: asyncio.Future[None] = self._loop.create_future()  # done when the connection is gone
         self._limits_logged: set[str] = set()
         # Learned from the peer's frames.
@@ -195,6 +198,7 @@ class Connection(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self.peer = format_addr(peer)
         self.peer_host = str(peer[0]) if isinstance(peer, tuple) else ""
+        self.subject = subject_of(transport)
         if self._on_open is not None:
             self._on_open(self)
 
@@ -248,15 +252,18 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        decoder = self.decoder
+        decoder, turns = self.decoder, self._turns
         self._in_read = True
         try:
-            frames = decoder.feed(data)
+            deadline = LATER
+            if self._handlers.front is not None and not self._held_back and not self._alone:
+                deadline = time.perf_counter() + TURN_S if turns is None else turns.enter()
+            frames = decoder.feed(data, self._take_front if deadline else None)
             if self._held_back or self._alone:
                 self._hold_back(frames)
             elif frames:
-                turns = self._turns
-                deadline = time.perf_counter() + TURN_S if turns is None else turns.enter()
+                if self._handlers.front is None:
+                    deadline = time.perf_counter() + TURN_S if turns is None else turns.enter()
                 if deadline and len(frames) <= SLICE_FRAMES_MAX:
                     left = self._handle(frames, deadline)
                     if left:
@@ -279,6 +286,15 @@ class Connection(asyncio.Protocol):
             if frames or self._frame_since is None:
                 self._frame_since = self.last_active
             self.count_buffers()
+
+    def _take_front(self, data: bytes) -> int:
+        """Let the front of the table have the first requests of this; how many bytes it took."""
+        taken = self._dispatcher.take_front(self, data)
+        if taken is None:
+            return 0
+        self.version = taken.version
+        self._frame_since = None
+        return taken.size
 
     def _hold_back(self, frames: list[Frame]) -> None:
         """Handle these later, in order, but for the small control requests among them."""
@@ -373,6 +389,8 @@ class Connection(asyncio.Protocol):
                     broken = fault
                     break
                 if entry is None or envelope is None:
+                    if self._alone:
+                        left = list(rest)  # and so this loop ends
                     continue
             if entry.batch is not None:
                 if entry is not run_entry and run:
@@ -414,13 +432,13 @@ class Connection(asyncio.Protocol):
                 command = decode_command(frame)
                 entry = self._handlers.by_code.get(command.code)
                 if command.flag & FLAG_RESPONSE or entry is None:
-                    self._on_other(command)
+                    self._on_other(command, frame)
                     return None, None
                 envelope = entry.decoder.convert(command)
             else:
                 envelope = entry.decoder.decode(frame)
                 if envelope.flag & FLAG_RESPONSE:
-                    self._on_other(decode_command(frame))
+                    self._on_other(decode_command(frame), frame)
                     return None, None
             if len(body) > entry.body_size_max:
                 raise _body_too_large(entry, len(body))
@@ -429,12 +447,12 @@ class Connection(asyncio.Protocol):
             return None, None
         return entry, envelope
 
-    def _on_other(self, command: Command) -> None:
+    def _on_other(self, command: Command, frame: Frame) -> None:
         """An answer, or a request that nobody serves."""
         if command.flag & FLAG_RESPONSE:
             self._on_response(command)
         else:
-            self._not_supported(command)
+            self._not_supported(command, frame)
 
     def _run_batch(self, entry: Entry | None, run: list[AnyIncoming]) -> None:
         assert entry is not None
@@ -520,11 +538,12 @@ class Connection(asyncio.Protocol):
                 "remoting.answer_unexpected", peer=self.peer, opaque=command.opaque, code=command.code
             )
 
-    def _not_supported(self, command: Command) -> None:
+    def _not_supported(self, command: Command, frame: Frame) -> None:
         if command.code == 0 or command.is_oneway:
             return  # an empty header asks for nothing; official servers are silent too
         remark = f" request type {command.code} not supported"
-        self.respond(command.codec, command.opaque, Response(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark))
+        unserved = RequestError(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
+        self._dispatcher.refuse_stranger(self, command, frame, unserved)
 
     def _refuse_header(self, frame: Frame, entry: Entry | None, refused: RequestError) -> None:
         command = decode_outline(frame)
@@ -534,8 +553,7 @@ class Connection(asyncio.Protocol):
         if entry is not None:
             entry.requests += 1
             entry.refused += 1
-        if not command.is_oneway:
-            self.respond(command.codec, command.opaque, Response(refused.code, refused.remark))
+        self._dispatcher.refuse_stranger(self, command, frame, refused)
 
     def _break(self, broken: FrameError) -> None:
         self._log.warning("remoting.frame_refused", peer=self.peer, reason=str(broken))

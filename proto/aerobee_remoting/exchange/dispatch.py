@@ -7,24 +7,34 @@ Invariants
 - Whatever a handler raises becomes the answer of its requests, and of no others.
 """
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+import msgspec
 
 from aerobee_proto.codes import ResponseCode
 from aerobee_proto.errors import AerobeeError, LimitReached, RequestError
-from aerobee_proto.requests import AnyIncoming
+from aerobee_proto.frames import Command, Frame
+from aerobee_proto.requests import AnyIncoming, Envelope, Incoming, NoFields
+from aerobee_remoting.exchange.gate import RefusedSlowly, Row
 from aerobee_remoting.exchange.handlers import (
     AnyRequest,
     Channel,
     Entry,
+    FrontTaken,
     HandlerTable,
     Response,
 )
 from aerobee_remoting.exchange.loop_watch import LoopWatch, in_timed_steps
-from aerobee_remoting.exchange.needs import Need
+from aerobee_remoting.exchange.needs import Need, Open
 from aerobee_service.logs.event_log import EventLog
 
 __all__ = ["Dispatcher"]
+
+NO_FIELDS: Final = NoFields()
+NOBODY_SERVES_IT: Final = Open("nothing comes of it")
 
 
 class Dispatcher:
@@ -45,6 +55,10 @@ class Dispatcher:
         try:
             self._gate.admit(channel, entry, request.incoming)
             response = entry.plain(request)
+        except RefusedSlowly as refused:
+            entry.refused += 1
+            self._refuse_late(channel, [request.incoming], refused)
+            return
         except RequestError as refused:
             response = self._refusal(channel, entry, refused)
         except Exception as failed:
@@ -66,8 +80,13 @@ class Dispatcher:
         except Exception as failed:  # a gate that fails lets nobody in
             refused = [(item, failed) for item in run]
         if refused:
+            slow = [(item, reason) for item, reason in refused if isinstance(reason, RefusedSlowly)]
+            if slow:  # all of them with the one that waits longest
+                entry.refused += len(slow)
+                self._refuse_late(channel, [item for item, _ in slow], max(slow, key=_delay)[1])
             for item, reason in refused:
-                self._turn_away(channel, entry, item, reason)
+                if not isinstance(reason, RefusedSlowly):
+                    self._turn_away(channel, entry, item, reason)
             away = {id(item) for item, _ in refused}
             run = [item for item in run if id(item) not in away]
         try:
@@ -81,6 +100,21 @@ class Dispatcher:
         took_s = time.perf_counter() - began
         if took_s >= self._watch.held_s:
             self._watch.took(entry, took_s, channel.peer)
+
+    def take_front(self, channel: Channel, data: bytes) -> FrontTaken | None:
+        """What the front of the table takes of this read, if the gate lets all of it in."""
+        front = self._handlers.front
+        if front is None or not self._gate.lets_all(channel):
+            return None
+        began = time.perf_counter()
+        taken = front.take(channel, data)
+        if taken is not None:
+            entry = self._handlers.by_code[taken.code]
+            entry.requests += taken.request_count
+            took_s = time.perf_counter() - began
+            if took_s >= self._watch.held_s:
+                self._watch.took(entry, took_s, channel.peer)
+        return taken
 
     async def answer(
         self, channel: Channel, entry: Entry, work: Callable[[], Awaitable[Response | None]]
@@ -98,6 +132,27 @@ class Dispatcher:
             return self.failure(channel, entry.code, failed)
         return response
 
+    def refuse_stranger(
+        self, channel: Channel, command: Command, frame: Frame, otherwise: RequestError
+    ) -> None:
+        """Answer what has no handler, or no readable header: who may not ask is told nothing about that.
+
+        `otherwise` is told to who is let in.
+        """
+        envelope: Envelope[msgspec.Struct] = Envelope(
+            command.code, NO_FIELDS, command.flag, opaque=command.opaque, version=command.version
+        )
+        request = Incoming(envelope, frame, NO_FIELDS, frame[2])
+        try:
+            self._gate.admit(channel, Row(command.code, "nobody", NoFields, NOBODY_SERVES_IT), request)
+        except RequestError as refused:
+            self._refuse(channel, request, refused)
+        except Exception as failed:  # a gate that fails lets nobody in
+            response = self.failure(channel, command.code, failed)
+            self._refuse(channel, request, RequestError(response.code, response.remark or ""))
+        else:
+            self._refuse(channel, request, otherwise)
+
     def admits(self, channel: Channel, entry: Entry, item: AnyIncoming) -> bool:
         """Whether the gate lets this in; if not, it is answered."""
         try:
@@ -107,7 +162,30 @@ class Dispatcher:
             return False
         return True
 
+    def _refuse(self, channel: Channel, item: AnyIncoming, refused: RequestError) -> None:
+        """Answer what was refused before it had a handler; now, or when who asks has waited."""
+        if isinstance(refused, RefusedSlowly):
+            self._refuse_late(channel, [item], refused)
+        elif not item.oneway:
+            channel.respond(item.codec, item.envelope.opaque, Response(refused.code, refused.remark))
+
+    def _refuse_late(self, channel: Channel, items: Sequence[AnyIncoming], refused: RefusedSlowly) -> None:
+        """Answer these when the peer has waited; nothing else that it has sent is handled before."""
+        answers = [(item.codec, item.envelope.opaque) for item in items if not item.oneway]
+        response = Response(refused.code, refused.remark)
+
+        async def wait() -> None:
+            await asyncio.sleep(refused.delay_s)
+            for codec, opaque in answers:
+                channel.respond(codec, opaque, response)
+
+        channel.run_alone(wait)
+
     def _turn_away(self, channel: Channel, entry: Entry, item: AnyIncoming, failed: Exception) -> None:
+        if isinstance(failed, RefusedSlowly):
+            entry.refused += 1
+            self._refuse_late(channel, [item], failed)
+            return
         response = (
             self._refusal(channel, entry, failed)
             if isinstance(failed, RequestError)
@@ -137,3 +215,7 @@ class Dispatcher:
         if isinstance(refused, LimitReached):
             channel.log_limit(refused.limit, refused.remark)
         return Response(refused.code, refused.remark)
+
+
+def _delay(slow: tuple[AnyIncoming, RefusedSlowly]) -> float:
+    return slow[1].delay_s

@@ -13,13 +13,23 @@ from typing import Protocol, final
 
 import msgspec
 
+from aerobee_proto.errors import RequestError
 from aerobee_proto.requests import AnyIncoming
 from aerobee_remoting.exchange.needs import Need, Needs, check_needs, needs_of
 from aerobee_remoting.peers.peer import Peer
 
-__all__ = ["Gate", "OpenGate", "Row"]
+__all__ = ["Gate", "OpenGate", "RefusedSlowly", "Row"]
 
 Refused = tuple[AnyIncoming, Exception]
+
+
+class RefusedSlowly(RequestError):
+    """Refused, and the peer is to wait for the answer: it has been refused often. Meanwhile nothing else of this
+    connection is handled."""
+
+    def __init__(self, code: int, remark: str, delay_s: float) -> None:
+        super().__init__(code, remark)
+        self.delay_s = delay_s
 
 
 class Row:
@@ -50,6 +60,11 @@ class Gate(Protocol):
     def admit_found(self, caller: Peer, row: Row, request: AnyIncoming, needs: Sequence[Need]) -> None:
         """The same of what a handler found that the request did not name."""
 
+    def lets_all(self, caller: Peer) -> bool:
+        """Whether whatever this caller asks is let in now, so that `admit` need not be asked: a request may be served
+        that nobody has read as one (`handlers.Front`)."""
+        return False
+
     def turned_away(self, caller: Peer, row: Row, run: Sequence[AnyIncoming]) -> Sequence[Refused]:
         """Those of the requests of one read that `admit` does not let in, each with what it raised."""
         refused: list[Refused] = []
@@ -70,6 +85,9 @@ class OpenGate(Gate):
 
     def admit_found(self, caller: Peer, row: Row, request: AnyIncoming, needs: Sequence[Need]) -> None:
         pass
+
+    def lets_all(self, caller: Peer) -> bool:
+        return True
 
     def turned_away(self, caller: Peer, row: Row, run: Sequence[AnyIncoming]) -> Sequence[Refused]:
         return ()  # without a call for each message

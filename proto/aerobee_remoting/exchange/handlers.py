@@ -14,12 +14,13 @@ Three kinds of handler, told apart when they are registered:
 
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, Generic, Protocol, TypeVar, cast, overload
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar, cast, overload
 
 import msgspec
 
 from aerobee_proto.bodies import JsonBody
 from aerobee_proto.codes import ResponseCode
+from aerobee_proto.errors import LimitReached, RequestError
 from aerobee_proto.frames import Command, decode_command, language_name
 from aerobee_proto.headers import ext_of
 from aerobee_proto.requests import AnyIncoming, Incoming, NoFields, RequestDecoder, code_keys
@@ -27,7 +28,17 @@ from aerobee_remoting.exchange.gate import Gate, OpenGate, Row
 from aerobee_remoting.exchange.needs import Need, Needs
 from aerobee_remoting.peers.peer import Peer
 
-__all__ = ["MESSAGE_BODY_SIZE_MAX", "AnyRequest", "Channel", "Entry", "HandlerTable", "Request", "Response"]
+__all__ = [
+    "MESSAGE_BODY_SIZE_MAX",
+    "AnyRequest",
+    "Channel",
+    "Entry",
+    "Front",
+    "FrontTaken",
+    "HandlerTable",
+    "Request",
+    "Response",
+]
 
 # What a frame may carry, in bytes: settings bound messages further.
 MESSAGE_BODY_SIZE_MAX: Final = 16 * 1024 * 1024
@@ -144,8 +155,13 @@ class Request(msgspec.Struct, Generic[H_co], eq=False):
             self.connection.respond(self.codec, self.opaque, response)
 
     def fail(self, failed: Exception) -> None:
-        """Answer later that this came between. To be called where it is handled."""
-        self.respond(self.connection.failure(self.code, failed))
+        """Answer later that this came between, or that it is refused. To be called where it is handled."""
+        if isinstance(failed, RequestError):
+            if isinstance(failed, LimitReached):
+                self.connection.log_limit(failed.limit, failed.remark)
+            self.respond(Response(failed.code, failed.remark))
+        else:
+            self.respond(self.connection.failure(self.code, failed))
 
 
 AnyRequest = Request[msgspec.Struct]
@@ -239,11 +255,32 @@ def _is_not_plain(_: AnyRequest) -> Answer:
     raise AssertionError("this code is not served by a plain handler")
 
 
+class FrontTaken(NamedTuple):
+    """What a front has taken of a read: requests of one code, the first ones."""
+
+    size: int  # bytes
+    request_count: int
+    code: int
+    version: int  # of the client, as the last of them says
+
+
+class Front(Protocol):
+    """Who serves the requests at the front of a read without their being cut and read one by one.
+
+    It is shown what begins with a frame when nothing of the connection waits and the gate lets everything in. What it
+    does not take goes the usual way, so it need know nothing but what is frequent.
+    """
+
+    def take(self, channel: Channel, data: bytes) -> FrontTaken | None:
+        """Serve and answer the first requests of this, as many as it likes; None: none of them."""
+
+
 class HandlerTable:
     """Request code -> `Entry`, and the gate that requests pass on their way there; without one everybody may ask."""
 
     def __init__(self, gate: Gate | None = None) -> None:
         self.gate: Gate = OpenGate() if gate is None else gate
+        self.front: Front | None = None
         self.by_code: dict[int, Entry] = {}
         # (codec -> key bytes -> entry): finds the entry before the header is read
         self.by_key: tuple[dict[bytes, Entry], dict[bytes, Entry], dict[bytes, Entry]] = ({}, {}, {})

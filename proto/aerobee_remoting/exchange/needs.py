@@ -105,9 +105,14 @@ class Rule(NamedTuple):
     # Actions on the group whose retry topic is named; () leaves such a topic out, None: those on topics.
     of_retry: tuple[Action, ...] | None = None
     ours: bool = False  # RocketMQ 5.3.3 does not ask for it
+    # Field of the group that RocketMQ 5.3.3 asks for instead of that whose retry topic is named, if it names one.
+    official_group: str = ""
 
-    def needed(self, request: AnyIncoming) -> Iterator[Need]:
-        """What this request needs by this rule. RequestError when a body cannot be read."""
+    def needed(self, request: AnyIncoming, *, as_official: bool = False) -> Iterator[Need]:
+        """What this request needs by this rule. RequestError when a body cannot be read.
+
+        `as_official`: as RocketMQ 5.3.3 asks, where ours asks for something else.
+        """
         if self.names is not None:
             found = self.names(request) if request.body else ()
         elif self.field:
@@ -124,7 +129,11 @@ class Rule(NamedTuple):
             elif self.of_retry is None or not is_retry_topic(name):
                 yield need_of_topic(name, *self.actions)
             elif self.of_retry:
-                yield need_of_topic(name, *self.of_retry)
+                group = getattr(request.header, self.official_group) if self.official_group else ""
+                if as_official and group and not group.isspace():
+                    yield Need(Kind.GROUP, group, self.of_retry)
+                else:
+                    yield need_of_topic(name, *self.of_retry)
 
     def __str__(self) -> str:
         """For people, and for the table in docs/wire.md."""
@@ -148,9 +157,11 @@ Needs = tuple[Rule, ...] | Open
 """What a request code declares; never an empty tuple."""
 
 
-def on_topic(field: str, *actions: Action, of_retry: tuple[Action, ...] | None = None) -> Rule:
+def on_topic(
+    field: str, *actions: Action, of_retry: tuple[Action, ...] | None = None, official_group: str = ""
+) -> Rule:
     """The topic that a header field names."""
-    return Rule(Kind.TOPIC, actions, field, of_retry=of_retry)
+    return Rule(Kind.TOPIC, actions, field, of_retry=of_retry, official_group=official_group)
 
 
 def on_topics(field: str, separator: str, *actions: Action) -> Rule:

@@ -25,6 +25,10 @@ class Peer(Protocol):
         """Its address without the port."""
 
     @property
+    def subject(self) -> str:
+        """The common name of the certificate that it has shown, verified; "" where it has shown none."""
+
+    @property
     def is_closed(self) -> bool:
         """Whether it is gone, or about to be."""
 

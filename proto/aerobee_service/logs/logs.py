@@ -12,7 +12,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, Literal, TextIO
 
@@ -33,9 +33,13 @@ LEVELS: Final = ("debug", "info", "warning", "error")
 
 
 def configure_logging(
-    level: str = "info", json: bool | Literal["auto"] = "auto", *, stream: TextIO | None = None
+    level: str = "info",
+    json: bool | Literal["auto"] = "auto",
+    *,
+    stream: TextIO | None = None,
+    facts: Mapping[str, str] | None = None,
 ) -> None:
-    """Send events of `level` and above to `stream` (standard output unless given).
+    """Send events of `level` and above to `stream` (standard output unless given), each with these `facts`.
 
     `json="auto"` writes for people when the stream is a terminal, and JSON lines otherwise. A JSON line has
     `timestamp` (UTC, ISO 8601), `level`, `event`, then the facts. Raises ValueError for an unknown level.
@@ -51,6 +55,8 @@ def configure_logging(
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
+    if facts:
+        shared.append(lambda _logger, _method, event: {**facts, **event})
     rendering: list[Processor] = [structlog.dev.ConsoleRenderer(colors=out.isatty())]
     if as_json:
         rendering = [structlog.processors.format_exc_info, _head_first, _to_json]

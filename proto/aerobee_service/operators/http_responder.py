@@ -6,7 +6,8 @@
 Touches  one listening socket.
 
 Invariants
-- A peer costs at most one task, 8 KiB and 5 s before it has said what it wants.
+- A peer costs at most one task, 8 KiB and 5 s before it has said what it wants; with TLS as much again for its
+  handshake.
 - Who comes is let in. Above `PER_HOST_MAX` connections of its host, or `CONNECTIONS_MAX` in all, another goes: the one
   that has been silent longest, or when all have asked, the one that has taken longest. That is decided a moment later,
   when whoever came with a request has been heard, so a probe is always answered. There are never more than `CROWD_MAX`.
@@ -14,15 +15,20 @@ Invariants
 """
 
 import asyncio
+import socket
+import ssl
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 import structlog
 
-__all__ = ["HttpResponder", "Page"]
+__all__ = ["HttpResponder", "Page", "TlsOfPort"]
 
 log = structlog.get_logger()
+
+# What gives the TLS context for each new connection; None: HTTP without TLS.
+TlsOfPort = Callable[[], ssl.SSLContext] | None
 
 HEAD_SIZE_MAX: Final = 8192
 HEAD_TIMEOUT_S: Final = 5.0
@@ -31,6 +37,8 @@ CONNECTIONS_MAX: Final = 64
 PER_HOST_MAX: Final = 24
 CROWD_MAX: Final = 512
 HEARD_AFTER_S: Final = 0.02
+ACCEPT_PAUSE_S: Final = 0.1
+BACKLOG: Final = 100
 REASONS: Final = {
     200: "OK",
     400: "Bad Request",
@@ -55,10 +63,11 @@ class Page:
 class _Visit:
     """One connection."""
 
-    __slots__ = ("host", "is_silent", "task")
+    __slots__ = ("host", "is_silent", "socket", "task")
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, accepted: socket.socket) -> None:
         self.host = host
+        self.socket: socket.socket | None = accepted  # until it has streams
         self.is_silent = True  # it has not asked yet
         self.task: asyncio.Task[None]
 
@@ -66,44 +75,60 @@ class _Visit:
 class HttpResponder:
     """Serves pages by path. `start`, then `close`."""
 
-    def __init__(self, pages: Mapping[str, Callable[[], Awaitable[Page]]]) -> None:
+    def __init__(self, pages: Mapping[str, Callable[[], Awaitable[Page]]], tls: TlsOfPort = None) -> None:
         self._pages = pages
-        self._server: asyncio.Server | None = None
+        self._tls = tls
+        self._listeners: list[socket.socket] = []
+        self._accepting: list[asyncio.Task[None]] = []
         self._visits: dict[_Visit, None] = {}  # in the order in which they came
         self._leaving: set[asyncio.Task[None]] = set()
         self._room: asyncio.TimerHandle | None = None
 
     async def start(self, host: str, port: int) -> int:
         """Listen; the port that was taken. OSError when it cannot be."""
-        self._server = await asyncio.start_server(self._accepted, host, port, limit=HEAD_SIZE_MAX)
-        return int(self._server.sockets[0].getsockname()[1])
+        self._listeners = await asyncio.to_thread(_listening, host, port)
+        loop = asyncio.get_running_loop()
+        self._accepting = [
+            loop.create_task(self._accept(one), name="metrics connections") for one in self._listeners
+        ]
+        return int(self._listeners[0].getsockname()[1])
 
     async def close(self) -> None:
         """Stop listening and end what is running."""
-        if self._server is not None:
-            self._server.close()
         if self._room is not None:
             self._room.cancel()
-        tasks = [*(visit.task for visit in self._visits), *self._leaving]
+        tasks = [*self._accepting, *(visit.task for visit in self._visits), *self._leaving]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._server is not None:
-            await self._server.wait_closed()
+        for listener in self._listeners:
+            listener.close()
 
-    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # A plain function with a task of our own: asyncio's own task logs an error when it is cancelled.
-        peer = writer.get_extra_info("peername")
-        visit = _Visit(peer[0] if peer else "")
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, address = await loop.sock_accept(listener)
+            except OSError as failed:  # descriptors used up, say: wait for one to come free
+                log.warning("metrics.accept_failed", reason=str(failed))
+                await asyncio.sleep(ACCEPT_PAUSE_S)
+            else:
+                self._accepted(accepted, str(address[0]))
+
+    def _accepted(self, accepted: socket.socket, host: str) -> None:
+        visit = _Visit(host, accepted)
         if len(self._visits) >= CROWD_MAX:
             self._send_away(self._visits)
         self._visits[visit] = None
         if self._room is None and len(self._visits) > PER_HOST_MAX:
             self._room = asyncio.get_running_loop().call_later(HEARD_AFTER_S, self._make_room)
-        visit.task = asyncio.get_running_loop().create_task(
-            self._serve(visit, reader, writer), name="metrics connection"
-        )
-        visit.task.add_done_callback(lambda _: self._visits.pop(visit, None))
+        visit.task = asyncio.get_running_loop().create_task(self._serve(visit), name="metrics connection")
+        visit.task.add_done_callback(lambda _: self._ended(visit))
+
+    def _ended(self, visit: "_Visit") -> None:
+        self._visits.pop(visit, None)
+        if visit.socket is not None:  # it was sent away before it was looked at
+            visit.socket.close()
 
     def _make_room(self) -> None:
         """Send away whoever is too many of a host, or in all."""
@@ -126,9 +151,31 @@ class HttpResponder:
         leaver.task.cancel()
         return leaver
 
-    async def _serve(
-        self, visit: "_Visit", reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _open(self, visit: "_Visit") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Its streams, with TLS where the port speaks it: from the first byte, which may be there by now."""
+        loop = asyncio.get_running_loop()
+        accepted, visit.socket = visit.socket, None
+        reader = asyncio.StreamReader(limit=HEAD_SIZE_MAX, loop=loop)
+        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+        tls = self._tls
+        try:
+            transport, _ = await loop.connect_accepted_socket(
+                lambda: protocol,
+                cast("socket.socket", accepted),
+                ssl=tls() if tls else None,
+                ssl_handshake_timeout=HEAD_TIMEOUT_S if tls else None,
+            )
+        except BaseException:
+            cast("socket.socket", accepted).close()
+            raise
+        return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+
+    async def _serve(self, visit: "_Visit") -> None:
+        try:
+            reader, writer = await self._open(visit)
+        except (OSError, TimeoutError) as error:
+            log.debug("metrics.peer_lost", reason=str(error))
+            return
         try:
             method, page = await self._answer(visit, reader)
             writer.write(_encode(page, with_body=method != "HEAD"))
@@ -169,6 +216,28 @@ class HttpResponder:
         except Exception as error:
             log.exception("metrics.page_failed", path=path)
             return _error(500, f"{type(error).__name__}: {error}")
+
+
+def _listening(host: str, port: int) -> list[socket.socket]:
+    """Sockets that listen at every address of the host. OSError when one of them cannot."""
+    listeners: list[socket.socket] = []
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            listener = socket.socket(family, kind, protocol)
+            listeners.append(listener)
+            listener.setblocking(False)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listener.bind(address)
+            listener.listen(BACKLOG)
+    except BaseException:
+        for listener in listeners:
+            listener.close()
+        raise
+    return listeners
 
 
 def _error(status: int, text: str) -> Page:

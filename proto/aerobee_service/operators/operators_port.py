@@ -9,10 +9,10 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from aerobee_service.operators.http_responder import HttpResponder, Page
+from aerobee_service.operators.http_responder import HttpResponder, Page, TlsOfPort
 from aerobee_service.program.start_failures import CannotListen, explain
 
-__all__ = ["OperatorsPort", "health_page"]
+__all__ = ["OperatorsPort", "TlsOfPort", "health_page"]
 
 log = structlog.get_logger()
 
@@ -22,8 +22,9 @@ METRICS_PORT: Final = "metricsPromExporterPort"
 class OperatorsPort:
     """Pages by path, served over HTTP. `start` once, `close` once."""
 
-    def __init__(self, pages: Mapping[str, Callable[[], Awaitable[Page]]]) -> None:
-        self._responder = HttpResponder(pages)
+    def __init__(self, pages: Mapping[str, Callable[[], Awaitable[Page]]], tls: "TlsOfPort" = None) -> None:
+        """With `tls`, which gives the context for each connection, the port speaks HTTPS and nothing else."""
+        self._responder = HttpResponder(pages, tls)
         self.port = 0  # 0 while it does not listen
 
     async def listen(self, host: str, port: int, *, is_set: bool) -> None:

@@ -6,15 +6,18 @@ Touches  the process: interpreter, event loop, signals, systemd's notification s
 import asyncio
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from typing import Final
 
 import uvloop
 
 from aerobee_service.logs.logs import stray_errors_logged
-from aerobee_service.program.interpreter import set_up_interpreter
+from aerobee_service.program.interpreter import GarbageSearch, set_up_interpreter
 from aerobee_service.program.stop_signals import call_on_stop_signals
 from aerobee_service.program.systemd import ServiceNotifier
 
 __all__ = ["run_server", "stop_event"]
+
+THREADS_MAX: Final = 8
 
 
 def run_server(
@@ -24,13 +27,24 @@ def run_server(
 ) -> int:
     """Run `serve` to its end in an event loop of its own; its exit code. Logs are set up already.
 
-    `executor` makes the threads for work that must not hold the loop up.
+    `executor` makes the threads for work that must not hold the loop up; without it there are at most THREADS_MAX.
     """
     set_up_interpreter()
     with stray_errors_logged(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        if executor is not None:
-            runner.get_loop().set_default_executor(executor())
-        return runner.run(serve(ServiceNotifier.of_process()))
+        threads = (
+            ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="worker") if executor is None else executor()
+        )
+        runner.get_loop().set_default_executor(threads)
+        return runner.run(_looked_after(serve(ServiceNotifier.of_process())))
+
+
+async def _looked_after(serving: Coroutine[object, object, int]) -> int:
+    searching = asyncio.create_task(GarbageSearch().run(), name="garbage search")
+    try:
+        return await serving
+    finally:
+        searching.cancel()
+        await asyncio.gather(searching, return_exceptions=True)
 
 
 def stop_event() -> asyncio.Event:

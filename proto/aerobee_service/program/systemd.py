@@ -1,6 +1,7 @@
 """Tell systemd how a service is: ready, stopping, alive, and one line of text for `systemctl status`.
 
-Touches  the datagram socket that systemd names in NOTIFY_SOCKET, and the environment. Nothing without systemd.
+Touches  the datagram socket that systemd names in NOTIFY_SOCKET, and the environment. Nothing without systemd. A
+         supervisor of ours names a socket that the process has open already: fd:7.
 Bytes    lines of NAME=value, UTF-8, one datagram a call: READY=1, STATUS=text, STOPPING=1, WATCHDOG=1,
          EXTEND_TIMEOUT_USEC=microseconds.
 
@@ -19,6 +20,7 @@ from typing import Final
 __all__ = ["ServiceNotifier", "StartSigns"]
 
 WATCHDOG_MARGIN: Final = 2  # signs of life per period of the watchdog, as systemd recommends
+OPEN: Final = "fd:"  # before the number of a descriptor
 START_MORE_S: Final = 900  # for the next sign of a start that is at work
 SIGN_PAUSE_S: Final = 5.0
 
@@ -90,6 +92,9 @@ class ServiceNotifier:
         if not self._address:
             return False
         try:
+            if self._address.startswith(OPEN):
+                os.write(int(self._address.removeprefix(OPEN)), message.encode())
+                return True
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear:
                 ear.setblocking(False)
                 ear.sendto(message.encode(), self._address)

@@ -59,7 +59,7 @@ ALMOST: Final = 0.85  # how like a name of ours a variable has to be to be taken
 PROPERTIES_LINES_MAX: Final = 500  # of one request that changes settings
 SUGGESTIONS_MAX: Final = 10  # each takes half a millisecond
 SUGGESTED_CHARS_MAX: Final = 100  # no key of ours has as many
-SECRET_WORDS: Final = ("password", "secret", "token")
+SECRET_WORDS: Final = ("password", "secret", "token", "credentials", "authenticationuser")
 
 log = structlog.get_logger()
 

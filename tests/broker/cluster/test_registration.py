@@ -339,7 +339,7 @@ def test_a_first_registration_is_never_about_one_topic(tmp_path: Path) -> None:
 
 def test_the_identity_is_what_clients_can_dial(tmp_path: Path) -> None:
     assert identity_of(small_config(tmp_path), 5) == BrokerIdentity(
-        "GoldenCluster", "golden-a", 0, "127.0.0.2", 5, "127.0.0.2:10912"
+        "GoldenCluster", "golden-a", 0, "127.0.0.2", 5, "127.0.0.2:6"
     )
     local = small_config(tmp_path, broker_ip1="", bind_address="127.0.0.1")
     assert identity_of(local, 5).broker_addr == "127.0.0.1:5"

@@ -23,7 +23,9 @@ async def lookup(store: MessageStore, clock: Clock) -> Lookup:
     ground.store_all(b"3", unique_key="u")
     while store.keys.backlog:
         store.keys.build(100)
-    return Lookup(live=ground.live, store=store, topics=ground.topics)
+    return Lookup(
+        live=ground.live, store=store, topics=ground.topics, messages=store.reading, cold=ground.cold
+    )
 
 
 async def by_key(lookup: Lookup, key: str, *, count: int = 9, is_unique: bool = False) -> QueryResult:

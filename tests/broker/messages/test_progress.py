@@ -23,7 +23,7 @@ def ground(store: MessageStore, clock: Clock) -> Ground:
 
 @pytest.fixture
 def progress(ground: Ground) -> Progress:
-    return Progress(store=ground.store, catalog=ground.catalog)
+    return Progress(store=ground.store, catalog=ground.catalog, messages=ground.store.reading)
 
 
 def test_what_was_committed_is_told(progress: Progress) -> None:
@@ -66,7 +66,7 @@ def test_what_is_not_there_cannot_be_committed(
 ) -> None:
     ground = Ground(store, clock, auto_create_subscription_group=False)
     with pytest.raises(RequestError) as refused:
-        Progress(store=store, catalog=ground.catalog).commit(queue, offset)
+        Progress(store=store, catalog=ground.catalog, messages=store.reading).commit(queue, offset)
     assert refused.value.code == code
     assert ground.offsets.get(*queue) is None
 

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+import structlog
 from structlog.testing import capture_logs
 
 from aerobee_broker.messages.flusher import Flusher
@@ -70,6 +71,9 @@ class Disk:
         return []
 
 
+log = structlog.get_logger()
+
+
 class Client:
     """Gets answers, and knows how many of its sends have none."""
 
@@ -112,9 +116,16 @@ class Replica:
 
     late_code = REPLICA_LATE
 
-    def __init__(self, offset: int = 0) -> None:
+    def __init__(self, offset: int = 0, timeout_ms: int = 60_000) -> None:
         self.offset = offset
         self.requests = 0
+        self.patience_ms = timeout_ms
+
+    def log_late(self, peer: str, message_count: int) -> None:
+        log.warning("replica.late", peer=peer)
+
+    def timeout_ms(self) -> int:
+        return self.patience_ms
 
     def request(self) -> None:
         self.requests += 1
@@ -131,13 +142,14 @@ class Scene:
         self.failures: list[Exception] = []
         self.failed = asyncio.Event()
         self.stats = BrokerStats("c", 0)
-        self.flusher = Flusher(self.disk, prompt=sync, interval_ms=lambda: self.interval_ms, meter=self.stats)
-        self.promises = Promises(
-            ((self.flusher,) if sync else ()) + replicas,
+        self.flusher = Flusher(
             self.disk,
+            prompt=sync,
+            interval_ms=lambda: self.interval_ms,
             timeout_ms=lambda: self.timeout_ms,
             meter=self.stats,
         )
+        self.promises = Promises(((self.flusher,) if sync else ()) + replicas, self.disk, meter=self.stats)
         self.visibility = Visibility(self.disk, self.promises, on_failure=self._work_failed)
 
     def start(self) -> None:
@@ -501,7 +513,8 @@ async def test_the_disk_may_be_the_one_that_lags() -> None:
 
 @pytest.mark.parametrize(("disk_is_late", "code"), [(False, REPLICA_LATE), (True, LATE)])
 async def test_a_late_source_has_its_own_code(disk_is_late: bool, code: int) -> None:
-    async with scene(Replica()) as made:
+    replica = Replica()
+    async with scene(replica) as made:
         client = Client()
         made.answer(client)
         await made.disk.begun.get()
@@ -509,10 +522,20 @@ async def test_a_late_source_has_its_own_code(disk_is_late: bool, code: int) -> 
             made.disk.let_go(10)
             await made.drain()
         with capture_logs() as logs:
-            made.timeout_ms = 1
+            made.timeout_ms = replica.patience_ms = 1
             assert await client.received(1) == [f"ok {code}"]
-        assert [(entry["event"], entry["peer"]) for entry in logs] == [("store.flush_slow", "client")]
+        event = "store.flush_slow" if disk_is_late else "replica.late"
+        assert [(entry["event"], entry["peer"]) for entry in logs] == [(event, "client")]
         assert (client.held, made.shown) == (0, [])
+
+
+async def test_each_source_is_waited_for_as_long_as_it_says() -> None:
+    """The disk is late as well, and has more time."""
+    async with scene(Replica(timeout_ms=1)) as made:
+        client = Client()
+        made.answer(client)
+        await made.disk.begun.get()
+        assert await client.received(1) == [f"ok {REPLICA_LATE}"]
 
 
 async def test_a_replica_that_leaves_is_not_waited_for_any_more() -> None:

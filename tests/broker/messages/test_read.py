@@ -16,7 +16,6 @@ from aerobee_proto.bodies import SubscriptionGroupConfig, TopicConfig
 from aerobee_proto.codes import Perm, ResponseCode
 from aerobee_proto.errors import LimitReached, RequestError
 from aerobee_proto.records import decode_records
-from aerobee_remoting.peers.peer_memory import PeerMemory
 from aerobee_store.faults.errors import CorruptStore
 from aerobee_store.store import MessageStore
 from broker.messages.ground import G, Ground, T
@@ -46,11 +45,10 @@ class Table(Ground):
         self.reading = Reading(
             live=self.live,
             clock=clock,
-            store=store,
+            cold=self.cold,
             catalog=self.catalog,
             consumers=ConsumerTable(members_max=9, members_per_connection_max=9, topics_per_group_max=9),
             filters=Filters(),
-            memory=PeerMemory(),
             stats=self.stats,
         )
 
@@ -142,7 +140,7 @@ async def test_what_fails_later_is_told(table: Table, monkeypatch: pytest.Monkey
     def fail(*_: object) -> None:
         raise broken
 
-    monkeypatch.setattr(table.store.reading, "get_message", fail)
+    monkeypatch.setattr(table.store.asking, "get_message", fail)
     table.put(b"1")
     (outcome,) = who.answers
     assert isinstance(outcome, Failed)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from errno import EMFILE
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -24,15 +25,11 @@ class Keys:
     def __init__(self, calls: list[str]) -> None:
         self.calls = calls
         self.waiting = 0
-        self.looks = 0
-        self.looked = asyncio.Event()
         self.build_errors: list[Exception] = []
         self.built = asyncio.Event()
 
     @property
     def backlog(self) -> int:
-        self.looks += 1
-        self.looked.set()
         return self.waiting
 
     @backlog.setter
@@ -74,6 +71,13 @@ class Disk:
     """A source that has what the test says."""
 
     late_code = 10
+
+    def log_late(self, peer: str, message_count: int) -> None:
+        pass
+
+    def timeout_ms(self) -> int:
+        return 60_000
+
     offset = 0
 
     def request(self) -> None:
@@ -117,7 +121,7 @@ class Scene:
         self.calls: list[str] = []
         self.log, self.disk = Log(self.calls), Disk()
         sources = (self.disk,) if sync else ()
-        self.promises = Promises(sources, self.log, timeout_ms=lambda: 60_000, meter=BrokerStats("c", 0))
+        self.promises = Promises(sources, self.log, meter=BrokerStats("c", 0))
         self.failures: list[tuple[str, Exception]] = []
         self.failed = asyncio.Event()
         self.visibility = Visibility(self.log, self.promises, on_failure=self._failed)
@@ -254,27 +258,29 @@ async def test_closed_it_shows_and_does_nothing_else(later: Scene) -> None:
     assert later.calls == ["confirm 100", "confirm 200"]
 
 
-async def test_few_keys_wait_for_more_or_for_their_time(
+async def test_a_round_of_keys_comes_when_it_will_be_worth_it(
     later: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A round costs much however little it finds: the first keys begin one, those behind it collect."""
-    keys = later.log.keys
-    monkeypatch.setattr(module, "INDEX_WAIT_S", 3600.0)
+    """A round costs much however little it finds. To look ten times whether it is worth it by now woke a broker up."""
+    keys, loop = later.log.keys, asyncio.get_running_loop()
+    monkeypatch.setattr(module, "INDEX_WAIT_S", 0.05)
+    monkeypatch.setattr(module, "INDEX_ROUND", 10**9)
+    delays: list[float] = []
+    call_later = loop.call_later
+
+    def noted(delay_s: float, *rest: Any) -> asyncio.TimerHandle:
+        delays.append(delay_s)
+        return call_later(delay_s, *rest)
+
+    monkeypatch.setattr(loop, "call_later", noted)
     async with asyncio.timeout(10):
-        keys.backlog = 1
-        later.append()
-        await keys.built.wait()
-        keys.built.clear()
-        keys.backlog = module.INDEX_WORTH - 1
-        later.append()
-        looks = keys.looks
-        while keys.looks < looks + 3:
-            keys.looked.clear()
-            await keys.looked.wait()
-        assert later.calls == ["confirm 100", "index", "confirm 200"]
-        keys.backlog += 1
-        await keys.built.wait()
-    assert later.calls == ["confirm 100", "index", "confirm 200", "index"]
+        for came in (1, 10**9, 1, 1):
+            keys.built.clear()
+            keys.backlog = came
+            later.append()
+            await keys.built.wait()
+    assert delays == [0.001, 0.05, 0.001, 0.05]
+    assert later.calls == [word for at in (100, 200, 300, 400) for word in (f"confirm {at}", "index")]
 
 
 async def test_few_keys_are_indexed_when_the_last_round_is_long_ago(

@@ -81,6 +81,7 @@ class PopGround(Ground):
             clock=clock,
             filters=Filters(),
             memory=PeerMemory(),
+            cold=self.cold,
         )
         self.acks = Acknowledging(
             self.ledger,

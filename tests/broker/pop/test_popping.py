@@ -242,7 +242,7 @@ async def test_who_waits_is_told_what_failed_or_is_refused_by_now(
         raise broken
 
     with monkeypatch.context() as patched:
-        patched.setattr(pop.store.reading, "get_message", fail)
+        patched.setattr(pop.store.asking, "get_message", fail)
         pop.groups.update([SubscriptionGroupConfig(group_name=G)])
         pop.put(b"a")
     assert [one.error for one in first.answers if isinstance(one, Failed)] == [broken]

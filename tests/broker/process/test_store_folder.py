@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from aerobee_broker import main
-from aerobee_broker.process.store_folder import foreign_folder
+from aerobee_broker.process.exit_codes import EXIT_USAGE
+from aerobee_broker.process.store_folder import foreign_folder, store_signs
 from store.golden import unpack
 from system.running import broker_config
 
@@ -34,7 +35,7 @@ def test_a_folder_with_files_of_somebody_else_is_refused_and_left_alone(
     root = tmp_path / "mine"
     fill(root)
     before = sorted(root.rglob("*"))
-    assert main.run(broker_config(root)) == main.EXIT_USAGE
+    assert main.run(broker_config(root)) == EXIT_USAGE
     said = capsys.readouterr().err
     assert f"{root} is not empty and is no store" in said
     assert f"--set storePathRootDir='{root}/store'" in said
@@ -42,6 +43,7 @@ def test_a_folder_with_files_of_somebody_else_is_refused_and_left_alone(
     assert sorted(root.rglob("*")) == before
     (root / "commitlog").mkdir()  # as it says for whoever means it
     assert foreign_folder(root) is None
+    assert store_signs(root)
 
 
 @pytest.mark.parametrize("names", [[], ["lost+found"], ["lock"], ["config", "index", "lock", "reserve"]])

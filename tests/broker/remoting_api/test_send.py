@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from aerobee_broker.broker import Broker
+from aerobee_broker.messages.publish import NEW_TOPICS_MAX
 from aerobee_broker.messages.publish_batches import BATCH_COUNT_MAX, TURN_COUNT_MAX
 from aerobee_proto.batch import BatchEntry, encode_batch
 from aerobee_proto.bodies import TopicConfig
@@ -400,6 +401,30 @@ async def test_a_new_topic_gets_the_queues_that_were_asked_for_up_to_the_templat
 async def test_unit_mode_marks_a_new_topic(broker: Broker, client: Talker) -> None:
     assert (await client.put("New", unitMode="true")).code == 0
     assert broker.parts.topics.require("New").topic_sys_flag == 1
+
+
+async def test_sends_that_make_very_many_topics_go_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read of sends to 200 new topics held everybody else up for 450 ms."""
+    async with broker_in_memory() as broker, talking_in_memory(broker) as client:
+        publisher = broker.parts.publisher
+        counts: list[int] = []
+        publish = publisher.publish
+
+        def counting(messages: Any, *more: Any) -> Any:
+            counts.append(len(messages))
+            return publish(messages, *more)
+
+        monkeypatch.setattr(publisher, "publish", counting)
+        sends = [send_request(f"New{number}", b"x", opaque=number) for number in range(100)]
+        client.send(*sends)
+        answers = await client.answers(100)
+        assert {answer.code for answer in answers.values()} == {0}
+        assert max(counts) <= NEW_TOPICS_MAX
+        assert {f"New{number}" for number in range(100)} <= set(broker.parts.topics.all())
+        counts.clear()
+        client.send(*sends)  # they are there now
+        await client.answers(100)
+        assert max(counts) > NEW_TOPICS_MAX
 
 
 async def test_without_auto_creation_only_retry_topics_are_made() -> None:

@@ -33,7 +33,7 @@ def opened(root: Path, clock: Clock, **settings: Any) -> Iterator[Parts]:
 
 
 def delivery_of(parts: Parts, monotonic: Callable[[], float] | None = None) -> ScheduleDelivery:
-    scheduled = ScheduledMessages(parts.store, parts.topics, parts.writer, parts.stats)
+    scheduled = ScheduledMessages(parts.store, parts.topics, parts.writer, parts.stats, parts.cold)
     delivery = ScheduleDelivery(
         scheduled,
         live=parts.live,

@@ -27,11 +27,19 @@ from aerobee_service.settings.settings import SettingsError, load_settings
 from broker.support import GOLDEN, START_MS
 
 REFUSED = {
-    "a replica to wait for": {"inSyncReplicas": "2"},
-    "a role without replication": {"brokerRole": "SLAVE"},
-    "synchronous replication": {"brokerRole": "SYNC_MASTER"},
-    "access control of 4.x": {"aclEnable": "true"},
-    "access control of 5.x": {"authenticationEnabled": "true"},
+    "a replica to wait for without a role": {"inSyncReplicas": "2"},
+    "more copies than are waited for": {
+        "brokerRole": "SYNC_MASTER",
+        "inSyncReplicas": "2",
+        "minInSyncReplicas": "3",
+    },
+    "a slave without a number": {"brokerRole": "SLAVE"},
+    "a role that is none": {"brokerRole": "LEADER"},
+    "two masters at once": {"haMasterAddress": "a:10912;b:10912"},
+    "a controller": {"enableControllerMode": "true"},
+    "a slave that acts as master": {"enableSlaveActingMaster": "true"},
+    "every copy of an election's set": {"allAckInSyncStateSet": "true"},
+    "a log cut back by the master's disk": {"syncMasterFlushOffsetWhenStartup": "true"},
     "several log folders": {"storePathCommitLog": "/a,/b"},
     "TLS without a certificate": {"tlsServerMode": "enforcing"},
     "a nameserver without a port": {"namesrvAddr": "ns.example"},
@@ -143,15 +151,23 @@ def test_the_local_address_is_an_address() -> None:
 
 def test_a_setting_without_effect_is_named_when_it_is_set() -> None:
     with capture_logs() as logs:
-        warn_of_unserved(load(haMasterAddress="10.0.0.1:10912", timerPrecisionMs="1000"), unserved_keys())
+        warn_of_unserved(load(totalReplicas="3", timerPrecisionMs="1000"), unserved_keys())
     assert [(line["event"], line["key"]) for line in logs] == [
-        ("broker.setting_without_effect", "haMasterAddress")
+        ("broker.setting_without_effect", "totalReplicas")
     ]
 
 
 def test_settings_without_effect_say_so_where_they_are_described() -> None:
     for key, reason in unserved_keys().items():
         assert reason in str(BrokerConfig.model_fields[field_of(key)].description), key
+
+
+def test_a_master_is_number_0_and_a_slave_takes_less_memory_for_granted() -> None:
+    """As RocketMQ does it: the number of a master is not looked at, a slave's share of memory is 10 % lower."""
+    master, slave = load(brokerId="3"), load(brokerRole="SLAVE", brokerId="3")
+    assert (master.registered_id, slave.registered_id) == (0, 3)
+    assert (to_store_config(master).memory_ratio_max, to_store_config(slave).memory_ratio_max) == (40, 30)
+    assert (to_store_config(master).is_copy, to_store_config(slave).is_copy) == (False, True)
 
 
 class TestHotChanges:

@@ -1,10 +1,15 @@
 """The small HTTP server against well-behaved and hostile peers."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+import trustme
+import uvloop
 
 from aerobee_service.operators import http_responder
 from aerobee_service.operators.http_responder import HEAD_SIZE_MAX, PER_HOST_MAX, HttpResponder, Page
@@ -147,3 +152,43 @@ async def test_closing_ends_what_is_running() -> None:
     await entered.wait()
     await responder.close()
     assert await asking == b""
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_hello_that_is_there_before_the_server_looks_is_heard(
+    loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """A busy server looks late; with uvloop the hello was read, and lost, before the port had turned to TLS."""
+    authority = trustme.CA()
+    served = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(served)
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+
+    async def scrape() -> bytes:
+        responder = HttpResponder({"/": hello}, lambda: served)
+        port = await responder.start("127.0.0.1", 0)
+        came, goes = ssl.MemoryBIO(), ssl.MemoryBIO()
+        end = trusting.wrap_bio(came, goes, server_hostname="127.0.0.1")
+
+        async def until_done(work: Callable[[], Any]) -> Any:
+            while True:
+                with contextlib.suppress(ssl.SSLWantReadError):
+                    done = work()
+                    await running.sock_sendall(peer, goes.read())
+                    return done
+                peer.sendall(goes.read())  # no turn of the loop between the connection and the hello
+                peer.setblocking(False)
+                came.write(await running.sock_recv(peer, 65536))
+
+        running = asyncio.get_running_loop()
+        with socket.create_connection(("127.0.0.1", port)) as peer:
+            async with asyncio.timeout(10):
+                await until_done(end.do_handshake)
+                await until_done(lambda: end.write(b"GET / HTTP/1.0\r\n\r\n"))
+                page: bytes = await until_done(end.read)
+        await responder.close()
+        return page
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        assert runner.run(scrape()).startswith(b"HTTP/1.1 200")

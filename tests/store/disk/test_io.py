@@ -100,7 +100,7 @@ def test_no_room_for_a_map_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 # What every method that asks the system for something does with a folder of one file; `unlink` and `remove_folder` of
-# what is not there ask for nothing.
+# what is not there ask for nothing, and nobody waits for what `read_ahead` asks for.
 _EVERY_CALL: dict[str, Callable[[Path], object]] = {
     "open_file": lambda at: IO.open_file(at / "file", 4096),
     "open_file, new": lambda at: IO.open_file(at / "new" / "file", 4096, create=True),
@@ -120,6 +120,7 @@ _EVERY_CALL: dict[str, Callable[[Path], object]] = {
     "disk_usage": IO.disk_usage,
     "modified_ms": lambda at: IO.modified_ms(at / "file"),
     "find": lambda at: IO.find(at / "file"),
+    "bring": lambda at: IO.bring(at / "file", 0, 4096),
 }
 _SYSTEM_CALLS: list[tuple[Any, str]] = [(io, "open")]
 _SYSTEM_CALLS += [
@@ -129,7 +130,7 @@ _SYSTEM_CALLS += [(os, name) for name in ("fstat", "fstatvfs", "ftruncate", "pos
 
 
 def test_the_list_of_calls_is_whole() -> None:
-    asked = {name.split(",")[0] for name in _EVERY_CALL} | {"remove_folder"}
+    asked = {name.split(",")[0] for name in _EVERY_CALL} | {"remove_folder", "read_ahead"}
     assert asked == {name for name in vars(StoreIo) if not name.startswith("_")}
 
 

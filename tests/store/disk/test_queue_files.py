@@ -12,7 +12,7 @@ import pytest
 
 from aerobee_store.disk.file_system import FileSystem, file_system_of
 from aerobee_store.disk.io import DataFile, DiskIo
-from aerobee_store.disk.queue_files import OpenQueueFiles, QueueFile
+from aerobee_store.disk.queue_files import DESCRIPTORS_A_FILE, OpenQueueFiles, QueueFile
 from aerobee_store.faults.errors import FileGone, OutOfResources
 from aerobee_store.queues.consume_queue import ENTRY, ENTRY_SIZE
 from aerobee_store.queues.queue_table import QueueTable
@@ -426,6 +426,49 @@ def test_a_small_queue_takes_a_page(tmp_path: Path) -> None:
         put(table, topic)
     put(table, 0)
     assert path.stat().st_blocks * 512 <= max(taken) + 4096
+    table.close()
+
+
+def test_files_are_open_rather_than_mapped_where_descriptors_are_few(tmp_path: Path) -> None:
+    """A descriptor for the map of each was kept back: sends to 1,000 topics of 8 queues in turn closed and opened a
+    file each, where 20,000 could be open."""
+    table = table_of(tmp_path, count_max=64)
+    table.open_files.allow(40, 1000)
+    held: dict[int, int] = dict.fromkeys(range(32), 0)
+    closed = []
+    for _ in range(12):
+        for topic in held:
+            put(table, topic)
+            held[topic] += 1
+        closed.append(table.open_files.closed_count)
+        taken = len(table.open_files) + (DESCRIPTORS_A_FILE - 1) * table.open_files.mapped_count
+        assert taken <= 40
+    assert closed[-1] == closed[len(closed) // 2]  # none any more
+    assert len(table.open_files) == 32
+    assert table.open_files.mapped_count
+    check(table, held)
+    table.open_files.allow(16, 4)  # fewer, when the next is opened
+    for topic in held:
+        put(table, topic)
+        held[topic] += 1
+    put(table, 99)
+    assert len(table.open_files) <= 16
+    check(table, held)
+    table.close()
+    assert table.open_files.mapped_count == 0
+
+
+def test_no_more_files_are_mapped_than_there_may_be_maps(tmp_path: Path) -> None:
+    table = table_of(tmp_path, count_max=64)
+    table.open_files.allow(1000, 3)
+    held = dict.fromkeys(range(10), 0)
+    for _ in range(4):
+        for topic in held:
+            put(table, topic)
+            held[topic] += 1
+    assert table.open_files.mapped_count == 3
+    assert table.open_files.closed_count == 0
+    check(table, held)
     table.close()
 
 

@@ -1,0 +1,348 @@
+"""Every known attack against our broker and nameserver, and what another client notices of each.
+
+    .venv/bin/python bench/attack.py [--seconds 5] [--only WORD] [--list] [-o table|json]
+
+A nameserver and a broker of their own for each attack, with the bounds of the defaults. Another client sends a
+message every 10 ms (at a nameserver: asks for a route), first alone, then beside the attack, which comes from another
+process as fast as it can. Wanted: its 99 % stays below five times what it is alone, or below 25 ms, which one turn of
+the loop for others may take; memory of the process grows by less than the sum of its bounds; no handler is named for
+holding the loop; and the process lives. On a machine of few cores, or a busy one, the attacked and the attacker
+wait for each other: its load is shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import os
+import re
+import selectors
+import socket
+import struct
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+import attacks  # noqa: E402  # found by the path above
+import ours  # noqa: E402
+from attacks import ATTACKS, TOPIC, Attack, route, send  # noqa: E402
+from plain_remoting import make_topic  # noqa: E402
+from programs import Server, free_port, memory_kib  # noqa: E402
+
+EVERY_S = 0.01
+TIMES_WANTED = 5.0
+WANTED_MS = 25.0
+WORDS = struct.Struct(">II")
+DRIP_S = 0.05
+PEER_MEMORY_MIB = {"broker": 1536, "nameserver": 1024, "metrics": 1536}
+ANSWER_PATIENCE_S = 60.0
+
+
+@dataclass(slots=True)
+class Row:
+    """One attack, and what came of it."""
+
+    attack: str
+    target: str
+    quiet_ms: float  # 99 % of another client's sends, alone
+    attacked_ms: float  # ... beside the attack
+    worst_ms: float
+    grown_mib: float  # memory of the process that is attacked, at its most
+    held: str  # handlers that were named for holding the loop, and how long
+    lives: bool
+    reached: bool
+
+
+def dial(address: str) -> socket.socket:
+    host, port = address.rsplit(":", 1)
+    peer = socket.create_connection((host, int(port)), ANSWER_PATIENCE_S)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return peer
+
+
+# --- the attacker, in a process of its own --------------------------------------------------------------------------
+
+
+def attack(address: str, name: str, stop: Event) -> None:
+    """Do it until it is over. Whatever the server does to a connection, another one follows."""
+    one = next(found for found in ATTACKS if found.name == name)
+    if one.how == "hold":
+        hold(address, one, stop)
+        return
+    doing = {"pipeline": pipeline, "unread": unread, "churn": churn, "drip": drip}[one.how]
+    threads = [
+        threading.Thread(target=again, args=(doing, address, one, number, stop), daemon=True)
+        for number in range(one.connections)
+    ]
+    for thread in threads:
+        thread.start()
+    stop.wait()
+
+
+def again(
+    doing: Callable[[str, Attack, int, Event], None], address: str, one: Attack, number: int, stop: Event
+) -> None:
+    start = number * 1_000_000
+    while not stop.is_set():
+        with contextlib.suppress(OSError):
+            doing(address, one, start, stop)
+        start += 100_000
+
+
+def pipeline(address: str, one: Attack, start: int, stop: Event) -> None:
+    with dial(address) as peer:
+        threading.Thread(target=drain, args=(peer,), daemon=True).start()
+        while not stop.is_set():
+            peer.sendall(one.make(start))
+            start += 1
+
+
+def drain(peer: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while peer.recv(1 << 18):
+            pass
+
+
+def unread(address: str, one: Attack, start: int, stop: Event) -> None:
+    with dial(address) as peer:
+        peer.settimeout(1)
+        while not stop.is_set():
+            try:
+                peer.sendall(one.make(start))
+            except TimeoutError:
+                stop.wait(1)
+            start += 1
+
+
+def churn(address: str, one: Attack, start: int, stop: Event) -> None:
+    while not stop.is_set():
+        with dial(address) as peer:
+            peer.sendall(one.make(start))
+            if one.target == "metrics":
+                drain(peer)
+        start += 1
+
+
+def drip(address: str, one: Attack, start: int, stop: Event) -> None:
+    with dial(address) as peer:
+        for byte in one.make(start):
+            peer.sendall(bytes([byte]))
+            if stop.wait(DRIP_S):
+                return
+
+
+def hold(address: str, one: Attack, stop: Event) -> None:
+    """All connections at once, each with its request; those that the server closes are opened again."""
+    with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
+        number = 0
+        while not stop.is_set():
+            while len(selector.get_map()) < one.connections and not stop.is_set():
+                try:
+                    peer = stack.enter_context(dial(address))
+                    peer.sendall(one.make(number))
+                except OSError:
+                    stop.wait(0.05)
+                    continue
+                peer.setblocking(False)
+                selector.register(peer, selectors.EVENT_READ)
+                number += 1
+            for key, _ in selector.select(0.2):
+                peer = key.fileobj  # type: ignore[assignment]
+                with contextlib.suppress(BlockingIOError):
+                    try:
+                        gone = not peer.recv(1 << 16)
+                    except ConnectionError:
+                        gone = True
+                    if gone:
+                        selector.unregister(peer)
+                        peer.close()
+
+
+# --- the other client -----------------------------------------------------------------------------------------------
+
+
+def measured(address: str, make: Callable[[int], bytes], seconds: float) -> list[float]:
+    """Milliseconds until each answer: one request every EVERY_S, those that are late are asked all the same."""
+    took: list[float] = []
+    with dial(address) as peer, peer.makefile("rb", 1 << 16) as stream:
+        end, due, number = time.perf_counter() + seconds, time.perf_counter(), 0
+        while (now := time.perf_counter()) < end:
+            if now < due:
+                time.sleep(due - now)
+            number += 1
+            peer.sendall(make(number))
+            while True:
+                total, marked = WORDS.unpack(stream.read(8))
+                header = json.loads(stream.read(marked & 0xFFFFFF))
+                stream.read(total - 4 - (marked & 0xFFFFFF))
+                if header["flag"] & 1 and header["opaque"] == number:
+                    break
+            # From when it was due: a wait of a second is a hundred requests that waited, not one.
+            answered = time.perf_counter()
+            while due < answered:
+                took.append((answered - due) * 1000)
+                due += EVERY_S
+    return took
+
+
+def p99(took: list[float]) -> float:
+    ordered = sorted(took)
+    return ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)]
+
+
+# --- one attack -----------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def servers(folder: Path) -> Iterator[tuple[Server, Server, str]]:
+    """A nameserver, a broker, and the address of its metrics."""
+    metrics = free_port()
+    config = {
+        "flushDiskType": "ASYNC_FLUSH",
+        "metricsPromExporterPort": metrics,
+        "enablePropertyFilter": "true",
+    }
+    with (
+        ours.start_nameserver(forked=False) as names,
+        ours.start_broker(folder, names.address, config=config, forked=False) as broker,
+    ):
+        make_topic(names.address, broker.address, TOPIC, queues=4)
+        yield names, broker, f"127.0.0.1:{metrics}"
+
+
+def run(one: Attack, seconds: float) -> Row:
+    with (
+        tempfile.TemporaryDirectory(prefix="aerobee-attack-") as folder,
+        servers(Path(folder)) as (names, broker, metrics),
+    ):
+        target = names if one.target == "nameserver" else broker
+        make = route if target is names else send
+        measured(target.address, make, 0.5)
+        quiet = measured(target.address, make, seconds)
+        before = memory_kib(target.pid)["own"]
+        stop = multiprocessing.Event()
+        address = metrics if one.target == "metrics" else target.address
+        attacker = multiprocessing.Process(target=attack, args=(address, one.name, stop), daemon=True)
+        attacker.start()
+        most = Most(target.pid)
+        try:
+            time.sleep(0.5)
+            took = measured(target.address, make, seconds)
+        except (OSError, struct.error):
+            took = [ANSWER_PATIENCE_S * 1000]
+        finally:
+            stop.set()
+            attacker.join(5)
+            attacker.kill()
+            attacker.join()
+        grown = (most.stop() - before) / 1024
+        return judged(one, quiet, took, grown, target)
+
+
+def judged(one: Attack, quiet: list[float], took: list[float], grown_mib: float, target: Server) -> Row:
+    held = held_by(target.output)
+    alone, beside = p99(quiet), p99(took)
+    calm = beside <= max(TIMES_WANTED * alone, WANTED_MS)
+    fits = grown_mib < PEER_MEMORY_MIB[one.target]
+    lives = target.running
+    return Row(
+        one.name,
+        one.target,
+        alone,
+        beside,
+        max(took),
+        grown_mib,
+        held,
+        lives,
+        calm and fits and lives and not held,
+    )
+
+
+def held_by(output: str) -> str:
+    """Handlers that were told of in the log, each with its longest turn in ms."""
+    longest: dict[str, int] = {}
+    for line in output.splitlines():
+        if "remoting.loop_held" in line:
+            handler = re.search(r'"?handler"?[=:]\s*"?([\w.<>]+)', line)
+            took_ms = re.search(r'"?took_ms"?[=:]\s*(\d+)', line)
+            if handler and took_ms and handler[1] != "none":
+                longest[handler[1]] = max(longest.get(handler[1], 0), int(took_ms[1]))
+    return ", ".join(f"{name} {ms}" for name, ms in longest.items())
+
+
+class Most:
+    """The most memory that a process has of its own, looked at in a thread."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._kib = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def _look(self) -> None:
+        while not self._over.wait(0.2):
+            with contextlib.suppress(OSError):
+                self._kib = max(self._kib, memory_kib(self._pid)["own"])
+
+    def stop(self) -> int:
+        """KiB."""
+        self._over.set()
+        self._thread.join()
+        return self._kib
+
+
+def table(rows: list[Row]) -> str:
+    head = (
+        "attack",
+        "at",
+        "99 % alone",
+        "99 % beside it",
+        "worst",
+        "memory",
+        "held the loop",
+        "lives",
+        "wanted",
+    )
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    for row in rows:
+        figures = f"{row.quiet_ms:.1f} ms | {row.attacked_ms:.1f} ms | {row.worst_ms:.0f} ms | {row.grown_mib:+.0f} MiB"
+        ends = f"{row.held or '-'} | {'yes' if row.lives else 'NO'} | {'yes' if row.reached else 'NO'}"
+        lines.append(f"| {row.attack} | {row.target} | {figures} | {ends} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=5.0, help="length of each measurement (5)")
+    parser.add_argument("--only", default="", help="attacks whose names have this in them")
+    parser.add_argument("--list", action="store_true", help="name the attacks, and do nothing")
+    parser.add_argument("-o", "--output", choices=["table", "json"], default="table")
+    options = parser.parse_args()
+    chosen = [one for one in attacks.ATTACKS if options.only in one.name]
+    if options.list:
+        print("\n".join(f"{one.target:10} {one.name}" for one in chosen))
+        return 0
+    rows: list[Row] = []
+    for one in chosen:
+        rows.append(run(one, options.seconds))
+        print(f"{one.name}: {'well' if rows[-1].reached else 'NOT as wanted'}", file=sys.stderr, flush=True)
+    shown: Any = [asdict(row) for row in rows]
+    print(json.dumps(shown, indent=1) if options.output == "json" else table(rows))
+    print(f"load of the machine, of itself too: {os.getloadavg()[0]:.1f}", file=sys.stderr)
+    return 0 if all(row.reached for row in rows) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,137 @@
+"""The native engine, as the broker knows it: found, asked for its interface, or done without.
+
+Touches  the import of `aerobee_native`, a distribution of its own (`native/`, the extra `aerobee[native]`).
+
+The engine is functions over bytes. It makes records, queue entries, hashes of keys and answers of the usual sends at
+the front of a read; Python owns every state and does whatever is unusual, so a broker without the engine does the same,
+slower. What is known of topics and queues is told to it beforehand (`add_route`, `add_queue`).
+"""
+
+import importlib
+from collections.abc import Callable
+from typing import Final, Literal, Protocol, cast
+
+import structlog
+
+__all__ = [
+    "EngineKind",
+    "EngineMissing",
+    "NativeEngine",
+    "SendEngine",
+    "TakenSends",
+    "find_engine",
+]
+
+log = structlog.get_logger()
+
+MODULE: Final = "aerobee_native"
+INTERFACE: Final = 2  # to be equal to that of the module
+WAY_OUT: Final = (
+    "install it (pip install 'aerobee[native]', or ./dev setup with cargo there), or set sendEngine = auto"
+)
+
+EngineKind = Literal["native", "python"]
+
+TakenSends = tuple[
+    int,  # bytes of the read that were taken
+    int,  # requests
+    int,  # messages: more where the requests are batches
+    bytes,  # their records, for one write at the end of the log
+    list[tuple[object, int, bytes]],  # queue, queue offset of its first new entry, packed entries
+    list[tuple[object, int, int, int]],  # counters of a topic, messages, requests, bytes of records
+    bytes,  # hashes of keys, in the order of their entries in the index: i64 of this machine
+    bytes,  # physical offsets of their records, as many
+    tuple[bytes, int],  # answers that wait for the promise, and how many
+    tuple[bytes, int],  # answers that wait for nothing, and how many
+    int,  # version of the client
+    int,  # request code
+]
+
+
+class NativeEngine(Protocol):
+    """`aerobee_native.Engine`. A call that raises has changed nothing; it must not be used again then."""
+
+    def use_settings(self, body_size_max: int, suffix: bytes, trace_on: str, region: str) -> None:
+        """Those of each message and each answer; routes are forgotten. ValueError: it has no form for this region."""
+
+    def add_route(self, topic: str, counters: object, queue_id_limit: int, sys_flag: int) -> None:
+        """Messages may be sent to the queues of this topic that are below the limit."""
+
+    def clear_routes(self) -> None:
+        """Forget all of those."""
+
+    def add_queue(self, topic: str, queue_id: int, queue: object, magic: int, prefix: bytes) -> None:
+        """A queue whose entries are made of place, size and tag alone; `next_offset` is asked for at each use. Magic
+        and topic of its records, as `ConsumeQueue` has them."""
+
+    def forget_topic(self, topic: str) -> None:
+        """Its queues are gone."""
+
+    def take(self, data: bytes, begin: int, limit: int, now_ms: int, born_host: bytes) -> TakenSends | None:
+        """What the usual sends at the front of `data` come to; None when there is none. `begin` is the end of the log,
+        `limit` the place behind the last byte that a record may take."""
+
+
+class EngineMaker(Protocol):
+    """Makes an engine for one store."""
+
+    def __call__(
+        self,
+        *,
+        store_host: bytes,
+        record_checksum: bool,
+        property_crc: bool,
+        is_indexed: bool,
+        frame_size_max: int,
+        record_size_max: int,
+    ) -> NativeEngine: ...
+
+
+class EngineMissing(ValueError):
+    """The native engine is asked for and cannot be had; the text says why, and the way out."""
+
+
+def find_engine(setting: str) -> EngineMaker | None:
+    """What makes native engines; None where Python does the work: that is asked for, or nothing else is there.
+    EngineMissing when `setting`, that is `sendEngine`, is `native` and it is not there, or of another release."""
+    if setting == "python":
+        return None
+    try:
+        found = importlib.import_module(MODULE)
+    except ImportError as missing:
+        if setting == "native":
+            raise EngineMissing(f"sendEngine is native, and {missing}: {WAY_OUT}") from missing
+        return None
+    interface = getattr(found, "INTERFACE", None)
+    if interface != INTERFACE:
+        reason = f"{MODULE} has interface {interface}, this release needs {INTERFACE}"
+        if setting == "native":
+            raise EngineMissing(f"sendEngine is native, and {reason}: {WAY_OUT}")
+        log.warning("broker.engine_refused", reason=reason)
+        return None
+    return cast(EngineMaker, found.Engine)
+
+
+class SendEngine:
+    """Which engine does the work; the native one until it has a fault."""
+
+    def __init__(self, native: NativeEngine | None) -> None:
+        self.native = native
+        self._on_end: list[Callable[[], None]] = []
+
+    @property
+    def kind(self) -> EngineKind:
+        return "python" if self.native is None else "native"
+
+    def when_ended(self, call: Callable[[], None]) -> None:
+        """Have this called when the native engine is used no more."""
+        self._on_end.append(call)
+
+    def give_up(self, failed: Exception) -> None:
+        """The native engine has a fault: go on in Python. Told once; to be called where it is handled."""
+        if self.native is None:
+            return
+        self.native = None
+        log.exception("broker.engine_failed", engine="native", exc_info=failed)
+        for call in self._on_end:
+            call()

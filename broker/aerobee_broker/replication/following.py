@@ -1,0 +1,282 @@
+"""A slave's connection to its master: dialled, kept, dialled again.
+
+Touches  one socket; the store, through the link.
+
+The master's address is the one of the settings (haMasterAddress), or what nameservers say. A link that ends is begun
+anew after a pause that grows up to RETRY_MAX_S. What stands against it for good is told once for each reason, and tried
+again all the same: an operator may be mending it.
+
+Invariants
+- At most one link at a time.
+- A link begins when all of the log is as safe as this slave promises: its first report counts as an acknowledgement.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol, cast
+
+import structlog
+
+from aerobee_broker.replication.faults import LinkFault
+from aerobee_broker.replication.taking import TakenLog, TakingBounds, TakingLink
+from aerobee_broker.settings.config import LiveConfig
+from aerobee_proto.bodies import HaClientInfo
+from aerobee_proto.errors import FormatError
+from aerobee_remoting.ends.client import split_addr
+from aerobee_remoting.peers.tls import TlsContext, context_of
+from aerobee_store.faults.errors import StoreError
+
+__all__ = ["Follower", "SafeLog"]
+
+log = structlog.get_logger()
+
+CONNECT_TIMEOUT_S: Final = 5.0
+RETRY_FIRST_S: Final = 0.2
+RETRY_MAX_S: Final = 5.0
+TICK_MIN_S: Final = 0.01
+SPEED_S: Final = 1.0
+
+
+class SafeLog(Protocol):
+    """How safe the slave's log is."""
+
+    @property
+    def kept_offset(self) -> int:
+        """Physical offset below which everything is as safe as promised."""
+        ...
+
+    async def settled(self) -> None:
+        """Return when everything appended so far is."""
+
+
+class Follower:
+    """Follows one master. `run` until it is cancelled."""
+
+    def __init__(
+        self,
+        live: LiveConfig,
+        taken: TakenLog,
+        safe: SafeLog,
+        *,
+        clock: Callable[[], int],
+        on_appended: Callable[[], None],
+        check_master: Callable[[], Awaitable[None]],
+        linked: asyncio.Event,
+        tls: TlsContext | None = None,
+    ) -> None:
+        """`on_appended` is called after each read that brought bytes of the log. `check_master` returns when the master
+        is one to follow, before each link; LinkFault when it is not. `linked` is set
+        while the master is heard. `clock` gives ms since the epoch."""
+        self._live = live
+        self._log = taken
+        self._safe = safe
+        self._clock = clock
+        self._on_appended = on_appended
+        self._check_master = check_master
+        self._tls = tls
+        self._loop = asyncio.get_running_loop()
+        self._found = asyncio.Event()
+        self.ha_addr = live.value.ha_master_address
+        if self.ha_addr:
+            self._found.set()
+        self._linked = linked
+        self._taking: _Taking | None = None
+        self._failures = 0
+        self._reported = ""
+
+    # --- where the master is ----------------------------------------------------------------------------------
+
+    def master_found(self, ha_addr: str) -> None:
+        """Nameservers say where the master gives its log. Nothing of that counts when the settings name an address."""
+        if not ha_addr or self._live.value.ha_master_address or ha_addr == self.ha_addr:
+            return
+        log.info("replication.master_found", ha_addr=ha_addr, before=self.ha_addr)
+        self.ha_addr = ha_addr
+        self._found.set()
+        if self._taking is not None:
+            self._taking.hang_up("the master has another address")
+
+    # --- following --------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        while True:
+            await self._found.wait()
+            try:
+                await self._follow()
+            except LinkFault as fault:
+                self._report(fault.kind, str(fault), fault.way_out)
+            except FormatError as rubbish:
+                self._report("rubbish", str(rubbish))
+            except StoreError as refused:
+                self._report("store", str(refused))
+            except (OSError, ValueError, TimeoutError) as failed:
+                self._report("connection", str(failed) or type(failed).__name__)
+            self._failures += 1
+            await asyncio.sleep(min(RETRY_MAX_S, RETRY_FIRST_S * (1 << min(self._failures, 10))))
+
+    def _report(self, kind: str, reason: str, way_out: str = "") -> None:
+        """Once for each reason, until a link has worked."""
+        if self._reported == kind:
+            return
+        self._reported = kind
+        facts = {"ha_addr": self.ha_addr, "kind": kind, "reason": reason}
+        if way_out:
+            log.error("replication.master_lost", way_out=way_out, **facts)
+        else:
+            log.warning("replication.master_lost", **facts)
+
+    async def _follow(self) -> None:
+        """One link, from its beginning to its end."""
+        await self._safe.settled()
+        await self._check_master()
+        addr = self.ha_addr
+        host, port = split_addr(addr)
+        taking = _Taking(self)
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            await self._loop.create_connection(
+                lambda: taking,
+                host,
+                port,
+                ssl=context_of(self._tls),
+                server_hostname=host if self._tls else None,
+            )
+        self._taking = taking
+        try:
+            await taking.ended
+        finally:
+            self._taking = None
+            self._linked.clear()
+            taking.hang_up("")
+
+    def new_link(self) -> TakingLink:
+        """For a connection that was just made."""
+        file_size = self._live.value.mapped_file_size_commit_log
+        return TakingLink(
+            self._log, file_size, lambda: self._safe.kept_offset, self._bounds, self._loop.time()
+        )
+
+    def _bounds(self) -> TakingBounds:
+        config = self._live.value
+        return TakingBounds(config.ha_send_heartbeat_interval / 1000, config.ha_housekeeping_interval / 1000)
+
+    def heard(self, link: TakingLink) -> None:
+        """The master has sent something that is as it must be."""
+        if not self._linked.is_set():
+            self._linked.set()
+            self._failures, self._reported = 0, ""
+            log.info(
+                "replication.master_followed",
+                ha_addr=self.ha_addr,
+                physical_offset=self._log.end_offset,
+                master_offset=link.master_offset,
+            )
+
+    def appended(self) -> None:
+        """Bytes of the log have come."""
+        self._on_appended()
+
+    def advanced(self) -> None:
+        """The log may be safe further than before: report it."""
+        if self._taking is not None:
+            self._taking.report()
+
+    @property
+    def is_linked(self) -> bool:
+        """Whether the master is there, as far as this slave can tell."""
+        return self._linked.is_set()
+
+    def status(self) -> HaClientInfo:
+        """What 907 shows of a slave's link."""
+        taking = self._taking
+        link = taking.link if taking is not None else None
+        if taking is None or link is None:
+            return HaClientInfo(master_addr=self.ha_addr or None, max_offset=self._log.end_offset)
+        ago = self._clock() - self._loop.time() * 1000
+        return HaClientInfo(
+            activated=self.is_linked,
+            last_read_timestamp=round(ago + link.last_read * 1000),
+            last_write_timestamp=round(ago + link.last_write * 1000),
+            master_addr=self.ha_addr,
+            max_offset=self._log.end_offset,
+            transferred_byte_in_second=taking.speed,
+        )
+
+
+class _Taking(asyncio.Protocol):
+    """The connection of one link. `ended` has the reason as its exception."""
+
+    def __init__(self, follower: Follower) -> None:
+        self._follower = follower
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self.link: TakingLink | None = None
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        self.speed = 0
+        self._speed_from = (0.0, 0)
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport = cast(asyncio.Transport, transport)
+        self.link = self._follower.new_link()
+        transport.write(self.link.opened(self._loop.time()))
+        self._tick()
+
+    def data_received(self, data: bytes) -> None:
+        link, transport = self.link, self._transport
+        if link is None or transport is None or self.ended.done():
+            return
+        before = link.received_bytes
+        try:
+            reports = link.received(data, self._loop.time())
+        except (LinkFault, FormatError, StoreError) as fault:
+            self._end(fault)
+            return
+        finally:
+            if link.received_bytes != before:
+                self._follower.appended()
+        if reports:
+            transport.write(reports)
+        if link.has_heard:
+            self._follower.heard(link)
+
+    def report(self) -> None:
+        """Tell the master what is safe by now."""
+        link, transport = self.link, self._transport
+        if link is not None and transport is not None and (said := link.report(self._loop.time())):
+            transport.write(said)
+
+    def _tick(self) -> None:
+        link, transport = self.link, self._transport
+        if link is None or transport is None:
+            return
+        now = self._loop.time()
+        since, received = self._speed_from
+        if now - since >= SPEED_S:
+            self.speed = round((link.received_bytes - received) / (now - since))
+            self._speed_from = now, link.received_bytes
+        try:
+            said = link.tick(now)
+        except LinkFault as fault:
+            self._end(fault)
+            return
+        if said:
+            transport.write(said)
+        self._timer = self._loop.call_later(min(max(link.wake_in(now), TICK_MIN_S), SPEED_S), self._tick)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._end(error if isinstance(error, OSError) else ConnectionError("the master hung up"))
+
+    def hang_up(self, reason: str) -> None:
+        """End the link from here."""
+        self._end(ConnectionError(reason))
+
+    def _end(self, reason: Exception) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        transport, self._transport, self.link = self._transport, None, None
+        if transport is not None:
+            transport.abort()
+        if not self.ended.done():
+            self.ended.set_exception(reason)
+            self.ended.exception()  # whoever has stopped to wait does not need it

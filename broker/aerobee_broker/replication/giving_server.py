@@ -1,0 +1,286 @@
+"""The port at which slaves fetch the log.
+
+Touches  sockets; one protocol for each slave, no task of its own.
+
+What is new leaves at the end of the turn of the event loop in which it may be given, to all slaves. Who does not read
+is waited for: at most `WRITE_HIGH` bytes are on their way to one slave, and they are bytes of the log, which lie in
+memory once for all.
+
+Invariants
+- At most CONNECTIONS_MAX connections; one that says nothing for haHousekeepingInterval is closed.
+- One turn gives a slave at most TURN_SIZE bytes: others have theirs, too.
+"""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Final, cast
+
+import structlog
+
+from aerobee_broker.replication.faults import LinkFault
+from aerobee_broker.replication.giving import GivenLog, GivingBounds, GivingLink
+from aerobee_broker.replication.replicas import Replica, Replicas
+from aerobee_broker.settings.config import LiveConfig
+from aerobee_proto.errors import FormatError
+
+__all__ = ["GivingServer"]
+
+log = structlog.get_logger()
+
+CONNECTIONS_MAX: Final = 64
+WRITE_HIGH: Final = 1 << 20  # bytes
+TURN_SIZE: Final = 1 << 20  # bytes
+TICK_MIN_S: Final = 0.01
+SPEED_S: Final = 1.0
+
+
+class GivingServer:
+    """Serves slaves. `serve` once, `close` once."""
+
+    def __init__(
+        self,
+        live: LiveConfig,
+        source: GivenLog,
+        replicas: Replicas,
+        *,
+        on_acknowledged: Callable[[], None],
+        on_first: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_acknowledged` is called when slaves have more than before; `on_first` with the first slave that ever
+        says where it stands."""
+        self._live = live
+        self._log = source
+        self._replicas = replicas
+        self._on_acknowledged = on_acknowledged
+        self._on_first = on_first
+        self._loop = asyncio.get_running_loop()
+        self._server: asyncio.Server | None = None
+        self._links: set[_Giving] = set()
+        self._scheduled = False
+        self._begun = False
+        self._closed = False
+        self._moved = asyncio.Event()  # some slave has come further, or left
+
+    async def serve(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+        """Accept slaves at a socket that has taken its address."""
+        self._server = await self._loop.create_server(lambda: _Giving(self), sock=listener, ssl=tls)
+
+    def grew(self) -> None:
+        """There may be more to give. Called very often."""
+        if self._links and not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._pump_all)
+
+    def _pump_all(self) -> None:
+        self._scheduled = False
+        for link in list(self._links):
+            link.pump()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait until the slaves have all that may be given, or the time is over."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while any(one.is_behind for one in self._links):
+                    self._moved.clear()
+                    await self._moved.wait()
+
+    async def close(self) -> None:
+        """Hang up and listen no more."""
+        self._closed = True
+        if self._server is not None:
+            self._server.close()
+        for link in list(self._links):
+            link.hang_up("this broker is stopping")
+        if self._server is not None:
+            await self._server.wait_closed()
+
+    @property
+    def given_offset(self) -> int:
+        """Physical offset below which slaves may have the log."""
+        return self._log.given_offset
+
+    # --- for the connections ----------------------------------------------------------------------------------
+
+    def bounds(self) -> GivingBounds:
+        """What the settings say now."""
+        config = self._live.value
+        limit = config.max_ha_transfer_byte_in_second if config.ha_flow_control_enable else None
+        return GivingBounds(
+            config.ha_transfer_batch_size,
+            config.ha_send_heartbeat_interval / 1000,
+            config.ha_housekeeping_interval / 1000,
+            limit,
+        )
+
+    def opened(self, one: "_Giving") -> GivingLink | None:
+        """A link for a new connection; None when there are too many."""
+        if self._closed or len(self._links) >= CONNECTIONS_MAX:
+            return None
+        self._links.add(one)
+        file_size = self._live.value.mapped_file_size_commit_log
+        return GivingLink(self._log, file_size, self.bounds, self._loop.time())
+
+    def begun(self, replica: Replica) -> None:
+        """The slave has said where it stands."""
+        self._replicas.joined(replica)
+        log.info(
+            "replication.slave_joined",
+            peer=replica.peer,
+            physical_offset=replica.link.acked_offset,
+            behind_bytes=replica.link.behind_bytes,
+        )
+        if not self._begun:
+            self._begun = True
+            self._on_first()
+
+    def acknowledged(self) -> None:
+        """A slave has said what it has."""
+        self._moved.set()
+        if self._replicas.advanced():
+            self._on_acknowledged()
+
+    def ended(self, one: "_Giving", replica: Replica | None) -> None:
+        """A connection is gone."""
+        self._links.discard(one)
+        if replica is not None:
+            self._replicas.left(replica)
+            self.acknowledged()  # fewer may be needed now
+
+
+class _Giving(asyncio.Protocol):
+    """One connection."""
+
+    def __init__(self, server: GivingServer) -> None:
+        self._server = server
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._link: GivingLink | None = None
+        self._replica: Replica | None = None
+        self._peer = ""
+        self._reason = "the slave hung up"
+        self._paused = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._speed_from = (0.0, 0)
+
+    # --- of the transport -------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport = cast(asyncio.Transport, transport)
+        host, port, *_ = transport.get_extra_info("peername") or ("?", 0)
+        self._peer = f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
+        self._link = self._server.opened(self)
+        if self._link is None:
+            log.warning("replication.slave_refused", peer=self._peer, connections_max=CONNECTIONS_MAX)
+            transport.abort()
+            return
+        transport.set_write_buffer_limits(high=WRITE_HIGH)
+        self._tick()
+
+    def data_received(self, data: bytes) -> None:
+        link = self._link
+        if link is None:
+            return
+        began = link.has_begun
+        try:
+            said = link.received(data, self._loop.time())
+        except (LinkFault, FormatError) as fault:
+            self._refuse(fault)
+            return
+        if said and not began:
+            self._replica = Replica(link, self._peer)
+            self._server.begun(self._replica)
+        if said:
+            self._server.acknowledged()
+        if not began:
+            self.pump()
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._loop.call_soon(self.pump)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        link, replica = self._link, self._replica
+        self._link = self._transport = self._replica = None
+        self._server.ended(self, replica)
+        if replica is not None and link is not None:
+            log.warning(
+                "replication.slave_left",
+                peer=self._peer,
+                reason=self._reason if error is None else str(error),
+                acked_offset=link.acked_offset,
+                behind_bytes=link.behind_bytes,
+            )
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there is something to give that this slave has not acknowledged."""
+        link = self._link
+        return link is not None and link.has_begun and link.acked_offset < self._server.given_offset
+
+    # --- giving -----------------------------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """Send what there is, as far as the slave takes it."""
+        link, transport = self._link, self._transport
+        if link is None or transport is None:
+            return
+        now, size = self._loop.time(), 0
+        try:
+            while not self._paused and size < TURN_SIZE and (piece := link.next_piece(now)) is not None:
+                transport.write(piece.head)
+                if len(piece.data):
+                    transport.write(piece.data)
+                size += len(piece.head) + len(piece.data)
+        except LinkFault as fault:
+            self._refuse(fault)
+            return
+        if size >= TURN_SIZE and not self._paused:
+            self._loop.call_soon(self.pump)
+
+    def _tick(self) -> None:
+        """What time brings."""
+        link = self._link
+        if link is None:
+            return
+        now = self._loop.time()
+        self._count_speed(link, now)
+        try:
+            link.check(now)
+        except LinkFault as fault:
+            self._refuse(fault)
+            return
+        self.pump()
+        if self._link is not None:
+            self._timer = self._loop.call_later(min(max(link.wake_in(now), TICK_MIN_S), SPEED_S), self._tick)
+
+    def _count_speed(self, link: GivingLink, now: float) -> None:
+        since, sent = self._speed_from
+        if now - since >= SPEED_S:
+            if self._replica is not None:
+                self._replica.speed = round((link.sent_bytes - sent) / (now - since))
+            self._speed_from = now, link.sent_bytes
+
+    def _refuse(self, fault: LinkFault | FormatError) -> None:
+        kind = fault.kind if isinstance(fault, LinkFault) else "rubbish"
+        if isinstance(fault, LinkFault) and fault.way_out:
+            way_out = fault.way_out
+            log.error(
+                "replication.slave_cut_off", peer=self._peer, kind=kind, reason=str(fault), way_out=way_out
+            )
+        else:
+            log.warning("replication.slave_cut_off", peer=self._peer, kind=kind, reason=str(fault))
+        self.hang_up(str(fault))
+
+    def hang_up(self, reason: str) -> None:
+        """Close the connection for this reason."""
+        self._reason = reason
+        if self._transport is not None:
+            self._transport.abort()

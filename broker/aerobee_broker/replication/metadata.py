@@ -1,0 +1,210 @@
+"""What a slave has of its master beside the log: topics, groups, request modes, offsets of groups and of delay levels.
+
+Touches  the master, through a client of its own; the tables.
+
+Asked for when the link to the master begins, and every SYNC_S from then on, by the requests that RocketMQ's slaves use.
+Offsets speak of what is in the log. The master's log is asked for its end behind them, and they are taken when this log
+is safe up to there: a slave that became master before would pass over what it does not have.
+
+    committed here, and further than at the master    committed there, too
+
+Invariants
+- A table is taken whole, or not at all.
+- Nothing is taken that is ahead of the log.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Final, Protocol, TypeVar
+
+import structlog
+
+from aerobee_broker.catalog.catalog import Catalog
+from aerobee_broker.replication.faults import LinkFault
+from aerobee_broker.settings.config_files import AnyTable, ConfigFiles, PersistentTable, decode_config
+from aerobee_proto.bodies import HaStatus
+from aerobee_proto.codes import RequestCode, ResponseCode
+from aerobee_proto.errors import AerobeeError, FormatError
+from aerobee_proto.headers import UpdateConsumerOffsetHeader
+from aerobee_proto.names import GroupQueue
+from aerobee_remoting.ends.client import RemotingClient
+from aerobee_remoting.peers.errors import RemotingError
+from aerobee_service.turns.slices import in_slices
+
+__all__ = ["FollowedTable", "MetadataSync"]
+
+log = structlog.get_logger()
+
+SYNC_S: Final = 3.0
+COVERED_S: Final = 0.05  # between two looks whether the log has caught up with what was asked
+TIMEOUT_S: Final = 5.0
+FORWARDED_MAX: Final = 1000  # offsets committed at the master in one round
+
+
+P = TypeVar("P")
+
+
+class FollowedTable(PersistentTable[P], Protocol[P]):
+    """A table with a file that a slave has of its master."""
+
+    def follow(self, theirs: P) -> bool:
+        """Become what the master's table is; False when it is that already."""
+        ...
+
+
+async def _follow(table: FollowedTable[P], content: Mapping[str, object]) -> bool:
+    """Take what the master answered; whether anything has changed. FormatError: it is no such table."""
+    return table.follow(await asyncio.to_thread(table.parse, content))
+
+
+_Take = Callable[[Mapping[str, object]], Awaitable[bool]]
+M = TypeVar("M")
+D = TypeVar("D")
+
+
+class _Safe(Protocol):
+    @property
+    def kept_offset(self) -> int: ...
+
+
+class _End(Protocol):
+    @property
+    def end_offset(self) -> int: ...
+
+
+class MetadataSync:
+    """Keeps the tables of a slave as its master's are. `run` until it is cancelled, then `close`."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        request_modes: FollowedTable[M],
+        delay_offsets: FollowedTable[D],
+        files: ConfigFiles,
+        *,
+        own_log: _End,
+        safe: _Safe,
+        linked: asyncio.Event,
+        client: RemotingClient,
+    ) -> None:
+        """`linked` is set while the link to the master works. `client` is this one's alone."""
+        self._catalog = catalog
+        self._files = files
+        self._log = own_log
+        self._safe = safe
+        self._linked = linked
+        self._client = client
+        self._prompt: dict[int, _Take] = {
+            RequestCode.GET_ALL_TOPIC_CONFIG: partial(_follow, catalog.topics),
+            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: partial(_follow, catalog.groups),
+            RequestCode.GET_ALL_MESSAGE_REQUEST_MODE: partial(_follow, request_modes),
+        }
+        self._delays: _Take = partial(_follow, delay_offsets)
+        self._delay_table: AnyTable = delay_offsets
+        self.master_addr = ""
+        self.master_end_offset = 0  # as last heard
+        self._reported = ""
+        self.synced_at = 0.0  # by the loop's clock; 0.0: never
+
+    def master_found(self, addr: str) -> None:
+        """Nameservers say where the master answers requests."""
+        self.master_addr = addr
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        while True:
+            await self._linked.wait()
+            if self.master_addr:
+                await self._try_round(self.master_addr)
+            await asyncio.sleep(SYNC_S if self.master_addr else COVERED_S)
+
+    async def _try_round(self, addr: str) -> None:
+        try:
+            await self.round(addr)
+        except (RemotingError, FormatError, OSError) as failed:
+            if self._reported != type(failed).__name__:
+                self._reported = type(failed).__name__
+                log.warning("replication.tables_not_read", master_addr=addr, reason=str(failed))
+        else:
+            self._reported = ""
+            self.synced_at = asyncio.get_running_loop().time()
+
+    async def round(self, addr: str) -> None:
+        """Read everything once. RemotingError, FormatError: from there on nothing was taken."""
+        for code, follow in self._prompt.items():
+            content = await self._read(addr, code)
+            if content is not None:
+                await follow(content)
+        offsets = await self._read(addr, RequestCode.GET_ALL_CONSUMER_OFFSET)
+        delays = await self._read(addr, RequestCode.GET_ALL_DELAY_OFFSET)
+        end = await self.master_end(addr)
+        while self._safe.kept_offset < end:
+            if not self._linked.is_set():
+                return
+            await asyncio.sleep(COVERED_S)
+        if delays is not None and await self._delays(delays):
+            await self._files.save(self._delay_table)
+        if offsets is not None:
+            parsed = await asyncio.to_thread(self._catalog.offsets.parse, offsets)
+            further = await in_slices(self._catalog.offsets.following(parsed))
+            await self._forward(addr, further)
+
+    async def _read(self, addr: str, code: int) -> Mapping[str, object] | None:
+        """What the master answers, as of a file; None when it has nothing to say."""
+        answer = await self._client.request(addr, code, timeout=TIMEOUT_S)
+        if answer.code != ResponseCode.SUCCESS or not answer.body:
+            log.debug("replication.table_refused", code=int(code), answered=answer.code, reason=answer.remark)
+            return None
+        try:
+            return await asyncio.to_thread(decode_config, answer.body)
+        except ValueError as broken:
+            raise FormatError(f"the answer to request {int(code)} cannot be read: {broken}") from broken
+
+    async def master_end(self, addr: str) -> int:
+        """Where the master's log ends. FormatError when it does not say."""
+        answer = await self._client.request(addr, RequestCode.GET_BROKER_HA_STATUS, timeout=TIMEOUT_S)
+        if answer.code != ResponseCode.SUCCESS:
+            raise FormatError(f"{addr} does not say how far it is: code {answer.code}, {answer.remark}")
+        status = HaStatus.from_stranger(answer.body)
+        if not status.master:
+            raise FormatError(f"{addr} is no master")
+        self.master_end_offset = status.master_commit_log_max_offset
+        return self.master_end_offset
+
+    async def check_master(self) -> None:
+        """LinkFault when the master's log is shorter than this one: it has lost what this slave has."""
+        if not self.master_addr:
+            return
+        own_end = self._log.end_offset
+        try:
+            end = await self.master_end(self.master_addr)
+        except AerobeeError as failed:
+            log.debug("replication.master_not_asked", master_addr=self.master_addr, reason=str(failed))
+            return
+        if end < own_end:
+            raise LinkFault(
+                "ahead",
+                f"the log of the master {self.master_addr} ends at {end}, this one at {own_end}: "
+                "the master has lost what this slave has",
+                "decide which of the two logs is the right one; docs/replication.md says how",
+            )
+
+    async def _forward(self, addr: str, further: list[tuple[GroupQueue, int]]) -> None:
+        """Let the master have what groups have committed here."""
+        for queue, offset in further[:FORWARDED_MAX]:
+            header = UpdateConsumerOffsetHeader(
+                consumer_group=queue.group,
+                topic=queue.topic,
+                queue_id=queue.queue_id,
+                commit_offset=offset,
+            )
+            answer = await self._client.request(
+                addr, RequestCode.UPDATE_CONSUMER_OFFSET, header, timeout=TIMEOUT_S
+            )
+            if answer.code == ResponseCode.SUCCESS:
+                self._catalog.offsets.forwarded(queue, offset)
+
+    async def close(self) -> None:
+        """Hang up."""
+        await self._client.close()

@@ -1,0 +1,144 @@
+"""The slaves of this master: who they are, how far they are, and what a send may promise because of them.
+
+Touches  nothing.
+
+As a source of promises it stands for the slaves: everything is there that so many of them have as the settings want.
+
+    copies that a send waits for    inSyncReplicas, this master among them; 1: nobody is waited for
+    in sync                         connected, and less than haMaxGapNotInSync behind
+    enableAutoInSyncReplicas        no more copies than are in sync, but minInSyncReplicas
+    minInSyncReplicas               with fewer in sync, sends are refused before they are stored
+
+Invariants
+- `offset` never falls: what slaves have said they have, they have.
+- A slave counts once, and only for what it has acknowledged.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from aerobee_broker.replication.giving import GivingLink
+from aerobee_broker.settings.config import LiveConfig
+from aerobee_proto.bodies import HaConnectionInfo
+from aerobee_proto.codes import ResponseCode
+from aerobee_store.faults.errors import TooFewCopies
+
+__all__ = ["Replica", "Replicas"]
+
+log = structlog.get_logger()
+
+
+class Replica:
+    """One connected slave."""
+
+    __slots__ = ("link", "peer", "speed")
+
+    def __init__(self, link: GivingLink, peer: str) -> None:
+        self.link = link
+        self.peer = peer
+        self.speed = 0  # bytes a second, over the last second
+
+
+class Replicas:
+    """All connected slaves. All calls from the event loop."""
+
+    late_code: Final[int] = ResponseCode.FLUSH_SLAVE_TIMEOUT
+
+    def __init__(self, live: LiveConfig, end_offset: Callable[[], int]) -> None:
+        """`end_offset` is where the log ends."""
+        self._live = live
+        self._end_offset = end_offset
+        self._connected: list[Replica] = []
+        self.offset = 0
+
+    # --- who is there -----------------------------------------------------------------------------------------
+
+    def joined(self, replica: Replica) -> None:
+        """A slave has connected."""
+        self._connected.append(replica)
+
+    def left(self, replica: Replica) -> None:
+        """Its connection is gone."""
+        self._connected.remove(replica)
+
+    @property
+    def connected(self) -> tuple[Replica, ...]:
+        return tuple(self._connected)
+
+    def is_in_sync(self, replica: Replica) -> bool:
+        """Whether it is near enough to count."""
+        link = replica.link
+        return link.has_begun and link.behind_bytes < self._live.value.ha_max_gap_not_in_sync
+
+    @property
+    def in_sync_count(self) -> int:
+        """Slaves in sync, without this master."""
+        return sum(map(self.is_in_sync, self._connected))
+
+    # --- promises ---------------------------------------------------------------------------------------------
+
+    @property
+    def needed(self) -> int:
+        """Slaves that have to have a message before its sender is told so."""
+        config = self._live.value
+        if not config.waits_for_replicas:
+            return 0
+        required = config.in_sync_replicas - 1
+        if config.enable_auto_in_sync_replicas:
+            return min(required, max(self.in_sync_count, config.min_in_sync_replicas - 1))
+        return required
+
+    def log_late(self, peer: str, message_count: int) -> None:
+        """Say that these sends of a peer have waited too long for slaves."""
+        log.warning(
+            "replication.slaves_slow",
+            peer=peer,
+            message_count=message_count,
+            connected=len(self._connected),
+            needed=self.needed,
+        )
+
+    def timeout_ms(self) -> int:
+        """Longest wait of a send for them."""
+        return self._live.value.slave_timeout
+
+    def request(self) -> None:
+        """Nothing to do: what is appended is sent at once."""
+
+    def advanced(self) -> bool:
+        """A slave has said something, or has left, or settings have changed; whether `offset` has moved by it."""
+        needed = self.needed
+        if not needed:
+            reached = self._end_offset()
+        elif needed > len(self._connected):
+            return False
+        else:
+            reached = sorted((one.link.acked_offset for one in self._connected), reverse=True)[needed - 1]
+        if reached <= self.offset:
+            return False
+        self.offset = reached
+        return True
+
+    def check_enough(self) -> None:
+        """TooFewCopies when too few are in sync for anything to be taken."""
+        least = self._live.value.min_in_sync_replicas
+        if least > 1 and self.in_sync_count + 1 < least:
+            raise TooFewCopies(self.in_sync_count + 1, least)
+
+    # --- what operators see -----------------------------------------------------------------------------------
+
+    def status(self) -> list[HaConnectionInfo]:
+        """One line for each slave."""
+        return [
+            HaConnectionInfo(
+                addr=replica.peer,
+                diff=replica.link.behind_bytes,
+                in_sync=self.is_in_sync(replica),
+                slave_ack_offset=replica.link.acked_offset,
+                transfer_from_where=replica.link.next_offset,
+                transferred_byte_in_second=replica.speed,
+            )
+            for replica in self._connected
+        ]

@@ -1,0 +1,263 @@
+"""What readers are going to look at: whether it is in memory, and if not, what has to be brought there.
+
+Touches  the page cache, asking. Nothing is read here.
+
+Asking the system takes 2 us, a whole pull 8; so the answer is believed for a moment (`forget`). What was written to the
+log in its last 64 MiB is in memory without being asked for: it is either dirty or was so a moment ago.
+
+Reading ahead
+- What a reader asks for next stands in its queue: with what it needs now comes what the entries behind lead to, in
+  stretches that leave out what lies between.
+- A reader that goes through the log block by block has the blocks behind read before it comes to them.
+
+Invariants
+- Bounded: one NotInMemory names at most STRETCHES_MAX stretches for now and as many for later, of `ahead_size` bytes in
+  all, but for what one read needs.
+"""
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Final
+
+import numpy as np
+
+from aerobee_proto.records import SIZE_AND_MAGIC
+from aerobee_store.disk.mapped_files import MappedFile
+from aerobee_store.disk.page_cache import NotInMemory, Stretch
+from aerobee_store.log.commit_log import CommitLog
+from aerobee_store.queues.consume_queue import ENTRY_SIZE, ConsumeQueue
+
+__all__ = ["TRUSTED_SIZE", "Residency", "places_of"]
+
+TRUSTED_SIZE: Final = 64 << 20  # bytes behind the log's end that are not asked for
+STRETCHES_MAX: Final = 64
+_TRIES_MAX: Final = 4  # then what does not stay in memory is read as it is
+_BLOCK_BITS: Final = 18
+_BLOCK: Final = 1 << _BLOCK_BITS  # of the log: what is asked for together, 6 us
+_QUEUE_BLOCK: Final = 1 << 16  # of a queue file: 3,276 entries
+_BLOCKS_MAX: Final = 4096  # of queues, of which the answer is believed
+_GAP_MAX: Final = 32 << 10  # bytes between two records that are read with them
+_SPAN_MAX: Final = 64  # blocks that one pull is looked for in
+_RECORD_MAX: Final = 32 << 20  # bytes; an entry that says more leads to no record
+_ALL: Final = 1 << 62
+
+
+class Residency:
+    """Of one store. All calls from the thread that reads."""
+
+    def __init__(self, log: CommitLog, *, count_max: int, ahead_size: int = 1 << 20) -> None:
+        """No read takes more than `count_max` entries of a queue."""
+        self.log = log
+        self._count_max = count_max
+        # Bytes that are read before they are asked for; 0: none.
+        self.ahead_size = ahead_size
+        # Nobody is asked, all counts as being in memory: turned off, or to read as it is what does not stay there.
+        self.is_off = True
+        self._read_ahead: Callable[[Sequence[Stretch]], None] = lambda stretches: None
+        # Blocks of the log that were in memory a moment ago, and those that were asked to be read.
+        self._known: set[int] = set()
+        self._coming: set[int] = set()
+        # Blocks of queues, by the byte of the row where they begin. One row of blocks of each is in its `hot_from` and
+        # `hot_until`, too.
+        self._known_entries: set[tuple[ConsumeQueue, int]] = set()
+
+    def begin(self, read_ahead: Callable[[Sequence[Stretch]], None]) -> None:
+        """Ask from now on. `read_ahead` is told what should be read some time."""
+        self._read_ahead = read_ahead
+        self.is_off = False
+
+    def ahead(self, missing: NotInMemory) -> None:
+        """Have it read some time: who would need it now has found something else first."""
+        self._read_ahead([*missing.needed, *missing.ahead])
+
+    def forget(self) -> None:
+        """Believe no answer any longer. To be called every second or so: memory may be wanted by others."""
+        self._known.clear()
+        self._coming.clear()
+        for queue, _ in self._known_entries:
+            queue.hot_from = queue.hot_until = 0
+        self._known_entries.clear()
+
+    # --- queues ------------------------------------------------------------------------------------------------
+
+    def require_entries(self, queue: ConsumeQueue, offset: int, count: int) -> None:
+        """NotInMemory, unless `count` entries from a queue offset on are in memory."""
+        if self.is_off or queue.is_batch or queue.hot_from <= offset < queue.hot_until:
+            return
+        file = queue.file_of(offset)
+        if file is None:
+            return
+        begin = offset * ENTRY_SIZE
+        block = begin - (begin - file.offset) % _QUEUE_BLOCK
+        if (queue, block) in self._known_entries:
+            return
+        end = min(queue.max_offset * ENTRY_SIZE, file.end)  # no read goes beyond a file
+        if self._has_entries(queue, file, block, end):
+            return
+        stop = min(begin + count * ENTRY_SIZE, end)
+        if file.data.in_memory(begin - file.offset, stop - begin):
+            return
+        path = file.data.path
+        behind = min(_QUEUE_BLOCK, end - stop) if self.ahead_size else 0
+        ahead = [Stretch(path, stop - file.offset, behind)] if behind else []
+        raise NotInMemory([Stretch(path, begin - file.offset, stop - begin)], ahead)
+
+    def _has_entries(self, queue: ConsumeQueue, file: MappedFile, block: int, end: int) -> bool:
+        """Whether reads that begin in a block find all their entries in memory; `end` is where none goes beyond."""
+        first, behind = block, block + _QUEUE_BLOCK
+        stop = min(behind + self._count_max * ENTRY_SIZE, end)
+        if not file.data.in_memory(first - file.offset, stop - first):
+            return False
+        if len(self._known_entries) >= _BLOCKS_MAX:
+            self.forget()
+        self._known_entries.add((queue, block))
+        hot_from, hot_until = -(-first // ENTRY_SIZE), behind // ENTRY_SIZE
+        if behind >= end:  # what is put there from now on is in memory
+            hot_until = end // ENTRY_SIZE if end == file.end else _ALL
+        if hot_from <= queue.hot_until + 1 and queue.hot_from <= hot_until + 1:
+            hot_from, hot_until = min(hot_from, queue.hot_from), max(hot_until, queue.hot_until)
+        queue.hot_from, queue.hot_until = hot_from, hot_until
+        return True
+
+    # --- the log -----------------------------------------------------------------------------------------------
+
+    def holds(self, file: MappedFile, begin: int, end: int) -> bool:
+        """Whether a stretch of the log, in one file, is in memory as a whole."""
+        if self.is_off:
+            return True
+        blocks = range(begin >> _BLOCK_BITS, ((end - 1) >> _BLOCK_BITS) + 1)
+        return len(blocks) <= _SPAN_MAX and all(
+            block in self._known or self._has_block(file, block) for block in blocks
+        )
+
+    def known_around(self, file: MappedFile, begin: int, size: int) -> tuple[int, int]:
+        """A stretch [begin, end) of the log that is in memory and holds a record; an empty one when the record is
+        not there."""
+        block = begin >> _BLOCK_BITS
+        end = begin + max(size, 1)
+        if self.is_off:
+            return begin, end
+        if block == (end - 1) >> _BLOCK_BITS and (block in self._known or self._has_block(file, block)):
+            return block << _BLOCK_BITS, (block + 1) << _BLOCK_BITS
+        length = min(size, file.end - begin, _RECORD_MAX)
+        return (begin, end) if file.data.in_memory(begin - file.offset, length) else (begin, begin)
+
+    def require(self, physical_offset: int, size: int) -> None:
+        """NotInMemory, unless these bytes of the log are in memory or not in the log."""
+        file = self.log.mapped.find(physical_offset)
+        if file is None or physical_offset >= self.log.end_offset:
+            return
+        known_from, known_end = self.known_around(file, physical_offset, size)
+        if known_from == known_end:
+            raise self.missing([(physical_offset, size)], 1, size)
+
+    def require_record(self, physical_offset: int) -> None:
+        """NotInMemory, unless the record that begins there is in memory, or none does."""
+        self.require(physical_offset, SIZE_AND_MAGIC.size)
+        head = self.log.read(physical_offset, SIZE_AND_MAGIC.size)
+        if head is not None:
+            self.require(physical_offset, max(SIZE_AND_MAGIC.unpack(head)[0], SIZE_AND_MAGIC.size))
+
+    def bring_records(self, places: Sequence[int]) -> Generator[NotInMemory, None, None]:
+        """What has to be brought before the records at these physical offsets are looked at."""
+        for _ in range(_TRIES_MAX):
+            needed: list[Stretch] = []
+            for place in places:
+                try:
+                    self.require_record(place)
+                except NotInMemory as missing:
+                    needed += missing.needed
+            if not needed:
+                return
+            yield NotInMemory(needed)
+
+    def _has_block(self, file: MappedFile, block: int) -> bool:
+        begin = max(block << _BLOCK_BITS, file.offset)
+        end = min((block + 1) << _BLOCK_BITS, file.end, self.log.end_offset)
+        if begin >= end or not file.data.in_memory(begin - file.offset, end - begin):
+            return False
+        self._known.add(block)
+        if block - 1 in self._known and self.ahead_size:
+            self._go_ahead(file, block + 1)
+        return True
+
+    def _go_ahead(self, file: MappedFile, block: int) -> None:
+        """Somebody goes through the log and comes to this block next."""
+        if block in self._coming or block in self._known:
+            return
+        begin = block << _BLOCK_BITS
+        end = min(begin + max(self.ahead_size, _BLOCK), file.end, self.log.end_offset)
+        if begin >= end:
+            return
+        self._coming.update(range(block, ((end - 1) >> _BLOCK_BITS) + 1))
+        if not file.data.in_memory(begin - file.offset, end - begin):
+            self._read_ahead([Stretch(file.data.path, begin - file.offset, end - begin)])
+
+    def missing(self, places: Iterable[tuple[int, int]], count: int, size_max: int) -> NotInMemory:
+        """What to bring for records that are read one after the other, as (physical offset, size): the first `count` of
+        them now, of at most `size_max` bytes or one; the others ahead."""
+        needed, ahead = _Stretches(self.log), _Stretches(self.log)
+        left_places = iter(places)
+        size_sum = 0
+        for place, size in left_places:
+            size_sum += size
+            needed.add(place, size)
+            if count <= 1 or size_sum >= size_max or needed.is_full:
+                break
+            count -= 1
+        left = self.ahead_size - size_sum
+        for place, size in left_places:
+            left -= size
+            if left < 0 or ahead.is_full:
+                break
+            ahead.add(place, size)
+        return NotInMemory(needed.found(), ahead.found())
+
+
+class _Stretches:
+    """Records put together to stretches of files."""
+
+    __slots__ = ("_begin", "_end", "_file", "_found", "_log")
+
+    def __init__(self, log: CommitLog) -> None:
+        self._log = log
+        self._found: list[Stretch] = []
+        self._file: MappedFile | None = None
+        self._begin = self._end = 0
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._found) >= STRETCHES_MAX
+
+    def add(self, place: int, size: int) -> None:
+        """A record that is believed to lie there, in one file."""
+        file = self._file
+        if file is None or not self._begin <= place <= min(self._end + _GAP_MAX, file.end - 1):
+            self._close()
+            file = (
+                self._log.mapped.find(place) if self._log.min_offset <= place < self._log.end_offset else None
+            )
+            self._file, self._begin, self._end = file, place, place
+        if file is not None:
+            self._end = max(self._end, min(place + max(size, 1), place + _RECORD_MAX, file.end))
+
+    def _close(self) -> None:
+        if self._file is not None:
+            at = self._begin - self._file.offset
+            self._found.append(Stretch(self._file.data.path, at, self._end - self._begin))
+            self._file = None
+
+    def found(self) -> list[Stretch]:
+        self._close()
+        return self._found
+
+
+def places_of(
+    queue: ConsumeQueue, entries: memoryview, tag_filter: frozenset[int] | None
+) -> Iterable[tuple[int, int]]:
+    """Where the records lie that entries lead to, and how long they are; only those with a tag of the filter."""
+    columns = np.frombuffer(entries, queue.dtype)
+    if tag_filter is not None:
+        tags = columns["tag_hash"].astype(np.int32)
+        hashes = np.fromiter(tag_filter, np.int64, len(tag_filter)).astype(np.int32)
+        columns = columns[np.isin(tags, hashes)]
+    return zip(columns["physical_offset"].tolist(), columns["size"].tolist(), strict=True)

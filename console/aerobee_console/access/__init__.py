@@ -1,0 +1,1 @@
+"""`aerobee access ...`: who may come in, and how one is known."""

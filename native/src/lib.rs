@@ -1,0 +1,29 @@
+//! The native engine of Aerobee's broker: functions over bytes.
+//!
+//! `Engine.take` reads the usual sends at the front of what a socket gave and makes records, queue entries, hashes of
+//! keys and answers of them. It does no I/O and knows no clock, no thread and no fault: Python owns every state, writes
+//! what is made here, and does by itself whatever is unusual. Nothing is changed by a call that fails.
+
+mod answers;
+mod bytes;
+mod engine;
+mod javahash;
+mod json;
+mod properties;
+mod records;
+mod requests;
+
+use pyo3::prelude::*;
+
+/// Raised by a fault of the engine's own; whoever meets it goes on in Python.
+#[pymodule]
+mod aerobee_native {
+    #[pymodule_export]
+    use crate::engine::Engine;
+    #[pymodule_export]
+    use crate::engine::EngineFault;
+
+    /// To be equal to the number that the broker was written for.
+    #[pymodule_export]
+    const INTERFACE: u32 = 2;
+}

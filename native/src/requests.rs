@@ -1,0 +1,361 @@
+//! Headers of sends, in the three codecs, as far as they are usual.
+
+use crate::json::{Json, is_text, whole};
+
+/// Codec of a frame's header: JSON.
+pub const JSON: u8 = 0;
+/// Codec of a frame's header: RocketMQ's binary one.
+pub const ROCKETMQ: u8 = 1;
+/// Codec of a frame's header: msgpack.
+pub const MSGPACK: u8 = 2;
+
+/// Request code SEND_MESSAGE: fields have long names.
+pub const SEND_MESSAGE: i32 = 10;
+/// Request code SEND_MESSAGE_V2: fields are letters.
+pub const SEND_MESSAGE_V2: i32 = 310;
+/// Request code SEND_BATCH_MESSAGE: letters, and a body of several messages.
+pub const SEND_BATCH_MESSAGE: i32 = 320;
+
+const FLAG_ONEWAY: i64 = 2;
+const I32: std::ops::RangeInclusive<i64> = i32::MIN as i64..=i32::MAX as i64;
+
+/// What one send says of itself; its properties stand elsewhere.
+#[derive(Default)]
+pub struct Send<'a> {
+    /// As sent; valid UTF-8.
+    pub topic: &'a [u8],
+    /// May be below 0.
+    pub queue_id: i32,
+    /// Bits of its sender.
+    pub sys_flag: i32,
+    /// Milliseconds since the epoch, as its sender says.
+    pub born_timestamp: i64,
+    /// The application's.
+    pub flag: i32,
+    /// How often it came back.
+    pub reconsume_times: i32,
+    /// Number of the request on its connection.
+    pub opaque: i32,
+    /// Of the client.
+    pub version: i32,
+    /// Nobody waits for an answer.
+    pub is_oneway: bool,
+    seen: u16,
+}
+
+const TOPIC: usize = 1;
+const PROPERTIES: usize = 8;
+// producer group, topic, queue, sys flag, born timestamp, flag
+const REQUIRED: u16 = 1 | 1 << TOPIC | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7;
+const LONG_NAMES: [&[u8]; 14] = [
+    b"producerGroup",
+    b"topic",
+    b"defaultTopic",
+    b"defaultTopicQueueNums",
+    b"queueId",
+    b"sysFlag",
+    b"bornTimestamp",
+    b"flag",
+    b"properties",
+    b"reconsumeTimes",
+    b"unitMode",
+    b"maxReconsumeTimes",
+    b"batch",
+    b"bname",
+];
+
+/// Which field a name stands for.
+fn field(code: i32, name: &[u8]) -> Option<usize> {
+    if code == SEND_MESSAGE {
+        return LONG_NAMES.iter().position(|known| *known == name);
+    }
+    match name {
+        [letter @ b'a'..=b'n'] => Some(usize::from(letter - b'a')),
+        _ => None,
+    }
+}
+
+fn small(value: i64) -> Option<i32> {
+    i32::try_from(value).ok()
+}
+
+impl<'a> Send<'a> {
+    /// Take note of a field; None when it was there before.
+    fn once(&mut self, field: usize) -> Option<()> {
+        let bit = 1 << field;
+        if self.seen & bit != 0 {
+            return None;
+        }
+        self.seen |= bit;
+        Some(())
+    }
+
+    /// A field whose value is text, valid UTF-8, but for the properties.
+    fn set(&mut self, field: usize, value: &'a [u8]) -> Option<()> {
+        match field {
+            0 | 2 | 13 => {}
+            TOPIC => self.topic = value,
+            3 | 11 => small(whole(value)?).map(|_| ())?,
+            4 => self.queue_id = small(whole(value)?)?,
+            5 => self.sys_flag = small(whole(value)?)?,
+            6 => self.born_timestamp = whole(value)?,
+            7 => self.flag = small(whole(value)?)?,
+            9 => self.reconsume_times = small(whole(value)?)?,
+            10 | 12 => matches!(value, b"true" | b"false").then_some(())?,
+            _ => return None,
+        }
+        Some(())
+    }
+
+    fn envelope(&mut self, flag: i64, opaque: i64, version: i64) -> Option<()> {
+        if flag & !FLAG_ONEWAY != 0 {
+            return None;
+        }
+        self.is_oneway = flag == FLAG_ONEWAY;
+        self.opaque = small(opaque)?;
+        self.version = small(version)?;
+        Some(())
+    }
+
+    fn is_whole(&self) -> bool {
+        self.seen & REQUIRED == REQUIRED
+    }
+}
+
+/// The code of a request, when it is one of these and stands where clients write it.
+pub fn code(codec: u8, header: &[u8]) -> Option<i32> {
+    match codec {
+        JSON => {
+            let rest = header.strip_prefix(b"{\"code\":")?;
+            let end = rest.iter().take(4).position(|&b| b == b',')?;
+            match &rest[..end] {
+                b"310" => Some(SEND_MESSAGE_V2),
+                b"10" => Some(SEND_MESSAGE),
+                b"320" => Some(SEND_BATCH_MESSAGE),
+                _ => None,
+            }
+        }
+        ROCKETMQ => known(i32::from(i16::from_be_bytes(header.get(..2)?.try_into().ok()?))),
+        MSGPACK => match header {
+            [0x97, 0xcd, high, low, ..] => known(i32::from(u16::from_be_bytes([*high, *low]))),
+            [0x97, 10, ..] => Some(SEND_MESSAGE),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+fn known(code: i32) -> Option<i32> {
+    matches!(code, SEND_MESSAGE | SEND_MESSAGE_V2 | SEND_BATCH_MESSAGE).then_some(code)
+}
+
+/// The header of a request of this code, its properties in `properties`; None when it is unusual in any way.
+pub fn read<'a>(codec: u8, code: i32, header: &'a [u8], properties: &mut Vec<u8>) -> Option<Send<'a>> {
+    properties.clear();
+    let mut send = Send::default();
+    match codec {
+        JSON => json(code, header, properties, &mut send)?,
+        ROCKETMQ => binary(code, header, properties, &mut send)?,
+        MSGPACK => packed(code, header, properties, &mut send)?,
+        _ => return None,
+    }
+    send.is_whole().then_some(send)
+}
+
+fn json<'a>(code: i32, header: &'a [u8], properties: &mut Vec<u8>, send: &mut Send<'a>) -> Option<()> {
+    // Behind the code, which has been seen.
+    let at = 8 + header.get(8..12)?.iter().position(|&b| b == b',')?;
+    let mut json = Json::new(header, at);
+    let (mut flag, mut opaque, mut version) = (0, 0, 0);
+    let mut seen = 0u8;
+    loop {
+        match json.next()? {
+            b',' => {}
+            b'}' => break,
+            _ => return None,
+        }
+        let name = json.plain()?;
+        json.expect(b':')?;
+        let bit = match name {
+            b"extFields" => {
+                json_fields(code, &mut json, properties, send)?;
+                1
+            }
+            b"flag" => {
+                flag = json.number()?;
+                2
+            }
+            b"language" => {
+                json.name_or_number()?;
+                4
+            }
+            b"opaque" => {
+                opaque = json.number()?;
+                8
+            }
+            b"remark" => {
+                json.plain()?;
+                16
+            }
+            b"serializeTypeCurrentRPC" => {
+                json.plain()?;
+                32
+            }
+            b"version" => {
+                version = json.number()?;
+                64
+            }
+            _ => return None,
+        };
+        if seen & bit != 0 {
+            return None;
+        }
+        seen |= bit;
+    }
+    (json.is_over() && I32.contains(&flag)).then_some(())?;
+    send.envelope(flag, opaque, version)
+}
+
+fn json_fields<'a>(
+    code: i32,
+    json: &mut Json<'a>,
+    properties: &mut Vec<u8>,
+    send: &mut Send<'a>,
+) -> Option<()> {
+    json.expect(b'{')?;
+    loop {
+        let name = json.plain()?;
+        json.expect(b':')?;
+        let field = field(code, name)?;
+        send.once(field)?;
+        if field == PROPERTIES {
+            json.text(properties)?;
+        } else {
+            let value = json.plain()?;
+            send.set(field, value)?;
+        }
+        match json.next()? {
+            b',' => {}
+            b'}' => return Some(()),
+            _ => return None,
+        }
+    }
+}
+
+/// Bytes, and how far they have been read.
+struct Cursor<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Cursor<'a> {
+    fn take(&mut self, count: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.rest.split_at_checked(count)?;
+        self.rest = rest;
+        Some(taken)
+    }
+
+    fn u8(&mut self) -> Option<u8> {
+        Some(self.take(1)?[0])
+    }
+
+    fn i16(&mut self) -> Option<i16> {
+        Some(i16::from_be_bytes(self.take(2)?.try_into().ok()?))
+    }
+
+    fn i32(&mut self) -> Option<i32> {
+        Some(i32::from_be_bytes(self.take(4)?.try_into().ok()?))
+    }
+}
+
+fn put<'a>(
+    code: i32,
+    name: &[u8],
+    value: &'a [u8],
+    properties: &mut Vec<u8>,
+    send: &mut Send<'a>,
+) -> Option<()> {
+    let field = field(code, name)?;
+    send.once(field)?;
+    if !is_text(value) {
+        return None;
+    }
+    if field == PROPERTIES {
+        properties.extend_from_slice(value);
+        return Some(());
+    }
+    send.set(field, value)
+}
+
+fn binary<'a>(code: i32, header: &'a [u8], properties: &mut Vec<u8>, send: &mut Send<'a>) -> Option<()> {
+    let mut cursor = Cursor { rest: header };
+    cursor.take(3)?; // the code, which has been seen, and the language
+    let version = cursor.i16()?;
+    let opaque = cursor.i32()?;
+    let flag = cursor.i32()?;
+    let remark = cursor.i32()?;
+    let fields = usize::try_from(cursor.i32()?).ok()?;
+    if remark != 0 || fields != cursor.rest.len() {
+        return None;
+    }
+    while !cursor.rest.is_empty() {
+        let size = usize::try_from(cursor.i16()?).ok()?;
+        let name = cursor.take(size)?;
+        let size = usize::try_from(cursor.i32()?).ok()?;
+        let value = cursor.take(size)?;
+        put(code, name, value, properties, send)?;
+    }
+    send.envelope(i64::from(flag), i64::from(opaque), i64::from(version))
+}
+
+impl<'a> Cursor<'a> {
+    /// A whole number in the shortest form, or another: msgpack has several.
+    fn packed_number(&mut self) -> Option<i64> {
+        Some(match self.u8()? {
+            small @ 0..=0x7f => i64::from(small),
+            negative @ 0xe0.. => i64::from(negative as i8),
+            0xcc => i64::from(self.u8()?),
+            0xcd => i64::from(self.i16()? as u16),
+            0xce => i64::from(self.i32()? as u32),
+            0xd0 => i64::from(self.u8()? as i8),
+            0xd1 => i64::from(self.i16()?),
+            0xd2 => i64::from(self.i32()?),
+            _ => return None,
+        })
+    }
+
+    fn packed_text(&mut self) -> Option<&'a [u8]> {
+        let size = match self.u8()? {
+            short @ 0xa0..=0xbf => usize::from(short & 0x1f),
+            0xd9 => usize::from(self.u8()?),
+            0xda => usize::from(self.i16()? as u16),
+            0xdb => usize::try_from(self.i32()?).ok()?,
+            _ => return None,
+        };
+        self.take(size)
+    }
+}
+
+fn packed<'a>(code: i32, header: &'a [u8], properties: &mut Vec<u8>, send: &mut Send<'a>) -> Option<()> {
+    let mut cursor = Cursor { rest: header };
+    cursor.u8()?; // an array of seven, which has been seen
+    cursor.packed_number()?;
+    let flag = cursor.packed_number()?;
+    let opaque = cursor.packed_number()?;
+    let version = cursor.packed_number()?;
+    cursor.packed_number()?; // language
+    if cursor.u8()? != 0xc0 {
+        return None; // a remark
+    }
+    let count = match cursor.u8()? {
+        short @ 0x80..=0x8f => usize::from(short & 0xf),
+        0xde => usize::from(cursor.i16()? as u16),
+        _ => return None,
+    };
+    for _ in 0..count {
+        let name = cursor.packed_text()?;
+        let value = cursor.packed_text()?;
+        put(code, name, value, properties, send)?;
+    }
+    cursor.rest.is_empty().then_some(())?;
+    send.envelope(flag, opaque, version)
+}

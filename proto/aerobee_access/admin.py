@@ -1,0 +1,328 @@
+"""Users and policies changed and shown by request: the codes 3001 to 3010, as `mqadmin` sends them.
+
+Touches  the file of the table, through `save`.
+
+Answers and remarks are those of RocketMQ 5.3.3, with what it forgot: a secret is shown to super users alone, others see
+a mask in its place, and the last super user that is enabled cannot be removed.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import msgspec
+from msgspec import field
+
+from aerobee_access.policies import Acl, Entry, PolicyType, entry_of, resource_of
+from aerobee_access.signature import ACCESS_KEY
+from aerobee_access.table import MASK, AccessTable
+from aerobee_access.users import Status, User, UserType, named
+from aerobee_proto.bodies import JsonBody
+from aerobee_proto.codes import RequestCode, ResponseCode
+from aerobee_proto.errors import RequestError
+from aerobee_proto.headers import RequestHeader
+from aerobee_remoting.exchange.handlers import AnyRequest, HandlerTable, Request, Response
+from aerobee_remoting.exchange.needs import GET, UPDATE, on_cluster
+
+__all__ = ["ACL_BODY_SIZE_MAX", "USER_BODY_SIZE_MAX", "AccessHandlers"]
+
+USER_BODY_SIZE_MAX: Final = 16 * 1024
+ACL_BODY_SIZE_MAX: Final = 128 * 1024
+DONE: Final = "not set any response code"
+UNFIT: Final = "An system error occurred, please try again later."
+SUBJECT: Final = "User:"
+
+
+class UserHeader(RequestHeader, kw_only=True):
+    username: str | None = None
+
+
+class UserFilterHeader(RequestHeader, kw_only=True):
+    filter: str | None = None
+
+
+class SubjectHeader(RequestHeader, kw_only=True):
+    subject: str | None = None
+
+
+class DeleteAclHeader(RequestHeader, kw_only=True):
+    subject: str | None = None
+    policy_type: str | None = None
+    resource: str | None = None
+
+
+class AclFilterHeader(RequestHeader, kw_only=True):
+    subject_filter: str | None = None
+    resource_filter: str | None = None
+
+
+class UserInfo(JsonBody, kw_only=True):
+    """A user as it is asked for and shown."""
+
+    password: str | None = None
+    user_status: str | None = None
+    user_type: str | None = None
+    username: str | None = None
+
+
+class EntryInfo(JsonBody, kw_only=True):
+    actions: list[str] = field(default_factory=list)
+    decision: str | None = None
+    resource: str | None = None
+    source_ips: list[str] = field(default_factory=list)
+
+
+class PolicyInfo(JsonBody, kw_only=True):
+    entries: list[EntryInfo] = field(default_factory=list)
+    policy_type: str | None = None
+
+
+class AclInfo(JsonBody, kw_only=True):
+    policies: list[PolicyInfo] = field(default_factory=list)
+    subject: str | None = None
+
+
+class AccessHandlers:
+    """Handlers of the codes above."""
+
+    def __init__(
+        self,
+        table: AccessTable,
+        save: Callable[[], Awaitable[None]],
+        *,
+        is_on: bool,
+        shows_secrets_to: Callable[[str], bool],
+    ) -> None:
+        """`save` returns when the file has what was changed. Unless access control `is_on` nothing can be changed:
+        anybody could make the first super user. `shows_secrets_to` says whether who names this AccessKey is known to be
+        a super user."""
+        self._table = table
+        self._save = save
+        self._is_on = is_on
+        self._shows_secrets_to = shows_secrets_to
+
+    def register(self, table: HandlerTable) -> None:
+        """Add the handlers to a table."""
+        add, code = table.register, RequestCode
+        changes, looks = (on_cluster(UPDATE),), (on_cluster(GET),)
+        user_max, acl_max = USER_BODY_SIZE_MAX, ACL_BODY_SIZE_MAX
+        add(code.AUTH_CREATE_USER, self.create_user, header=UserHeader, needs=changes, body_size_max=user_max)
+        add(code.AUTH_UPDATE_USER, self.update_user, header=UserHeader, needs=changes, body_size_max=user_max)
+        add(code.AUTH_DELETE_USER, self.delete_user, header=UserHeader, needs=changes)
+        add(code.AUTH_GET_USER, self.user, header=UserHeader, needs=looks)
+        add(code.AUTH_LIST_USER, self.users, header=UserFilterHeader, needs=looks)
+        add(code.AUTH_CREATE_ACL, self.write_acl, header=SubjectHeader, needs=changes, body_size_max=acl_max)
+        add(code.AUTH_UPDATE_ACL, self.write_acl, header=SubjectHeader, needs=changes, body_size_max=acl_max)
+        add(code.AUTH_DELETE_ACL, self.delete_acl, header=DeleteAclHeader, needs=changes)
+        add(code.AUTH_GET_ACL, self.acl, header=SubjectHeader, needs=looks)
+        add(code.AUTH_LIST_ACL, self.acls, header=AclFilterHeader, needs=looks)
+
+    # --- users ------------------------------------------------------------------------------------------------
+
+    async def create_user(self, request: Request[UserHeader]) -> Response:
+        self._check_on()
+        name, info = _named_user(request)
+        kind = named(UserType, info.user_type)
+        if kind is UserType.SUPER and self._is_normal(request):
+            raise _failed("The super user can only be create by super user")
+        self._table.create_user(
+            name,
+            info.password or "",
+            kind or UserType.NORMAL,
+            named(Status, info.user_status) or Status.ENABLE,
+        )
+        return await self._saved()
+
+    async def update_user(self, request: Request[UserHeader]) -> Response:
+        self._check_on()
+        name, info = _named_user(request)
+        kind = named(UserType, info.user_type)
+        if kind is UserType.SUPER and self._is_normal(request):
+            raise _failed("The super user can only be update by super user")
+        self._protect_super_user(name, request)
+        self._table.update_user(name, info.password, kind, named(Status, info.user_status))
+        return await self._saved()
+
+    async def delete_user(self, request: Request[UserHeader]) -> Response:
+        self._check_on()
+        name = request.header.username or ""
+        if not name.strip():
+            raise _refused("username can not be blank")
+        self._protect_super_user(name, request)
+        self._table.delete_user(name)
+        return await self._saved()
+
+    def user(self, request: Request[UserHeader]) -> Response:
+        name = request.header.username or ""
+        if not name.strip():
+            raise RequestError(ResponseCode.INVALID_PARAMETER, "The username is blank")
+        user = self._table.user(name)
+        if user is None:
+            return Response(remark=DONE)
+        return Response(remark=DONE, body=_json(self._shown(user, self._may_see(request))))
+
+    def users(self, request: Request[UserFilterHeader]) -> Response:
+        sought, sees = request.header.filter or "", self._may_see(request)
+        found = [self._shown(user, sees) for user in self._table.users() if sought in user.name]
+        return Response(remark=DONE, body=_json(found) if found else b"")
+
+    # --- policies ---------------------------------------------------------------------------------------------
+
+    async def write_acl(self, request: Request[SubjectHeader]) -> Response:
+        """Create or update: what is written for a resource takes the place of what was there."""
+        self._check_on()
+        info = request.read(AclInfo) if request.body else AclInfo()
+        if not info.policies:
+            raise _failed("The body of acl is null")
+        name = _user_of(info.subject or request.header.subject)
+        if name is None:
+            raise _failed(UNFIT)
+        policies = [
+            (
+                named(PolicyType, policy.policy_type) or PolicyType.CUSTOM,
+                [_entry(entry) for entry in policy.entries],
+            )
+            for policy in info.policies
+            if policy.entries
+        ]
+        if not policies:
+            raise _refused("The policies is empty.")
+        self._table.write_acl(name, policies)
+        return await self._saved()
+
+    async def delete_acl(self, request: Request[DeleteAclHeader]) -> Response:
+        self._check_on()
+        header: DeleteAclHeader = request.header
+        name = _user_of(header.subject)
+        if name is None:
+            raise _refused("The subject is null.")
+        kind = named(PolicyType, header.policy_type) or PolicyType.CUSTOM
+        self._table.delete_acl(name, kind, resource_of(header.resource))
+        return await self._saved()
+
+    def acl(self, request: Request[SubjectHeader]) -> Response:
+        name = _user_of(request.header.subject)
+        if name is None:
+            raise _failed("the subject of a policy is User:name")
+        if self._table.user(name) is None:
+            raise _refused("The subject is not exist.")
+        acl = self._table.acl(name)
+        return Response(remark=DONE, body=_json(_written(name, acl)) if acl is not None else b"")
+
+    def acls(self, request: Request[AclFilterHeader]) -> Response:
+        header: AclFilterHeader = request.header
+        subject, resource = header.subject_filter or "", header.resource_filter or ""
+        found = []
+        for name, acl in self._table.acls():
+            if subject and subject not in SUBJECT + name:
+                continue
+            sought = "" if resource in SUBJECT + name else resource
+            shown = _written(name, acl, sought)
+            if shown.policies:
+                found.append(shown)
+        return Response(remark=DONE, body=_json(found) if found else b"")
+
+    # --- helpers ----------------------------------------------------------------------------------------------
+
+    def _check_on(self) -> None:
+        if not self._is_on:
+            raise _refused(
+                "access control is off: set authenticationEnabled=true and initAuthenticationUser first"
+            )
+
+    async def _saved(self) -> Response:
+        try:
+            await self._save()
+        except OSError as error:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"in effect until the next start; the file was not written: {error}",
+            ) from error
+        return Response(remark=DONE)
+
+    def _is_normal(self, request: AnyRequest) -> bool:
+        """Whether who asks is no super user; without a name there is no access control that says so."""
+        name = _asker(request)
+        user = self._table.user(name) if name else None
+        return bool(name) and not (user is not None and user.is_super)
+
+    def _protect_super_user(self, name: str, request: AnyRequest) -> None:
+        user = self._table.user(name)
+        if user is not None and user.is_super and self._is_normal(request):
+            raise _refused("The super user can only be update by super user")
+
+    def _may_see(self, request: AnyRequest) -> bool:
+        return self._shows_secrets_to(_asker(request))
+
+    def _shown(self, user: User, sees: bool) -> UserInfo:
+        return UserInfo(
+            password=user.secret if sees else MASK,
+            user_status=user.status.name.lower(),
+            user_type=user.type.name.capitalize(),
+            username=user.name,
+        )
+
+
+def _asker(request: AnyRequest) -> str:
+    """Who has signed, or whom the certificate of the connection names."""
+    return request.ext.get(ACCESS_KEY) or request.connection.subject
+
+
+def _named_user(request: Request[UserHeader]) -> tuple[str, UserInfo]:
+    """The name, which is that of the header, and what to do with the user."""
+    name = request.header.username
+    if not name:
+        raise RequestError(ResponseCode.INVALID_PARAMETER, "The username is blank")
+    return name, request.read(UserInfo)
+
+
+def _user_of(subject: str | None) -> str | None:
+    """The user's name in `User:name`; None when it is not a user."""
+    kind, colon, name = (subject or "").partition(":")
+    return name if colon and kind.lower() == "user" else None
+
+
+def _entry(info: EntryInfo) -> Entry:
+    return entry_of(info.resource, info.actions, info.source_ips, info.decision)
+
+
+def _written(name: str, acl: Acl, sought: str = "") -> AclInfo:
+    """Policies as they are shown: those of their entries whose resource contains `sought`."""
+    policies = [
+        PolicyInfo(
+            policy_type=kind.name.capitalize(),
+            entries=[_shown_entry(entry) for entry in entries if sought in str(entry.resource)],
+        )
+        for kind, entries in acl.policies.items()
+    ]
+    return AclInfo(subject=SUBJECT + name, policies=[policy for policy in policies if policy.entries])
+
+
+def _shown_entry(entry: Entry) -> EntryInfo:
+    return EntryInfo(
+        actions=[action.word for action in entry.actions],
+        decision=entry.decision.name.capitalize(),
+        resource=str(entry.resource),
+        source_ips=list(entry.addresses),
+    )
+
+
+def _json(value: JsonBody | list[UserInfo] | list[AclInfo]) -> bytes:
+    """As RocketMQ writes it: compact, members in the order of their names, without what is not set."""
+    return msgspec.json.encode(_plain(value))
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    if not isinstance(value, JsonBody):
+        return value
+    members = zip(value.__struct_encode_fields__, msgspec.structs.astuple(value), strict=True)
+    return {name: _plain(member) for name, member in sorted(members) if member not in (None, [])}
+
+
+def _refused(remark: str) -> RequestError:
+    return RequestError(ResponseCode.NO_PERMISSION, remark)
+
+
+def _failed(remark: str) -> RequestError:
+    return RequestError(ResponseCode.SYSTEM_ERROR, remark)

@@ -1,0 +1,142 @@
+"""Access control of one server, put together from what an operator has set.
+
+Touches  nothing by itself; the key file through the table.
+"""
+
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+from aerobee_access.admin import AccessHandlers
+from aerobee_access.audit import AuditLog
+from aerobee_access.gate import AccessGate, AccessRules
+from aerobee_access.plain_files import PlainFiles
+from aerobee_access.plain_gate import PlainGate
+from aerobee_access.plain_import import import_accounts
+from aerobee_access.refusals import Refusals
+from aerobee_access.sealing import Sealer
+from aerobee_access.settings import AccessSettings, credentials_of, listed_codes, user_of
+from aerobee_access.signature import sign
+from aerobee_access.table import AccessTable
+from aerobee_access.users import UserType
+from aerobee_proto.headers import RequestHeader, ext_of
+from aerobee_remoting.ends.client import Signer
+from aerobee_remoting.exchange.gate import Gate
+from aerobee_remoting.peers.peer import Peer
+from aerobee_service.clock import epoch_ms
+from aerobee_service.logs.event_log import event_logger
+
+__all__ = ["AccessControl"]
+
+OFF: Final = "off"
+
+log = event_logger("aerobee.access")
+
+
+class AccessControl:
+    """Users, policies, and the gate in front of them."""
+
+    def __init__(
+        self,
+        config: AccessSettings,
+        *,
+        cluster_name: str,
+        folder: Path,
+        trusts: Callable[[Peer], bool] = lambda _: False,
+        now_ms: Callable[[], int] = epoch_ms,
+        keeps_log: bool = True,
+        plain_acl: Path | None = None,
+        imports: Path | None = None,
+    ) -> None:
+        """Beside `folder` are the key and the audit log unless the settings say otherwise; `trusts` is as for the
+        gate. `plain_acl` is the file of accounts, where access control is that of RocketMQ 4.x; `imports` one whose
+        accounts become users."""
+        self._imports = imports
+        self._now_ms = now_ms
+        key_file = folder.with_name(f"{folder.name}.key")
+        self._config = config
+        self.table = AccessTable(Sealer(Path(config.access_key_path) if config.access_key_path else key_file))
+        rules = AccessRules(
+            cluster_name=cluster_name,
+            authentication=config.authentication_enabled,
+            authorization=config.authorization_enabled,
+            unsigned_codes=listed_codes(config.authentication_whitelist),
+            free_codes=listed_codes(config.authorization_whitelist),
+            as_official=config.auth_compat == "5.3.3",
+        )
+        self._audit: AuditLog | None = None
+        if (self.is_on or plain_acl is not None) and keeps_log and config.access_audit_path != OFF:
+            self._audit = AuditLog(
+                Path(config.access_audit_path or folder.with_name(f"{folder.name}.audit.log")),
+                size_max=config.access_audit_file_size,
+                files_max=config.access_audit_files,
+                now_ms=now_ms,
+            )
+        refusals = Refusals(time.monotonic)
+        self.plain = PlainFiles(plain_acl, now_ms=now_ms) if plain_acl is not None else None
+        self.gate: Gate | None = None  # None: everybody may do everything
+        if (plain := self.plain) is not None:
+            self.gate = PlainGate(lambda: plain.acl, trusts=trusts, refusals=refusals, audit=self._audit)
+        elif self.is_on:
+            self.gate = AccessGate(self.table, rules, trusts=trusts, refusals=refusals, audit=self._audit)
+
+    def close(self) -> None:
+        """End the audit log: what it was given is written."""
+        if self._audit is not None:
+            self._audit.close()
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there are users and policies."""
+        return self._config.authentication_enabled or self._config.authorization_enabled
+
+    @property
+    def signer(self) -> Signer | None:
+        """Signs what this server asks others, with the credentials of its settings; None when it has none."""
+        pair = credentials_of(self._config.inner_client_authentication_credentials)
+        if pair is None:
+            return None
+        access_key, secret = pair
+
+        def signed(header: RequestHeader | dict[str, str] | None, body: bytes) -> dict[str, str]:
+            fields = header if isinstance(header, dict) else {} if header is None else ext_of(header)
+            return sign(fields, body, access_key, secret)
+
+        return signed
+
+    def bootstrap(self) -> bool:
+        """Make the users of the settings that are not there yet; whether there were any. PlainAclDamaged when accounts
+        are to be imported and cannot be read."""
+        revision = self.table.revision
+        for pair in (
+            user_of(self._config.init_authentication_user),
+            credentials_of(self._config.inner_client_authentication_credentials),
+        ):
+            if pair is not None and self.table.user(pair[0]) is None:
+                self.table.create_user(*pair, UserType.SUPER)
+        if self._imports is not None:
+            self._import(self._imports)
+        return self.table.revision != revision
+
+    def _import(self, path: Path) -> None:
+        files = PlainFiles(path, now_ms=self._now_ms)
+        files.load()
+        done = import_accounts(files.acl, self.table)
+        if done.users:
+            log.info("access.accounts_imported", path=str(path), users=len(done.users))
+        for name in done.with_addresses:
+            log.warning("access.white_address_lost", user=name)
+        for name, reason in done.failed.items():
+            log.error("access.account_not_imported", user=name, reason=reason)
+
+    def handlers(self, save: Callable[[], Awaitable[None]]) -> AccessHandlers:
+        """The requests that change users and policies; `save` returns when their file has the change."""
+        return AccessHandlers(self.table, save, is_on=self.is_on, shows_secrets_to=self.shows_secrets_to)
+
+    def shows_secrets_to(self, name: str) -> bool:
+        """Whether who names this AccessKey may see secrets: a super user whose signature was checked."""
+        if self._config.auth_compat == "5.3.3":
+            return True
+        user = self.table.user(name)
+        return self._config.authentication_enabled and user is not None and user.is_super

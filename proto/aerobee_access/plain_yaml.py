@@ -1,0 +1,196 @@
+"""The part of YAML in which plain_acl.yml is written: blocks of mappings and lists, flow lists, quoted and plain texts.
+
+Touches  nothing.
+
+Anchors, tags, flow mappings, several documents and folded texts are refused by their line: who may come in does not
+hang on a guess. Values are texts, whole numbers, true, false, None, lists and mappings.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from aerobee_proto.errors import FormatError
+
+__all__ = ["Value", "read_yaml", "write_yaml"]
+
+Value = str | int | bool | None | list["Value"] | dict[str, "Value"]
+
+DEPTH_MAX: Final = 8
+_KEY: Final = re.compile(r"""([A-Za-z_][\w.-]*|"[^"]*"|'[^']*')\s*:(?:\s+(.*))?""")
+_NUMBER: Final = re.compile(r"-?\d{1,18}")
+_PLAIN: Final = re.compile(r"[\w./%$+=|@-][\w./%$+=|@ ,:{}*-]*")
+_WORDS: Final = {"true": True, "false": False, "null": None, "~": None, "": None}
+
+
+class _Line(NamedTuple):
+    number: int
+    indent: int
+    text: str
+
+
+def read_yaml(text: str) -> Value:
+    """The value of a whole text. FormatError names the line that is not understood."""
+    lines = list(_lines(text))
+    if not lines:
+        return None
+    value, at = _block(lines, 0, lines[0].indent, 0)
+    if at < len(lines):
+        raise _wrong(lines[at], "its indent fits nothing before it")
+    return value
+
+
+def _lines(text: str) -> Iterator[_Line]:
+    for number, raw in enumerate(text.splitlines(), 1):
+        line = _without_comment(raw).rstrip()
+        bare = line.lstrip(" ")
+        if not bare or (bare == "---" and number == 1):
+            continue
+        if bare.startswith(("\t", "---", "...", "%")):
+            raise FormatError(f"line {number}: tabs, directives and further documents are not read here")
+        yield _Line(number, len(line) - len(bare), bare)
+
+
+def _without_comment(line: str) -> str:
+    quote = ""
+    for at, letter in enumerate(line):
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'" and (at == 0 or line[at - 1] in " [,:-"):
+            quote = letter
+        elif letter == "#" and (at == 0 or line[at - 1] in " \t"):
+            return line[:at]
+    return line
+
+
+def _block(lines: list[_Line], at: int, indent: int, depth: int) -> tuple[Value, int]:
+    """The mapping or list whose lines have this indent, and the line after it."""
+    if depth > DEPTH_MAX:
+        raise _wrong(lines[at], "it is nested too deeply")
+    if lines[at].text == "-" or lines[at].text.startswith("- "):
+        return _list(lines, at, indent, depth)
+    return _mapping(lines, at, indent, depth)
+
+
+def _list(lines: list[_Line], at: int, indent: int, depth: int) -> tuple[Value, int]:
+    found: list[Value] = []
+    while at < len(lines) and lines[at].indent == indent and lines[at].text.startswith("-"):
+        line = lines[at]
+        rest = line.text[1:].lstrip(" ")
+        if not line.text.startswith(("- ", "-\n")) and line.text != "-":
+            break
+        if not rest:
+            value, at = _nested(lines, at, indent + 1, depth)
+        elif _KEY.fullmatch(rest):
+            # A mapping that begins behind the dash: its other keys stand below the first.
+            inner = indent + len(line.text) - len(rest)
+            lines[at] = _Line(line.number, inner, rest)
+            value, at = _mapping(lines, at, inner, depth + 1)
+        else:
+            value, at = _scalar(line, rest), at + 1
+        found.append(value)
+    return found, at
+
+
+def _mapping(lines: list[_Line], at: int, indent: int, depth: int) -> tuple[Value, int]:
+    found: dict[str, Value] = {}
+    while at < len(lines) and lines[at].indent == indent and not lines[at].text.startswith("- "):
+        line = lines[at]
+        match = _KEY.fullmatch(line.text)
+        if match is None:
+            raise _wrong(line, "a key, a colon and a value are expected")
+        key, rest = match[1].strip("\"'"), match[2] or ""
+        if key in found:
+            raise _wrong(line, f"{key} stands there twice")
+        if rest:
+            found[key], at = _scalar(line, rest), at + 1
+        else:
+            # A list may stand at the indent of its key.
+            found[key], at = _nested(lines, at, indent, depth)
+    return found, at
+
+
+def _nested(lines: list[_Line], at: int, indent: int, depth: int) -> tuple[Value, int]:
+    """What stands below a line that has no value of its own."""
+    at += 1
+    if at < len(lines):
+        below = lines[at]
+        if below.indent > indent or (below.indent == indent and below.text.startswith("- ")):
+            return _block(lines, at, below.indent, depth + 1)
+    return None, at
+
+
+def _scalar(line: _Line, text: str) -> Value:
+    if text.startswith("["):
+        if not text.endswith("]"):
+            raise _wrong(line, "the list is not closed")
+        inner = text[1:-1].strip()
+        return [_scalar(line, part.strip()) for part in _parts(inner)] if inner else []
+    if text[0] in "\"'":
+        if len(text) < 2 or text[-1] != text[0] or text[0] in text[1:-1].replace(text[0] * 2, ""):
+            raise _wrong(line, "the quoted text is not closed")
+        return text[1:-1].replace("''", "'") if text[0] == "'" else text[1:-1]
+    if text[0] in "&!|>{}@`" or ": " in text:
+        raise _wrong(line, "this form of YAML is not read here")
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    return int(text) if _NUMBER.fullmatch(text) else text
+
+
+def _parts(text: str) -> Iterator[str]:
+    """At commas, but for those in quotes."""
+    part, quote = "", ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        elif letter == ",":
+            yield part
+            part = ""
+            continue
+        part += letter
+    yield part
+
+
+def _wrong(line: _Line, reason: str) -> FormatError:
+    return FormatError(f"line {line.number}: {reason}")
+
+
+def write_yaml(value: Value, indent: int = 0) -> str:
+    """The same as text, in blocks."""
+    pad = " " * indent
+    if isinstance(value, dict):
+        return "".join(f"{pad}{key}:{_after_key(member, indent)}" for key, member in value.items())
+    if isinstance(value, list):
+        return "".join(f"{pad}- {_item(member, indent + 2)}" for member in value)
+    return f"{pad}{_word(value)}\n"
+
+
+def _after_key(value: Value, indent: int) -> str:
+    if isinstance(value, list) and value:
+        return "\n" + write_yaml(value, indent)
+    if isinstance(value, dict) and value:
+        return "\n" + write_yaml(value, indent + 2)
+    return f" {_word(value)}\n"
+
+
+def _item(value: Value, indent: int) -> str:
+    if isinstance(value, dict | list) and value:
+        return write_yaml(value, indent)[indent:]
+    return f"{_word(value)}\n"
+
+
+def _word(value: Value) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if not isinstance(value, str):
+        return "[]"
+    is_plain = _PLAIN.fullmatch(value) and value.lower() not in _WORDS and not _NUMBER.fullmatch(value)
+    if is_plain and ": " not in value and not value.endswith((" ", ":")) and value[0] not in "%@|-":
+        return value
+    return "'" + value.replace("'", "''") + "'"

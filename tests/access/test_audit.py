@@ -1,0 +1,92 @@
+"""The audit log."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aerobee_access.audit import WAITING_MAX, AuditLog
+
+
+def audit(path: Path, *, size_max: int = 1 << 20, files_max: int = 3) -> AuditLog:
+    return AuditLog(path, size_max=size_max, files_max=files_max, now_ms=lambda: 1_769_851_800_123)
+
+
+def write(log: AuditLog, reason: str = "because") -> None:
+    log.write("refused", user="anna", peer="10.0.0.7:1", code=310, request="SEND_MESSAGE_V2", reason=reason)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_a_line_says_who_from_where_what_and_why(tmp_path: Path) -> None:
+    log = audit(tmp_path / "new" / "audit.log")
+    write(log)
+    log.close()
+    assert lines(log.path) == [
+        {
+            "time": "2026-01-31T09:30:00.123+00:00",
+            "decision": "refused",
+            "user": "anna",
+            "from": "10.0.0.7:1",
+            "code": 310,
+            "request": "SEND_MESSAGE_V2",
+            "reason": "because",
+        }
+    ]
+    assert log.path.stat().st_mode & 0o777 == 0o600
+
+
+def test_nothing_is_made_before_the_first_line(tmp_path: Path) -> None:
+    log = audit(tmp_path / "new" / "audit.log")
+    log.close()
+    assert not log.path.parent.exists()
+
+
+@pytest.mark.parametrize("files_max", [1, 3])
+def test_files_turn_over_and_the_oldest_goes(tmp_path: Path, files_max: int) -> None:
+    log = audit(tmp_path / "audit.log", size_max=4096, files_max=files_max)
+    for number in range(200):
+        write(log, f"line {number}")
+    log.close()
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert set(names) <= {"audit.log", "audit.log.1", "audit.log.2"}
+    assert len(names) <= files_max
+    for name in names:
+        assert (tmp_path / name).stat().st_size < 4096 + 512
+    newest = [line["reason"] for name in ("audit.log.1", "audit.log") if (tmp_path / name).exists()
+              for line in lines(tmp_path / name)]  # fmt: skip
+    if files_max > 1:
+        assert newest[-1] == "line 199"
+
+
+def test_another_run_goes_on_in_the_same_file(tmp_path: Path) -> None:
+    for _ in range(2):
+        log = audit(tmp_path / "audit.log")
+        write(log)
+        log.close()
+    assert len(lines(tmp_path / "audit.log")) == 2
+
+
+def test_what_a_stranger_sends_stays_one_line_of_bounded_length(tmp_path: Path) -> None:
+    log = audit(tmp_path / "audit.log")
+    write(log, 'x"\n{}\u2028\ud800' + "y" * 100_000)
+    log.close()
+    (line,) = lines(log.path)
+    assert len(line["reason"]) == 512
+
+
+def test_lines_that_the_disk_does_not_take_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    log = audit(tmp_path / "file" / "audit.log")
+    write(log)
+    log.close()  # told in the log of events, and nothing is raised
+    log = audit(tmp_path / "audit.log", size_max=1 << 30)
+    for _ in range(5 * WAITING_MAX):
+        write(log)
+    left_out = log.left_out
+    log.close()
+    found = lines(log.path)
+    assert sum(line.get("left_out", 0) for line in found) + len(found) + left_out == 5 * WAITING_MAX

@@ -1,0 +1,115 @@
+"""The part of YAML that files of accounts are written in."""
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aerobee_access.plain_yaml import Value, read_yaml, write_yaml
+from aerobee_proto.errors import FormatError
+
+OFFICIAL = """# RocketMQ's own example
+globalWhiteRemoteAddresses:
+  - 10.10.103.*
+  - 192.168.0.*   # the office
+
+accounts:
+  - accessKey: RocketMQ
+    secretKey: '12345678'
+    whiteRemoteAddress:
+    admin: false
+    defaultTopicPerm: DENY
+    defaultGroupPerm: SUB
+    topicPerms:
+      - topicA=DENY
+      - topicB=PUB|SUB
+    groupPerms: [groupA=DENY, "group#B=PUB"]
+
+  - accessKey: rocketmq2
+    secretKey: 12345678
+    admin: true
+"""
+
+
+def test_the_official_example_is_read() -> None:
+    assert read_yaml(OFFICIAL) == {
+        "globalWhiteRemoteAddresses": ["10.10.103.*", "192.168.0.*"],
+        "accounts": [
+            {
+                "accessKey": "RocketMQ",
+                "secretKey": "12345678",
+                "whiteRemoteAddress": None,
+                "admin": False,
+                "defaultTopicPerm": "DENY",
+                "defaultGroupPerm": "SUB",
+                "topicPerms": ["topicA=DENY", "topicB=PUB|SUB"],
+                "groupPerms": ["groupA=DENY", "group#B=PUB"],
+            },
+            {"accessKey": "rocketmq2", "secretKey": 12345678, "admin": True},
+        ],
+    }
+
+
+FORMS: dict[str, Value] = {
+    "": None,
+    "# x\n": None,
+    "---\na: 1\n": {"a": 1},
+    "a:\n- 1\n": {"a": [1]},
+    "a: []\n": {"a": []},
+    "a: 'it''s'\n": {"a": "it's"},
+    "-\n  a: b\n": [{"a": "b"}],
+}
+
+
+@pytest.mark.parametrize(("text", "value"), FORMS.items())
+def test_forms(text: str, value: Value) -> None:
+    assert read_yaml(text) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: &x b\n",
+        "a: *x\nb: !tag c\n",
+        "a: |\n  text\n",
+        "a: {b: c}\n",
+        "a: [b\n",
+        "a: 'b\n",
+        "a: 1\na: 2\n",
+        "a: 1\n---\nb: 2\n",
+        "\ta: 1\n",
+        "a: 1\n   b: 2\n",
+        "just text\nmore\n",
+        "a:\n" + "".join("  " * depth + "- a:\n" for depth in range(1, 20)),
+    ],
+)
+def test_what_is_not_read_is_named_by_its_line(text: str) -> None:
+    with pytest.raises(FormatError, match=r"line \d+"):
+        read_yaml(text)
+
+
+TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), max_size=12)
+SCALARS = st.one_of(st.booleans(), st.integers(-(10**9), 10**9), TEXTS)
+KEYS = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)
+FILES = st.dictionaries(
+    KEYS,
+    st.one_of(
+        SCALARS,
+        st.lists(SCALARS, min_size=1, max_size=4),
+        st.lists(st.dictionaries(KEYS, SCALARS, min_size=1, max_size=3), min_size=1, max_size=3),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(FILES)
+def test_what_is_written_is_read_again(value: dict[str, Value]) -> None:
+    assert read_yaml(write_yaml(value)) == value
+
+
+@given(st.text(max_size=60))
+def test_any_text_gives_a_value_or_one_error(text: str) -> None:
+    with suppress(FormatError):
+        read_yaml(text)

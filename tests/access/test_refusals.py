@@ -1,0 +1,45 @@
+"""Who guesses has to wait."""
+
+from aerobee_access.refusals import ADDRESSES_MAX, DELAY_MAX_S, FORGOTTEN_S, FREE, STEP_S, Refusals
+
+
+class Clock:
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_the_first_few_are_answered_at_once_and_the_others_stand_in_line() -> None:
+    refusals = Refusals(Clock())
+    assert [refusals.refused("a") for _ in range(FREE)] == [0.0] * FREE
+    waits = [refusals.refused("a") for _ in range(5)]
+    assert [round(wait, 6) for wait in waits] == [round(STEP_S * (at + 1), 6) for at in range(5)]
+    assert refusals.refused("b") == 0.0
+    assert refusals.total == FREE + 6
+
+
+def test_nobody_waits_longer_than_the_bound() -> None:
+    refusals = Refusals(Clock())
+    assert max(refusals.refused("a") for _ in range(10_000)) <= DELAY_MAX_S
+
+
+def test_a_pause_makes_it_forgotten() -> None:
+    clock = Clock()
+    refusals = Refusals(clock)
+    for _ in range(FREE + 1):
+        refusals.refused("a")
+    clock.now_s += FORGOTTEN_S + 1
+    assert refusals.refused("a") == 0.0
+
+
+def test_addresses_are_bounded_and_the_quietest_goes() -> None:
+    refusals = Refusals(Clock())
+    for number in range(ADDRESSES_MAX):
+        refusals.refused(str(number))
+    for _ in range(FREE):
+        refusals.refused("0")
+    refusals.refused("one more")
+    assert len(refusals) == ADDRESSES_MAX
+    assert refusals.refused("0") > 0
+    assert refusals.refused("1") == 0.0

@@ -1,0 +1,106 @@
+"""Finding the native engine: wanted or not, there or not, of this release or another; and what a fault of it does."""
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from aerobee_broker.broker import Broker
+from aerobee_broker.native.engine import INTERFACE, MODULE, EngineMissing, SendEngine, find_engine
+from broker.in_memory import broker_in_memory, talking_in_memory
+from engines import need_engine
+from system.running import text_of
+
+PROPERTIES = text_of({"UNIQ_KEY": "0A" * 16})
+
+
+@pytest.fixture
+def missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, MODULE, None)
+
+
+@pytest.mark.usefixtures("missing")
+def test_without_the_engine_python_does_the_work() -> None:
+    assert find_engine("auto") is None
+    assert find_engine("python") is None
+
+
+@pytest.mark.usefixtures("missing")
+def test_an_engine_that_has_to_be_there_and_is_not_is_named_with_the_way_out() -> None:
+    with pytest.raises(EngineMissing, match=r"sendEngine is native, and .*aerobee_native.*: install it"):
+        find_engine("native")
+
+
+def test_an_engine_of_another_release_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, MODULE, SimpleNamespace(INTERFACE=INTERFACE + 1, Engine=object))
+    with capture_logs() as logs:
+        assert find_engine("auto") is None
+    assert [entry["event"] for entry in logs] == ["broker.engine_refused"]
+    with pytest.raises(EngineMissing, match=f"has interface {INTERFACE + 1}, this release needs {INTERFACE}"):
+        find_engine("native")
+
+
+def test_an_engine_that_is_there_is_taken_unless_python_is_asked_for() -> None:
+    need_engine("native")
+    assert find_engine("auto") is find_engine("native") is not None
+    assert find_engine("python") is None
+
+
+@pytest.mark.usefixtures("missing")
+async def test_a_broker_that_needs_the_engine_does_not_start_without_it() -> None:
+    with pytest.raises(EngineMissing):
+        async with broker_in_memory(send_engine="native"):
+            pass
+
+
+class _Faulty:
+    """An engine that fails at each read."""
+
+    asked = 0
+
+    def take(self, *_: Any) -> None:
+        self.asked += 1
+        raise RuntimeError("a fault")
+
+    def __getattr__(self, _: str) -> Any:
+        return lambda *_: None
+
+
+async def test_after_a_fault_the_broker_goes_on_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    faulty = _Faulty()
+    made = SimpleNamespace(INTERFACE=INTERFACE, Engine=lambda **_: faulty)
+    monkeypatch.setitem(sys.modules, MODULE, made)
+    async with broker_in_memory(send_engine="native") as broker, talking_in_memory(broker) as client:
+        assert kind_of(broker) == "native"
+        with capture_logs() as logs:
+            answers = [await client.put("T", properties=PROPERTIES) for _ in range(3)]
+        assert [answer.code for answer in answers] == [0, 0, 0]
+        assert [answer.ext["queueOffset"] for answer in answers] == ["0", "1", "2"]
+        assert [entry["event"] for entry in logs].count("broker.engine_failed") == 1
+        assert kind_of(broker) == "python"
+    assert faulty.asked == 1
+
+
+def kind_of(broker: Broker) -> str:
+    return broker.parts.observed.engine()
+
+
+async def test_a_region_that_the_engine_has_no_form_for_is_served_in_python() -> None:
+    need_engine("native")
+    async with (
+        broker_in_memory(send_engine="native", region_id='a"b') as broker,
+        talking_in_memory(broker) as client,
+    ):
+        answers = [await client.put("T", properties=PROPERTIES) for _ in range(3)]
+        assert {answer.ext["MSG_REGION"] for answer in answers} == {'a"b'}
+
+
+def test_the_end_of_an_engine_is_heard_of_once() -> None:
+    heard: list[str] = []
+    engine = SendEngine(_Faulty())
+    engine.when_ended(lambda: heard.append("ended"))
+    for _ in range(2):
+        engine.give_up(RuntimeError("a fault"))
+    assert (heard, engine.kind) == (["ended"], "python")

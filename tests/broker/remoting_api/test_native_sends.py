@@ -1,0 +1,596 @@
+"""The native engine does what the Python one does: the same reads give the same files, counters and answers.
+
+Both brokers of a comparison run whole, in memory, with one clock and the same keys. What they are sent is usual for the
+most part, as only that reaches the engine, and odd in every way that its reader of headers could take for usual.
+"""
+
+import asyncio
+import importlib
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from struct import Struct
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from aerobee_broker.broker import Broker
+from aerobee_broker.native.engine import MODULE
+from aerobee_broker.remoting_api.native_sends import with_code
+from aerobee_proto.batch import BatchEntry, encode_batch
+from aerobee_proto.bodies import TopicConfig
+from aerobee_proto.codes import RequestCode
+from aerobee_proto.frames import Command, FrameDecoder, decode_command, encode_command
+from aerobee_proto.headers import SendMessageHeader, SendMessageV2Header
+from aerobee_remoting.exchange.connection import Connection
+from broker.in_memory import broker_in_memory
+from broker.support import START_MS, Clock
+from engines import need_engine
+from store.memory_io import MemoryIo
+
+V2, V1, BATCH = RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_MESSAGE, RequestCode.SEND_BATCH_MESSAGE
+WORDS = Struct(">ii")
+LETTERS = dict(
+    zip(SendMessageHeader.__struct_encode_fields__, SendMessageV2Header.__struct_encode_fields__, strict=True)
+)
+
+
+@pytest.fixture(autouse=True)
+def native() -> None:
+    need_engine("native")
+
+
+# --- requests -----------------------------------------------------------------------------------------------------
+
+TOPICS = ["Topic-A"] * 8 + ["Topic-B"] * 3 + ["Multi", "New-1", "New-2", "Batches", "ReadOnly"]
+ODD_TOPICS = [
+    "",
+    "no topic!",
+    "%RETRY%group",
+    "SCHEDULE_TOPIC_XXXX",
+    "Größe",
+    "T" * 200,
+    "Topic-a",
+    "Topic-A ",
+    "t\\",
+]
+QUEUES = ["0"] * 6 + ["1", "2", "3"]
+ODD_NUMBERS = [
+    "",
+    "-1",
+    "-0",
+    "+1",
+    "01",
+    " 1",
+    "1 ",
+    "1.0",
+    "1e0",
+    "4",
+    "2147483647",
+    "2147483648",
+    "x",
+    "null",
+]
+ODD_NUMBERS += ["9" * 18, "9" * 19, "-9223372036854775808", "true", "１", "0x1", "1_0"]
+ODD_BOOLS = ["1", "0", "True", "FALSE", "", "yes", "null"]
+VALUES = [
+    "TagA",
+    "k1 k2",
+    " k",
+    "k  ",
+    "Grüße 消息 😀",
+    "a\x01b",
+    "false",
+    "true",
+    "1",
+    "x" * 300,
+    "\u2028",
+    'a/b"c\\',
+]
+NAMES = ["TAGS", "KEYS", "WAIT", "Own", "own2", "Größe", "x" * 40]
+ODD_NAMES = [
+    "MSG_REGION",
+    "TRACE_ON",
+    "CLUSTER",
+    "POP_CK",
+    "__CRC32C",
+    "__CRC32#",
+    "DELAY",
+    "TIMER_DELAY_SEC",
+]
+ODD_NAMES += ["TIMER_DELIVER_MS", "TRAN_MSG", "INNER_NUM", "", "UNIQ_KEY", "TAGS", "TIMER_DELAY_MS", "PGROUP"]
+ODD_KEYS = ["", "a-b", 'quo"te', "中文", "k" * 1200, "0" * 32, " "]
+SEPARATORS = ["\x01", "\x02", "\x02\x02", "a\x02", "\x01\x02", "no separator", "name\x01", "n\x01v\x02\x02"]
+ODD_BODIES = [b"", b"\xff" * 5000, b"x" * 16_000, b"{}", b"\0"]
+
+
+@dataclass
+class Spec:
+    """One request, before it is bytes."""
+
+    code: int = V2
+    codec: int = 0
+    flag: int = 0
+    fields: dict[str, str] = field(default_factory=dict)
+    body: bytes = b"hello"
+    style: str = "java"  # how the header is written
+    damage: tuple[int, int] | None = None  # a byte of the header, and what is done to it
+
+
+def fields_of(*, topic: str, queue: str, properties: str, **more: str) -> dict[str, str]:
+    return {
+        "producerGroup": "group",
+        "topic": topic,
+        "defaultTopic": "TBW102",
+        "defaultTopicQueueNums": "4",
+        "queueId": queue,
+        "sysFlag": "0",
+        "bornTimestamp": "1700000000123",
+        "flag": "0",
+        "properties": properties,
+        "reconsumeTimes": "0",
+        "unitMode": "false",
+        "batch": "false",
+        **more,
+    }
+
+
+@st.composite
+def property_texts(draw: st.DrawFn) -> str:
+    """Properties, usual ones for the most part."""
+    kind = draw(st.integers(0, 19))
+    pairs = [("UNIQ_KEY", f"7F000001{draw(st.integers(0, 2**64)):024X}"), ("WAIT", "true")]
+    if kind == 19:
+        return draw(st.sampled_from(SEPARATORS)) + _joined(pairs) + draw(st.sampled_from(["", *SEPARATORS]))
+    if kind == 18:
+        pairs[0] = ("UNIQ_KEY", draw(st.sampled_from(ODD_KEYS)))
+    if kind == 17:
+        del pairs[0]
+    if kind == 16:
+        pairs.append(
+            (draw(st.sampled_from(ODD_NAMES)), draw(st.sampled_from(["", "1", "true", "-1", "0", "3"])))
+        )
+    if kind == 15:
+        pairs += [(f"n{number}", "v") for number in range(draw(st.integers(20, 30)))]
+    if kind >= 8:
+        for name in draw(st.lists(st.sampled_from(NAMES), unique=True, max_size=4)):
+            pairs.append((name, draw(st.sampled_from(VALUES))))
+    if kind >= 12:
+        pairs = draw(st.permutations(pairs))
+    text = _joined(pairs)
+    return text[:-1] if draw(st.booleans()) else text
+
+
+def _joined(pairs: Sequence[tuple[str, str]]) -> str:
+    return "".join([f"{name}\x01{value}\x02" for name, value in pairs])
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> Spec:
+    spec = Spec(
+        code=draw(st.sampled_from([V2] * 8 + [V1] * 3 + [BATCH])),
+        codec=draw(st.sampled_from([0] * 6 + [1] * 4 + [2] * 3)),
+        flag=draw(st.sampled_from([0] * 12 + [2, 2, 1, 4, -1])),
+        body=draw(st.one_of(st.binary(min_size=1, max_size=200), st.sampled_from([b"x" * 700, *ODD_BODIES]))),
+        style=draw(
+            st.sampled_from(["java"] * 10 + ["shuffled", "go", "spaced", "bare", "twice", "more", "null"])
+        ),
+    )
+    spec.fields = fields_of(
+        topic=draw(st.sampled_from(TOPICS)),
+        queue=draw(st.sampled_from(QUEUES)),
+        properties=draw(property_texts()),
+    )
+    odd = draw(st.integers(0, 29))
+    if odd == 0:
+        spec.fields["topic"] = draw(st.sampled_from(ODD_TOPICS))
+    elif odd <= 3:
+        names = ["queueId", "sysFlag", "bornTimestamp", "flag", "reconsumeTimes", "maxReconsumeTimes"]
+        name = draw(st.sampled_from([*names, "defaultTopicQueueNums"]))
+        spec.fields[name] = draw(st.sampled_from(ODD_NUMBERS))
+    elif odd == 4:
+        spec.fields[draw(st.sampled_from(["unitMode", "batch"]))] = draw(st.sampled_from(ODD_BOOLS))
+    elif odd == 5:
+        del spec.fields[draw(st.sampled_from(sorted(spec.fields)))]
+    elif odd == 6:
+        spec.fields["sysFlag"] = str(draw(st.integers(0, 0x3FF)))
+    elif odd == 7:
+        spec.damage = (draw(st.integers(0, 2**20)), draw(st.integers(0, 255)))
+    elif odd == 8:
+        spec.code = draw(st.sampled_from([11, 34, 999, 105, 324]))
+    elif odd == 9:
+        spec.fields["n"] = spec.fields["bname"] = "broker-a"
+    if spec.code == BATCH:
+        texts = draw(st.lists(property_texts(), min_size=1, max_size=4))
+        entries = [BatchEntry(draw(st.integers(-3, 3)), b"of a batch", text) for text in texts]
+        spec.body = encode_batch(entries) + draw(st.sampled_from([b""] * 6 + [b"\0\0\0"]))
+        spec.fields["properties"] = draw(
+            st.sampled_from(
+                ["", "", "WAIT\x01true\x02", "WAIT\x01false", "Own\x01v\x02", spec.fields["properties"]]
+            )
+        )
+    return spec
+
+
+def frame_of(spec: Spec, opaque: int) -> bytes:
+    """The request as bytes, in its style."""
+    named = (
+        spec.fields
+        if spec.code == V1
+        else {LETTERS.get(name, name): text for name, text in spec.fields.items()}
+    )
+    if spec.codec != 0:
+        command = Command(
+            spec.code, opaque=opaque, flag=spec.flag, ext_fields=named, body=spec.body, codec=spec.codec
+        )
+        if spec.style == "go":
+            command.remark = "remark"
+        raw = encode_command(command)
+        header = raw[8 : len(raw) - len(spec.body)]
+    else:
+        header = _json_header(spec, named, opaque)
+    if spec.damage is not None:
+        at, byte = spec.damage
+        changed = bytearray(header)
+        changed[at % len(changed)] = byte
+        header = bytes(changed)
+    return WORDS.pack(4 + len(header) + len(spec.body), spec.codec << 24 | len(header)) + header + spec.body
+
+
+def _json_header(spec: Spec, named: dict[str, str], opaque: int) -> bytes:
+    style = spec.style
+    ext: dict[str, Any] = dict(named)
+    if style == "bare":
+        ext = {name: int(text) if text.isascii() and text.isdigit() else text for name, text in named.items()}
+    if style == "null":
+        ext |= dict.fromkeys(["l", "maxReconsumeTimes", "n"])
+    if style == "more":
+        ext["Signature"] = "abc"
+    if style == "shuffled":
+        ext = dict(sorted(ext.items(), key=lambda pair: hash((pair[0], opaque)) % 97))
+    whole: dict[str, Any] = {"code": spec.code, "extFields": ext, "flag": spec.flag, "language": "JAVA"}
+    whole |= {"opaque": opaque, "serializeTypeCurrentRPC": "JSON", "version": 475}
+    if style == "go":
+        whole = {"code": spec.code, "language": "GO", "version": 317, "opaque": opaque, "flag": spec.flag}
+        whole |= {"remark": "", "extFields": ext}
+    # An unpaired surrogate can be written as an escape alone.
+    text = json.dumps(
+        whole, ensure_ascii=opaque % 3 == 0, separators=None if style == "spaced" else (",", ":")
+    )
+    if style == "twice":
+        text = text[:-1] + f',"opaque":{opaque},"flag":{spec.flag}}}'
+    return text.encode("utf-8", "surrogatepass")
+
+
+# --- comparing ----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Outcome:
+    """All that can be seen of a broker that was sent something."""
+
+    files: dict[str, bytes]
+    answers: list[bytes]
+    in_order: list[int]  # opaques of those that were stored and waited for the disk
+    counters: dict[str, object]
+    native: int  # requests that the engine took
+
+
+class _Transport(asyncio.Transport):
+    def __init__(self) -> None:
+        super().__init__({"peername": ("10.1.2.3", 4567), "sockname": ("127.0.0.1", 10911)})
+        self.written = bytearray()
+        self.closing = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += data
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        return
+
+    def pause_reading(self) -> None:
+        return
+
+    def resume_reading(self) -> None:
+        return
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def close(self) -> None:
+        self.closing = True
+
+    def abort(self) -> None:
+        self.closing = True
+
+
+async def outcome(engine: str, reads: Sequence[bytes], more: dict[str, Any]) -> Outcome:
+    io = MemoryIo()
+    seeds = random.Random(1)
+    with (
+        patch("aerobee_broker.assembly.secrets", SimpleNamespace(randbits=lambda bits: 7)),
+        patch("aerobee_broker.messages.intake.random", seeds),
+    ):
+        async with broker_in_memory(
+            io=io,
+            clock=Clock(),
+            send_engine=engine,
+            mapped_file_size_commit_log=16_384,
+            max_message_size=8_000,
+            **more,
+        ) as broker:
+            assert broker.parts.observed.engine() == engine
+            broker.parts.topics.update(
+                [
+                    TopicConfig(topic_name="Topic-A", read_queue_nums=4, write_queue_nums=4),
+                    TopicConfig(topic_name="Topic-B", read_queue_nums=2, write_queue_nums=2),
+                    TopicConfig(topic_name="Multi", topic_filter_type="MULTI_TAG"),
+                    TopicConfig(topic_name="ReadOnly", perm=4),
+                ]
+            )
+            transport = _Transport()
+            connection = Connection(broker.handlers)
+            connection.connection_made(transport)
+            native = _count_taken(broker)
+            for number, read in enumerate(reads):
+                connection.data_received(read)
+                if number % 3 == 2:
+                    await asyncio.sleep(0)
+            for _ in range(10_000):  # until all is answered, and the timers of the broker have indexed it
+                if not connection.in_flight and not broker.parts.store.keys.backlog:
+                    break
+                await asyncio.sleep(0.001)
+            counters = _counters(broker)
+        files = {str(path): io.read_bytes(path) or b"" for path in io.paths() if _is_stored(path)}
+    frames = FrameDecoder().feed(bytes(transport.written))
+    commands = [decode_command(frame) for frame in frames]
+    stored = [command.opaque for command in commands if command.code == 0 and command.is_response]
+    return Outcome(files, sorted(encode_command(command) for command in commands), stored, counters, native())
+
+
+def _count_taken(broker: Broker) -> Callable[[], int]:
+    front = broker.handlers.front
+    if front is None:
+        return lambda: 0
+    taken = 0
+
+    class Counting:
+        def take(self, channel: Any, data: bytes) -> Any:
+            nonlocal taken
+            assert front is not None
+            found = front.take(channel, data)
+            taken += 0 if found is None else found.request_count
+            return found
+
+    broker.handlers.front = Counting()
+    return lambda: taken
+
+
+def _is_stored(path: Path) -> bool:
+    return any(folder in path.parts for folder in ("commitlog", "consumequeue", "batchconsumequeue", "index"))
+
+
+def _counters(broker: Broker) -> dict[str, object]:
+    stats = broker.parts.stats
+    return {
+        "topics": {name: (one.count, one.size, one.in_batches) for name, one in sorted(stats.topics.items())},
+        "put": (stats.put_count.value, stats.put_count.times, stats.put_bytes.value, stats.put_failed),
+        "requests": {
+            code: (entry.requests, entry.refused) for code, entry in broker.handlers.by_code.items()
+        },
+    }
+
+
+def compare(reads: Sequence[bytes], **more: Any) -> Outcome:
+    """The outcome with the native engine, which is that with Python's."""
+    python = asyncio.run(outcome("python", reads, more))
+    native = asyncio.run(outcome("native", reads, more))
+    assert native.files.keys() == python.files.keys()
+    for path, data in python.files.items():
+        assert native.files[path] == data, path
+    assert native.counters == python.counters
+    assert native.answers == python.answers
+    return native
+
+
+def cut(stream: bytes, places: Sequence[int]) -> list[bytes]:
+    """The stream in reads that end at these places."""
+    ends = sorted({place % (len(stream) + 1) for place in places} | {0, len(stream)})
+    return [stream[begin:end] for begin, end in pairwise(ends)]
+
+
+# --- tests --------------------------------------------------------------------------------------------------------
+
+FLUSH = st.sampled_from(["ASYNC_FLUSH", "SYNC_FLUSH"])
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(requests(), min_size=1, max_size=40), st.lists(st.integers(0, 2**20), max_size=6), FLUSH)
+def test_either_engine_comes_to_the_same(specs: list[Spec], places: list[int], flush: str) -> None:
+    stream = b"".join([frame_of(spec, number) for number, spec in enumerate(specs)])
+    compare(cut(stream, places), flush_disk_type=flush)
+
+
+def usual(number: int, **changes: Any) -> Spec:
+    text = _joined([("UNIQ_KEY", f"7F000001{number:024X}"), ("WAIT", "true"), ("TAGS", "TagA")])
+    fields = fields_of(topic="Topic-A", queue=str(number % 4), properties=text[:-1])
+    return Spec(
+        fields=fields | changes, codec=number % 3, code=(V2, V1)[number % 2], body=b"x" * (number % 300 + 1)
+    )
+
+
+def frames(specs: Sequence[Spec]) -> list[bytes]:
+    return [frame_of(spec, number) for number, spec in enumerate(specs)]
+
+
+def test_usual_sends_are_the_engine_s() -> None:
+    """Of both codes, in all codecs, over the ends of files: but for the first to each queue, which makes it ready, and
+    those that need a new file."""
+    reads = [b"".join(frames([usual(2 * at + number % 2) for at in range(5)])) for number in range(60)]
+    assert compare(reads).native > 250
+
+
+@pytest.mark.parametrize("codec", [0, 1, 2])
+@pytest.mark.parametrize("version", [V1, V2])
+def test_each_codec_and_code_is_read_natively(codec: int, version: int) -> None:
+    def one(number: int, **changes: Any) -> Spec:
+        made = usual(number, queueId="0", **changes)
+        made.codec, made.code = codec, version
+        return made
+
+    reads = frames([one(number) for number in range(4)])
+    assert compare(reads).native == len(reads) - 1, "the first makes the queue ready"
+    more = {"maxReconsumeTimes": "16", "bname": "broker-a"}
+    reads = frames([one(number, **more) for number in range(4)])
+    assert compare(reads).native == len(reads) - 1
+
+
+@pytest.mark.parametrize("cut_at", range(0, 300, 13))
+def test_a_read_may_end_anywhere(cut_at: int) -> None:
+    stream = b"".join(frames([usual(2), usual(2), usual(8)]))
+    first, rest = frames([usual(2)])[0], stream
+    assert compare([first, rest[:cut_at], rest[cut_at:]]).native >= 2
+
+
+def test_one_way_sends_and_those_that_do_not_wait_are_the_engine_s() -> None:
+    silent = usual(4)
+    silent.flag = 2
+    text = silent.fields["properties"].replace("WAIT\x01true", "WAIT\x01false")
+    specs = [usual(4), usual(4), silent, usual(4, properties=text), usual(4)]
+    for flush in ("ASYNC_FLUSH", "SYNC_FLUSH"):
+        found = compare([frames(specs)[0], b"".join(frames(specs)[1:])], flush_disk_type=flush)
+        assert found.native == len(specs) - 1
+        assert sorted(found.in_order) == [0, 1, 3, 4]
+
+
+@pytest.mark.parametrize("codec", [0, 1, 2])
+@pytest.mark.parametrize(
+    "common", ["", "WAIT\x01true\x02", "WAIT\x01false", "UNIQ_KEY\x010B0B\x02Own\x01v\x02"]
+)
+def test_batches_are_the_engine_s(codec: int, common: str) -> None:
+    def one(number: int) -> Spec:
+        texts = [_joined([("UNIQ_KEY", f"{number:08X}{place:08X}"), ("KEYS", "a b")]) for place in range(3)]
+        body = encode_batch([BatchEntry(place, b"x" * place, text) for place, text in enumerate(texts)])
+        fields = fields_of(topic="Topic-A", queue="0", properties=common) | {"batch": "true"}
+        return Spec(code=BATCH, codec=codec, fields=fields, body=body)
+
+    made = frames([one(number) for number in range(40)])
+    reads = [b"".join(made[at : at + 4]) for at in range(0, len(made), 4)]
+    assert compare(reads).native > 30
+    assert compare(reads, flush_disk_type="SYNC_FLUSH").native > 30
+
+
+def test_answers_of_usual_sends_come_in_the_order_of_the_sends() -> None:
+    specs = [usual(number) for number in range(40)]
+    specs[17].fields["topic"] = "no topic!"
+    found = compare([b"".join(frames(specs))], flush_disk_type="SYNC_FLUSH")
+    assert found.in_order == [number for number in range(40) if number != 17]
+
+
+@pytest.mark.parametrize("settings_", [{"message_index_enable": False}, {"enabled_append_prop_crc": True}])
+def test_each_form_of_the_record_is_made_by_both(settings_: dict[str, Any]) -> None:
+    reads = frames([usual(6 * number) for number in range(30)])
+    assert compare(reads, **settings_).native > 20
+
+
+@pytest.mark.parametrize("codec", [0, 1, 2])
+def test_answers_are_made_again_with_another_code(codec: int) -> None:
+    ext = {"queueId": "3", "transactionId": "0A" * 16, "queueOffset": "17"}
+    answers = [Command(0, opaque=opaque, flag=1, ext_fields=ext, codec=codec) for opaque in (0, 5, 2**31 - 1)]
+    refused = [
+        Command(10, opaque=opaque, flag=1, ext_fields=ext, codec=codec) for opaque in (0, 5, 2**31 - 1)
+    ]
+    made = with_code(b"".join(map(encode_command, answers)), 10)
+    assert made == b"".join(map(encode_command, refused))
+
+
+# --- any bytes ----------------------------------------------------------------------------------------------------
+
+
+def made_engine() -> Any:
+    """An engine that knows a topic with four queues, and a batch topic's name."""
+    engine = importlib.import_module(MODULE).Engine(
+        store_host=bytes((127, 0, 0, 1, 0, 0, 42, 159)),
+        record_checksum=True,
+        property_crc=True,
+        is_indexed=True,
+        frame_size_max=1 << 24,
+        record_size_max=1 << 22,
+    )
+    engine.use_settings(1 << 20, b"CLUSTER\x01c\x02", "true", "DefaultRegion")
+    engine.add_route("Topic-A", SimpleNamespace(), 4, 0)
+    for queue_id in range(4):
+        engine.add_queue("Topic-A", queue_id, SimpleNamespace(next_offset=7), 0xDAA320A7, b"\x07Topic-A")
+    return engine
+
+
+def mutated(rng: random.Random, base: Sequence[bytes]) -> bytes:
+    """One of these frames with some bytes changed, cut, doubled, or taken from another."""
+    frame = bytearray(rng.choice(base))
+    for _ in range(rng.choice((1, 1, 1, 2, 4))):
+        at, kind = rng.randrange(len(frame)), rng.randrange(8)
+        if kind < 4:
+            frame[at] = rng.getrandbits(8)
+        elif kind == 4:
+            frame[at] = rng.choice(b'"\\{}:,0-\x00\x01\x02\x7f\x80\xff')
+        elif kind == 5:
+            del frame[at : at + rng.randrange(1, 9)]
+        elif kind == 6:
+            frame[at:at] = frame[max(at - 8, 0) : at]
+        else:
+            other = rng.choice(base)
+            frame[at:] = other[at:]
+        if not frame:
+            break
+    if len(frame) > 4 and rng.getrandbits(2):  # else a length that is wrong ends most of them at once
+        frame[:4] = (len(frame) - 4).to_bytes(4, "big")
+    return bytes(frame)
+
+
+def bases() -> list[bytes]:
+    entries = encode_batch([BatchEntry(1, b"abc", _joined([("UNIQ_KEY", f"{at:08X}")])) for at in range(3)])
+    fields = fields_of(topic="Topic-A", queue="1", properties="WAIT\x01true\x02") | {"batch": "true"}
+    batches = [Spec(code=BATCH, codec=codec, fields=fields, body=entries) for codec in (0, 1, 2)]
+    return frames([*(usual(number) for number in range(6)), *batches])
+
+
+def fed(count: int, seed: int) -> tuple[int, list[bytes]]:
+    """Feed so many frames that were changed; how many were taken, and some of all."""
+    engine, rng, base, taken = made_engine(), random.Random(seed), bases(), 0
+    some: list[bytes] = []
+    for number in range(count):
+        frame = mutated(rng, base)
+        found = engine.take(frame, 0, 1 << 30, START_MS, bytes(8))
+        taken += found is not None
+        if number % 500 == 0:
+            some.append(frame)
+    return taken, some
+
+
+def _check_fed(count: int, seed: int) -> None:
+    taken, some = fed(count, seed)
+    assert count // 100 < taken < count, "changed frames are taken sometimes, and not always"
+    whole = [frame for frame in some if FrameDecoder().feed(frame) and len(frame) < 2000]
+    for at in range(0, len(whole), 50):
+        compare([*frames([usual(number) for number in range(4)]), *whole[at : at + 50]])
+
+
+def test_changed_frames_do_no_harm() -> None:
+    _check_fed(30_000, 1)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", range(2, 12))
+def test_ten_million_changed_frames_do_no_harm(seed: int) -> None:
+    _check_fed(1_000_000, seed)

@@ -1,0 +1,413 @@
+"""The bounds of what one peer, and all of them, may take: read from settings and source, shown in docs/limits.md.
+
+`python tests/limits.py --write` puts the table into the page. What is named here is looked up, so a bound that is
+renamed, or gone, is found; and every bound of SETTINGS and SCANNED has to be in the table or in ELSEWHERE.
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+from aerobee_broker.settings.config import BrokerConfig
+from aerobee_nameserver.config import NameserverConfig
+from aerobee_service.settings.settings import SettingsModel
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+PAGE: Final = ROOT / "docs" / "limits.md"
+PAGE_BEGIN: Final = "<!-- Made by `python tests/limits.py --write`. -->\n"
+PAGE_END: Final = "<!-- End of the table. -->\n"
+SETTINGS: Final[dict[str, type[SettingsModel]]] = {"broker": BrokerConfig, "nameserver": NameserverConfig}
+
+# Folders in which every constant that ends in _MAX is a bound on what a peer may make grow, or last.
+SCANNED: Final = {
+    "aerobee_remoting": "proto/aerobee_remoting",
+    "aerobee_service.operators": "proto/aerobee_service/operators",
+    "aerobee_broker.remoting_api": "broker/aerobee_broker/remoting_api",
+    "aerobee_broker.members": "broker/aerobee_broker/members",
+    "aerobee_nameserver": "nameserver/aerobee_nameserver",
+}
+
+
+@dataclass(slots=True, frozen=True)
+class Row:
+    """One resource. A bound is `broker:key`, `nameserver:key` or `module:CONSTANT`; none where there is "-"."""
+
+    kind: str
+    what: str
+    peer: tuple[str, ...]
+    all_: tuple[str, ...]
+    then: str
+
+
+OPEN, NONE = "further connections are closed", ()
+TABLE: Final = (
+    Row(
+        "memory",
+        "everything that is kept for peers: buffers, held requests, registrations, subscriptions, filters, settings",
+        ("broker:maxPeerMemoryBytesPerConnection", "nameserver:maxPeerMemoryBytesPerConnection"),
+        ("broker:maxPeerMemoryBytes", "nameserver:maxPeerMemoryBytes"),
+        "SYSTEM_BUSY; buffers: cut off",
+    ),
+    Row(
+        "memory",
+        "answers that are not read",
+        ("broker:maxWriteBufferBytes", "broker:maxUnsentBytes"),
+        ("broker:maxBufferedBytes",),
+        "no more is read from it; cut off",
+    ),
+    Row(
+        "memory",
+        "one request, one answer",
+        (
+            "aerobee_proto.frames:FRAME_SIZE_MAX",
+            "broker:maxHeaderBytes",
+            "aerobee_remoting.exchange.handlers:MESSAGE_BODY_SIZE_MAX",
+            "aerobee_remoting.exchange.answers:ANSWER_SIZE_MAX",
+        ),
+        NONE,
+        "cut off; an answer: code 1",
+    ),
+    Row(
+        "memory",
+        "requests without an answer",
+        ("broker:maxInFlightPerConnection",),
+        NONE,
+        "no more is read from it",
+    ),
+    Row(
+        "descriptors",
+        "connections",
+        ("broker:maxConnectionsPerHost", "nameserver:maxConnectionsPerHost"),
+        ("broker:maxConnections", "nameserver:maxConnections"),
+        OPEN,
+    ),
+    Row(
+        "descriptors",
+        "connections to metrics and health",
+        ("aerobee_service.operators.http_responder:PER_HOST_MAX",),
+        (
+            "aerobee_service.operators.http_responder:CONNECTIONS_MAX",
+            "aerobee_service.operators.http_responder:CROWD_MAX",
+        ),
+        "the one that has been silent longest goes",
+    ),
+    Row(
+        "descriptors",
+        "connections of replicas",
+        NONE,
+        ("aerobee_broker.replication.giving_server:CONNECTIONS_MAX",),
+        OPEN,
+    ),
+    Row(
+        "descriptors",
+        "open files of queues: half of what the process may open is left to the store",
+        NONE,
+        ("aerobee_broker.process.descriptors:STORE_MIN",),
+        "the file used least recently is closed",
+    ),
+    Row(
+        "event loop",
+        "work for requests that were read, seconds of a turn",
+        ("aerobee_service.turns.turns:SLICE_S",),
+        ("aerobee_service.turns.turns:TURN_S",),
+        "the rest waits for later turns",
+    ),
+    Row(
+        "event loop",
+        "one turn of one handler, ms",
+        ("broker:loopHeldMillis", "nameserver:loopHeldMillis"),
+        NONE,
+        "the log and the metrics name the handler",
+    ),
+    Row(
+        "event loop",
+        "requests of one turn; requests that overtake",
+        (
+            "aerobee_remoting.exchange.connection:SLICE_FRAMES_MAX",
+            "aerobee_remoting.exchange.connection:OVERTAKING_MAX",
+        ),
+        NONE,
+        "the rest waits, in order",
+    ),
+    Row(
+        "event loop",
+        "bodies, by what is in them",
+        (
+            "aerobee_broker.remoting_api.client_handlers:HEARTBEAT_SIZE_MAX",
+            "aerobee_broker.remoting_api.client_handlers:LOCK_BODY_SIZE_MAX",
+            "aerobee_broker.remoting_api.topic_changes:LIST_BODY_SIZE_MAX",
+            "aerobee_broker.remoting_api.group_handlers:LIST_BODY_SIZE_MAX",
+            "aerobee_broker.remoting_api.settings_handlers:SETTINGS_BODY_SIZE_MAX",
+            "aerobee_broker.remoting_api.assignment:BODY_SIZE_MAX",
+            "aerobee_broker.remoting_api.acks:BATCH_BODY_SIZE_MAX",
+            "aerobee_broker.remoting_api.client_relay:STATUS_SIZE_MAX",
+            "aerobee_nameserver.handlers:REGISTRATION_SIZE_MAX",
+            "aerobee_nameserver.handlers:ROUTE_SIZE_MAX",
+            "aerobee_nameserver.handlers:VERSION_SIZE_MAX",
+            "aerobee_nameserver.handlers:SETTINGS_SIZE_MAX",
+        ),
+        NONE,
+        "code 1",
+    ),
+    Row(
+        "event loop",
+        "JSON: objects, values, bytes that are read tolerantly",
+        (
+            "aerobee_proto.bodies:OBJECTS_MAX",
+            "aerobee_proto.bodies:VALUES_MAX",
+            "aerobee_proto.javajson:TOLERANT_SIZE_MAX",
+            "aerobee_proto.bodies:REGISTER_TOLERANT_SIZE_MAX",
+        ),
+        NONE,
+        "code 1",
+    ),
+    Row(
+        "event loop",
+        "messages of a batch; acknowledgements of a request, bytes of their bits",
+        (
+            "aerobee_broker.messages.publish_batches:BATCH_COUNT_MAX",
+            "aerobee_broker.remoting_api.acks:BATCH_ACKS_MAX",
+            "aerobee_broker.remoting_api.acks:BITS_SIZE_MAX",
+        ),
+        NONE,
+        "MESSAGE_ILLEGAL; code 1",
+    ),
+    Row(
+        "event loop",
+        "filters: text of tags, of SQL92; steps and messages of one pull",
+        (
+            "aerobee_broker.members.filters:TAG_EXPRESSION_SIZE_MAX",
+            "aerobee_proto.sql92.parser:EXPRESSION_CHARS_MAX",
+            "aerobee_broker.members.filters:STEPS_MAX",
+            "aerobee_broker.members.filters:SCAN_MAX",
+        ),
+        ("aerobee_broker.members.filters:CACHE_SIZE_MAX",),
+        "refused; the pull goes on with the next one",
+    ),
+    Row(
+        "event loop",
+        "pieces of long work in one turn: entries of lists, new topics, members told, topics answered or changed",
+        (
+            "aerobee_broker.remoting_api.request_bodies:RUN_MAX",
+            "aerobee_broker.messages.publish:NEW_TOPICS_MAX",
+            "aerobee_broker.remoting_api.acks:SLICE_MAX",
+            "aerobee_broker.remoting_api.client_handlers:SLICE_MAX",
+            "aerobee_broker.remoting_api.topic_handlers:ENTRIES_PER_QUERY_MAX",
+            "aerobee_nameserver.handlers:ANSWERED_AT_ONCE_MAX",
+            "aerobee_nameserver.registration:AT_ONCE_SIZE_MAX",
+            "aerobee_nameserver.route_table:IN_PLACE_MAX",
+        ),
+        ("aerobee_broker.members.group_notices:TURN_MAX",),
+        "the rest follows in later turns",
+    ),
+    Row(
+        "disk",
+        "messages",
+        ("broker:maxMessageSize",),
+        ("broker:diskSpaceWarningLevelRatio",),
+        "MESSAGE_ILLEGAL; sends are refused with code 14",
+    ),
+    Row(
+        "disk",
+        "key-value settings of the nameserver",
+        ("aerobee_nameserver.kv_config:TEXT_CHARS_MAX",),
+        ("nameserver:maxKvBytes", "nameserver:maxKvEntries", "aerobee_nameserver.kv_config:SIZE_MAX"),
+        "code 1",
+    ),
+    Row(
+        "disk",
+        "lines of the log about one thing, a second",
+        NONE,
+        ("aerobee_service.logs.line_bound:LINES_A_SECOND_MAX",),
+        "counted, and told as a number",
+    ),
+    Row(
+        "threads",
+        "work that must not hold the loop up; no peer makes a thread",
+        NONE,
+        ("aerobee_broker.main:WORKERS", "aerobee_service.program.serving:THREADS_MAX"),
+        "it waits for a thread",
+    ),
+    Row(
+        "entries",
+        "topics",
+        ("broker:maxTopicsAutoCreated",),
+        ("broker:maxTopics", "nameserver:maxTopics"),
+        "TOPIC_NOT_EXIST; the registration is taken without them",
+    ),
+    Row(
+        "entries",
+        "queues of a topic",
+        ("broker:maxQueuesPerTopic",),
+        NONE,
+        "INVALID_PARAMETER, or fewer queues",
+    ),
+    Row(
+        "entries",
+        "groups",
+        ("broker:maxGroupsAutoCreated",),
+        ("broker:maxGroups",),
+        "SUBSCRIPTION_GROUP_NOT_EXIST",
+    ),
+    Row(
+        "entries",
+        "members of groups, their subscriptions",
+        (
+            "broker:maxClientsPerConnection",
+            "broker:maxSubscriptionsPerGroup",
+            "aerobee_broker.remoting_api.client_handlers:CLIENT_ID_CHARS_MAX",
+        ),
+        ("broker:maxRegisteredClients",),
+        "SYSTEM_BUSY, INVALID_PARAMETER",
+    ),
+    Row(
+        "entries",
+        "held pulls",
+        ("broker:maxHeldPullsPerConnection",),
+        ("broker:maxHeldPulls",),
+        "SYSTEM_BUSY",
+    ),
+    Row(
+        "entries",
+        "requests that wait for the disk",
+        ("broker:maxColdReadsPerConnection",),
+        ("broker:maxColdReads",),
+        "SYSTEM_BUSY",
+    ),
+    Row(
+        "entries",
+        "held pops, and messages that were popped",
+        ("broker:popPollingSize",),
+        ("broker:maxPopPollingSize", "broker:popCkMaxBufferSize"),
+        "POLLING_FULL",
+    ),
+    Row("entries", "open transactions", NONE, ("broker:maxOpenTransactions",), "SYSTEM_BUSY"),
+    Row(
+        "entries",
+        "brokers at a nameserver, and what they are told at once",
+        NONE,
+        ("nameserver:maxBrokers", "aerobee_nameserver.server:ANNOUNCEMENTS_MAX"),
+        "refused; left out",
+    ),
+    Row(
+        "time",
+        "the first byte, and the handshake, where TLS is told from plain, s",
+        ("aerobee_remoting.ends.server:FIRST_BYTE_S",),
+        NONE,
+        "cut off",
+    ),
+    Row("time", "a request that does not arrive whole, s", ("broker:frameTimeoutSeconds",), NONE, "cut off"),
+    Row("time", "answers that are not read, s", ("broker:writeTimeoutSeconds",), NONE, "cut off"),
+    Row(
+        "time",
+        "silence, s",
+        ("broker:serverChannelMaxIdleTimeSeconds", "nameserver:serverChannelMaxIdleTimeSeconds"),
+        NONE,
+        "cut off",
+    ),
+)
+
+# What ends in _MAX or begins with max and is no bound on a peer's use, each with the reason.
+ELSEWHERE: Final = {
+    "broker:maxHaTransferByteInSecond": "how fast a slave is given the log",
+    "broker:maxHashSlotNum": "the form of the index files",
+    "broker:maxIndexNum": "the form of the index files",
+    "broker:maxFilterMessageSize": "how far one pull looks; the other bounds of a pull are RocketMQ's too",
+    "broker:maxMsgsNumBatch": "messages of one answer to a query",
+    "broker:maxTransferBytesOnMessageInMemory": "bytes of one answer to a pull",
+    "broker:maxTransferCountOnMessageInMemory": "messages of one answer to a pull",
+    "broker:maxTransferBytesOnMessageInDisk": "bytes of one answer to a pull",
+    "broker:maxTransferCountOnMessageInDisk": "messages of one answer to a pull",
+    "aerobee_remoting.peers.peer_memory:TOTAL_MAX": "the default where there are no settings",
+    "aerobee_remoting.peers.peer_memory:PEER_MAX": "the default where there are no settings",
+    "aerobee_service.operators.http_responder:HEAD_SIZE_MAX": "with PER_HOST_MAX and CONNECTIONS_MAX 512 KiB in all",
+    "aerobee_broker.remoting_api.offset_resets:QUEUES_NAMED_MAX": "queues that a line of the log names",
+    "aerobee_broker.remoting_api.settings_handlers:IGNORED_NAMED_MAX": "keys that a remark names",
+    "aerobee_broker.members.filters:NAMES_SOUGHT_MAX": "by which of two ways properties are read",
+    "aerobee_broker.members.clients:ADDRESSES_MAX": "a memory of addresses in packed form",
+    "aerobee_nameserver.registration:TIMEOUT_MS_MAX": "a number's range",
+    "aerobee_nameserver.registration:NAME_CHARS_MAX": "a name's length",
+    "aerobee_nameserver.registration:QUEUE_COUNT_MAX": "a number's range",
+    "aerobee_nameserver.registration:PERM_MAX": "a number's range",
+    "aerobee_nameserver.route_table:PLANS_MAX": "tries of one change",
+}
+
+
+def value_of(bound: str) -> Any:
+    """The value of a bound as it is by default. AttributeError or KeyError for one that is not there."""
+    place, _, name = bound.partition(":")
+    if place in SETTINGS:
+        by_alias = {info.alias: info for info in SETTINGS[place].model_fields.values()}
+        return by_alias[name].get_default(call_default_factory=True, validated_data={})
+    return getattr(import_module(place), name)
+
+
+def listed() -> set[str]:
+    """Every bound of the table."""
+    return {bound for row in TABLE for bound in (*row.peer, *row.all_)}
+
+
+def found() -> Iterator[str]:
+    """Every bound of the settings and of the source that has to be in the table or in ELSEWHERE."""
+    for place, model in SETTINGS.items():
+        for info in model.model_fields.values():
+            if re.match(r"max[A-Z]", str(info.alias)):
+                yield f"{place}:{info.alias}"
+    for package, folder in SCANNED.items():
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            module = ".".join((package, *path.relative_to(ROOT / folder).with_suffix("").parts))
+            for name in re.findall(r"^([A-Z_]+_MAX)\b.* = ", path.read_text(encoding="utf-8"), re.MULTILINE):
+                yield f"{module.removesuffix('.__init__')}:{name}"
+
+
+def page_part() -> str:
+    """The table, as docs/limits.md shows it."""
+    lines = ["", "| kind | what | of one peer | of all | then |", "| --- | --- | --- | --- | --- |"]
+    for row in TABLE:
+        lines.append(f"| {row.kind} | {row.what} | {_shown(row.peer)} | {_shown(row.all_)} | {row.then} |")
+    return "\n".join([*lines, "", ""])
+
+
+def _shown(bounds: tuple[str, ...]) -> str:
+    return "<br>".join(f"{_name(bound)} {_figure(value_of(bound))}" for bound in bounds)
+
+
+def _name(bound: str) -> str:
+    place, _, name = bound.partition(":")
+    if place == "broker":
+        return f"`{name}`"
+    if place == "nameserver":
+        return f"nameserver's `{name}`"
+    return f"`{place.rpartition('.')[2]}.{name}`"
+
+
+def _figure(value: float) -> str:
+    for unit, size in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if isinstance(value, int) and value >= 16 * 1024 and value % size == 0:
+            return f"{value // size:,} {unit}"
+    return f"{value:,}"
+
+
+def written_part(page: str) -> tuple[str, str, str]:
+    """The page before its table, its table, and the page behind it."""
+    before, begin, rest = page.partition(PAGE_BEGIN)
+    table, end, behind = rest.partition(PAGE_END)
+    assert begin, PAGE_BEGIN
+    assert end, PAGE_END
+    return before, table, behind
+
+
+def main() -> None:
+    if "--write" in sys.argv:
+        before, _, behind = written_part(PAGE.read_text(encoding="utf-8"))
+        PAGE.write_text(f"{before}{PAGE_BEGIN}{page_part()}{PAGE_END}{behind}", encoding="utf-8")
+        return
+    print(page_part())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""The replication link's bytes: as the official pair was captured, cut anywhere, and damaged."""
+
+import gzip
+import json
+from base64 import b64decode
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aerobee_proto.errors import FormatError
+from aerobee_proto.ha import (
+    OFFSET_MAX,
+    TRANSFER_SIZE_MAX,
+    ReportDecoder,
+    Transfer,
+    TransferDecoder,
+    encode_report,
+    encode_transfer_head,
+)
+
+WIRE = Path(__file__).resolve().parents[1] / "golden" / "replication" / "wire"
+CUTS: dict[str, Callable[[bytes], list[bytes]]] = {
+    "whole": lambda data: [data],
+    "in sevens": lambda data: [data[at : at + 7] for at in range(0, len(data), 7)],
+    "in thousands": lambda data: [data[at : at + 1000] for at in range(0, len(data), 1000)],
+}
+SCENARIOS = sorted(path.name.partition(".")[0] for path in WIRE.glob("*.gz"))
+
+
+def captured(scenario: str) -> tuple[list[bytes], list[dict[str, int]], list[bytes], list[dict[str, int]]]:
+    """What the slave sent, and the master; each with what the capture says that it means."""
+    said: dict[str, tuple[list[bytes], list[dict[str, int]]]] = {"c2s": ([], []), "s2c": ([], [])}
+    with gzip.open(WIRE / f"{scenario}.jsonl.gz", "rt") as lines:
+        for line in map(json.loads, lines):
+            if line.get("link") == "ha" and "ha" in line:
+                frames, meanings = said[line["dir"]]
+                frames.append(b64decode(line["frame_b64"]))
+                meanings.append(line["ha"])
+    return *said["c2s"], *said["s2c"]
+
+
+@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_what_the_official_pair_says_is_understood(
+    scenario: str, cut: Callable[[bytes], list[bytes]]
+) -> None:
+    reports, reported, transfers, transferred = captured(scenario)
+    decoder = TransferDecoder()
+    found = [one for piece in cut(b"".join(transfers)) for one in decoder.feed(piece)]
+    assert [(one.offset, len(one.data)) for one in found] == [
+        (meant["phyOffset"], meant["size"]) for meant in transferred
+    ]
+    assert [encode_transfer_head(one.offset, len(one.data)) + one.data for one in found] == transfers
+    newest = [ReportDecoder().feed(report) for report in reports]
+    assert newest == [meant["reportOffset"] for meant in reported]
+    assert [encode_report(offset or 0) for offset in newest] == reports
+
+
+def test_only_the_newest_whole_report_counts() -> None:
+    decoder = ReportDecoder()
+    assert decoder.feed(encode_report(5)[:3]) is None
+    assert decoder.feed(encode_report(5)[3:] + encode_report(9) + encode_report(11)[:7]) == 9
+    assert decoder.feed(encode_report(11)[7:]) == 11
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        encode_transfer_head(-1, 0),
+        encode_transfer_head(0, -1),
+        encode_transfer_head(0, TRANSFER_SIZE_MAX + 1),
+        encode_transfer_head(OFFSET_MAX, 1),
+        b"HTTP/1.1 400",
+    ],
+)
+def test_what_no_master_says_ends_the_link(head: bytes) -> None:
+    with pytest.raises(FormatError):
+        TransferDecoder().feed(head)
+
+
+def test_a_slave_that_reports_less_than_nothing_ends_the_link() -> None:
+    with pytest.raises(FormatError):
+        ReportDecoder().feed(encode_report(-1))
+
+
+TRANSFERS = st.lists(st.tuples(st.integers(0, 2**40), st.binary(max_size=40)), max_size=8)
+
+
+@given(TRANSFERS, st.integers(1, 50))
+def test_any_cut_gives_the_same_transfers(transfers: list[tuple[int, bytes]], size: int) -> None:
+    stream = b"".join(encode_transfer_head(offset, len(data)) + data for offset, data in transfers)
+    decoder = TransferDecoder()
+    found = [one for at in range(0, len(stream), size) for one in decoder.feed(stream[at : at + size])]
+    assert found == [Transfer(*one) for one in transfers]
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_give_transfers_and_reports_or_one_error(data: bytes) -> None:
+    for decoder in (TransferDecoder(), ReportDecoder()):
+        try:
+            decoder.feed(data)
+        except FormatError:
+            continue

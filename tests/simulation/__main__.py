@@ -1,0 +1,86 @@
+"""Simulations by their seeds.
+
+./dev simulate SEED...            each one; the first that fails is shown with its history
+./dev simulate A-B                all from A to B
+./dev simulate A- --for 60        from A on, as many as there is time for in 60 s
+./dev simulate A-B --planted NAME with a fault in the product; stops where it is found
+"""
+
+import argparse
+import gc
+import sys
+import time
+from collections.abc import Iterator
+from itertools import count
+
+from simulation.edges import install
+
+install()
+
+
+def seeds_of(texts: list[str]) -> Iterator[int]:
+    """The seeds that are named."""
+    for text in texts:
+        first, dash, last = text.partition("-")
+        if not dash:
+            yield int(first)
+        elif last:
+            yield from range(int(first), int(last) + 1)
+        else:
+            yield from count(int(first))
+
+
+def main() -> int:
+    """The exit code: 1 when a seed has failed."""
+    from simulation.cluster import log_into_history
+    from simulation.planted import PLANTED, planted
+    from simulation.scenario import simulate
+
+    parser = argparse.ArgumentParser(
+        prog="./dev simulate", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("seeds", nargs="+", help="numbers, A-B or A-")
+    parser.add_argument("--history", action="store_true", help="show what happened, also when all is well")
+    parser.add_argument("--for", dest="seconds", type=float, help="begin no seed after so many seconds")
+    parser.add_argument("--planted", choices=list(PLANTED), help="put this fault into the product")
+    parser.add_argument("--faults", help="only of these kinds, with commas between them")
+    parser.add_argument("--keep-going", action="store_true", help="do not stop at a seed that fails")
+    parsed = parser.parse_args()
+    kinds = parsed.faults.split(", ") if parsed.faults else None
+    log_into_history()
+    gc.collect()
+    gc.freeze()  # what is there for all seeds is not looked at after each
+    failed = done = messages = 0
+    simulated = 0.0
+    began, began_at = time.process_time(), time.monotonic()
+    for seed in seeds_of(parsed.seeds):
+        if parsed.seconds is not None and time.monotonic() - began_at > parsed.seconds:
+            break
+        with planted(parsed.planted):
+            outcome = simulate(seed, kinds)
+        done += 1
+        simulated += outcome.simulated_s
+        messages += outcome.messages
+        is_first = outcome.failure is not None and not failed
+        if parsed.history or (is_first and not parsed.planted):
+            for when, who, what in outcome.history:
+                print(f"{when:12.6f}  {who:14} {what}")
+        if outcome.failure is not None:
+            failed += 1
+            again = f" --planted '{parsed.planted}'" if parsed.planted else ""
+            again += f" --faults '{parsed.faults}'" if parsed.faults else ""
+            print(f"seed {seed}: {outcome.failure}\n  again with: ./dev simulate {seed}{again}", flush=True)
+            if not parsed.keep_going:
+                break
+        if parsed.history:
+            print(f"seed {seed}: {', '.join(outcome.faults)}; digest {outcome.digest}")
+    took = time.process_time() - began
+    print(
+        f"{done} seeds, {failed} failed; {messages} messages, {simulated:.0f} s simulated in {took:.1f} s of "
+        f"processor time: {simulated / max(took, 0.001):.0f} a second"
+    )
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

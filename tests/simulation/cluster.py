@@ -1,0 +1,231 @@
+"""Hosts with nameservers, brokers and clients: how they start, serve and end."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from aerobee_broker.broker import Broker
+from aerobee_broker.settings.config import BrokerConfig
+from aerobee_nameserver.config import NameserverConfig
+from aerobee_nameserver.server import NameServer
+from aerobee_proto.errors import AerobeeError
+from simulation.disk import SimDisk, SimIo
+from simulation.edges import edges
+from simulation.loop import NodeLoop
+from simulation.network import Network
+from simulation.threads import Threads
+from simulation.world import Process, World
+
+__all__ = ["BROKER_PORT", "NAMESERVER_PORT", "BrokerHost", "Cluster", "Host"]
+
+BROKER_PORT: Final = 10911
+NAMESERVER_PORT: Final = 9876
+STOP_AFTER_FAILURE_S: Final = 0.7  # as the program
+# Of log events, what goes into the history; the rest is in figures and takes its room.
+FACTS_MAX: Final = 200
+
+
+class Host:
+    """A machine: its disk stays, its processes come and go."""
+
+    def __init__(self, cluster: "Cluster", name: str, address: str) -> None:
+        self.cluster = cluster
+        self.name = name
+        self.address = address
+        self.disk = SimDisk(cluster.world.chance(f"disk of {name}"))
+        self.process: Process | None = None
+        self.loop: NodeLoop | None = None
+        self.clock_ahead_ms = 0
+        self.clock_rate = 1.0
+        self.starts = 0
+
+    @property
+    def is_up(self) -> bool:
+        return self.process is not None and self.process.is_alive
+
+    def run(self, main: Callable[[], Awaitable[None]]) -> None:
+        """Start a process; it ends when `main` does."""
+        assert not self.is_up
+        cluster = self.cluster
+        cluster.network.dark.discard(self.address)
+        self.starts += 1
+        process = self.process = Process(cluster.world, self.name, self.address)
+        process.clock_ahead_ms, process.clock_rate = self.clock_ahead_ms, self.clock_rate
+        loop = self.loop = NodeLoop(process, cluster.threads, cluster.network)  # type: ignore[abstract]
+        cluster.loops.append(loop)
+        process.at_end.append(lambda: cluster.threads.end_of(process))
+        process.at_end.append(self.disk.process_ended)
+        cluster.network.join(loop)
+
+        async def whole() -> None:
+            try:
+                await main()
+            except Exception as failed:
+                loop.call_exception_handler({"message": "the program ended", "exception": failed})
+            process.kill()
+
+        loop.call_soon(lambda: loop.create_task(whole(), name=self.name))
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self.process is not None:
+            self.process.kill()
+
+    def fail_power(self) -> None:
+        """The machine is off, at once."""
+        self.cluster.network.dark.add(self.address)
+        self.kill()
+        self.disk.power_failed()
+
+    def set_clock(self, ahead_ms: int, rate: float) -> None:
+        self.clock_ahead_ms, self.clock_rate = ahead_ms, rate
+        if self.process is not None:
+            self.process.clock_ahead_ms = ahead_ms
+
+
+class BrokerHost(Host):
+    """A host that runs a broker."""
+
+    def __init__(self, cluster: "Cluster", name: str, address: str, settings: dict[str, Any]) -> None:
+        super().__init__(cluster, name, address)
+        self.settings = settings
+        self.serving: Broker | None = None
+        # Why the last start was refused.
+        self.refused: Exception | None = None
+        self._stop: asyncio.Event | None = None
+
+    @property
+    def broker_addr(self) -> str:
+        return f"{self.address}:{BROKER_PORT}"
+
+    @property
+    def is_serving(self) -> bool:
+        return self.is_up and self.serving is not None
+
+    def start(self) -> None:
+        self.serving = None
+        self.run(self._main)
+
+    def stop(self) -> None:
+        """As SIGTERM."""
+        if self.is_up and self._stop is not None and self.loop is not None:
+            self.loop.call_soon_threadsafe(self._stop.set)
+
+    async def _main(self) -> None:
+        process, cluster = self.process, self.cluster
+        assert process is not None
+        config = BrokerConfig(
+            **{
+                "store_path_root_dir": Path("/store"),
+                "broker_ip1": self.address,
+                "bind_address": self.address,
+                "listen_port": BROKER_PORT,
+                "namesrv_addr": ";".join(cluster.nameserver_addrs),
+                "metrics_exporter_type": "DISABLE",
+                "cold_read_threads": 0,  # all of a simulated disk is in memory
+                "broker_cluster_name": "Sim",
+                "broker_name": self.name,
+                **self.settings,
+            }
+        )
+        io = SimIo(self.disk, process, cluster.threads)
+        broker = Broker(config, io=io, clock=process.epoch_ms)
+        stop = self._stop = asyncio.Event()
+        broker.failed.add_done_callback(lambda _: stop.set())
+        try:
+            await broker.start()
+        except (AerobeeError, OSError, ValueError) as failed:
+            self.refused = failed
+            cluster.world.note(self.name, f"does not start: {failed}")
+            await broker.close()
+            return
+        self.refused = None
+        self.serving = broker
+        await stop.wait()
+        if broker.failed.done():
+            asyncio.get_running_loop().call_later(STOP_AFTER_FAILURE_S, process.kill)
+        await broker.close()
+
+
+class Cluster:
+    """Everything that is simulated at one time."""
+
+    def __init__(self, seed: int) -> None:
+        self.world = World(seed)
+        self.threads = Threads(self.world)
+        self.network = Network(self.world)
+        self.loops: list[NodeLoop] = []
+        self.nameservers: list[Host] = []
+        self.brokers: list[BrokerHost] = []
+        self.clients: list[Host] = []
+        self.is_closing = False  # what ends now is not started again
+
+    @property
+    def nameserver_addrs(self) -> list[str]:
+        return [f"{host.address}:{NAMESERVER_PORT}" for host in self.nameservers]
+
+    def add_nameserver(self) -> Host:
+        number = len(self.nameservers)
+        host = Host(self, f"nameserver-{number}", f"10.0.1.{number + 1}")
+        self.nameservers.append(host)
+        return host
+
+    def start_nameserver(self, host: Host) -> None:
+        async def main() -> None:
+            process = host.process
+            assert process is not None
+            config = NameserverConfig(bind_address=host.address, listen_port=NAMESERVER_PORT)
+            server = NameServer(config, keep_kv=False, now_ms=process.epoch_ms)
+            await server.start()
+            await asyncio.get_running_loop().create_future()
+
+        host.run(main)
+
+    def add_broker(self, **settings: Any) -> BrokerHost:
+        number = len(self.brokers)
+        host = BrokerHost(self, f"broker-{chr(97 + number)}", f"10.0.0.{number + 1}", settings)
+        self.brokers.append(host)
+        return host
+
+    def start_client(self, name: str, main: Callable[[], Awaitable[None]]) -> Host:
+        host = Host(self, name, f"10.0.2.{len(self.clients) + 1}")
+        self.clients.append(host)
+        host.run(main)
+        return host
+
+    def unhandled(self) -> list[str]:
+        """Errors that nobody has handled, of all processes."""
+        found = [
+            f"{loop.process.name}: {context.get('message')}: {context.get('exception')!r}"
+            for loop in self.loops
+            for context in loop.unhandled
+        ]
+        return found + [f"a thread ended: {failure!r}" for failure in self.threads.broken]
+
+    def close(self) -> None:
+        """End everything, so that nothing of it is left."""
+        for host in (*self.clients, *self.brokers, *self.nameservers):
+            host.kill()
+
+
+def log_into_history() -> None:
+    """Events of servers become lines of the history."""
+    structlog.configure(
+        processors=[_note],
+        wrapper_class=structlog.make_filtering_bound_logger(20),
+        cache_logger_on_first_use=False,
+    )
+
+
+def _note(_logger: Any, level: str, event: Any) -> Any:
+    threads = edges.threads
+    if threads is not None:
+        name = event.pop("event")
+        facts = " ".join(f"{key}={value}" for key, value in event.items() if key != "exc_info")
+        who = threads.process().name if threads.current or threads.world.current else "nobody"
+        mark = "" if level == "info" else f"[{level}] "
+        threads.world.history.append((threads.world.now, who, f"{mark}{name} {facts[:FACTS_MAX]}"))
+    raise structlog.DropEvent

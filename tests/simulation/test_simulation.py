@@ -1,0 +1,73 @@
+"""The product under simulated faults, seed by seed; and the proof that simulations find faults.
+
+A simulation replaces clocks and threads of its process, so it has one of its own.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from simulation.edges import HASH_SEED
+
+ROOT = Path(__file__).resolve().parents[2]
+# Faults that take few seeds: these are looked for in every run.
+QUICK = (
+    "a failed sync counts",
+    "a number given twice",
+    "acknowledged before the sync",
+    "cut at the checkpoint",
+    "queues trusted without a sync",
+    "stored twice now and then",
+    "success after a failure",
+)
+# A seed is another run after each change of the product, so which one finds it is chance: most do within 40.
+SEEDS_MAX = 150
+
+
+def simulate(*words: str, timeout_s: float = 110.0) -> subprocess.CompletedProcess[str]:
+    """`./dev simulate` with these words."""
+    environ = {**os.environ, "PYTHONHASHSEED": HASH_SEED, "PYTHONPATH": "tests"}
+    return subprocess.run(
+        [sys.executable, "-m", "simulation", *words],
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_nothing_that_was_promised_is_broken() -> None:
+    done = simulate("1-", "--for", "30")
+    assert done.returncode == 0, done.stdout[-20_000:] + done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_nothing_that_was_promised_is_broken_in_many_seeds() -> None:
+    done = simulate("1-2000", "--keep-going", timeout_s=3600)
+    assert done.returncode == 0, done.stdout[-100_000:] + done.stderr
+
+
+def test_a_seed_is_the_same_run_each_time() -> None:
+    """Another process has other addresses in memory, and whatever is walked in their order would be another run."""
+    histories = [simulate("11", "17", "--history").stdout.splitlines() for _ in range(2)]
+    first, second = ([line for line in one if "processor time" not in line] for one in histories)
+    assert len([line for line in first if re.search("digest [0-9a-f]{16}-", line)]) == 2
+    assert first == second
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", QUICK)
+def test_a_planted_fault_is_found(name: str) -> None:
+    done = simulate(f"1-{SEEDS_MAX}", "--planted", name)
+    assert done.returncode == 1, done.stdout[-2000:] + done.stderr
+    failed = re.search("seed ([0-9]+):", done.stdout)
+    assert failed is not None
+    assert f"again with: ./dev simulate {failed[1]} --planted '{name}'" in done.stdout

@@ -1,0 +1,210 @@
+"""A broker with access control, and clients that sign."""
+
+import asyncio
+import json
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+from aerobee import BrokerRefused, Client, Credentials
+from aerobee_access.gate import AccessGate, AccessRules
+from aerobee_access.policies import PolicyType, entry_of
+from aerobee_access.sealing import KeyFileError, Sealer
+from aerobee_access.signature import sign
+from aerobee_access.table import AccessTable
+from aerobee_access.users import Status
+from aerobee_broker.broker import Broker
+from aerobee_broker.in_process.values import Message
+from aerobee_nameserver.config import NameserverConfig
+from aerobee_nameserver.server import NameServer
+from aerobee_proto.codes import RequestCode
+from aerobee_proto.frames import Command
+from aerobee_remoting.ends.client import RemotingClient, RemotingClientConfig
+from client_scenarios import take
+from system.running import broker_config, running_broker
+
+ROOT = ("root", "root secret")
+SETTINGS: dict[str, Any] = {
+    "authentication_enabled": True,
+    "authorization_enabled": True,
+    "init_authentication_user": json.dumps({"username": ROOT[0], "password": ROOT[1]}),
+}
+
+
+async def ask(
+    server: Broker | NameServer,
+    code: int,
+    header: dict[str, str],
+    body: object = None,
+    *,
+    user: tuple[str, str] = ROOT,
+    raw: bytes = b"",
+) -> Command:
+    remoting = RemotingClient()
+    raw = raw if body is None else json.dumps(body).encode()
+    try:
+        return await remoting.request(f"127.0.0.1:{server.port}", code, sign(header, raw, *user), raw)
+    finally:
+        await remoting.close()
+
+
+async def give(server: Broker | NameServer, user: str, resource: str, *actions: str) -> None:
+    entry = {"resource": resource, "actions": list(actions), "decision": "Allow"}
+    acl = {"subject": f"User:{user}", "policies": [{"entries": [entry]}]}
+    assert (await ask(server, 3006, {"subject": f"User:{user}"}, acl)).code == 0
+
+
+async def test_brokers_and_nameservers_know_each_other(tmp_path: Path) -> None:
+    """A nameserver with access control takes the registrations of who signs, and tells strangers nothing."""
+    inner = json.dumps({"accessKey": "cluster", "secretKey": "inner secret"})
+    settings: dict[str, Any] = SETTINGS | {"inner_client_authentication_credentials": inner}
+    folder = tmp_path / "ns"
+
+    def nameserver() -> NameServer:
+        address: dict[str, Any] = {"listen_port": 0, "bind_address": "127.0.0.1"}
+        return NameServer(NameserverConfig(kv_config_path=folder / "kv.json", **address, **settings))
+
+    first = nameserver()
+    await first.start()
+    try:
+        assert (await ask(first, 3001, {"username": "anna"}, {"password": "a"})).code == 0
+    finally:
+        await first.close()
+    server = nameserver()
+    addr = f"127.0.0.1:{await server.start()}"
+    try:
+        anna = ("anna", "a")
+        async with running_broker(tmp_path / "good", namesrv_addr=addr, **settings) as good:
+            assert await good.parts.registrar.first_round() == 1
+            wrong = json.dumps({"accessKey": "cluster", "secretKey": "guessed"})
+            strange: dict[str, Any] = {"inner_client_authentication_credentials": wrong, "broker_name": "b"}
+            async with running_broker(tmp_path / "bad", namesrv_addr=addr, **strange) as bad:
+                assert await bad.parts.registrar.first_round() == 0
+                assert "check signature failed" in bad.parts.registrar.states[0].reason
+            for code, header in (
+                (100, {"namespace": "n", "key": "k", "value": "v"}),
+                (318, {}),
+                (216, {"topic": "T"}),
+            ):
+                assert (await ask(server, code, header, user=anna)).code == 16
+                assert (await ask(server, code, header, user=("anna", "guess"))).code == 16
+            await give(server, "anna", "Cluster:DefaultCluster", "Update")
+            assert (await ask(server, 100, {"namespace": "n", "key": "k", "value": "v"}, user=anna)).code == 0
+            changed = await ask(server, 318, {}, raw=b"authenticationEnabled=false")
+            assert changed.code != 0
+            assert server.config.authentication_enabled
+            async with Client(addr, credentials=Credentials(*ROOT)) as mq:
+                assert [broker.broker_name for broker in await mq.admin.brokers()] == ["test-a"]
+    finally:
+        await server.close()
+    assert (tmp_path / "ns.key").exists()
+
+
+async def test_a_certificate_names_the_user_of_a_connection(tmp_path: Path) -> None:
+    table = AccessTable(Sealer(tmp_path / "key"))
+    table.create_user("anna", "a")
+    entry = entry_of("Cluster:*", ["Get"], None, "Allow")
+    table.write_acl("anna", [(PolicyType.CUSTOM, [entry])])
+    gate = AccessGate(table, AccessRules("TestCluster", authentication=True, authorization=True))
+    authority = trustme.CA()
+    folder = tmp_path / "tls"
+    folder.mkdir()
+    server, client = authority.issue_cert("localhost"), authority.issue_cert("x.local", common_name="anna")
+    authority.cert_pem.write_to_path(folder / "ca.pem")
+    server.private_key_and_cert_chain_pem.write_to_path(folder / "server.pem")
+    settings: dict[str, Any] = {
+        "tls_server_mode": "enforcing",
+        "tls_server_cert_path": str(folder / "server.pem"),
+        "tls_server_key_path": str(folder / "server.pem"),
+        "tls_server_trust_cert_path": str(folder / "ca.pem"),
+    }
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    client.configure_cert(context)
+    async with running_broker(tmp_path / "store", gate=gate, **settings) as broker:
+        remoting = RemotingClient(config=RemotingClientConfig(tls=context, tls_server_name="localhost"))
+        try:
+            addr = f"127.0.0.1:{broker.port}"
+            assert (await remoting.request(addr, RequestCode.GET_BROKER_CONFIG)).code == 0
+            refused = await remoting.request(addr, RequestCode.UPDATE_BROKER_CONFIG, body=b"a=b")
+            assert "User:anna has no permission" in (refused.remark or "")
+            signed = sign({}, b"", "anna", "guess")  # who names a user has to prove it
+            assert (await remoting.request(addr, 26, signed)).remark == "check signature failed."
+            table.update_user("anna", status=Status.DISABLE)
+            assert (await remoting.request(addr, 26)).remark == "User:anna is disabled."
+        finally:
+            await remoting.close()
+
+
+async def test_users_and_policies_outlive_the_broker(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    async with running_broker(root, **SETTINGS) as broker:
+        assert (await ask(broker, 3001, {"username": "anna"}, {"password": "a"})).code == 0
+        await give(broker, "anna", "Cluster:*", "Get")
+    written = (root / "config" / "access.json").read_text()
+    assert ROOT[1] not in written
+    assert (tmp_path / "store.key").stat().st_mode & 0o777 == 0o600
+    async with running_broker(root, **SETTINGS) as broker:
+        assert (await ask(broker, RequestCode.GET_BROKER_CONFIG, {}, user=("anna", "a"))).code == 0
+        assert (await ask(broker, 25, {}, user=("anna", "a"))).code == 16
+
+
+async def test_settings_are_shown_without_their_secrets(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "store", **SETTINGS) as broker:
+        shown = await ask(broker, RequestCode.GET_BROKER_CONFIG, {})
+        assert b"initAuthenticationUser=***" in shown.body
+        assert b"root secret" not in shown.body
+
+
+async def test_a_broker_without_its_key_does_not_start(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    async with running_broker(root, **SETTINGS):
+        pass
+    (tmp_path / "store.key").unlink()
+    broker = Broker(broker_config(root, **SETTINGS))
+    with pytest.raises(KeyFileError, match="does not open with the key"):
+        await broker.start()
+    await broker.close()
+
+
+async def test_a_program_in_the_process_needs_no_signature(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "store", **SETTINGS) as broker:
+        sent = await broker.in_process("test").send(Message("T", b"x"))
+        assert sent.queue_offset == 0
+
+
+async def test_a_client_gets_what_its_policies_say(tmp_path: Path) -> None:
+    nameserver = NameServer(NameserverConfig(listen_port=0, bind_address="127.0.0.1"), keep_kv=False)
+    addr = f"127.0.0.1:{await nameserver.start()}"
+    try:
+        async with running_broker(tmp_path / "store", namesrv_addr=addr, **SETTINGS) as broker:
+            for user in ("producer", "consumer", "stranger"):
+                await ask(broker, 3001, {"username": user}, {"password": user})
+            await give(broker, "producer", "Topic:orders", "Pub")
+            await give(broker, "consumer", "Topic:orders", "Sub", "Get")
+            await give(broker, "consumer", "Group:readers", "Sub", "Get")
+            async with Client(addr, credentials=Credentials(*ROOT)) as admin:
+                await admin.admin.create_topic("orders", queues=2)
+                await admin.admin.create_topic("other", queues=2)
+            async with (
+                Client(addr, credentials=Credentials("producer", "producer")) as mq,
+                mq.producer() as out,
+            ):
+                await out.send("orders", b"1")
+                await out.send_batch("orders", [b"2", b"3"])
+                with pytest.raises(BrokerRefused, match="has no permission to access Topic:other"):
+                    await out.send("other", b"x")
+            reader = Credentials("consumer", "consumer")
+            async with Client(addr, credentials=reader) as mq, mq.consumer("readers", "orders") as orders:
+                async with asyncio.timeout(30):
+                    bodies = {message.body for message in await take(orders, 3)}
+                assert bodies == {b"1", b"2", b"3"}
+            nobody = Credentials("stranger", "stranger")
+            async with Client(addr, credentials=nobody) as mq, mq.producer() as out:
+                with pytest.raises(BrokerRefused, match="User:stranger has no permission"):
+                    await out.send("orders", b"x")
+    finally:
+        await nameserver.close()

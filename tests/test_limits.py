@@ -1,0 +1,31 @@
+"""docs/limits.md says what the settings and the source say, and leaves no bound out."""
+
+import limits
+
+
+def test_every_bound_of_the_table_is_there() -> None:
+    for bound in sorted(limits.listed()):
+        assert limits.value_of(bound) > 0, bound
+
+
+def test_every_bound_is_in_the_table_or_said_to_be_none() -> None:
+    found = set(limits.found())
+    assert len(found) > 60
+    assert found - limits.listed() - limits.ELSEWHERE.keys() == set()
+
+
+def test_what_is_said_to_be_no_bound_is_there_and_not_in_the_table() -> None:
+    assert limits.ELSEWHERE.keys() - set(limits.found()) == set()
+    assert limits.ELSEWHERE.keys() & limits.listed() == set()
+
+
+def test_each_kind_of_resource_has_a_bound_in_all() -> None:
+    """One of each peer alone is none: peers are many."""
+    kinds = {row.kind for row in limits.TABLE}
+    assert kinds == {"memory", "descriptors", "event loop", "disk", "threads", "entries", "time"}
+    assert {row.kind for row in limits.TABLE if row.all_} == kinds - {"time"}
+
+
+def test_the_page_shows_the_table() -> None:
+    page = limits.PAGE.read_text(encoding="utf-8")
+    assert limits.written_part(page)[1] == limits.page_part(), "run: python tests/limits.py --write"
