@@ -272,6 +272,8 @@ class MessageStore:
         try:
             for part in self._parts:
                 part.load()
+            if self._guard.was_left_by_another:
+                self._checkpoint.distrust()
             self._tombstones.load()
             self._share_descriptors()
         except (StoreError, OSError):
@@ -349,6 +351,9 @@ class MessageStore:
             )
         )
         self.write_checkpoint()
+        if self._guard.was_left_by_another:
+            # From here on the checkpoint is right again; not before.
+            self._guard.announce_changes(os.getpid())
         if self._io.read_bytes(self._config.root / REBUILD_MARKER) is not None:
             self._io.unlink(self._config.root / REBUILD_MARKER)
 

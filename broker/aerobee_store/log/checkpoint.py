@@ -11,7 +11,8 @@ Touches  <root>/checkpoint, 4096 bytes.
           | checksum_from i64 | the 40 bytes above | zeros | CRC-32C u32 of the 124 bytes before it
 
 Bytes 0..39 are RocketMQ's. Official brokers leave the rest alone, so a watermark whose copy of the stamps
-is not what stands in bytes 0..39 is from before an official broker ran, and says nothing any more.
+is not what stands in bytes 0..39 is from before an official broker ran, and says nothing any more. One that was killed
+in its first second has not written its stamps yet: then `abort` tells (disk/lock.py), and `distrust()` is called.
 
 Invariants
 - Every watermark was durable before it was written: records below log_end, queue entries of records below
@@ -111,6 +112,10 @@ class Checkpoint:
         )
         if newest.stamps == present or interrupted:
             self.mark = newest.watermark
+
+    def distrust(self) -> None:
+        """The watermark says nothing any more: another program has written since. The stamps stay."""
+        self.mark = None
 
     def write(self, stamps: Stamps, watermark: Watermark) -> None:
         """Make both durable. OSError is final for the store."""

@@ -25,6 +25,7 @@ from aerobee_proto.errors import RecordError
 from aerobee_proto.names import TIMER_TOPIC
 from aerobee_proto.records import StoredRecord, decode_record, scan_header
 from aerobee_store.disk.io import DiskIo
+from aerobee_store.disk.lock import is_left_by_another
 from aerobee_store.disk.mapped_files import file_name
 from aerobee_store.faults.errors import CorruptStore, StoreError
 from aerobee_store.log.checkpoint import Checkpoint
@@ -239,7 +240,7 @@ class Inspection:
         checkpoint = Checkpoint(self.root / "checkpoint", DiskIo())
         checkpoint.load()
         mark = checkpoint.mark
-        if mark is None:
+        if mark is None or is_left_by_another(self.root, DiskIo()):
             return 0, _NEVER
         return mark.log_end, mark.checksum_from if mark.checksum_from >= 0 else _NEVER
 

@@ -187,7 +187,7 @@ def _check_held_files(checkup: Checkup, folder: Path, owner_pid: int | None) -> 
 
 def _pid_in(path: Path) -> int | None:
     try:
-        text = path.read_text().strip()
+        text, *_ = path.read_text().split() or [""]
     except (OSError, ValueError):
         return None
     return int(text) if text.isascii() and text.isdecimal() else None

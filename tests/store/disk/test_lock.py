@@ -22,7 +22,7 @@ def test_a_run_that_did_not_end_in_order_is_seen(tmp_path: Path) -> None:
     first = StoreGuard(tmp_path, DiskIo())
     first.enter()
     first.announce_changes(4711)
-    assert (tmp_path / "abort").read_text() == "4711"
+    assert (tmp_path / "abort").read_text() == "4711\naerobee\n"
     first.leave()
     second = StoreGuard(tmp_path, DiskIo())
     second.enter()
@@ -33,6 +33,26 @@ def test_a_run_that_did_not_end_in_order_is_seen(tmp_path: Path) -> None:
     third.enter()
     assert not third.was_aborted
     third.leave()
+
+
+@pytest.mark.parametrize(
+    ("left", "by_another"),
+    [(None, False), (b"", True), (b"4711", True), (b"4711\n", True), (b"4711\naerobee\n", False)],
+)
+def test_what_another_program_left_is_told_apart(
+    tmp_path: Path, left: bytes | None, by_another: bool
+) -> None:
+    if left is not None:
+        (tmp_path / "abort").write_bytes(left)
+    guard = StoreGuard(tmp_path, DiskIo())
+    guard.enter()
+    assert guard.was_aborted == (left is not None)
+    assert guard.was_left_by_another == by_another
+    guard.announce_changes(1)
+    guard.leave()
+    guard.enter()
+    assert not guard.was_left_by_another
+    guard.leave()
 
 
 def test_a_second_one_stays_outside(tmp_path: Path) -> None:

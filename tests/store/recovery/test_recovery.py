@@ -174,6 +174,39 @@ def test_a_torn_tail_is_cut_and_zeroed() -> None:
     assert not any(raw[last.physical_offset :])
 
 
+@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize("left", [b"", b"4711"])
+def test_what_another_program_wrote_before_it_was_killed_stays(left: bytes, *, closed: bool) -> None:
+    """An official broker that was killed in its first second had not written its times into the checkpoint: the next
+    start held its records, which carry no checksum over everything, for torn ones of ours, and cut 90 acknowledged
+    messages."""
+    io = MemoryIo()
+    ours = store_with(3, io)
+    if closed:
+        ours.close()
+    else:
+        io = io.kill()
+    checkpoint = io.read_bytes(ROOT / "checkpoint")
+    assert checkpoint is not None
+    theirs = open_store(io, record_checksum=False)
+    for number in range(2):
+        theirs.append([message(body=b"theirs %d" % number)])
+    killed = io.kill()
+    killed.replace_bytes(ROOT / "checkpoint", checkpoint)
+    killed.replace_bytes(ROOT / "abort", left)
+    again = another_on(killed, ours)
+    assert again.open().torn_bytes == 0
+    (answer,) = again.append([message(body=b"ours")])
+    assert answer.queue_offset == 5
+    again.flush_disk()
+    # And the next crash is one of ours again.
+    killed = killed.crash()
+    abort = killed.read_bytes(ROOT / "abort")
+    assert abort is not None
+    assert abort.endswith(b"aerobee\n")
+    assert another_on(killed, ours).open().walked_records == 1
+
+
 def test_a_record_of_another_place_is_not_taken_for_one() -> None:
     """A whole old record behind the end, from an earlier life of the file."""
     io = MemoryIo()
