@@ -42,6 +42,7 @@ from aerobee_proto.names import GroupQueue
 from aerobee_proto.properties import encode_properties
 from aerobee_proto.records import StoredRecord, decode_record, decode_records
 from aerobee_proto.requests import Incoming, NoFields
+from aerobee_store.reading.query import QueryResult
 
 __all__ = ["InProcess"]
 
@@ -249,9 +250,11 @@ class InProcess:
                 unique_key_query=is_unique,
             ),
         )
-        found = await self._lookup.by_key(
+        found = self._lookup.by_key(
             topic, key, count=count, begin_ms=begin_ms, end_ms=end_ms, is_unique=is_unique
         )
+        if not isinstance(found, QueryResult):
+            found = await found()
         return decode_records(b"".join(found.body))
 
     def by_time(self, topic: str, queue_id: int, time_ms: int, *, upper: bool = False) -> int:

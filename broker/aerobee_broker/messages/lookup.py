@@ -4,8 +4,10 @@ Touches  the store.
 """
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable, Generator
+from functools import partial
 from typing import Final
+from weakref import WeakSet
 
 from aerobee_broker.catalog.topics import TopicTable
 from aerobee_broker.reading.cold_reads import ColdReads, Owner
@@ -20,6 +22,8 @@ from aerobee_store.store import MessageStore
 __all__ = ["Lookup"]
 
 KEY_SIZE_MAX: Final = 16_384
+
+_Steps = Generator[NotInMemory | None, None, QueryResult]
 
 
 class Lookup:
@@ -41,8 +45,10 @@ class Lookup:
         self._cold = cold
         self._topics = topics
         self._one_at_a_time = asyncio.Lock()
+        # The steps of those that did not come to an end at once, or were not begun for that reason.
+        self._unfinished: WeakSet[_Steps] = WeakSet()
 
-    async def by_key(
+    def by_key(
         self,
         topic: str,
         key: str,
@@ -52,8 +58,9 @@ class Lookup:
         end_ms: int,
         is_unique: bool,
         caller: Owner | None = None,
-    ) -> QueryResult:
-        """Messages of a topic that carry a key and were stored in that time, the newest `count` of them.
+    ) -> QueryResult | Callable[[], Awaitable[QueryResult]]:
+        """Messages of a topic that carry a key and were stored in that time, the newest `count` of them: at once where
+        little work finds them in memory, else what finds them in later turns.
 
         One after the other, and a turn of the event loop between the steps of each: a key that a million messages share
         takes long. One that waits for the disk lets the others go on; it waits on behalf of `caller`.
@@ -69,12 +76,34 @@ class Lookup:
         if count < 1:
             raise RequestError(ResponseCode.INVALID_PARAMETER, f"maxNum {count} is not positive")
         steps = self._store.keys.query_steps(topic, key, count, begin_ms, end_ms)
-        while True:
-            async with self._one_at_a_time:
-                found = await _in_turns(steps)
-            if isinstance(found, QueryResult):
+        missing = None
+        if not self._unfinished:
+            try:
+                missing = next(steps)
+            except StopIteration as end:
+                found: QueryResult = end.value
                 return found
-            await self._cold.brought(found, caller)
+        self._unfinished.add(steps)
+        return partial(self._rest_of, steps, missing, caller)
+
+    async def _rest_of(
+        self,
+        steps: _Steps,
+        missing: NotInMemory | None,
+        caller: Owner | None,
+    ) -> QueryResult:
+        """What the steps come to, from one on that needs what is missing."""
+        try:
+            while True:
+                if missing is not None:
+                    await self._cold.brought(missing, caller)
+                async with self._one_at_a_time:
+                    found = await _in_turns(steps)
+                if isinstance(found, QueryResult):
+                    return found
+                missing = found
+        finally:
+            self._unfinished.discard(steps)
 
     def at(self, physical_offset: int) -> bytes:
         """The record that starts at a position of the commit log. RequestError SYSTEM_ERROR when none does."""
@@ -100,9 +129,7 @@ class Lookup:
         return self._messages.earliest_time(topic, queue_id)
 
 
-async def _in_turns(
-    steps: Generator[NotInMemory | None, None, QueryResult],
-) -> QueryResult | NotInMemory:
+async def _in_turns(steps: _Steps) -> QueryResult | NotInMemory:
     """What the steps come to, each in a turn of its own, or what has to be brought before the next one."""
     while True:
         try:

@@ -6,6 +6,7 @@ from aerobee_proto.headers import QueryMessageHeader, ViewMessageHeader
 from aerobee_proto.records import decode_record
 from aerobee_remoting.exchange.handlers import HandlerTable, Request, Response
 from aerobee_remoting.exchange.needs import GET, SUB, need_of_topic, on_topic
+from aerobee_store.reading.query import QueryResult
 
 __all__ = ["QueryHandlers"]
 
@@ -22,10 +23,10 @@ class QueryHandlers:
         add(code.QUERY_MESSAGE, self.query, header=QueryMessageHeader, needs=(on_topic("topic", SUB, GET),))
         add(code.VIEW_MESSAGE_BY_ID, self.view, header=ViewMessageHeader, needs=(on_topic("topic", GET),))
 
-    async def query(self, request: Request[QueryMessageHeader]) -> Response:
+    def query(self, request: Request[QueryMessageHeader]) -> Response | None:
         """Messages of a topic that carry a key, newest `maxNum` of them, as stored."""
         header = request.header
-        found = await self._lookup.by_key(
+        found = self._lookup.by_key(
             header.topic,
             header.key,
             count=header.max_num,
@@ -34,17 +35,14 @@ class QueryHandlers:
             is_unique=header.unique_key_query,
             caller=request.connection,
         )
-        ext = {
-            "indexLastUpdatePhyoffset": str(found.last_update_physical_offset),
-            "indexLastUpdateTimestamp": str(found.last_update_timestamp),
-        }
-        if not found.body:
-            return Response(
-                ResponseCode.QUERY_NOT_FOUND,
-                f"no message of topic {header.topic[:127]} with that key in that time",
-                ext=ext,
-            )
-        return Response(ext=ext, body=b"".join(found.body))
+        if isinstance(found, QueryResult):
+            return _answer(header.topic, found)
+
+        async def answered() -> Response:
+            return _answer(header.topic, await found())
+
+        request.connection.answer_in_task(request, answered)
+        return None
 
     def view(self, request: Request[ViewMessageHeader]) -> Response:
         """The record that starts at a position of the commit log."""
@@ -52,3 +50,17 @@ class QueryHandlers:
         # The request may name no topic, or another one than the record that lies there has.
         request.admit(need_of_topic(decode_record(record).topic, GET))
         return Response(body=record)
+
+
+def _answer(topic: str, found: QueryResult) -> Response:
+    ext = {
+        "indexLastUpdatePhyoffset": str(found.last_update_physical_offset),
+        "indexLastUpdateTimestamp": str(found.last_update_timestamp),
+    }
+    if not found.body:
+        return Response(
+            ResponseCode.QUERY_NOT_FOUND,
+            f"no message of topic {topic[:127]} with that key in that time",
+            ext=ext,
+        )
+    return Response(ext=ext, body=b"".join(found.body))

@@ -487,6 +487,10 @@ class Connection(asyncio.Protocol):
         entry = self._handlers.by_code[request.code]
         self.run_alone(lambda: self._run_async(entry, request, work))
 
+    def answer_in_task(self, request: AnyRequest, work: Callable[[], Awaitable[Response | None]]) -> None:
+        """Have a task give the answer, as an async handler does, for what a plain one could not answer at once."""
+        self._start_task(self._run_async(self._handlers.by_code[request.code], request, work))
+
     def _run_in_task(
         self, entry: Entry, handler: Callable[[AnyRequest], Awaitable[Response | None]], request: AnyRequest
     ) -> None:

@@ -198,6 +198,9 @@ class Channel(Peer, Protocol):
     def answer_alone(self, request: AnyRequest, work: Callable[[], Awaitable[Answer]]) -> None:
         """As `run_alone`, for one request: `work` gives its answer, or refuses it, as an async handler does."""
 
+    def answer_in_task(self, request: AnyRequest, work: Callable[[], Awaitable[Answer]]) -> None:
+        """Have a task give the answer, as an async handler does, for what a plain one could not answer at once."""
+
     def failure(self, code: int, failed: Exception) -> Response:
         """The answer to a request that met this, which is told. To be called where it is handled."""
 

@@ -29,7 +29,8 @@ async def lookup(store: MessageStore, clock: Clock) -> Lookup:
 
 
 async def by_key(lookup: Lookup, key: str, *, count: int = 9, is_unique: bool = False) -> QueryResult:
-    return await lookup.by_key(T, key, count=count, begin_ms=0, end_ms=FOREVER_MS, is_unique=is_unique)
+    found = lookup.by_key(T, key, count=count, begin_ms=0, end_ms=FOREVER_MS, is_unique=is_unique)
+    return found if isinstance(found, QueryResult) else await found()
 
 
 def bodies_of(found: QueryResult) -> set[bytes]:
