@@ -15,11 +15,14 @@ from typing import Any, Final
 from aerobee_broker.settings.config import BrokerConfig
 from aerobee_nameserver.config import NameserverConfig
 from aerobee_service.settings.settings import SettingsModel
+from made_parts import MadePart
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-PAGE: Final = ROOT / "docs" / "limits.md"
-PAGE_BEGIN: Final = "<!-- Made by `python tests/limits.py --write`. -->\n"
-PAGE_END: Final = "<!-- End of the table. -->\n"
+PAGE: Final = MadePart(
+    ROOT / "docs" / "limits.md",
+    "<!-- Made by `python tests/limits.py --write`. -->\n",
+    "<!-- End of the table. -->\n",
+)
 SETTINGS: Final[dict[str, type[SettingsModel]]] = {"broker": BrokerConfig, "nameserver": NameserverConfig}
 
 # Folders in which every constant that ends in _MAX is a bound on what a peer may make grow, or last.
@@ -393,19 +396,9 @@ def _figure(value: float) -> str:
     return f"{value:,}"
 
 
-def written_part(page: str) -> tuple[str, str, str]:
-    """The page before its table, its table, and the page behind it."""
-    before, begin, rest = page.partition(PAGE_BEGIN)
-    table, end, behind = rest.partition(PAGE_END)
-    assert begin, PAGE_BEGIN
-    assert end, PAGE_END
-    return before, table, behind
-
-
 def main() -> None:
     if "--write" in sys.argv:
-        before, _, behind = written_part(PAGE.read_text(encoding="utf-8"))
-        PAGE.write_text(f"{before}{PAGE_BEGIN}{page_part()}{PAGE_END}{behind}", encoding="utf-8")
+        PAGE.write(page_part())
         return
     print(page_part())
 

@@ -13,12 +13,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from made_parts import MadePart
+
 ROOT: Final = Path(__file__).resolve().parent.parent
 FACE: Final = "face"
-PAGE: Final = ROOT / "docs" / "architecture.md"
 # Between them the page has what page_part() makes.
-PAGE_BEGIN: Final = "<!-- Made by `python tests/rooms.py --write`. -->\n"
-PAGE_END: Final = "<!-- End of the rooms. -->\n"
+PAGE: Final = MadePart(
+    ROOT / "docs" / "architecture.md",
+    "<!-- Made by `python tests/rooms.py --write`. -->\n",
+    "<!-- End of the rooms. -->\n",
+)
 SOURCES: Final = {
     "aerobee_broker": "broker",
     "aerobee_store": "broker",
@@ -264,19 +268,9 @@ def page_part() -> str:
     return "\n".join([*lines, "", ""])
 
 
-def written_part(page: str) -> tuple[str, str, str]:
-    """The page before its rooms, its rooms, and the page behind them."""
-    before, begin, rest = page.partition(PAGE_BEGIN)
-    rooms, end, behind = rest.partition(PAGE_END)
-    assert begin, PAGE_BEGIN
-    assert end, PAGE_END
-    return before, rooms, behind
-
-
 def main() -> None:
     if "--write" in sys.argv:
-        before, _, behind = written_part(PAGE.read_text(encoding="utf-8"))
-        PAGE.write_text(f"{before}{PAGE_BEGIN}{page_part()}{PAGE_END}{behind}", encoding="utf-8")
+        PAGE.write(page_part())
         return
     for package in HOUSE:
         found = {room: set(targets) for room, targets in arrows(package).items()}
