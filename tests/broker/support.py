@@ -7,6 +7,7 @@ import tarfile
 from base64 import b64decode
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ import pytest
 
 from aerobee_access.control import AccessControl
 from aerobee_broker.assembly import Ground, Parts, Tables, assemble
-from aerobee_broker.settings.config import BrokerConfig, LiveConfig, delay_levels
+from aerobee_broker.settings.config import BrokerConfig, LiveConfig, to_store_config
 from aerobee_broker.settings.identity import identity_of
 from aerobee_broker.transactions.transactions import Transactions
 from aerobee_proto.codes import RequestCode
@@ -28,7 +29,6 @@ from aerobee_service.tls.ends import ProgramTls
 from aerobee_store.disk.io import DiskIo, StoreIo
 from aerobee_store.disk.reserve import Reserve
 from aerobee_store.store import MessageStore
-from aerobee_store.terms.config import StoreConfig
 from aerobee_store.terms.messages import NewMessage
 
 __all__ = [
@@ -189,21 +189,7 @@ def make_test_parts(root: Path, clock: Clock, *, io: StoreIo | None = None, **se
     """The parts of a broker below `root`, none of them running, over an open store; the caller closes `store`."""
     config = small_config(root, **settings)
     io = io or DiskIo()
-    store = MessageStore(
-        StoreConfig(
-            root=root,
-            commit_log_file_size=config.mapped_file_size_commit_log,
-            consume_queue_file_size=config.mapped_file_size_consume_queue,
-            index_slots=config.max_hash_slot_num,
-            index_entries=config.max_index_num,
-            timer_log_file_size=config.mapped_file_size_timer_log,
-            timer_precision_ms=config.timer_precision_ms,
-            sync_flush=False,
-            delay_levels_ms=delay_levels(config.message_delay_level),
-        ),
-        io=io,
-        clock=clock,
-    )
+    store = MessageStore(replace(to_store_config(config), sync_flush=False), io=io, clock=clock)
     store.open()
     ground = Ground(
         live=LiveConfig(config, now_ms=clock()),

@@ -31,7 +31,8 @@ KEPT_SIZE_MAX: Final = 12_288  # bytes of a corpus file
 KEPT_INPUT_SIZE_MAX: Final = 600
 INSTRUMENTED: Final = [
     "aerobee_proto", "aerobee_store", "aerobee_broker.settings", "aerobee_broker.catalog", "aerobee_broker.messages",
-    "aerobee_broker.pop", "aerobee_service.settings", "aerobee_service.tls",
+    "aerobee_broker.pop", "aerobee_broker.remoting_api.native_sends", "aerobee_broker.remoting_api.send",
+    "aerobee_service.settings", "aerobee_service.tls", "engine_pair",
 ]  # fmt: skip
 
 

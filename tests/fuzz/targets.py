@@ -49,6 +49,7 @@ from aerobee_service.tls.validity import validity_of
 from aerobee_store.faults.errors import StoreError
 from aerobee_store.timer import timer_files as timer_files_module
 from aerobee_store.timer.timer_files import MAGIC_DEFAULT, TimerFiles, TimerUnit, Verified
+from fuzz.engines import engine_seeds, send_engines
 from store.bit_rot import Image
 from store.crash_disk import CrashIo, Disk
 from store.workload import HOST, message
@@ -417,7 +418,7 @@ TARGETS: Final[dict[str, Target]] = {
     for one in (
         frames, header_json, header_rocketmq, header_msgpack, typed_headers, request_bodies, registrations, java_json,
         records, batches, compression, properties, names, sql92, configuration, log_files, queue_files, index_files,
-        timer_files, small_files,
+        timer_files, small_files, send_engines,
     )
 }  # fmt: skip
 
@@ -553,4 +554,5 @@ SEEDS: Final[dict[str, Callable[[], Iterator[bytes]]]] = {
     "names": _names,
     "sql92": _sql92,
     "configuration": _configuration,
+    "send_engines": engine_seeds,
 }

@@ -6,15 +6,23 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from fuzz.engines import close_engines
 from fuzz.run import CORPUS, KEPT_SIZE_MAX, LEDGER, corpus_of
 from fuzz.targets import TARGETS, seeds_of
 
 RUN = Path(__file__).with_name("run.py")
 MOMENT_S = 1  # of each target; the whole takes twice that and some seconds
+
+
+@pytest.fixture(autouse=True, scope="module")
+def closed() -> Iterator[None]:
+    yield
+    close_engines()
 
 
 def fuzzed(findings: Path, *words: str) -> dict[str, int]:

@@ -232,22 +232,17 @@ class SendProcessor:
 
     def on_batches(self, connection: Channel, items: Sequence[Send]) -> None:
         """SEND_BATCH_MESSAGE: each request is one group that is appended whole or not at all."""
-        records: list[tuple[Send, BatchPlan]] = []
-        others: list[tuple[Send, BatchPlan]] = []
+        planned: list[tuple[Send, BatchPlan]] = []
         for item in items:
             plan = self._batches.plan(item.header, item.body)
             if isinstance(plan, RequestError):
                 self._refuse(connection, item, plan)
-            elif plan.record_key is not None:
-                records.append((item, plan))
             else:
-                others.append((item, plan))
-        if records:
-            self._store_at_once(connection, records)
-        if self._batches.is_long([plan for _, plan in others]):
-            connection.run_alone(lambda: self._store_in_turns(connection, others))
-        elif others:
-            self._store_at_once(connection, others)
+                planned.append((item, plan))
+        if self._batches.is_long([plan for _, plan in planned if plan.record_key is None]):
+            connection.run_alone(lambda: self._store_in_turns(connection, planned))
+        elif planned:
+            self._store_at_once(connection, planned)
 
     def _store_at_once(self, connection: Channel, planned: Sequence[tuple[Send, BatchPlan]]) -> None:
         outcomes = self._batches.publish([plan for _, plan in planned], connection)
@@ -257,6 +252,9 @@ class SendProcessor:
         """As at once, for very many messages: others are served between the steps."""
         for item, plan in planned:
             await asyncio.sleep(0)
+            if plan.record_key is not None:
+                self._store_at_once(connection, [(item, plan)])
+                continue
             steps = self._batches.steps(plan, connection)
             while True:
                 try:

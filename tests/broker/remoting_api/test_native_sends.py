@@ -5,14 +5,11 @@ most part, as only that reaches the engine, and odd in every way that its reader
 """
 
 import asyncio
-import importlib
-import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from struct import Struct
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -22,24 +19,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aerobee_broker.broker import Broker
-from aerobee_broker.native.engine import MODULE
 from aerobee_broker.remoting_api.native_sends import with_code
 from aerobee_proto.batch import BatchEntry, encode_batch
 from aerobee_proto.bodies import TopicConfig
-from aerobee_proto.codes import RequestCode
 from aerobee_proto.frames import Command, FrameDecoder, decode_command, encode_command
-from aerobee_proto.headers import SendMessageHeader, SendMessageV2Header
 from aerobee_remoting.exchange.connection import Connection
 from broker.in_memory import broker_in_memory
-from broker.support import START_MS, Clock
+from broker.support import Clock
 from engines import need_engine
+from send_frames import BATCH, V1, V2, Spec, fields_of, frame_of, frames, joined, usual
 from store.memory_io import MemoryIo
-
-V2, V1, BATCH = RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_MESSAGE, RequestCode.SEND_BATCH_MESSAGE
-WORDS = Struct(">ii")
-LETTERS = dict(
-    zip(SendMessageHeader.__struct_encode_fields__, SendMessageV2Header.__struct_encode_fields__, strict=True)
-)
 
 
 @pytest.fixture(autouse=True)
@@ -111,44 +100,13 @@ SEPARATORS = ["\x01", "\x02", "\x02\x02", "a\x02", "\x01\x02", "no separator", "
 ODD_BODIES = [b"", b"\xff" * 5000, b"x" * 16_000, b"{}", b"\0"]
 
 
-@dataclass
-class Spec:
-    """One request, before it is bytes."""
-
-    code: int = V2
-    codec: int = 0
-    flag: int = 0
-    fields: dict[str, str] = field(default_factory=dict)
-    body: bytes = b"hello"
-    style: str = "java"  # how the header is written
-    damage: tuple[int, int] | None = None  # a byte of the header, and what is done to it
-
-
-def fields_of(*, topic: str, queue: str, properties: str, **more: str) -> dict[str, str]:
-    return {
-        "producerGroup": "group",
-        "topic": topic,
-        "defaultTopic": "TBW102",
-        "defaultTopicQueueNums": "4",
-        "queueId": queue,
-        "sysFlag": "0",
-        "bornTimestamp": "1700000000123",
-        "flag": "0",
-        "properties": properties,
-        "reconsumeTimes": "0",
-        "unitMode": "false",
-        "batch": "false",
-        **more,
-    }
-
-
 @st.composite
 def property_texts(draw: st.DrawFn) -> str:
     """Properties, usual ones for the most part."""
     kind = draw(st.integers(0, 19))
     pairs = [("UNIQ_KEY", f"7F000001{draw(st.integers(0, 2**64)):024X}"), ("WAIT", "true")]
     if kind == 19:
-        return draw(st.sampled_from(SEPARATORS)) + _joined(pairs) + draw(st.sampled_from(["", *SEPARATORS]))
+        return draw(st.sampled_from(SEPARATORS)) + joined(pairs) + draw(st.sampled_from(["", *SEPARATORS]))
     if kind == 18:
         pairs[0] = ("UNIQ_KEY", draw(st.sampled_from(ODD_KEYS)))
     if kind == 17:
@@ -164,12 +122,8 @@ def property_texts(draw: st.DrawFn) -> str:
             pairs.append((name, draw(st.sampled_from(VALUES))))
     if kind >= 12:
         pairs = draw(st.permutations(pairs))
-    text = _joined(pairs)
+    text = joined(pairs)
     return text[:-1] if draw(st.booleans()) else text
-
-
-def _joined(pairs: Sequence[tuple[str, str]]) -> str:
-    return "".join([f"{name}\x01{value}\x02" for name, value in pairs])
 
 
 @st.composite
@@ -217,56 +171,6 @@ def requests(draw: st.DrawFn) -> Spec:
             )
         )
     return spec
-
-
-def frame_of(spec: Spec, opaque: int) -> bytes:
-    """The request as bytes, in its style."""
-    named = (
-        spec.fields
-        if spec.code == V1
-        else {LETTERS.get(name, name): text for name, text in spec.fields.items()}
-    )
-    if spec.codec != 0:
-        command = Command(
-            spec.code, opaque=opaque, flag=spec.flag, ext_fields=named, body=spec.body, codec=spec.codec
-        )
-        if spec.style == "go":
-            command.remark = "remark"
-        raw = encode_command(command)
-        header = raw[8 : len(raw) - len(spec.body)]
-    else:
-        header = _json_header(spec, named, opaque)
-    if spec.damage is not None:
-        at, byte = spec.damage
-        changed = bytearray(header)
-        changed[at % len(changed)] = byte
-        header = bytes(changed)
-    return WORDS.pack(4 + len(header) + len(spec.body), spec.codec << 24 | len(header)) + header + spec.body
-
-
-def _json_header(spec: Spec, named: dict[str, str], opaque: int) -> bytes:
-    style = spec.style
-    ext: dict[str, Any] = dict(named)
-    if style == "bare":
-        ext = {name: int(text) if text.isascii() and text.isdigit() else text for name, text in named.items()}
-    if style == "null":
-        ext |= dict.fromkeys(["l", "maxReconsumeTimes", "n"])
-    if style == "more":
-        ext["Signature"] = "abc"
-    if style == "shuffled":
-        ext = dict(sorted(ext.items(), key=lambda pair: hash((pair[0], opaque)) % 97))
-    whole: dict[str, Any] = {"code": spec.code, "extFields": ext, "flag": spec.flag, "language": "JAVA"}
-    whole |= {"opaque": opaque, "serializeTypeCurrentRPC": "JSON", "version": 475}
-    if style == "go":
-        whole = {"code": spec.code, "language": "GO", "version": 317, "opaque": opaque, "flag": spec.flag}
-        whole |= {"remark": "", "extFields": ext}
-    # An unpaired surrogate can be written as an escape alone.
-    text = json.dumps(
-        whole, ensure_ascii=opaque % 3 == 0, separators=None if style == "spaced" else (",", ":")
-    )
-    if style == "twice":
-        text = text[:-1] + f',"opaque":{opaque},"flag":{spec.flag}}}'
-    return text.encode("utf-8", "surrogatepass")
 
 
 # --- comparing ----------------------------------------------------------------------------------------------------
@@ -421,18 +325,6 @@ def test_either_engine_comes_to_the_same(specs: list[Spec], places: list[int], f
     compare(cut(stream, places), flush_disk_type=flush)
 
 
-def usual(number: int, **changes: Any) -> Spec:
-    text = _joined([("UNIQ_KEY", f"7F000001{number:024X}"), ("WAIT", "true"), ("TAGS", "TagA")])
-    fields = fields_of(topic="Topic-A", queue=str(number % 4), properties=text[:-1])
-    return Spec(
-        fields=fields | changes, codec=number % 3, code=(V2, V1)[number % 2], body=b"x" * (number % 300 + 1)
-    )
-
-
-def frames(specs: Sequence[Spec]) -> list[bytes]:
-    return [frame_of(spec, number) for number, spec in enumerate(specs)]
-
-
 def test_usual_sends_are_the_engine_s() -> None:
     """Of both codes, in all codecs, over the ends of files: but for the first to each queue, which makes it ready, and
     those that need a new file."""
@@ -479,7 +371,7 @@ def test_one_way_sends_and_those_that_do_not_wait_are_the_engine_s() -> None:
 )
 def test_batches_are_the_engine_s(codec: int, common: str) -> None:
     def one(number: int) -> Spec:
-        texts = [_joined([("UNIQ_KEY", f"{number:08X}{place:08X}"), ("KEYS", "a b")]) for place in range(3)]
+        texts = [joined([("UNIQ_KEY", f"{number:08X}{place:08X}"), ("KEYS", "a b")]) for place in range(3)]
         body = encode_batch([BatchEntry(place, b"x" * place, text) for place, text in enumerate(texts)])
         fields = fields_of(topic="Topic-A", queue="0", properties=common) | {"batch": "true"}
         return Spec(code=BATCH, codec=codec, fields=fields, body=body)
@@ -512,85 +404,3 @@ def test_answers_are_made_again_with_another_code(codec: int) -> None:
     ]
     made = with_code(b"".join(map(encode_command, answers)), 10)
     assert made == b"".join(map(encode_command, refused))
-
-
-# --- any bytes ----------------------------------------------------------------------------------------------------
-
-
-def made_engine() -> Any:
-    """An engine that knows a topic with four queues, and a batch topic's name."""
-    engine = importlib.import_module(MODULE).Engine(
-        store_host=bytes((127, 0, 0, 1, 0, 0, 42, 159)),
-        record_checksum=True,
-        property_crc=True,
-        is_indexed=True,
-        frame_size_max=1 << 24,
-        record_size_max=1 << 22,
-    )
-    engine.use_settings(1 << 20, b"CLUSTER\x01c\x02", "true", "DefaultRegion")
-    engine.add_route("Topic-A", SimpleNamespace(), 4, 0)
-    for queue_id in range(4):
-        engine.add_queue("Topic-A", queue_id, SimpleNamespace(next_offset=7), 0xDAA320A7, b"\x07Topic-A")
-    return engine
-
-
-def mutated(rng: random.Random, base: Sequence[bytes]) -> bytes:
-    """One of these frames with some bytes changed, cut, doubled, or taken from another."""
-    frame = bytearray(rng.choice(base))
-    for _ in range(rng.choice((1, 1, 1, 2, 4))):
-        at, kind = rng.randrange(len(frame)), rng.randrange(8)
-        if kind < 4:
-            frame[at] = rng.getrandbits(8)
-        elif kind == 4:
-            frame[at] = rng.choice(b'"\\{}:,0-\x00\x01\x02\x7f\x80\xff')
-        elif kind == 5:
-            del frame[at : at + rng.randrange(1, 9)]
-        elif kind == 6:
-            frame[at:at] = frame[max(at - 8, 0) : at]
-        else:
-            other = rng.choice(base)
-            frame[at:] = other[at:]
-        if not frame:
-            break
-    if len(frame) > 4 and rng.getrandbits(2):  # else a length that is wrong ends most of them at once
-        frame[:4] = (len(frame) - 4).to_bytes(4, "big")
-    return bytes(frame)
-
-
-def bases() -> list[bytes]:
-    entries = encode_batch([BatchEntry(1, b"abc", _joined([("UNIQ_KEY", f"{at:08X}")])) for at in range(3)])
-    fields = fields_of(topic="Topic-A", queue="1", properties="WAIT\x01true\x02") | {"batch": "true"}
-    batches = [Spec(code=BATCH, codec=codec, fields=fields, body=entries) for codec in (0, 1, 2)]
-    return frames([*(usual(number) for number in range(6)), *batches])
-
-
-def fed(count: int, seed: int) -> tuple[int, list[bytes]]:
-    """Feed so many frames that were changed; how many were taken, and some of all."""
-    engine, rng, base, taken = made_engine(), random.Random(seed), bases(), 0
-    some: list[bytes] = []
-    for number in range(count):
-        frame = mutated(rng, base)
-        found = engine.take(frame, 0, 1 << 30, START_MS, bytes(8))
-        taken += found is not None
-        if number % 500 == 0:
-            some.append(frame)
-    return taken, some
-
-
-def _check_fed(count: int, seed: int) -> None:
-    taken, some = fed(count, seed)
-    assert count // 100 < taken < count, "changed frames are taken sometimes, and not always"
-    whole = [frame for frame in some if FrameDecoder().feed(frame) and len(frame) < 2000]
-    for at in range(0, len(whole), 50):
-        compare([*frames([usual(number) for number in range(4)]), *whole[at : at + 50]])
-
-
-def test_changed_frames_do_no_harm() -> None:
-    _check_fed(30_000, 1)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("seed", range(2, 12))
-def test_ten_million_changed_frames_do_no_harm(seed: int) -> None:
-    _check_fed(1_000_000, seed)
