@@ -1,14 +1,15 @@
 """What one send costs the broker: processor time per message, without sockets and without waiting.
 
     .venv/bin/python bench/profile_send.py [--engine auto] [--batch 64] [--group 1] [--size 128] [--rounds 12]
-                                           [--topics 1] [--queues 4] [--signed] [--profile]
+                                           [--topics 1] [--queues 4] [--signed [aerobee|official]] [--profile]
 
 Frames as the official Java client writes them go into a real connection, handler table and store; only the
 transport is a stand-in. `batch` is how many sends one read holds, `group` how many messages a send holds: more than one
 travel as SEND_BATCH_MESSAGE. The least of the rounds is the figure to compare: a busy machine makes rounds slower,
 never faster. With several topics each send goes to another one, and files are made before the first round that counts.
-`--signed` turns access control on, and signs every send as a user with a policy for its topic: compare with the same
-command without it, which says what access control costs a message. `--profile` prints where the time goes instead.
+`--signed` turns access control on, and signs every send as a user with a policy for its topic, as clients of Aerobee do
+or as official ones: compare with the same command without it, which says what access control costs a message.
+`--profile` prints where the time goes instead.
 """
 
 import argparse
@@ -25,12 +26,14 @@ from typing import Any, cast
 import structlog
 import uvloop
 
+from aerobee_access.freshness import Signing
 from aerobee_access.policies import PolicyType, entry_of
 from aerobee_access.signature import sign
 from aerobee_broker.broker import Broker
 from aerobee_broker.main import load_config
 from aerobee_proto.batch import BatchEntry, encode_batch
 from aerobee_proto.frames import FrameDecoder, decode_command, encode_command
+from aerobee_remoting.ends.client import Header, Sign
 from aerobee_remoting.exchange.connection import Connection
 from aerobee_service.program.interpreter import COLLECT_AFTER
 from aerobee_service.program.interpreter_build import interpreter_build
@@ -62,11 +65,17 @@ class Sink:
         pass
 
 
-def signed(read: bytes) -> bytes:
+def as_official_clients(_: int, header: Header, body: bytes) -> dict[str, str]:
+    """The fields of a request with a signature alone."""
+    assert isinstance(header, dict)
+    return sign(header, body, *USER)
+
+
+def signed(read: bytes, signs: Sign) -> bytes:
     """The same sends, each with a signature."""
     commands = [decode_command(frame) for frame in FrameDecoder().feed(read)]
     for command in commands:
-        command.ext_fields = sign(command.ext, command.body, *USER)
+        command.ext_fields = signs(command.code, command.ext, command.body)
     return b"".join(map(encode_command, commands))
 
 
@@ -118,9 +127,10 @@ async def measure(
     topics: int,
     queues: int,
     engine: str,
-    is_signed: bool,
+    signed_as: str | None,
     profile: bool,
 ) -> None:
+    is_signed = signed_as is not None
     settings = {
         "storePathRootDir": f"{folder}/store",
         "authenticationEnabled": str(is_signed).lower(),
@@ -140,6 +150,9 @@ async def measure(
         broker.access.table.write_acl(USER[0], [(PolicyType.CUSTOM, [pub])])
     connection = Connection(broker.handlers)
     connection.connection_made(cast(asyncio.Transport, Sink()))
+    signs: Sign = as_official_clients
+    if signed_as == "aerobee":
+        signs = Signing(*USER)(broker.handlers.gate.greeting(connection))
     body = b"x" * size
     sends: list[float] = []
     index: list[float] = []
@@ -148,13 +161,13 @@ async def measure(
     if topics > 1:
         for first in range(0, topics * queues, PER_ROUND):
             for read in reads(first, batch, body, topics, queues):
-                connection.data_received(signed(read) if is_signed else read)
+                connection.data_received(signed(read, signs) if is_signed else read)
             store.keys.build(PER_ROUND)
             await asyncio.sleep(0)
     for number in range(rounds):
         data = reads(number * PER_ROUND, batch, body, topics, queues, group)
         if is_signed:
-            data = list(map(signed, data))
+            data = [signed(read, signs) for read in data]
         before = time.thread_time_ns()
         if profile:
             profiler.enable()
@@ -189,7 +202,13 @@ def main() -> None:
     parser.add_argument("--queues", type=int, default=4, help="queues of each topic, at most 8")
     parser.add_argument("--size", type=int, default=128, help="bytes of a body")
     parser.add_argument("--engine", choices=("auto", "native", "python"), default="auto", help="sendEngine")
-    parser.add_argument("--signed", action="store_true", help="with access control, each send signed")
+    parser.add_argument(
+        "--signed",
+        nargs="?",
+        choices=("aerobee", "official"),
+        const="aerobee",
+        help="with access control, each send signed as these clients do",
+    )
     parser.add_argument("--profile", action="store_true")
     given: Any = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
@@ -208,7 +227,7 @@ def main() -> None:
                 topics=given.topics,
                 queues=given.queues,
                 engine=given.engine,
-                is_signed=given.signed,
+                signed_as=given.signed,
                 profile=given.profile,
             )
         )

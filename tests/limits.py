@@ -289,6 +289,13 @@ TABLE: Final = (
         ("broker:maxPopPollingSize", "broker:popCkMaxBufferSize"),
         "POLLING_FULL",
     ),
+    Row(
+        "entries",
+        "numbers of signed requests that may come behind later ones",
+        ("aerobee_access.freshness:BEHIND_MAX",),
+        NONE,
+        "NO_PERMISSION",
+    ),
     Row("entries", "open transactions", NONE, ("broker:maxOpenTransactions",), "SYSTEM_BUSY"),
     Row(
         "entries",

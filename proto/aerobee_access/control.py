@@ -10,17 +10,16 @@ from typing import Final
 
 from aerobee_access.admin import AccessHandlers
 from aerobee_access.audit import AuditLog
+from aerobee_access.freshness import Freshness, Signing
 from aerobee_access.gate import AccessGate, AccessRules
 from aerobee_access.plain_files import PlainFiles
 from aerobee_access.plain_gate import PlainGate
 from aerobee_access.plain_import import import_accounts
 from aerobee_access.refusals import Refusals
 from aerobee_access.sealing import Sealer
-from aerobee_access.settings import AccessSettings, credentials_of, listed_codes, user_of
-from aerobee_access.signature import sign
+from aerobee_access.settings import AccessSettings, credentials_of, listed_codes, listed_names, user_of
 from aerobee_access.table import AccessTable
 from aerobee_access.users import UserType
-from aerobee_proto.headers import RequestHeader, ext_of
 from aerobee_remoting.ends.client import Signer
 from aerobee_remoting.exchange.gate import Gate
 from aerobee_remoting.peers.peer import Peer
@@ -74,12 +73,26 @@ class AccessControl:
                 now_ms=now_ms,
             )
         refusals = Refusals(time.monotonic)
+        required = listed_names(config.auth_replay_required_users)
+        freshness = (
+            Freshness(
+                now_ms,
+                window_ms=config.auth_replay_window_millis,
+                is_required_of=lambda user: config.auth_replay_protection == "required" or user in required,
+            )
+            if config.auth_replay_protection != OFF
+            else None
+        )
         self.plain = PlainFiles(plain_acl, now_ms=now_ms) if plain_acl is not None else None
         self.gate: Gate | None = None  # None: everybody may do everything
         if (plain := self.plain) is not None:
-            self.gate = PlainGate(lambda: plain.acl, trusts=trusts, refusals=refusals, audit=self._audit)
+            self.gate = PlainGate(
+                lambda: plain.acl, trusts=trusts, refusals=refusals, audit=self._audit, freshness=freshness
+            )
         elif self.is_on:
-            self.gate = AccessGate(self.table, rules, trusts=trusts, refusals=refusals, audit=self._audit)
+            self.gate = AccessGate(
+                self.table, rules, trusts=trusts, refusals=refusals, audit=self._audit, freshness=freshness
+            )
 
     def close(self) -> None:
         """End the audit log: what it was given is written."""
@@ -95,15 +108,7 @@ class AccessControl:
     def signer(self) -> Signer | None:
         """Signs what this server asks others, with the credentials of its settings; None when it has none."""
         pair = credentials_of(self._config.inner_client_authentication_credentials)
-        if pair is None:
-            return None
-        access_key, secret = pair
-
-        def signed(header: RequestHeader | dict[str, str] | None, body: bytes) -> dict[str, str]:
-            fields = header if isinstance(header, dict) else {} if header is None else ext_of(header)
-            return sign(fields, body, access_key, secret)
-
-        return signed
+        return Signing(*pair, now_ms=self._now_ms) if pair is not None else None
 
     def bootstrap(self) -> bool:
         """Make the users of the settings that are not there yet; whether there were any. PlainAclDamaged when accounts

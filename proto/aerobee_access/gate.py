@@ -6,7 +6,8 @@ Touches  nothing.
                     no AccessKey, and the connection has shown a certificate, verified, that names such a user
     authorize       what the request needs (`needs`, declared with its code) is granted by the policies of the user
 
-The signature of every request is checked: it says who sent these bytes, and nothing else does. What a user is allowed
+The signature of every request is checked: it says who sent these bytes, and nothing else does. A request that
+says when it was signed, and for which connection, is let in once (`freshness`). What a user is allowed
 is kept for each connection until users or policies change, so a granted send costs the signature and a look-up.
 
 Invariants
@@ -15,7 +16,7 @@ Invariants
 - What is kept for one connection has a bound, and goes with the connection.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final
@@ -23,9 +24,10 @@ from weakref import WeakKeyDictionary
 
 from aerobee_access.audit import AuditLog
 from aerobee_access.decision import Verdict, decide
+from aerobee_access.freshness import CHALLENGE, Freshness, NotFresh, Numbers
 from aerobee_access.policies import Action
 from aerobee_access.refusals import Refusals
-from aerobee_access.signature import ACCESS_KEY, fields_of, is_signed_with
+from aerobee_access.signature import ACCESS_KEY, fields_of, signed_with
 from aerobee_access.table import AccessTable
 from aerobee_access.users import NAME_CHARS_MAX, User
 from aerobee_proto.codes import RequestCode, ResponseCode
@@ -67,6 +69,7 @@ class _Known:
     """What is known of one connection."""
 
     revision: int
+    numbers: Numbers | None  # of its requests, where they are looked at
     # User, code and what the request names -> granted.
     granted: set[tuple[str, int, object]] = field(default_factory=set)
 
@@ -86,10 +89,12 @@ class AccessGate(Gate):
         trusts: Callable[[Peer], bool] = lambda _: False,
         refusals: Refusals | None = None,
         audit: AuditLog | None = None,
+        freshness: Freshness | None = None,
     ) -> None:
         """`trusts`: who is a part of this program, and may do what its makers let it. `refusals` says how long the
-        answer to who is no user has to wait."""
+        answer to who is no user has to wait, `freshness` whether a request was seen before."""
         self._refusals = refusals
+        self._freshness = freshness
         self._audit = audit
         self._trusts = trusts
         self._table = table
@@ -163,10 +168,16 @@ class AccessGate(Gate):
         if not user.is_super:
             self._check(user, needs, caller.peer_host)
 
+    def greeting(self, caller: Peer) -> Mapping[str, str]:
+        if self._freshness is None:
+            return {}
+        return {CHALLENGE: self._freshness.of(caller).challenge.decode()}
+
     def _known_of(self, caller: Peer) -> _Known:
         known = self._known.get(caller)
         if known is None:
-            known = self._known[caller] = _Known(self._table.revision)
+            numbers = self._freshness.of(caller) if self._freshness is not None else None
+            known = self._known[caller] = _Known(self._table.revision, numbers)
         elif known.revision != self._table.revision or len(known.granted) > GRANTED_MAX:
             known.granted.clear()
             known.revision = self._table.revision
@@ -184,7 +195,7 @@ class AccessGate(Gate):
             if has_certificate:
                 self._check_certified(name)
             else:
-                self._authenticate(name, fields or {}, request)
+                self._authenticate(name, fields or {}, request, known.numbers)
         if not rules.authorization or code in rules.free_codes or (not fields and rules.as_official):
             return
         naming = self._naming_of(row)
@@ -211,8 +222,10 @@ class AccessGate(Gate):
 
     # --- who asks ---------------------------------------------------------------------------------------------
 
-    def _authenticate(self, name: str | None, fields: dict[str, str], request: AnyIncoming) -> None:
-        """RequestError NO_PERMISSION unless a user that may speak has signed this."""
+    def _authenticate(
+        self, name: str | None, fields: dict[str, str], request: AnyIncoming, numbers: Numbers | None
+    ) -> None:
+        """RequestError NO_PERMISSION unless a user that may speak has signed this, for the first time."""
         if not name:
             raise _no_user("username cannot be null.")
         if len(fields) > FIELDS_MAX:
@@ -220,13 +233,18 @@ class AccessGate(Gate):
         user = self._table.user(name)
         # First, and for a user that is not there as well: how long it takes says nothing.
         key = user.secret.encode() if user is not None else NO_USER
-        is_signed = is_signed_with(key, fields, request.envelope.version, request.body)
+        content = signed_with(key, fields, request.envelope.version, request.body)
         if user is None:
             raise _no_user(f"User:{name[:NAME_CHARS_MAX]} is not found.")
         if not user.is_enabled:
             raise _no_user(f"User:{name} is disabled.")
-        if not is_signed:
+        if content is None:
             raise _no_user("check signature failed.")
+        if self._freshness is not None and numbers is not None:
+            try:
+                self._freshness.check(numbers, name, request.envelope.code, content)
+            except NotFresh as why:
+                raise _no_user(str(why)) from None
 
     def _check_certified(self, subject: str) -> None:
         """RequestError unless the certificate of the connection names a user that may speak: it need not sign."""

@@ -7,13 +7,14 @@ own; what only administrators may; permissions of the topics and groups that the
 and the text that official tools look for.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from aerobee_access.audit import AuditLog
+from aerobee_access.freshness import CHALLENGE, Freshness, NotFresh
 from aerobee_access.plain_acl import Perm, PlainAcl
 from aerobee_access.refusals import Refusals
-from aerobee_access.signature import ACCESS_KEY, fields_of, is_signed_with
+from aerobee_access.signature import ACCESS_KEY, fields_of, signed_with
 from aerobee_proto.bodies import HeartbeatData
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.errors import RequestError
@@ -53,18 +54,20 @@ class PlainGate(Gate):
         trusts: Callable[[Peer], bool] = lambda _: False,
         refusals: Refusals | None = None,
         audit: AuditLog | None = None,
+        freshness: Freshness | None = None,
     ) -> None:
         """`accounts` gives those that are in force; the others are as for `AccessGate`."""
         self._accounts = accounts
         self._trusts = trusts
         self._refusals = refusals
         self._audit = audit
+        self._freshness = freshness
 
     def admit(self, caller: Peer, row: Row, request: AnyIncoming) -> None:
         if self._trusts(caller):
             return
         try:
-            self._admit(caller.peer_host, row.code, request)
+            self._admit(caller, row.code, request)
         except RequestError as refused:
             raise self._refusal(caller, row, request, refused) from None
 
@@ -82,10 +85,16 @@ class PlainGate(Gate):
         if reason:
             raise _refused(reason)
 
+    def greeting(self, caller: Peer) -> Mapping[str, str]:
+        if self._freshness is None:
+            return {}
+        return {CHALLENGE: self._freshness.of(caller).challenge.decode()}
+
     def lets_all(self, caller: Peer) -> bool:
         return self._trusts(caller) or self._accounts().is_white(caller.peer_host)
 
-    def _admit(self, address: str, code: int, request: AnyIncoming) -> None:
+    def _admit(self, caller: Peer, code: int, request: AnyIncoming) -> None:
+        address = caller.peer_host
         if code == RequestCode.GET_CODECS:
             return
         acl = self._accounts()
@@ -98,13 +107,18 @@ class PlainGate(Gate):
         account = acl.accounts.get(name)
         # First, and for an account that is not there as well: how long it takes says nothing.
         secret = account.secret_key.encode() if account is not None else b"nobody has this secret"
-        is_signed = is_signed_with(secret, fields, OLD_SIGNATURE, request.body)
+        content = signed_with(secret, fields, OLD_SIGNATURE, request.body)
         if account is None:
             raise _no_account(f"No acl config for {name[:255]}")
         if account.white_address and _matches(account.white_address, address):
             return
-        if not is_signed:
+        if content is None:
             raise _no_account(f"Check signature failed for accessKey={name}")
+        if self._freshness is not None:
+            try:
+                self._freshness.check(self._freshness.of(caller), name, code, content)
+            except NotFresh as why:
+                raise _no_account(str(why)) from None
         if code in ADMIN_CODES and not account.is_admin:
             raise _refused(f"Need admin permission for request code={code}, but accessKey={name} is not")
         topics, groups = _needs(code, fields, request)

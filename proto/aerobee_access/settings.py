@@ -12,7 +12,7 @@ from pydantic import Field, SecretStr, field_validator
 
 from aerobee_service.settings.settings import SettingsModel, SettingsPathText
 
-__all__ = ["ACCESS_KEYS", "AccessSettings", "credentials_of", "listed_codes", "user_of"]
+__all__ = ["ACCESS_KEYS", "AccessSettings", "credentials_of", "listed_codes", "listed_names", "user_of"]
 
 AUTH: Final = "org.apache.rocketmq.auth"
 PROVIDERS: Final = {
@@ -74,6 +74,21 @@ class AccessSettings(SettingsModel):
     auth_compat: Literal["", "5.3.3"] = _key(
         "",
         "5.3.3: decide as that release does, where it is wrong, too (the order of policies, forgotten codes). Ours.",
+    )
+    auth_replay_protection: Literal["off", "accepted", "required"] = _key(
+        "accepted",
+        "accepted: a request that says when it was signed, as clients of Aerobee do, is let in once, and in time; "
+        "others are as in RocketMQ. required: there are no others. off: nobody looks. Ours.",
+    )
+    auth_replay_required_users: str = _key(
+        "", "Users for whom it is required in any case, separated by commas. Ours."
+    )
+    auth_replay_window_millis: int = _key(
+        60_000,
+        "How far the clocks of client and server may be apart where it is looked at. Ours.",
+        unit="ms",
+        ge=1_000,
+        le=86_400_000,
     )
     access_key_path: SettingsPathText = _key(
         "",
@@ -149,6 +164,11 @@ def listed_codes(text: str) -> frozenset[int]:
         if not part.isascii() or not part.isdigit():
             raise ValueError(f"{part!r} is not a request code; write numbers, separated by commas")
     return frozenset(map(int, parts))
+
+
+def listed_names(text: str) -> frozenset[str]:
+    """Names, separated by commas."""
+    return frozenset(part.strip() for part in text.split(",") if part.strip())
 
 
 def user_of(text: SecretStr) -> tuple[str, str] | None:

@@ -4,7 +4,8 @@ Touches  nothing.
 
 The signature is Base64 of HMAC-SHA1 with the secret as its key, over the values of all header fields in the order of
 their names (by UTF-16 units), then the body. Names, code, version and flag are not signed. The access key and a
-security token are header fields like the others; the signature is not.
+security token are header fields like the others; the signature is not. So is what says that a request is sent for the
+first time (`freshness`), which comes first.
 """
 
 import hmac
@@ -19,15 +20,17 @@ from aerobee_proto.frames import CODEC_JSON, CODEC_ROCKETMQ, Frame, decode_comma
 
 __all__ = [
     "ACCESS_KEY",
+    "FRESHNESS",
     "SIGNATURE",
     "fields_of",
-    "is_signed_with",
     "sign",
     "signature_of",
     "signed_content",
+    "signed_with",
 ]
 
 ACCESS_KEY: Final = "AccessKey"
+FRESHNESS: Final = "AccessFreshness"  # its name sorts before all others that are sent
 SECURITY_TOKEN: Final = "SecurityToken"  # noqa: S105  # a field's name
 SIGNATURE: Final = "Signature"
 # Up to this version clients and servers leave the value of this field out of what is signed.
@@ -92,18 +95,27 @@ def signature_of(content: bytes, secret: bytes) -> bytes:
     return b2a_base64(hmac.digest(secret, content, "sha1"), newline=False)
 
 
-def is_signed_with(secret: bytes, fields: Mapping[str, str], version: int, body: bytes) -> bool:
-    """Whether the fields carry the signature that this secret makes; in the same time whatever they carry."""
+def signed_with(secret: bytes, fields: Mapping[str, str], version: int, body: bytes) -> bytes | None:
+    """What was signed, without the body, if the fields carry the signature that this secret makes; in the same time
+    whatever they carry."""
     content = signed_content(fields, version)
     expected = signature_of(content + body if body else content, secret)
-    return hmac.compare_digest(expected, fields.get(SIGNATURE, "").encode("utf-8", "replace"))
+    is_signed = hmac.compare_digest(expected, fields.get(SIGNATURE, "").encode("utf-8", "replace"))
+    return content if is_signed else None
 
 
 def sign(
-    fields: Mapping[str, str], body: bytes, access_key: str, secret: str, security_token: str | None = None
+    fields: Mapping[str, str],
+    body: bytes,
+    access_key: str,
+    secret: str,
+    security_token: str | None = None,
+    freshness: str | None = None,
 ) -> dict[str, str]:
-    """The header fields with who asks and the signature."""
+    """The header fields with who asks and the signature; `freshness` as `aerobee_access.freshness` makes it."""
     signed = {**fields, ACCESS_KEY: access_key}
+    if freshness is not None:
+        signed[FRESHNESS] = freshness
     if security_token is not None:
         signed[SECURITY_TOKEN] = security_token
     signed.pop(SIGNATURE, None)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from aerobee_access.control import AccessControl
 from aerobee_access.settings import AccessSettings
-from aerobee_access.signature import is_signed_with
+from aerobee_access.signature import signed_with
 from aerobee_proto.headers import TopicHeader
 
 INNER = json.dumps({"accessKey": "inner", "secretKey": "inner secret"})
@@ -39,9 +39,9 @@ def test_a_server_signs_with_its_credentials(tmp_path: Path) -> None:
     signer = control(tmp_path, innerClientAuthenticationCredentials=INNER).signer
     assert signer is not None
     for header in (TopicHeader(topic="T"), {"topic": "T"}, None):
-        fields = signer(header, b"body")
+        fields = signer({})(17, header, b"body")
         assert fields["AccessKey"] == "inner"
-        assert is_signed_with(b"inner secret", fields, 479, b"body")
+        assert signed_with(b"inner secret", fields, 479, b"body")
 
 
 def test_the_key_may_be_elsewhere(tmp_path: Path) -> None:

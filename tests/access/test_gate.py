@@ -7,6 +7,7 @@ import pytest
 
 from access.support import Caller, empty_table
 from access.test_every_code import request_of
+from aerobee_access.freshness import Freshness, Signing
 from aerobee_access.gate import FIELDS_MAX, GRANTED_MAX, AccessGate, AccessRules
 from aerobee_access.policies import PolicyType, entry_of
 from aerobee_access.signature import sign
@@ -132,3 +133,20 @@ def test_requests_of_all_codes_are_kept_apart(served: dict[int, Row], table: Acc
     row, create = request_of(served[215], "u", "secret")
     with pytest.raises(RequestError):
         gate.admit(caller, row, create)
+
+
+def test_a_request_that_says_when_it_was_signed_is_let_in_once(table: AccessTable) -> None:
+    freshness = Freshness(lambda: 0, window_ms=1000, is_required_of=lambda user: user == "v")
+    gate, caller, other = AccessGate(table, RULES, freshness=freshness), Caller(), Caller()
+    sign = Signing("u", "secret", now_ms=lambda: 0)(gate.greeting(caller))
+    first = asked(user=None, **sign(300, {"topic": "t1"}, b""))
+    liar = asked("t1", secret="guess")
+    assert remark_of(gate, caller, liar) == "check signature failed."
+    assert remark_of(gate, caller, first) == ""
+    assert remark_of(gate, caller, first).endswith("was seen before.")
+    assert [request for request, _ in gate.turned_away(caller, ROW, [asked("t1"), first])] == [first]
+    assert remark_of(gate, other, first).startswith("signed for another connection")
+    assert remark_of(gate, caller, asked("t1")) == ""  # as official clients ask, and again
+    table.create_user("v", "other")
+    assert "has to sign the time" in remark_of(gate, caller, asked("t1", user="v", secret="other"))
+    assert dict(AccessGate(table, RULES).greeting(caller)) == {}

@@ -9,9 +9,11 @@ import pytest
 
 from access.support import Caller
 from access.test_worlds import frame_of, shown
+from aerobee_access.freshness import Freshness, Signing
 from aerobee_access.plain_acl import read_plain_acl
 from aerobee_access.plain_gate import REMARK, PlainGate
 from aerobee_proto.errors import RequestError
+from aerobee_proto.frames import Command, FrameDecoder, encode_command
 from aerobee_remoting.exchange.gate import Row
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "access" / "v1"
@@ -52,3 +54,18 @@ def test_from_a_white_address_nothing_need_be_asked() -> None:
     gate = PlainGate(lambda: acl)
     assert gate.lets_all(Caller("10.0.0.9"))
     assert not gate.lets_all(Caller("10.0.1.9"))
+
+
+def test_a_request_that_says_when_it_was_signed_is_let_in_once(served: dict[int, Row]) -> None:
+    acl = read_plain_acl("accounts:\n- accessKey: account\n  secretKey: a secret\n  topicPerms: [T=SUB]\n")
+    gate = PlainGate(lambda: acl, freshness=Freshness(lambda: 0, window_ms=1000))
+    caller = Caller()
+    sign = Signing("account", "a secret", now_ms=lambda: 0)(gate.greeting(caller))
+    (frame,) = FrameDecoder().feed(encode_command(Command(14, ext_fields=sign(14, {"topic": "T"}, b""))))
+    row, request = shown(served[14], 14, frame)
+    gate.admit(caller, row, request)
+    for again in (caller, Caller()):
+        with pytest.raises(RequestError, match=r"seen before|another connection") as refused:
+            gate.admit(again, row, request)
+        assert refused.value.code == 1
+    assert dict(PlainGate(lambda: acl).greeting(caller)) == {}

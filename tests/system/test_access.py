@@ -10,6 +10,7 @@ import pytest
 import trustme
 
 from aerobee import BrokerRefused, Client, Credentials
+from aerobee_access.freshness import Signing
 from aerobee_access.gate import AccessGate, AccessRules
 from aerobee_access.policies import PolicyType, entry_of
 from aerobee_access.sealing import KeyFileError, Sealer
@@ -21,10 +22,12 @@ from aerobee_broker.in_process.values import Message
 from aerobee_nameserver.config import NameserverConfig
 from aerobee_nameserver.server import NameServer
 from aerobee_proto.codes import RequestCode
-from aerobee_proto.frames import Command
+from aerobee_proto.frames import Command, FrameDecoder, decode_command, encode_command
 from aerobee_remoting.ends.client import RemotingClient, RemotingClientConfig
+from aerobee_service.clock import epoch_ms
 from client_scenarios import take
-from system.running import broker_config, running_broker
+from plain_remoting import topic_fields
+from system.running import broker_config, running_broker, send_request, talking
 
 ROOT = ("root", "root secret")
 SETTINGS: dict[str, Any] = {
@@ -208,3 +211,80 @@ async def test_a_client_gets_what_its_policies_say(tmp_path: Path) -> None:
                     await out.send("orders", b"x")
     finally:
         await nameserver.close()
+
+
+async def test_what_a_client_sent_cannot_be_sent_again(tmp_path: Path) -> None:
+    """Every byte that our client wrote, once more: on a connection of its own, and behind it on the same one."""
+    sent = bytearray()
+    piped: list[asyncio.StreamWriter] = []
+
+    async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        out_reader, out_writer = await asyncio.open_connection("127.0.0.1", broker.port)
+        piped.append(out_writer)
+
+        async def back() -> None:
+            while data := await out_reader.read(65536):
+                writer.write(data)
+            writer.close()
+
+        answering = asyncio.create_task(back())
+        while data := await reader.read(65536):
+            sent.extend(data)
+            out_writer.write(data)
+        out_writer.close()
+        await answering
+
+    def again() -> bytes:
+        """All frames that were sent, but for the first question, which anybody may ask."""
+        commands = [decode_command(frame) for frame in FrameDecoder().feed(bytes(sent))]
+        return b"".join(encode_command(c) for c in commands if c.code != RequestCode.GET_CODECS)
+
+    async with running_broker(tmp_path / "store", **SETTINGS) as broker:
+        relay = await asyncio.start_server(pipe, "127.0.0.1", 0)
+        addr = f"127.0.0.1:{relay.sockets[0].getsockname()[1]}"
+        remoting = RemotingClient(signer=Signing(*ROOT))
+        try:
+            await ask(broker, RequestCode.UPDATE_AND_CREATE_TOPIC, topic_fields("T", 1))
+            request = send_request("T", b"once")
+            for _ in range(3):
+                answer = await remoting.request(addr, request.code, request.ext, request.body)
+                assert answer.code == 0, answer.remark
+            assert broker.parts.stats.put_count.value == 3
+            async with talking(broker) as thief:
+                thief.writer.write(again())
+                remarks = {(await thief.receive()).remark for _ in range(3)}
+                assert all((remark or "").startswith("signed for another connection") for remark in remarks)
+            piped[0].write(again())
+            assert (await remoting.request(addr, RequestCode.GET_BROKER_CONFIG)).code == 0
+            assert broker.parts.stats.put_count.value == 3
+            audit = tmp_path / "store.audit.log"
+        finally:
+            await remoting.close()
+            relay.close()
+            await relay.wait_closed()
+    lines = [json.loads(line)["reason"] for line in audit.read_text().splitlines()]
+    assert [line for line in lines if "was seen before" in line] == [
+        f"request {number} of this connection was seen before." for number in (1, 2, 3)
+    ]
+
+
+async def test_users_may_be_held_to_sign_the_time(tmp_path: Path) -> None:
+    settings: dict[str, Any] = SETTINGS | {"auth_replay_required_users": f"anna, {ROOT[0]}"}
+    async with running_broker(tmp_path / "store", **settings) as broker:
+        refused = await ask(broker, RequestCode.GET_BROKER_CONFIG, {})
+        assert (
+            refused.remark
+            == "User:root has to sign the time, as clients of Aerobee do (authReplayProtection)."
+        )
+        remoting = RemotingClient(signer=Signing(*ROOT))
+        try:
+            taken = await remoting.request(f"127.0.0.1:{broker.port}", RequestCode.GET_BROKER_CONFIG)
+            assert taken.code == 0
+        finally:
+            await remoting.close()
+        late = RemotingClient(signer=Signing(*ROOT, now_ms=lambda: epoch_ms() - 61_000))
+        try:
+            told = await late.request(f"127.0.0.1:{broker.port}", RequestCode.GET_BROKER_CONFIG)
+            assert (told.code, "Are both clocks right?" in (told.remark or "")) == (16, True)
+        finally:
+            await late.close()

@@ -98,3 +98,6 @@ class SlaveGate(Gate):
 
     def admit_found(self, caller: Peer, row: Row, request: AnyIncoming, needs: Sequence[Need]) -> None:
         self._gate.admit_found(caller, row, request, needs)
+
+    def greeting(self, caller: Peer) -> Mapping[str, str]:
+        return self._gate.greeting(caller)

@@ -16,18 +16,14 @@ from aerobee.errors import (
     NoNameserver,
     RequestTimeout,
 )
-from aerobee.net.signing import signed
-from aerobee.terms.config import Credentials
 from aerobee_proto.codes import NAMESERVER_DEFAULT_PORT, ResponseCode
 from aerobee_proto.frames import Command
-from aerobee_proto.headers import RequestHeader
-from aerobee_remoting.ends.client import RemotingClient
+from aerobee_remoting.ends.client import Header, RemotingClient
 from aerobee_remoting.peers.errors import ClosedHere, ConnectFailed, ConnectionLost, RemotingError
 from aerobee_remoting.peers.errors import RequestTimeout as RemotingTimeout
 
 __all__ = ["Header", "Nameservers", "Peers"]
 
-Header = RequestHeader | dict[str, str] | None
 SUCCESS: Final = int(ResponseCode.SUCCESS)
 NO_NAMESERVER: Final = (
     f"answers, but is no nameserver; a broker? Its nameserver is usually at port {NAMESERVER_DEFAULT_PORT}"
@@ -40,12 +36,9 @@ class Peers:
     `what` says in words what the caller wants ("create topic 'a'"); it opens every error text.
     """
 
-    def __init__(
-        self, remoting: RemotingClient, timeout_s: float, credentials: Credentials | None = None
-    ) -> None:
+    def __init__(self, remoting: RemotingClient, timeout_s: float) -> None:
         self._remoting = remoting
         self.timeout_s = timeout_s
-        self._credentials = credentials
 
     async def request(
         self,
@@ -59,7 +52,7 @@ class Peers:
         """The answer, whatever its code. RequestTimeout or BrokerUnreachable when there is none."""
         limit = self.timeout_s if timeout_s is None else timeout_s
         try:
-            return await self._remoting.request(addr, code, self._signed(header, body), body, limit)
+            return await self._remoting.request(addr, code, header, body, limit)
         except RemotingTimeout as late:
             raise RequestTimeout(what, addr, limit) from late
         except RemotingError as failed:
@@ -93,7 +86,7 @@ class Peers:
         limit = self.timeout_s if timeout_s is None else timeout_s
         try:
             async with asyncio.timeout(limit):
-                await self._remoting.oneway(addr, code, self._signed(header, body), body)
+                await self._remoting.oneway(addr, code, header, body)
         except TimeoutError:
             raise BrokerUnreachable(what, addr, f"no connection within {limit:.3g} s") from None
         except RemotingError as failed:
@@ -101,12 +94,7 @@ class Peers:
 
     def oneway_if_connected(self, addr: str, code: int, header: dict[str, str]) -> None:
         """Send and expect no answer, if there is a connection; it is not made for this."""
-        connection = self._remoting.connected(addr)
-        if connection is not None:
-            connection.send_oneway(code, self._signed(header, b""))
-
-    def _signed(self, header: Header, body: bytes) -> Header:
-        return header if self._credentials is None else signed(header, body, self._credentials)
+        self._remoting.oneway_if_connected(addr, code, header)
 
 
 class Nameservers:

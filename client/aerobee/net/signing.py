@@ -1,15 +1,14 @@
-"""Signatures of requests: what `aerobee_access.signature` says, for the headers that this client sends."""
+"""Signatures of requests: what `aerobee_access` says, for the credentials of a client."""
 
 from aerobee.terms.config import Credentials
-from aerobee_access.signature import sign
-from aerobee_proto.headers import RequestHeader, ext_of
+from aerobee_access.freshness import Signing
+from aerobee_remoting.ends.client import Signer
 
-__all__ = ["signed"]
+__all__ = ["signer_of"]
 
 
-def signed(
-    header: RequestHeader | dict[str, str] | None, body: bytes, credentials: Credentials
-) -> dict[str, str]:
-    """The header's fields with who asks and the signature."""
-    fields = header if isinstance(header, dict) else {} if header is None else ext_of(header)
-    return sign(fields, body, credentials.access_key, credentials.secret_key, credentials.security_token)
+def signer_of(credentials: Credentials | None) -> Signer | None:
+    """Who signs what a client with these credentials asks; None without any."""
+    if credentials is None:
+        return None
+    return Signing(credentials.access_key, credentials.secret_key, credentials.security_token)

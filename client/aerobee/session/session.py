@@ -26,6 +26,7 @@ from aerobee.net.backoff import pauses
 from aerobee.net.offsets import Offsets
 from aerobee.net.peers import Nameservers, Peers
 from aerobee.net.route_table import RouteTable
+from aerobee.net.signing import signer_of
 from aerobee.producing.producer import Producer
 from aerobee.producing.replies import PendingReplies, Replier
 from aerobee.session.server_requests import ServerRequests
@@ -72,8 +73,9 @@ class Session:
             RemotingClientConfig(tls=tls),
             on_connect=self._on_connect,
             on_disconnect=self._on_disconnect,
+            signer=signer_of(config.credentials),
         )
-        self.peers = Peers(self.remoting, config.request_timeout_s, config.credentials)
+        self.peers = Peers(self.remoting, config.request_timeout_s)
         self.nameservers = Nameservers(self.peers, config.nameservers, start=salt)
         self.routes = RouteTable(self.nameservers)
         self.offsets = Offsets(self.peers, self.routes)

@@ -3,9 +3,10 @@
 import asyncio
 import os
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
+from weakref import WeakKeyDictionary
 
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.frames import CODEC_JSON, CODEC_MSGPACK, CODEC_ROCKETMQ, Command
@@ -13,16 +14,20 @@ from aerobee_proto.headers import RequestHeader
 from aerobee_remoting.exchange.connection import Connection
 from aerobee_remoting.exchange.handlers import HandlerTable
 from aerobee_remoting.exchange.limits import Common, ConnectionLimits
-from aerobee_remoting.peers.errors import ClosedHere, ConnectFailed, RemotingError
+from aerobee_remoting.peers.errors import ClosedHere, ConnectFailed, ConnectionLost, RemotingError
 from aerobee_remoting.peers.tls import TlsContext, context_of
 from aerobee_service.logs.event_log import event_logger
 from aerobee_service.turns.tasks import look_at
 
-__all__ = ["RemotingClient", "RemotingClientConfig", "Signer", "split_addr"]
+__all__ = ["Header", "RemotingClient", "RemotingClientConfig", "Sign", "Signer", "split_addr"]
 
 log = event_logger("aerobee.remoting")
 
-Signer = Callable[[RequestHeader | dict[str, str] | None, bytes], dict[str, str]]
+Header = RequestHeader | dict[str, str] | None
+# Code, header and body of a request of one connection -> the fields with which it is sent.
+Sign = Callable[[int, Header, bytes], dict[str, str]]
+# What a server said when a connection began (fields of its answer to GET_CODECS) -> who signs what it is asked there.
+Signer = Callable[[Mapping[str, str]], Sign]
 
 SWEEP_S: Final = 1.0
 CODECS: Final = {"json": CODEC_JSON, "rocketmq": CODEC_ROCKETMQ}
@@ -76,8 +81,10 @@ class RemotingClient:
         on_disconnect: Callable[[str, Connection], None] | None = None,
         signer: Signer | None = None,
     ) -> None:
-        """`signer` makes the fields with which a request is sent of its header and body."""
+        """With a `signer` all requests are signed, and a connection is not used before its server has been asked what
+        one has to know for that."""
         self._signer = signer
+        self._signs: WeakKeyDictionary[Connection, Sign] = WeakKeyDictionary()
         self._handlers = handlers
         self._config = config or RemotingClientConfig()
         if self._config.codec not in ("auto", *CODECS):
@@ -94,7 +101,7 @@ class RemotingClient:
         self,
         addr: str,
         code: int,
-        header: RequestHeader | dict[str, str] | None = None,
+        header: Header = None,
         body: bytes = b"",
         timeout: float = 3.0,  # noqa: ASYNC109  # the wire's own time-out
     ) -> Command:
@@ -113,20 +120,28 @@ class RemotingClient:
                 raise ConnectFailed(addr, f"no connection within {timeout:.3g} s") from None
             timeout = deadline - loop.time()
         if self._signer is not None:
-            header = self._signer(header, body)
+            header = self._signs[connection](code, header, body)
         return await connection.send_request(code, header, body, timeout)
 
     async def oneway(
         self,
         addr: str,
         code: int,
-        header: RequestHeader | dict[str, str] | None = None,
+        header: Header = None,
         body: bytes = b"",
     ) -> None:
         """Send a request that gets no answer. ConnectFailed or ConnectionLost when it cannot be sent."""
-        connection = await self.connect(addr)
+        self._send_oneway(await self.connect(addr), code, header, body)
+
+    def oneway_if_connected(self, addr: str, code: int, header: dict[str, str]) -> None:
+        """As `oneway`, if there is a connection; it is not made for this."""
+        connection = self.connected(addr)
+        if connection is not None:
+            self._send_oneway(connection, code, header, b"")
+
+    def _send_oneway(self, connection: Connection, code: int, header: Header, body: bytes) -> None:
         if self._signer is not None:
-            header = self._signer(header, body)
+            header = self._signs[connection](code, header, body)
         connection.send_oneway(code, header, body)
 
     @property
@@ -179,10 +194,12 @@ class RemotingClient:
             connection.abort("this client is closed")
             raise ClosedHere(addr)
         connection.codec = CODECS.get(self._config.codec, CODEC_JSON)
+        if self._signer is not None:
+            self._signs[connection] = self._signer(await self._greet(addr, connection))
         self._connections[addr] = connection
         if self._sweeper is None:
             self._sweeper = loop.call_later(SWEEP_S, self._sweep)
-        if self._config.codec == "auto":
+        if self._config.codec == "auto" and self._signer is None:
             self._spawn(self._learn_codec(addr, connection))
         if self._on_connect is not None:
             self._on_connect(addr, connection)
@@ -195,8 +212,31 @@ class RemotingClient:
         except RemotingError as failed:
             log.debug("remoting.codecs_unknown", addr=addr, reason=str(failed))
             return
-        if answer.code == ResponseCode.SUCCESS and "2" in answer.ext.get("codecs", "").split(","):
-            connection.codec = CODEC_MSGPACK
+        _take_codec(connection, answer)
+
+    async def _greet(self, addr: str, connection: Connection) -> Mapping[str, str]:
+        """What the server says before it is asked for anything, nothing where it does not know the question.
+        ConnectFailed when it says nothing."""
+        limit_s = self._config.connect_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                answer = await connection.request(RequestCode.GET_CODECS)
+        except TimeoutError:
+            connection.abort("no answer to the first question")
+            raise ConnectFailed(addr, f"connected, and no answer within {limit_s:g} s") from None
+        except ConnectionLost as lost:
+            raise ConnectFailed(addr, lost.reason) from lost
+        except BaseException:
+            connection.abort("given up")
+            raise
+        if self._closed:
+            connection.abort("this client is closed")
+            raise ClosedHere(addr)
+        if connection.is_closed:
+            raise ConnectFailed(addr, "closed by the peer")
+        if self._config.codec == "auto":
+            _take_codec(connection, answer)
+        return answer.ext if answer.code == ResponseCode.SUCCESS else {}
 
     def _lost(self, addr: str, connection: Connection) -> None:
         if self._connections.get(addr) is connection:
@@ -229,3 +269,9 @@ class RemotingClient:
             connection.close("this client is closed")
         if connections:
             await asyncio.wait([c.closed for c in connections], timeout=3.0)
+
+
+def _take_codec(connection: Connection, answer: Command) -> None:
+    """Use the codec that the server shows to know."""
+    if answer.code == ResponseCode.SUCCESS and "2" in answer.ext.get("codecs", "").split(","):
+        connection.codec = CODEC_MSGPACK

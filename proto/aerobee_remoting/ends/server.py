@@ -60,11 +60,6 @@ class ServerConfig:
 CODECS_ARE_OPEN: Final = Open("what a peer asks first, to know how to ask at all", unsigned=True)
 
 
-def answer_codecs(_: Request[NoFields]) -> Response:
-    """GET_CODECS: the header codecs that this server knows; official servers do not know the question."""
-    return Response(ext={"codecs": "0,1,2"})
-
-
 class RemotingServer:
     """Serves a handler table on one or more addresses."""
 
@@ -81,7 +76,9 @@ class RemotingServer:
             raise ValueError(f"TLS mode {self._config.tls_mode.value} needs a certificate")
         self.handlers = handlers
         if RequestCode.GET_CODECS not in handlers.by_code:
-            handlers.register(RequestCode.GET_CODECS, answer_codecs, needs=CODECS_ARE_OPEN, overtakes=True)
+            handlers.register(
+                RequestCode.GET_CODECS, self.answer_codecs, needs=CODECS_ARE_OPEN, overtakes=True
+            )
         self._on_connect = on_connect
         self._on_disconnect = on_disconnect
         self.connections: set[Connection] = set()
@@ -99,6 +96,11 @@ class RemotingServer:
         self._closing = False
         self._turns: Turns | None = None  # made when there is a loop
         self._excess_logged = False  # in this turn of the loop
+
+    def answer_codecs(self, request: Request[NoFields]) -> Response:
+        """GET_CODECS: the header codecs that this server knows, and what its gate tells who begins; official servers do
+        not know the question."""
+        return Response(ext={"codecs": "0,1,2", **self.handlers.gate.greeting(request.connection)})
 
     async def start(self, host: str, port: int) -> int:
         """`bind` and `serve` in one; the port."""

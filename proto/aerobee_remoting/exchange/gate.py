@@ -8,7 +8,7 @@ It returns, or raises RequestError: the request is answered so, and reaches no h
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, final
 
 import msgspec
@@ -59,6 +59,10 @@ class Gate(Protocol):
     @abstractmethod
     def admit_found(self, caller: Peer, row: Row, request: AnyIncoming, needs: Sequence[Need]) -> None:
         """The same of what a handler found that the request did not name."""
+
+    def greeting(self, caller: Peer) -> Mapping[str, str]:
+        """What this caller has to know before it asks for anything: fields of the answer to GET_CODECS."""
+        return {}
 
     def lets_all(self, caller: Peer) -> bool:
         """Whether whatever this caller asks is let in now, so that `admit` need not be asked: a request may be served

@@ -37,7 +37,7 @@ def damaged(queue_offset: int) -> bytes:
 
 
 def pulls(*, give_up_s: float | None, passes: frozenset[int]) -> Pulls:
-    peers = Peers(RemotingClient(), 1.0, None)
+    peers = Peers(RemotingClient(), 1.0)
     routes = RouteTable(Nameservers(peers, ("127.0.0.1:1",), start=0))
     return Pulls(
         PullTerms(group="G", count=32, max_bytes=None, hold_s=None, timeout_s=1.0),

@@ -1,28 +1,32 @@
 from aerobee import Client
-from aerobee.net.signing import signed
+from aerobee.net.signing import signer_of
 from aerobee.terms.config import Credentials
+from aerobee_access.signature import FRESHNESS, signed_with
 from aerobee_proto.codes import RequestCode
 from aerobee_proto.headers import ConsumerGroupHeader
+from aerobee_remoting.ends.client import Header
 from client.fakes import fake_cluster
 
 
-def test_the_signature_covers_all_values_by_name_and_the_body() -> None:
-    """The expected text: printf 'akGT1body' | openssl dgst -sha1 -hmac secret -binary | base64"""
-    fields = signed({"topic": "T1", "group": "G"}, b"body", Credentials("ak", "secret"))
-    assert fields == {
-        "topic": "T1",
-        "group": "G",
-        "AccessKey": "ak",
-        "Signature": "p0EgXaVrSRn6oaumI0UFCJcCOA8=",
-    }
+def signed(header: Header, body: bytes, credentials: Credentials) -> dict[str, str]:
+    """The fields of the first request of a connection to a server that gives no challenge."""
+    signer = signer_of(credentials)
+    assert signer is not None
+    return signer({})(RequestCode.GET_ROUTEINFO_BY_TOPIC, header, body)
+
+
+def test_without_credentials_nobody_signs() -> None:
+    assert signer_of(None) is None
 
 
 def test_a_security_token_is_signed_like_any_field_and_typed_headers_too() -> None:
     credentials = Credentials("ak", "secret", "token")
     assert signed(None, b"", credentials)["SecurityToken"] == "token"
     typed = signed(ConsumerGroupHeader(consumer_group="g"), b"", credentials)
-    assert typed == signed({"consumerGroup": "g"}, b"", credentials)
-    assert typed["Signature"] != signed({"consumerGroup": "g"}, b"", Credentials("ak", "secret"))["Signature"]
+    assert typed["consumerGroup"] == "g"
+    for fields in (typed, signed({"consumerGroup": "g"}, b"", credentials)):
+        assert signed_with(b"secret", fields, 479, b"") is not None
+        assert signed_with(b"Secret", fields, 479, b"") is None
 
 
 def test_secrets_are_not_shown() -> None:
@@ -42,4 +46,6 @@ async def test_every_request_of_a_client_with_credentials_is_signed() -> None:
         await cluster.broker.wait_asked(RequestCode.UNREGISTER_CLIENT)
         asked = [ext for code, ext, _ in cluster.broker.requests if code != RequestCode.GET_CODECS]
         assert all(ext.get("AccessKey") == "ak" and ext.get("Signature") for ext in asked)
+        numbers = [int(ext[FRESHNESS].split(":")[3]) for ext in asked]
+        assert numbers == list(range(1, len(asked) + 1))
         assert all(ext.get("Signature") for _, ext, _ in cluster.nameserver.requests)

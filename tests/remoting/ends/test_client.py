@@ -2,14 +2,15 @@
 
 import asyncio
 import gc
+from collections.abc import Mapping
 
 import pytest
 
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.frames import CODEC_JSON, CODEC_MSGPACK, CODEC_ROCKETMQ
-from aerobee_remoting.ends.client import RemotingClient, RemotingClientConfig, split_addr
+from aerobee_remoting.ends.client import Header, RemotingClient, RemotingClientConfig, Sign, split_addr
 from aerobee_remoting.exchange.connection import Connection
-from aerobee_remoting.exchange.handlers import AnyRequest, HandlerTable, Response
+from aerobee_remoting.exchange.handlers import AnyRequest, Channel, HandlerTable, Response
 from aerobee_remoting.exchange.limits import ConnectionLimits
 from aerobee_remoting.exchange.needs import Open
 from aerobee_remoting.peers.errors import ConnectFailed, ConnectionLost, RequestTimeout, TooManyRequests
@@ -226,3 +227,105 @@ def test_bad_addresses_are_named(text: str) -> None:
 def test_an_unknown_codec_is_refused() -> None:
     with pytest.raises(ValueError, match="auto, json, rocketmq"):
         RemotingClient(config=RemotingClientConfig(codec="xml"))
+
+
+# --- who signs --------------------------------------------------------------------------------------------------------
+
+
+def signer(greeting: Mapping[str, str]) -> Sign:
+    """A signature that names what the server said first, and the code."""
+
+    def sign(code: int, header: Header, _: bytes) -> dict[str, str]:
+        assert isinstance(header, dict)
+        return {**header, "signed": f"{code} {sorted(greeting)}"}
+
+    return sign
+
+
+async def test_a_signer_hears_first_what_the_server_says_of_each_connection() -> None:
+    seen: list[tuple[int, str]] = []
+    handlers = table()
+    arrived = asyncio.Event()
+
+    def note(request: AnyRequest) -> Response:
+        seen.append((request.codec, request.ext.get("signed", "")))
+        if request.oneway:
+            arrived.set()
+        return Response()
+
+    handlers.register(7, note, needs=Open("a test"))
+    async with serving(handlers) as (_, port):
+        client = RemotingClient(signer=signer)
+        addr = f"127.0.0.1:{port}"
+        client.oneway_if_connected(addr, 7, {})  # nobody is connected
+        await client.request(addr, 7, {})
+        client.oneway_if_connected(addr, 7, {})
+        await arrived.wait()
+        arrived.clear()
+        await client.oneway(addr, 7, {})
+        await arrived.wait()
+        assert seen == [(CODEC_MSGPACK, "7 ['codecs']")] * 3
+        await client.close()
+
+
+async def test_a_signer_is_told_nothing_by_a_server_that_does_not_know_the_question() -> None:
+    handlers = table()
+    handlers.register(
+        int(RequestCode.GET_CODECS),
+        lambda _: Response(ResponseCode.NO_PERMISSION, "who are you", ext={"challenge": "x"}),
+        needs=Open("a test"),
+    )
+    handlers.register(7, lambda request: Response(body=request.ext["signed"].encode()), needs=Open("a test"))
+    async with serving(handlers) as (_, port):
+        client = RemotingClient(signer=signer)
+        assert (await client.request(f"127.0.0.1:{port}", 7, {})).body == b"7 []"
+        await client.close()
+
+
+async def left(connections: list[Channel]) -> None:
+    """Wait until the other side has closed these; a test that waits for ever fails."""
+    async with asyncio.timeout(10):
+        for connection in connections:
+            assert isinstance(connection, Connection)
+            await connection.closed
+
+
+async def test_who_signs_does_not_use_a_connection_whose_server_says_nothing() -> None:
+    connections: list[Channel] = []
+
+    def say_nothing(request: AnyRequest) -> None:
+        connections.append(request.connection)
+
+    silent, rude = table(), table()
+    silent.register(int(RequestCode.GET_CODECS), say_nothing, needs=Open("a test"))
+    rude.register(
+        int(RequestCode.GET_CODECS), lambda request: request.connection.abort(), needs=Open("a test")
+    )
+    for handlers, reason in ((silent, "no answer within 0.5 s"), (rude, "closed by the peer")):
+        async with serving(handlers) as (_, port):
+            client = RemotingClient(config=RemotingClientConfig(connect_timeout_s=0.5), signer=signer)
+            with pytest.raises(ConnectFailed, match=reason):
+                await client.request(f"127.0.0.1:{port}", 1, {})
+            await left(connections)
+            await client.close()
+    assert len(connections) == 1
+
+
+async def test_a_client_that_is_closed_while_it_waits_for_the_first_answer_leaves_nothing_open() -> None:
+    connections: list[Channel] = []
+    asked = asyncio.Event()
+
+    def say_nothing(request: AnyRequest) -> None:
+        connections.append(request.connection)
+        asked.set()
+
+    handlers = table()
+    handlers.register(int(RequestCode.GET_CODECS), say_nothing, needs=Open("a test"))
+    async with serving(handlers) as (_, port):
+        client = RemotingClient(signer=signer)
+        request = asyncio.create_task(client.request(f"127.0.0.1:{port}", 1, {}))
+        await asked.wait()
+        await client.close()
+        with pytest.raises((ConnectFailed, asyncio.CancelledError)):
+            await request
+        await left(connections)
