@@ -188,13 +188,15 @@ class Delivery:
         or no master is registered just now. NoRoute or NoBroker when it is not there in time, or not there at all.
         """
         waits = None
+        answer: NoRoute | NoBroker | None = None  # the last one
         while True:
             try:
                 async with asyncio.timeout_at(deadline):
                     return await self._routes.for_publish(topic)
             except TimeoutError:
-                raise self._routes.no_answer(topic) from None
+                raise answer or self._routes.no_answer(topic) from None
             except (NoRoute, NoBroker) as missing:
+                answer = missing
                 left_s = deadline - self._now()
                 if left_s <= 0 or not self._routes.may_come_back(missing):
                     raise

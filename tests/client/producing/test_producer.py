@@ -357,6 +357,15 @@ async def test_a_route_that_no_nameserver_can_tell_just_now_is_waited_for() -> N
         assert sorted(cluster.broker.bodies("U")) == [b"2", b"3"]
 
 
+async def test_a_nameserver_that_knows_no_broker_is_told_apart_from_a_silent_one() -> None:
+    """It had answered several times, and the error said that there was no answer in time."""
+    async with producing(send_timeout_s=0.3) as (cluster, producer):
+        cluster.nameserver.routes.clear()
+        with pytest.raises(NoRoute, match="does not know the topic"):
+            await producer.send("U", b"x")
+        assert cluster.nameserver.asked(RequestCode.GET_ROUTEINFO_BY_TOPIC)
+
+
 async def test_a_client_that_no_nameserver_has_answered_fails_at_once() -> None:
     """An address with a typo must not cost half a minute."""
     async with producing() as (cluster, producer):
