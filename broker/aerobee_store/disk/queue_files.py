@@ -238,12 +238,14 @@ class QueueFile:
             self._files.sync([self], [])
 
     def displaced(self) -> str | None:
+        file = self._file
+        if file is not None and self._inode and getattr(file, "inode", 0) == self._inode:
+            return file.displaced()  # it asks for more, by one call
         found = self._files.find(self)
         if found is None:
             return FILE_NOT_THERE
         if self._inode and found.inode != self._inode:
             return FILE_REPLACED
-        file = self._file
         if file is not None:
             return file.displaced()
         return file_cut(found.size, self.size) if found.size != self.size else None
