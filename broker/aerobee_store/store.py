@@ -91,7 +91,7 @@ log = structlog.get_logger()
 # While the disk is full, how often a send may try again whether there is room.
 _FULL_RETRY_MS = 1000
 _READ_COUNT_MAX = 1024  # messages that one read is asked for
-_OTHER_FILES = 8  # checkpoint, lock, files of the timer, the next file of the log
+_OTHER_FILES = 9  # checkpoint, lock, files of the timer, the next files of log and index
 _MS_DIGITS_MAX = 18
 
 _What = TypeVar("_What")
@@ -714,19 +714,22 @@ class MessageStore:
             )
 
     def preallocate(self) -> bool:
-        """Create the next log file ahead of its use; True if one was made. For a worker thread.
+        """Create the next files of log and index ahead of their use; True if one was made. For a worker thread.
 
         Errors as flush_disk().
         """
-        if not self.is_open or self.health.reason is not None or self._refusal is not None:
-            return False
-        try:
-            return self._log.prepare_next()
-        except StoreFull:
-            return False
-        except OSError as error:
-            self.health.fail("commit log", error)
-            raise
+        is_made = False
+        for part in (self._log, self._index):
+            if not self.is_open or self.health.reason is not None or self._refusal is not None:
+                break
+            try:
+                is_made = part.prepare_next() or is_made
+            except StoreFull:
+                break
+            except OSError as error:
+                self.health.fail(part.title, error)
+                raise
+        return is_made
 
     def statistics(self) -> StoreStatistics:
         """How it stands at this moment, for status lines and metrics."""

@@ -398,10 +398,11 @@ class SimIo:
             self.disk.used -= len(inode.live)
             self.disk.change("unlink", str(path))
 
-    def rename(self, source: Path, target: Path) -> None:
+    def rename(self, source: Path, target: Path, *, lasting: bool = True) -> None:
         self.step()
         self.disk.change("rename", str(source), str(target))
-        self.sync_folder(target.parent)
+        if lasting:
+            self.sync_folder(target.parent)
 
     # --- folders ----------------------------------------------------------------------------------------------
 

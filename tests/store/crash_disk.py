@@ -473,9 +473,10 @@ class CrashIo:
         if lasting:
             self.sync_folder(path.parent)
 
-    def rename(self, source: Path, target: Path) -> None:
+    def rename(self, source: Path, target: Path, *, lasting: bool = True) -> None:
         self.take(("rename", str(source), str(target)))
-        self.sync_folder(target.parent)
+        if lasting:
+            self.sync_folder(target.parent)
 
     def sync_folder(self, path: Path) -> None:
         self.take(("sync folder", str(path)))

@@ -264,8 +264,10 @@ class MemoryIo:
     def make_folder(self, path: Path) -> None:
         """Folders are there as soon as files are in them."""
 
-    def rename(self, source: Path, target: Path) -> None:
+    def rename(self, source: Path, target: Path, *, lasting: bool = True) -> None:
         self.count()
+        if source not in self._files:
+            raise FileNotFoundError(errno.ENOENT, "No such file", str(source))
         self._files[target] = self._files.pop(source)
 
     def sync_folder(self, path: Path) -> None:

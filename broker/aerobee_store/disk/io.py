@@ -222,8 +222,9 @@ class StoreIo(Protocol):
     def make_folder(self, path: Path) -> None:
         """Create `path` and its parents as needed, durable."""
 
-    def rename(self, source: Path, target: Path) -> None:
-        """Rename over `target`, durable."""
+    def rename(self, source: Path, target: Path, *, lasting: bool = True) -> None:
+        """Rename over `target`, in one folder; durable, or with `lasting` off once the folder is synced. StoreFull when
+        there is no room for the name."""
 
     def sync_folder(self, path: Path) -> None:
         """Make creations and removals inside `path` durable. NamesNotSynced is as final as what sync() of a file
@@ -742,9 +743,15 @@ class DiskIo:
                 raise
 
     @_with_path
-    def rename(self, source: Path, target: Path) -> None:
-        source.rename(target)
-        self.sync_folder(target.parent)
+    def rename(self, source: Path, target: Path, *, lasting: bool = True) -> None:
+        try:
+            source.rename(target)
+        except OSError as error:
+            if error.errno in NO_ROOM_ERRORS:
+                raise StoreFull(target, 0, error.strerror or "") from error
+            raise
+        if lasting:
+            self.sync_folder(target.parent)
 
     @_with_path
     def sync_folder(self, path: Path) -> None:

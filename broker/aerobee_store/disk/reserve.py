@@ -124,9 +124,9 @@ class ReservedIo:
         """As the disk's own."""
         self._io.make_folder(path)
 
-    def rename(self, source: Path, target: Path) -> None:
+    def rename(self, source: Path, target: Path, *, lasting: bool = True) -> None:
         """As the disk's own."""
-        self._io.rename(source, target)
+        self._io.rename(source, target, lasting=lasting)
 
     def sync_folder(self, path: Path) -> None:
         """As the disk's own."""

@@ -37,6 +37,8 @@ FAILPOINTS: Final = frozenset(
         "index_file.before_header",
         "index_file.before_slots",
         "index_file.before_sync",
+        "next_file.named",
+        "next_file.prepared",
         "io.before_rename",
         "io.file_allocated",
         "io.file_created",

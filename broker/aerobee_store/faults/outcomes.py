@@ -200,8 +200,17 @@ OUTCOMES: Final = (
         "",
     ),
     Failing(
+        "naming an index file that was made ahead",
+        ("rename",),
+        "index",
+        ("^/index/",),
+        _DISK,
+        Outcome.FINAL,
+        "store.disk_failed",
+    ),
+    Failing(
         "making an index file: no room, descriptor, map or memory",
-        ("open", "posix_fallocate", "mmap"),
+        ("open", "posix_fallocate", "rename", "mmap"),
         "index",
         ("^/index/",),
         (errno.ENOMEM, errno.ENOSPC),

@@ -1,6 +1,7 @@
 """Key index of a store: which records carry a key, over all index files.
 
-Touches  <root>/index/<17 digits>. No sockets, no asyncio; the clock that names new files is passed in.
+Touches  <root>/index/<17 digits> and <root>/index/next. No sockets, no asyncio; the clock that names new files is
+         passed in.
 
 Keys     the unique key of a message first, then each non-empty piece of its KEYS between spaces, each as
          `topic#key`. Which messages are indexed (all but rolled back ones) is the caller's business.
@@ -8,19 +9,20 @@ Keys     the unique key of a message first, then each non-empty piece of its KEY
 Invariants
 - Files are in the order of their names, which is the order of the physical offsets in them; a new file's
   name is larger than every other, whatever the clock says.
-- Every file holds at least one entry; all files but the newest were full when the next one was made.
+- Every file holds at least one entry; all files but the newest were full when the next one was begun.
 - A record's keys are indexed once, however often the record is offered.
 - Foreign files in the folder are left alone; `foreign_names` tells them to whoever logs.
 - Nothing here that the commit log cannot rebuild: recovery keeps what it can prove and cuts the rest.
 
-Threads: one thread calls everything except flush(), which may run in another while keys are put, but not
-beside recover(), release_before(), destroy() or close().
+Threads: one thread calls everything except flush() and prepare_next(), which may run in others while keys are put, but
+not beside recover(), release_before(), destroy() or close(). A put that needs the next file waits while it is made.
 """
 
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar, cast
@@ -33,6 +35,7 @@ from aerobee_store.disk.io import DataFile, StoreIo
 from aerobee_store.disk.page_cache import NotInMemory
 from aerobee_store.faults.errors import CorruptStore
 from aerobee_store.index.index_file import IndexedRecord, IndexFile, RecordProbe, index_file_size
+from aerobee_store.index.next_file import PREPARED_NAME, NextFile
 
 __all__ = [
     "QUERY_NUM_MAX",
@@ -69,6 +72,9 @@ SLOT_COUNT: Final = 5_000_000
 ENTRY_LIMIT: Final = 20_000_000
 QUERY_NUM_MAX: Final = 64
 _NAME_DIGITS: Final = 17
+# The next file is made when a quarter of the newest is left: it takes 420 MB, and a small store needs no second one.
+# At 100,000 keys a second that is 50 seconds ahead.
+_PREPARED_BEFORE: Final = 4
 
 _Ints = NDArray[np.int64]
 T = TypeVar("T")
@@ -187,6 +193,14 @@ class IndexService:
         self.watermark = 0
         # Names in the folder that are no index files; found by load().
         self.foreign_names: tuple[str, ...] = ()
+        # Made ahead by prepare_next(), the newest file once it holds a key.
+        self._next = NextFile(
+            folder,
+            io,
+            index_file_size(slot_count, entry_limit),
+            new_name=self._new_name,
+            opened=partial(self._open, create=False),
+        )
 
     # --- loading and recovery --------------------------------------------------------------------------
 
@@ -196,6 +210,9 @@ class IndexService:
         names: list[str] = []
         foreign: list[str] = []
         for entry in self._io.list_names(self._folder):
+            if entry.name == PREPARED_NAME and not entry.is_dir:
+                self._next.is_left_over = True
+                continue
             ours = not entry.is_dir and _is_index_name(entry.name) and entry.size == size
             (names if ours else foreign).append(entry.name)
         self._files = tuple(self._open(name, create=False) for name in names)
@@ -224,6 +241,7 @@ class IndexService:
         `probe` must confirm the entries of records from `proven_offset` and `log_min` on. Files behind a
         cut go: their keys come back, in order, when the records from `end_offset` on are offered again.
         """
+        self._next.remove_left_over()
         found = self._files
         found_entries = sum(file.count for file in found)
         repaired: list[str] = []
@@ -333,11 +351,25 @@ class IndexService:
         while start < len(hashes):
             file = self._files[-1] if self._files else None
             if file is None or file.room == 0:
-                file = self._open(self._new_name(), create=True)
+                file = self._next_file()
                 self._files = (*self._files, file)
             stop = start + file.room
             file.put(hashes[start:stop], offsets[start:stop], stamps[start:stop])
             start = stop
+
+    def _next_file(self) -> IndexFile:
+        """A file behind all others: the one made ahead, if there is one."""
+        return self._next.take() or self._open(self._new_name(), create=True)
+
+    def prepare_next(self) -> bool:
+        """Make the file after the newest ahead of its use, when that one is nearly full; True if one was made.
+
+        For a worker thread. StoreFull when there is no room.
+        """
+        files = self._files
+        if not files or files[-1].room > self._entry_limit // _PREPARED_BEFORE:
+            return False
+        return self._next.prepare()
 
     def _new_name(self) -> str:
         """Local time as yyyyMMddHHmmssSSS, moved on when it is not behind the newest name."""
@@ -358,6 +390,7 @@ class IndexService:
         dirty = [file for file in self._files if file.dirty]
         for file in dirty:
             file.sync()
+        self._next.sync_names()
         return len(dirty)
 
     # --- reading ---------------------------------------------------------------------------------------
@@ -405,14 +438,17 @@ class IndexService:
 
     def destroy(self) -> None:
         """Delete all index files; foreign files stay, and the folder with them."""
+        self._next.remove_left_over()
+        self._next.discard()
         self._remove(self._files)
         self._io.remove_folder(self._folder)
 
     def close(self) -> None:
-        """Close the files. Nothing is flushed."""
+        """Close the files and remove the one made ahead and not used. Nothing is flushed."""
         files, self._files = self._files, ()
         for file in files:
             file.close()
+        self._next.discard()
 
     def check(self) -> None:
         """Check every file and their order; CorruptStore at the first broken invariant."""

@@ -17,6 +17,7 @@ from aerobee_proto.javahash import index_key_hash
 from aerobee_proto.records import RecordHeader, scan_header
 from aerobee_store.faults.errors import StoreError
 from aerobee_store.index import index_file
+from aerobee_store.index.next_file import PREPARED_NAME
 from aerobee_store.offline.file_tree import Entry, FileTree
 from aerobee_store.queues.batch_queue import BATCH_DTYPE
 from aerobee_store.queues.batch_queues import BATCH_QUEUE_FOLDER, QUEUE_FOLDER
@@ -282,7 +283,7 @@ class StoreFolder:
 
     def index_files(self) -> list[Entry]:
         """The files of the index, oldest first."""
-        return [entry for entry in self.tree.entries(INDEX) if not entry.is_dir]
+        return [e for e in self.tree.entries(INDEX) if not e.is_dir and e.name != PREPARED_NAME]
 
     def offsets_of_key(self, topic: str, key: str) -> list[int]:
         """Physical offsets of the records that the index has under `topic#key`, ascending; some may be others'.
