@@ -419,7 +419,8 @@ class CrashIo:
     def replace_bytes(self, path: Path, data: bytes, *, keep_previous: bool = True) -> None:
         self.make_folder(path.parent)
         if path.name == "abort":
-            data = b"4711"  # the process id would make runs differ
+            # The process id would make runs differ; what stands behind it says whose store it is.
+            data = b"4711" + data.lstrip(b"0123456789")
         before = self.read_bytes(path)
         if keep_previous and before is not None:
             self._write_beside(path.with_name(path.name + ".bak"), before)

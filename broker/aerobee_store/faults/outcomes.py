@@ -387,6 +387,16 @@ OUTCOMES: Final = (
         Phase.STARTING,
     ),
     Failing(
+        "saying whose the store is now, after another program's crash",
+        ("fchmod",),
+        "`abort`",
+        ("^/abort",),
+        _DISK,
+        Outcome.NOT_STARTED,
+        "broker.start_failed",
+        Phase.STARTING_ANEW,
+    ),
+    Failing(
         "reading what is there at a start: folders",
         ("scandir",),
         "log, queues, index, timer",

@@ -218,7 +218,7 @@ def test_a_name_that_cannot_be_given_is_given_later_or_final(
             assert store.keys.build(9) == 0
     assert store.has_failed is (error == errno.EIO)
     if error == errno.ENOSPC:
-        assert store.keys.build(9) == 3
+        assert store.keys.build(9) == 2  # the first of the three had room in the file before
     store.close()
 
 
