@@ -68,6 +68,7 @@ TABLE: Final = (
         (
             "aerobee_proto.frames:FRAME_SIZE_MAX",
             "broker:maxHeaderBytes",
+            "aerobee_proto.proxy_protocol:HEADER_SIZE_MAX",
             "aerobee_remoting.exchange.handlers:MESSAGE_BODY_SIZE_MAX",
             "aerobee_remoting.exchange.answers:ANSWER_SIZE_MAX",
         ),
@@ -306,7 +307,7 @@ TABLE: Final = (
     ),
     Row(
         "time",
-        "the first byte, and the handshake, where TLS is told from plain, s",
+        "a proxy's header; the first byte, and the handshake, where TLS is told from plain; s each",
         ("aerobee_remoting.ends.server:FIRST_BYTE_S",),
         NONE,
         "cut off",
@@ -335,6 +336,7 @@ ELSEWHERE: Final = {
     "broker:maxTransferCountOnMessageInDisk": "messages of one answer to a pull",
     "aerobee_remoting.peers.peer_memory:TOTAL_MAX": "the default where there are no settings",
     "aerobee_remoting.peers.peer_memory:PEER_MAX": "the default where there are no settings",
+    "aerobee_remoting.peers.networks:NETWORKS_MAX": "a setting's length",
     "aerobee_service.operators.http_responder:HEAD_SIZE_MAX": "with PER_HOST_MAX and CONNECTIONS_MAX 512 KiB in all",
     "aerobee_broker.remoting_api.offset_resets:QUEUES_NAMED_MAX": "queues that a line of the log names",
     "aerobee_broker.remoting_api.settings_handlers:IGNORED_NAMED_MAX": "keys that a remark names",

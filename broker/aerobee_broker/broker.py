@@ -44,6 +44,7 @@ from aerobee_remoting.exchange.connection import Connection
 from aerobee_remoting.exchange.gate import Gate
 from aerobee_remoting.exchange.handlers import HandlerTable
 from aerobee_remoting.exchange.limits import ConnectionLimits
+from aerobee_remoting.peers.networks import Networks
 from aerobee_remoting.peers.peer_memory import PeerMemory
 from aerobee_service.clock import epoch_ms
 from aerobee_service.program.release import VERSION_OF_AEROBEE
@@ -513,4 +514,5 @@ def _server_config(
         loop_held_s=config.loop_held_millis / 1000,
         tls_mode=TlsMode(config.tls_server_mode),
         tls=tls.server,
+        proxies=Networks(config.proxy_protocol_from),
     )

@@ -39,6 +39,7 @@ from aerobee_remoting.exchange.gate import Gate
 from aerobee_remoting.exchange.limits import ConnectionLimits, format_addr
 from aerobee_remoting.exchange.loop_watch import LoopWatch
 from aerobee_remoting.peers.errors import RemotingError
+from aerobee_remoting.peers.networks import Networks
 from aerobee_remoting.peers.peer_memory import PeerMemory
 from aerobee_service.clock import epoch_ms
 from aerobee_service.program.release import VERSION_OF_AEROBEE
@@ -248,4 +249,5 @@ def _server_config(config: NameserverConfig, memory: PeerMemory, tls: ProgramTls
         memory=memory,
         tls_mode=TlsMode(config.tls_server_mode),
         tls=tls.server,
+        proxies=Networks(config.proxy_protocol_from),
     )

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 
 from pydantic import Field, SecretStr, field_validator
 
+from aerobee_remoting.peers.networks import Networks
 from aerobee_service.settings.settings import SettingsModel, SettingsPathText
 
 __all__ = ["ACCESS_KEYS", "AccessSettings", "credentials_of", "listed_codes", "listed_names", "user_of"]
@@ -102,6 +103,11 @@ class AccessSettings(SettingsModel):
         64 << 20, "Size at which the audit log begins a new file. Ours.", unit="bytes", ge=4096, le=2**40
     )
     access_audit_files: int = _key(8, "Files of it, the oldest goes. Ours.", ge=1, le=1000)
+    proxy_protocol_from: str = _key(
+        "",
+        "Addresses and networks of proxies, separated by commas: each connection from there has to begin with a PROXY"
+        " protocol header, and counts as its source's. Empty: nobody is believed. Ours.",
+    )
     user_cache_max_num: int = _key(1_000, "Users in the cache.", unserved=NO_CACHE)
     user_cache_expired_second: int = _key(600, "Age of users there.", unserved=NO_CACHE, unit="s")
     user_cache_refresh_second: int = _key(60, "Pause between looks at them.", unserved=NO_CACHE, unit="s")
@@ -138,6 +144,12 @@ class AccessSettings(SettingsModel):
     @classmethod
     def _codes(cls, value: str) -> str:
         listed_codes(value)
+        return value
+
+    @field_validator("proxy_protocol_from")
+    @classmethod
+    def _proxies(cls, value: str) -> str:
+        Networks(value)
         return value
 
     @field_validator("init_authentication_user")

@@ -25,6 +25,7 @@ import msgspec
 
 from aerobee_proto.codes import VERSION, LanguageCode
 from aerobee_proto.errors import FrameError
+from aerobee_proto.proxy_protocol import UNNAMED, ProxyHeaderError, is_proxy_header
 
 __all__ = [
     "CODEC_JSON",
@@ -170,6 +171,8 @@ def _foreign_protocol(data: bytes, position: int) -> str | None:
 
 
 def _bad_lengths(data: bytes, position: int, header_size: int, size_max: int) -> FrameError:
+    if is_proxy_header(data[position : position + 4]):
+        return ProxyHeaderError(UNNAMED)
     foreign = _foreign_protocol(data, position)
     if foreign is not None:
         return FrameError(foreign)

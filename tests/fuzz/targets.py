@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
@@ -39,6 +40,7 @@ from aerobee_proto.javajson import dumps, loads
 from aerobee_proto.message_ids import decode_offset_message_id, decode_unique_key, encode_offset_message_id
 from aerobee_proto.names import check_group, check_topic, is_internal_topic, is_system_topic, retry_topic
 from aerobee_proto.properties import decode_properties, encode_properties, find_property, remove_property
+from aerobee_proto.proxy_protocol import HEADER_SIZE_MAX, ProxyHeaderDecoder, ProxyHeaderError
 from aerobee_proto.records import decode_record, decode_records, scan_header
 from aerobee_proto.requests import RequestDecoder
 from aerobee_proto.sql92.expression import compile_sql
@@ -85,6 +87,34 @@ def frames(data: bytes) -> None:
             found += pieces.feed(stream[at : at + step])
     assert found == expected
     assert (whole.error is None) is (pieces.error is None)
+
+
+def _proxy_header(stream: bytes, step: int) -> tuple[object, int]:
+    """What a header says, or the refusal; and how many bytes were taken."""
+    decoder, taken = ProxyHeaderDecoder(), 0
+    try:
+        for at in range(0, len(stream), step):
+            taken += decoder.feed(stream[at : at + step])
+            if decoder.is_whole:
+                return decoder.source, taken
+    except ProxyHeaderError:
+        return ProxyHeaderError, 0
+    return "more", taken
+
+
+def proxy_header(data: bytes) -> None:
+    """A header cut anywhere says the same, of an address that is one, and nothing behind it is taken."""
+    if not data:
+        return
+    cut, stream = data[0], data[1:]
+    said, taken = _proxy_header(stream, max(1, len(stream)))
+    assert _proxy_header(stream, cut % 23 + 1) == (said, taken)
+    assert taken <= min(len(stream), HEADER_SIZE_MAX)
+    if isinstance(said, tuple):
+        address, port = said
+        assert str(ip_address(address)) == address
+        assert 0 <= port < 65_536
+        assert _proxy_header(stream[:taken] + b"behind", 1) == (said, taken)
 
 
 def _command(codec: int, data: bytes) -> None:
@@ -416,9 +446,9 @@ def small_files(data: bytes) -> None:
 TARGETS: Final[dict[str, Target]] = {
     one.__name__: one
     for one in (
-        frames, header_json, header_rocketmq, header_msgpack, typed_headers, request_bodies, registrations, java_json,
-        records, batches, compression, properties, names, sql92, configuration, log_files, queue_files, index_files,
-        timer_files, small_files, send_engines,
+        frames, proxy_header, header_json, header_rocketmq, header_msgpack, typed_headers, request_bodies,
+        registrations, java_json, records, batches, compression, properties, names, sql92, configuration, log_files,
+        queue_files, index_files, timer_files, small_files, send_engines,
     )
 }  # fmt: skip
 
@@ -446,6 +476,20 @@ def _frames() -> Iterator[bytes]:
     packed = [encode_command(Command(code, body=b"x" * code)) for code in (10, 34, 310)]
     for piece in (*packed, b"".join(packed), packed[0] + packed[1][:20]):
         yield b"\x05" + piece
+
+
+def _proxy_headers() -> Iterator[bytes]:
+    sign = bytes.fromhex("0d0a0d0a000d0a515549540a")
+    yield b"\x02PROXY TCP4 10.0.0.1 10.0.0.2 56324 443\r\nbehind"
+    yield b"\x05PROXY TCP6 fd00::1 ::ffff:1.2.3.4 1 65535\r\n"
+    yield b"\x00PROXY UNKNOWN whatever\r\n"
+    for command, kind, block in (
+        (0x21, 0x11, bytes(range(12)) + b"\x04\0\1x"),
+        (0x21, 0x21, bytes(36)),
+        (0x20, 0, b""),
+        (0x21, 0x31, bytes(216)),
+    ):
+        yield b"\x03" + sign + struct.pack(">BBH", command, kind, len(block)) + block + b"behind"
 
 
 def _typed() -> Iterator[bytes]:
@@ -540,6 +584,7 @@ def _patches() -> Iterator[bytes]:
 
 SEEDS: Final[dict[str, Callable[[], Iterator[bytes]]]] = {
     "frames": _frames,
+    "proxy_header": _proxy_headers,
     "header_json": lambda: _of_command(0),
     "header_rocketmq": lambda: _of_command(1),
     "header_msgpack": lambda: _of_command(2),

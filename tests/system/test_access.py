@@ -27,6 +27,7 @@ from aerobee_remoting.ends.client import RemotingClient, RemotingClientConfig
 from aerobee_service.clock import epoch_ms
 from client_scenarios import take
 from plain_remoting import topic_fields
+from remoting.pair import raw_peer
 from system.running import broker_config, running_broker, send_request, talking
 
 ROOT = ("root", "root secret")
@@ -288,3 +289,44 @@ async def test_users_may_be_held_to_sign_the_time(tmp_path: Path) -> None:
             assert (told.code, "Are both clocks right?" in (told.remark or "")) == (16, True)
         finally:
             await late.close()
+
+
+@pytest.mark.parametrize("where", ["broker", "nameserver"])
+async def test_policies_and_the_audit_log_see_the_address_that_a_proxy_tells(
+    tmp_path: Path, where: str
+) -> None:
+    settings: dict[str, Any] = SETTINGS | {"proxy_protocol_from": "127.0.0.1"}
+    server: Broker | NameServer
+    code, fields = 105, {"topic": "TBW102"}
+    if where == "broker":
+        code, fields = 30, {"topic": "TBW102", "queueId": "0"}
+        server = Broker(broker_config(tmp_path / "store", **settings))
+        audit = tmp_path / "store.audit.log"
+    else:
+        address: dict[str, Any] = {"listen_port": 0, "bind_address": "127.0.0.1"}
+        server = NameServer(
+            NameserverConfig(kv_config_path=tmp_path / "ns" / "kv.json", **address, **settings)
+        )
+        audit = tmp_path / "ns.audit.log"
+    await server.start()
+    try:
+        table = server.access.table
+        table.create_user("anna", "a")
+        entry = entry_of("Topic:*", ["Get", "Pub"], ["203.0.113.0/24"], "Allow")
+        table.write_acl("anna", [(PolicyType.CUSTOM, [entry])])
+        codes = {}
+        for source in ("203.0.113.7", "198.51.100.7", "127.0.0.1"):
+            async with raw_peer(server.port) as peer:
+                peer.writer.write(f"PROXY TCP4 {source} 10.0.0.1 50123 1\r\n".encode())
+                peer.send(Command(code, ext_fields=sign(fields, b"", "anna", "a")))
+                codes[source] = (await peer.receive()).code
+    finally:
+        await server.close()
+    assert codes["203.0.113.7"] in (0, 17)
+    assert (codes["198.51.100.7"], codes["127.0.0.1"]) == (16, 16)
+    lines = [json.loads(line) for line in audit.read_text().splitlines()]
+    assert [(one["decision"], one["from"]) for one in lines] == [
+        ("granted", "203.0.113.7:50123"),
+        ("refused", "198.51.100.7:50123"),
+        ("refused", "127.0.0.1:50123"),
+    ]

@@ -2,10 +2,13 @@
 
 TLS is told from plain by the first byte of a connection, as the official servers do: a TLS handshake starts
 with 0x16, a frame with the high byte of a length below 16 MiB, so 0x00 or 0x01.
+
+A proxy that is named (`ServerConfig.proxies`) has to say ahead of that whom each connection comes from (PROXY
+protocol); bounds, access control and events then know that address. Nobody else is believed: for them a header is bad
+bytes.
 """
 
 import asyncio
-import contextlib
 import socket
 from collections import Counter
 from collections.abc import Callable
@@ -16,12 +19,21 @@ from typing import Final
 import structlog
 
 from aerobee_proto.codes import RequestCode
+from aerobee_proto.proxy_protocol import (
+    UNNAMED,
+    ProxyHeaderDecoder,
+    ProxyHeaderError,
+    Source,
+    is_proxy_header,
+)
 from aerobee_proto.requests import NoFields
+from aerobee_remoting.ends.first_bytes import look_at_first, take_proxy_header
 from aerobee_remoting.exchange.connection import Connection
 from aerobee_remoting.exchange.handlers import HandlerTable, Request, Response
 from aerobee_remoting.exchange.limits import Common, ConnectionLimits, format_addr
 from aerobee_remoting.exchange.loop_watch import LoopWatch
 from aerobee_remoting.exchange.needs import Open
+from aerobee_remoting.peers.networks import NOWHERE, Networks
 from aerobee_remoting.peers.peer_memory import TOTAL_LIMIT, PeerMemory
 from aerobee_remoting.peers.tls import TlsContext, context_of
 from aerobee_service.program.start_failures import CannotListen
@@ -32,9 +44,10 @@ __all__ = ["RemotingServer", "ServerConfig", "TlsMode", "listening_socket"]
 log = structlog.get_logger()
 
 SWEEP_S: Final = 1.0
-FIRST_BYTE_S: Final = 10.0  # for the first byte of a connection, and again for its TLS handshake
-TLS_HANDSHAKE_BYTE: Final = 0x16
+FIRST_BYTE_S: Final = 10.0  # for a proxy's header, again for the first byte, and again for a TLS handshake
+TLS_HANDSHAKE: Final = b"\x16"
 SOCKET_BACKLOG: Final = 1024
+BROKEN_OFF: Final = ("frame", "handshake", "plain", "proxy_header")  # reasons
 
 
 class TlsMode(Enum):
@@ -55,6 +68,7 @@ class ServerConfig:
     memory: PeerMemory = field(default_factory=PeerMemory)  # those, and all else that is kept for peers
     tls_mode: TlsMode = TlsMode.DISABLED
     tls: TlsContext | None = None
+    proxies: Networks = NOWHERE  # who says, and has to say, whom a connection comes from
 
 
 CODECS_ARE_OPEN: Final = Open("what a peer asks first, to know how to ask at all", unsigned=True)
@@ -83,7 +97,10 @@ class RemotingServer:
         self._on_disconnect = on_disconnect
         self.connections: set[Connection] = set()
         self.watch = LoopWatch(self._config.loop_held_s, log=log)
-        self.refused_connections = 0
+        self.refused_connections = 0  # beyond the bounds
+        self.broken_off: Counter[str] = (
+            Counter()
+        )  # connections whose first or later bytes were refused, by reason
         self._refused_untold = -1  # since the last line about them; -1: there was none since the last sweep
         self.per_host: Counter[str] = Counter()  # connections of each host; no host with none
         # The same of sockets that have not said yet what they speak.
@@ -124,7 +141,7 @@ class RemotingServer:
         self._turns = self._turns or Turns()
         bound, self._bound = self._bound, []
         for listener in bound:
-            if self._config.tls_mode is TlsMode.DISABLED:
+            if self._config.tls_mode is TlsMode.DISABLED and not self._config.proxies:
                 server = await loop.create_server(self.new_connection, sock=listener, backlog=SOCKET_BACKLOG)
                 self._servers.append(server)
             else:
@@ -176,7 +193,13 @@ class RemotingServer:
 
     def _common(self) -> Common:
         return Common(
-            self._config.limits, self._config.memory, self.watch, self._turns, log, on_excess=self._excess
+            self._config.limits,
+            self._config.memory,
+            self.watch,
+            self._turns,
+            log,
+            on_excess=self._excess,
+            broken_off=self.broken_off,
         )
 
     def _opened(self, connection: Connection) -> None:
@@ -191,12 +214,17 @@ class RemotingServer:
         if self._on_connect is not None:
             self._on_connect(connection)
 
-    def _is_full(self, host: str) -> bool:
-        """Whether one more of this host would be too many; those that have said nothing yet count too."""
+    def refused(self) -> dict[str, int]:
+        """Connections since the start that were turned away, or broken off because of their bytes, by reason."""
+        return {"limit": self.refused_connections, **{one: self.broken_off[one] for one in BROKEN_OFF}}
+
+    def _is_full(self, host: str | None) -> bool:
+        """Whether one more of this host would be too many, or in all; those that have said nothing yet count too."""
         config = self._config
+        if len(self.connections) + self.welcoming.total() >= config.connections_max:
+            return True
         return (
-            len(self.connections) + self.welcoming.total() >= config.connections_max
-            or self.per_host[host] + self.welcoming[host] >= config.connections_per_host_max
+            host is not None and self.per_host[host] + self.welcoming[host] >= config.connections_per_host_max
         )
 
     def _refuse(self, peer: str, host: str) -> None:
@@ -266,7 +294,7 @@ class RemotingServer:
             connection.log_limit(limit, reason)
             connection.abort(reason)
 
-    # --- TLS or plain, by the first byte ------------------------------------------------------------------------
+    # --- a proxy's header, then TLS or plain, by the first byte --------------------------------------------------
 
     def _spawn(self, work: "asyncio._CoroutineLike[None]", name: str) -> None:
         task = asyncio.get_running_loop().create_task(work, name=name)
@@ -283,7 +311,8 @@ class RemotingServer:
                 await asyncio.sleep(0.1)
                 continue
             peer, host = format_addr(address), str(address[0])
-            if self._is_full(host):
+            # All that a proxy passes on come from its address; whose they are is known, and bounded, a moment later.
+            if self._is_full(None if host in self._config.proxies else host):
                 self._refuse(peer, host)
                 accepted.close()
                 continue
@@ -291,7 +320,7 @@ class RemotingServer:
             self._spawn(self._welcome(accepted, peer, host), f"first byte of {peer}")
 
     async def _welcome(self, accepted: socket.socket, peer: str, host: str) -> None:
-        """Decide by the first byte, which stays in the socket, and hand the socket over."""
+        """Take a proxy's header off, decide by the first byte, which stays in the socket, and hand the socket over."""
         loop = asyncio.get_running_loop()
         accepted.setblocking(False)
         waits = True
@@ -306,11 +335,18 @@ class RemotingServer:
             passed()  # from here on it counts as a connection
             self._opened(connection)
 
+        source: Source | None = None
         try:
-            first = await asyncio.wait_for(_peek(loop, accepted), FIRST_BYTE_S)
-            is_tls = first == TLS_HANDSHAKE_BYTE
-            if first is None or (not is_tls and self._config.tls_mode is TlsMode.ENFORCING):
-                log.info("remoting.plain_refused" if first is not None else "remoting.hung_up", peer=peer)
+            if host in self._config.proxies:
+                header = await self._proxy_header(loop, accepted)
+                if header is None:
+                    log.debug("remoting.hung_up", peer=peer)
+                    accepted.close()
+                    return
+                if (source := header.source) is not None:
+                    peer = format_addr(source)
+            is_tls = await self._speaks_tls(loop, accepted, peer)
+            if is_tls is None:
                 accepted.close()
                 return
             await loop.connect_accepted_socket(
@@ -319,12 +355,18 @@ class RemotingServer:
                     common=self._common(),
                     on_open=opened,
                     on_close=self._closed,
+                    source=source,
                 ),
                 accepted,
                 ssl=context_of(self._config.tls) if is_tls else None,
                 ssl_handshake_timeout=FIRST_BYTE_S if is_tls else None,
             )
+        except ProxyHeaderError as refused:
+            self.broken_off["proxy_header"] += 1
+            log.warning("remoting.proxy_header_refused", peer=peer, reason=str(refused))
+            accepted.close()
         except (OSError, TimeoutError) as failed:
+            self.broken_off["handshake"] += 1
             log.info("remoting.handshake_failed", peer=peer, reason=str(failed) or type(failed).__name__)
             accepted.close()
         except asyncio.CancelledError:
@@ -333,26 +375,42 @@ class RemotingServer:
         finally:
             passed()
 
+    async def _proxy_header(
+        self, loop: asyncio.AbstractEventLoop, accepted: socket.socket
+    ) -> ProxyHeaderDecoder | None:
+        """The header of a proxy that is named; None when it hung up instead."""
+        try:
+            async with asyncio.timeout(FIRST_BYTE_S):
+                return await take_proxy_header(loop, accepted)
+        except TimeoutError:
+            raise ProxyHeaderError(f"no whole PROXY header within {FIRST_BYTE_S:g} s") from None
+
+    async def _speaks_tls(
+        self, loop: asyncio.AbstractEventLoop, accepted: socket.socket, peer: str
+    ) -> bool | None:
+        """Whether the connection is to be TLS; None when it is not wanted, which is told."""
+        mode = self._config.tls_mode
+        if mode is TlsMode.DISABLED:
+            return False
+        first = await asyncio.wait_for(look_at_first(loop, accepted), FIRST_BYTE_S)
+        if first.startswith(TLS_HANDSHAKE):
+            return True
+        if not first:
+            log.info("remoting.hung_up", peer=peer)
+        elif mode is TlsMode.PERMISSIVE:
+            return False
+        elif is_proxy_header(first):
+            raise ProxyHeaderError(UNNAMED)
+        else:
+            self.broken_off["plain"] += 1
+            log.info("remoting.plain_refused", peer=peer)
+        return None
+
 
 def _leave(counts: Counter[str], host: str) -> None:
     counts[host] -= 1
     if not counts[host]:
         del counts[host]
-
-
-async def _peek(loop: asyncio.AbstractEventLoop, accepted: socket.socket) -> int | None:
-    """The first byte of a socket, left in it; None when the peer hung up instead."""
-    readable = asyncio.Event()
-    loop.add_reader(accepted.fileno(), readable.set)
-    try:
-        while True:
-            with contextlib.suppress(BlockingIOError):
-                data = accepted.recv(1, socket.MSG_PEEK)
-                return data[0] if data else None
-            await readable.wait()
-            readable.clear()
-    finally:
-        loop.remove_reader(accepted.fileno())
 
 
 def listening_socket(host: str, port: int) -> socket.socket:

@@ -44,6 +44,7 @@ from aerobee_proto.frames import (
     encode_command,
 )
 from aerobee_proto.headers import RequestHeader, ext_of
+from aerobee_proto.proxy_protocol import ProxyHeaderError, Source
 from aerobee_proto.requests import UNREADABLE, AnyIncoming, Envelope, Incoming, request_code_key
 from aerobee_remoting.exchange.calls import Calls
 from aerobee_remoting.exchange.dispatch import Dispatcher
@@ -105,6 +106,7 @@ class Connection(asyncio.Protocol):
         "_out_size",
         "_overtaking",
         "_running_size",
+        "_source",
         "_tasks",
         "_turns",
         "_waits",
@@ -134,7 +136,9 @@ class Connection(asyncio.Protocol):
         common: Common | None = None,
         on_open: "Callable[[Connection], None] | None" = None,
         on_close: "Callable[[Connection], None] | None" = None,
+        source: Source | None = None,
     ) -> None:
+        """`source` is where it comes from, where that is not the other end of the socket: a proxy said so."""
         common = common or Common()
         # Fixed for life.
         self.common = common
@@ -147,6 +151,7 @@ class Connection(asyncio.Protocol):
         self._on_excess = common.on_excess
         self._on_open = on_open
         self._on_close = on_close
+        self._source = source
         self._log = common.log
         self._loop = asyncio.get_running_loop()
         self.decoder = FrameDecoder(self._limits.frame_size_max, self._limits.header_size_max)
@@ -195,7 +200,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is one by shape, not by class
         self.transport.set_write_buffer_limits(high=self._limits.write_high, low=self._limits.write_low)
-        peer = transport.get_extra_info("peername")
+        peer = self._source or transport.get_extra_info("peername")
         self.peer = format_addr(peer)
         self.peer_host = str(peer[0]) if isinstance(peer, tuple) else ""
         self.subject = subject_of(transport)
@@ -560,7 +565,10 @@ class Connection(asyncio.Protocol):
         self._dispatcher.refuse_stranger(self, command, frame, refused)
 
     def _break(self, broken: FrameError) -> None:
-        self._log.warning("remoting.frame_refused", peer=self.peer, reason=str(broken))
+        forged = isinstance(broken, ProxyHeaderError)
+        self.common.broken_off["proxy_header" if forged else "frame"] += 1
+        event = "remoting.proxy_header_refused" if forged else "remoting.frame_refused"
+        self._log.warning(event, peer=self.peer, reason=str(broken))
         self.decoder.error = self.decoder.error or broken
         self.close(f"frame refused: {broken}")
 

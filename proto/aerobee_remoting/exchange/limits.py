@@ -3,6 +3,7 @@
 Touches  nothing.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -43,6 +44,9 @@ class Common:
     log: EventLog = log  # a server's own, or the one of libraries
     # Called when more is kept for all peers than may be; somebody has to go.
     on_excess: Callable[[], None] = lambda: None
+    broken_off: Counter[str] = field(
+        default_factory=Counter
+    )  # connections whose bytes were refused, by reason
 
 
 def format_addr(address: object) -> str:
