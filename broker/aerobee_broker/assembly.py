@@ -607,6 +607,8 @@ def assemble(
         loop=server.watch,
         certificates=ground.tls.expiries,
         disk=DiskFigures(lambda: live.value.store_path_root_dir),
+        access=ground.access.figures,
+        turned_away=server.refused,
         popped=ledger.table.in_flight,
         engine=lambda: engine.kind,
         facts=figures,

@@ -14,7 +14,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from aerobee_nameserver.server import NameServer
+from aerobee_nameserver.server import NameServer, NameserverStatistics
 from aerobee_remoting.exchange.loop_watch import LoopWatch
 from aerobee_service.operators.http_responder import Page
 from aerobee_service.operators.operators_port import OperatorsPort, health_page
@@ -53,6 +53,7 @@ class _Figures(Collector):
             "Connections beyond the bounds.",
             value=found.connections_refused,
         )
+        yield from _of_refusals(found)
         yield from _of_loop(self.server.watch)
         expires = GaugeMetricFamily(
             "aerobee_tls_certificate_expires_seconds",
@@ -62,6 +63,29 @@ class _Figures(Collector):
         for end, at_s in self.server.tls.expiries():
             expires.add_metric([end], at_s)
         yield expires
+
+
+def _of_refusals(found: NameserverStatistics) -> Iterator[Metric]:
+    turned_away = CounterMetricFamily(
+        "aerobee_connections_refused",
+        "Connections beyond the bounds, or broken off because of their bytes.",
+        labels=["reason"],
+    )
+    for reason, count in found.turned_away.items():
+        turned_away.add_metric([reason], count)
+    yield turned_away
+    refused = CounterMetricFamily("aerobee_access_refused", "Refusals of access control.", labels=["reason"])
+    for reason, count in found.access.refused.items():
+        refused.add_metric([reason], count)
+    yield refused
+    yield CounterMetricFamily(
+        "aerobee_access_delayed", "Refusals whose answer had to wait.", value=found.access.delayed
+    )
+    yield CounterMetricFamily(
+        "aerobee_access_audit_lines_lost",
+        "Lines that the audit log lacks.",
+        value=found.access.audit_lines_lost,
+    )
 
 
 def _of_loop(watch: LoopWatch) -> Iterator[Metric]:

@@ -16,7 +16,7 @@ Invariants
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -25,6 +25,7 @@ import structlog
 
 from aerobee_access.control import AccessControl
 from aerobee_access.file import AccessFile
+from aerobee_access.refusals import AccessFigures
 from aerobee_access.table import ACCESS_FILE
 from aerobee_nameserver.config import NameserverConfig
 from aerobee_nameserver.handlers import Handlers
@@ -54,11 +55,14 @@ log = structlog.get_logger()
 
 @dataclass(slots=True, frozen=True)
 class NameserverStatistics:
-    """How many routes of what kind, open connections, and connections beyond the bounds since the start."""
+    """How many routes of what kind, open connections, and since the start: connections beyond the bounds, those that
+    were refused by reason, what access control refused."""
 
     routes: RouteStatistics
     connections: int
     connections_refused: int
+    turned_away: Mapping[str, int]
+    access: AccessFigures
 
 
 class NameServer:
@@ -149,6 +153,8 @@ class NameServer:
             routes=self.routes.statistics(),
             connections=len(self._server.connections),
             connections_refused=self._server.refused_connections,
+            turned_away=self._server.refused(),
+            access=self.access.figures(),
         )
 
     async def start(self) -> int:

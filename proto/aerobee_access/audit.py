@@ -48,7 +48,15 @@ class AuditLog:
         self._now_ms = now_ms
         self._lines: queue.Queue[Line | None] = queue.Queue(WAITING_MAX)
         self._thread: threading.Thread | None = None
-        self.left_out = 0
+        self.left_out = 0  # since the last line that was taken
+        # Since the start; the first is moved by `write`, the other by the thread.
+        self._never_taken = 0
+        self._not_written = 0
+
+    @property
+    def lost(self) -> int:
+        """Lines since the start that are not in the file, because the disk was too slow or refused them."""
+        return self._never_taken + self._not_written
 
     def write(self, decision: str, *, user: str, peer: str, code: int, request: str, reason: str) -> None:
         """Add a line soon."""
@@ -70,6 +78,7 @@ class AuditLog:
             self._lines.put_nowait(line)
         except queue.Full:
             self.left_out += 1
+            self._never_taken += 1
         else:
             self.left_out = 0
 
@@ -93,6 +102,7 @@ class AuditLog:
                     file = self._append(file, line)
                     failed = False
                 except OSError as error:
+                    self._not_written += 1
                     if not failed:
                         log.error("access.audit_failed", path=str(self.path), reason=str(error))  # noqa: TRY400
                     failed = True

@@ -15,7 +15,7 @@ from aerobee_access.gate import AccessGate, AccessRules
 from aerobee_access.plain_files import PlainFiles
 from aerobee_access.plain_gate import PlainGate
 from aerobee_access.plain_import import import_accounts
-from aerobee_access.refusals import Refusals
+from aerobee_access.refusals import AccessFigures, Refusals
 from aerobee_access.sealing import Sealer
 from aerobee_access.settings import AccessSettings, credentials_of, listed_codes, listed_names, user_of
 from aerobee_access.table import AccessTable
@@ -72,7 +72,7 @@ class AccessControl:
                 files_max=config.access_audit_files,
                 now_ms=now_ms,
             )
-        refusals = Refusals(time.monotonic)
+        refusals = self._refusals = Refusals(time.monotonic)
         required = listed_names(config.auth_replay_required_users)
         freshness = (
             Freshness(
@@ -98,6 +98,13 @@ class AccessControl:
         """End the audit log: what it was given is written."""
         if self._audit is not None:
             self._audit.close()
+
+    def figures(self) -> AccessFigures:
+        """What was refused so far, for the metrics; all zero where everybody may do everything."""
+        refusals, audit = self._refusals, self._audit
+        return AccessFigures(
+            dict(refusals.by_reason), refusals.delayed, audit.lost if audit is not None else 0
+        )
 
     @property
     def is_on(self) -> bool:

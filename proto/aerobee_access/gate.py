@@ -34,7 +34,7 @@ from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.errors import RequestError
 from aerobee_proto.requests import AnyIncoming
 from aerobee_remoting.exchange.gate import Gate, Refused, RefusedSlowly, Row
-from aerobee_remoting.exchange.needs import CREATE, DELETE, UPDATE, Kind, Need, Open
+from aerobee_remoting.exchange.needs import CREATE, DELETE, GET, UPDATE, Kind, Need, Open
 from aerobee_remoting.peers.peer import Peer
 from aerobee_service.logs.event_log import event_logger
 
@@ -75,7 +75,11 @@ class _Known:
 
 
 class _NoUser(RequestError):
-    """Who asks is not known, or could not prove it."""
+    """Who asks is not known, or could not prove it; `reason` is one of REASONS."""
+
+    def __init__(self, reason: str, remark: str) -> None:
+        super().__init__(ResponseCode.NO_PERMISSION, remark)
+        self.reason = reason
 
 
 class AccessGate(Gate):
@@ -134,10 +138,13 @@ class AccessGate(Gate):
         """What is raised for this refusal, which is written down; later, when who asks has been no user too often."""
         if self._audit is not None:
             self._write(self._audit, "refused", caller, row, request, refused.remark)
+        refusals = self._refusals
         if not isinstance(refused, _NoUser):
+            if refusals is not None:
+                refusals.count("rights" if refused.code == ResponseCode.NO_PERMISSION else "request")
             return refused
         log.warning("access.refused", peer=caller.peer, code=row.code, reason=refused.remark)
-        delay_s = self._refusals.refused(caller.peer_host) if self._refusals is not None else 0.0
+        delay_s = refusals.refused(caller.peer_host, refused.reason) if refusals is not None else 0.0
         return RefusedSlowly(refused.code, refused.remark, delay_s) if delay_s else refused
 
     def _write(
@@ -164,9 +171,23 @@ class AccessGate(Gate):
             return
         fields = fields_of(request.frame)
         name = (fields.get(ACCESS_KEY) if fields else None) or caller.subject
-        user = self._subject(name)
-        if not user.is_super:
-            self._check(user, needs, caller.peer_host)
+        try:
+            user = self._subject(name)
+            if not user.is_super:
+                self._check(user, needs, caller.peer_host)
+        except RequestError as refused:
+            raise self._refusal(caller, row, request, refused) from None
+
+    def may_look(self, caller_host: str, subject: str) -> bool:
+        """Whether the user that a certificate names may see the state of this server."""
+        try:
+            self._check_certified(subject)
+            user = self._subject(subject)
+            if self._rules.authorization and not user.is_super:
+                self._check(user, [Need(Kind.CLUSTER, "", (GET,))], caller_host)
+        except RequestError:
+            return False
+        return True
 
     def greeting(self, caller: Peer) -> Mapping[str, str]:
         if self._freshness is None:
@@ -227,32 +248,32 @@ class AccessGate(Gate):
     ) -> None:
         """RequestError NO_PERMISSION unless a user that may speak has signed this, for the first time."""
         if not name:
-            raise _no_user("username cannot be null.")
+            raise _NoUser("unsigned", "username cannot be null.")
         if len(fields) > FIELDS_MAX:
-            raise _no_user(f"{len(fields)} header fields, at most {FIELDS_MAX} are signed")
+            raise _NoUser("request", f"{len(fields)} header fields, at most {FIELDS_MAX} are signed")
         user = self._table.user(name)
         # First, and for a user that is not there as well: how long it takes says nothing.
         key = user.secret.encode() if user is not None else NO_USER
         content = signed_with(key, fields, request.envelope.version, request.body)
         if user is None:
-            raise _no_user(f"User:{name[:NAME_CHARS_MAX]} is not found.")
+            raise _NoUser("unknown", f"User:{name[:NAME_CHARS_MAX]} is not found.")
         if not user.is_enabled:
-            raise _no_user(f"User:{name} is disabled.")
+            raise _NoUser("disabled", f"User:{name} is disabled.")
         if content is None:
-            raise _no_user("check signature failed.")
+            raise _NoUser("signature", "check signature failed.")
         if self._freshness is not None and numbers is not None:
             try:
                 self._freshness.check(numbers, name, request.envelope.code, content)
             except NotFresh as why:
-                raise _no_user(str(why)) from None
+                raise _NoUser("replay", str(why)) from None
 
     def _check_certified(self, subject: str) -> None:
         """RequestError unless the certificate of the connection names a user that may speak: it need not sign."""
         user = self._table.user(subject)
         if user is None:
-            raise _no_user(f"User:{subject[:NAME_CHARS_MAX]} is not found.")
+            raise _NoUser("unknown", f"User:{subject[:NAME_CHARS_MAX]} is not found.")
         if not user.is_enabled:
-            raise _no_user(f"User:{subject} is disabled.")
+            raise _NoUser("disabled", f"User:{subject} is disabled.")
 
     # --- may they ---------------------------------------------------------------------------------------------
 
@@ -316,7 +337,3 @@ def _is_for_anybody(row: Row) -> bool:
 
 def _refused(remark: str) -> RequestError:
     return RequestError(ResponseCode.NO_PERMISSION, remark)
-
-
-def _no_user(remark: str) -> RequestError:
-    return _NoUser(ResponseCode.NO_PERMISSION, remark)

@@ -41,7 +41,11 @@ Needs = tuple[dict[str, Perm], dict[str, Perm]]
 
 
 class _NoAccount(RequestError):
-    """Who asks is not known, or could not prove it."""
+    """Who asks is not known, or could not prove it; `reason` is one of REASONS."""
+
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__(ResponseCode.SYSTEM_ERROR, REMARK + text)
+        self.reason = reason
 
 
 class PlainGate(Gate):
@@ -73,6 +77,12 @@ class PlainGate(Gate):
 
     def admit_found(self, caller: Peer, row: Row, request: AnyIncoming, needs: Sequence[Need]) -> None:
         """4.9 asks for nothing but what the request names. Ours does not show messages that nobody may read."""
+        try:
+            self._admit_found(caller, request, needs)
+        except RequestError as refused:
+            raise self._refusal(caller, row, request, refused) from None
+
+    def _admit_found(self, caller: Peer, request: AnyIncoming, needs: Sequence[Need]) -> None:
         acl, fields = self._accounts(), fields_of(request.frame) or {}
         if self._trusts(caller) or acl.is_white(caller.peer_host):
             return
@@ -103,22 +113,22 @@ class PlainGate(Gate):
         fields = fields_of(request.frame) or {}
         name = fields.get(ACCESS_KEY)
         if name is None:
-            raise _no_account("No accessKey is configured")
+            raise _NoAccount("unsigned", "No accessKey is configured")
         account = acl.accounts.get(name)
         # First, and for an account that is not there as well: how long it takes says nothing.
         secret = account.secret_key.encode() if account is not None else b"nobody has this secret"
         content = signed_with(secret, fields, OLD_SIGNATURE, request.body)
         if account is None:
-            raise _no_account(f"No acl config for {name[:255]}")
+            raise _NoAccount("unknown", f"No acl config for {name[:255]}")
         if account.white_address and _matches(account.white_address, address):
             return
         if content is None:
-            raise _no_account(f"Check signature failed for accessKey={name}")
+            raise _NoAccount("signature", f"Check signature failed for accessKey={name}")
         if self._freshness is not None:
             try:
                 self._freshness.check(self._freshness.of(caller), name, code, content)
             except NotFresh as why:
-                raise _no_account(str(why)) from None
+                raise _NoAccount("replay", str(why)) from None
         if code in ADMIN_CODES and not account.is_admin:
             raise _refused(f"Need admin permission for request code={code}, but accessKey={name} is not")
         topics, groups = _needs(code, fields, request)
@@ -139,10 +149,13 @@ class PlainGate(Gate):
                 request=row.name,
                 reason=refused.remark.removeprefix(REMARK),
             )
+        refusals = self._refusals
         if not isinstance(refused, _NoAccount):
+            if refusals is not None:
+                refusals.count("rights" if refused.remark.startswith(REMARK) else "request")
             return refused
         log.warning("access.refused", peer=caller.peer, code=row.code, reason=refused.remark)
-        delay_s = self._refusals.refused(caller.peer_host) if self._refusals is not None else 0.0
+        delay_s = refusals.refused(caller.peer_host, refused.reason) if refusals is not None else 0.0
         return RefusedSlowly(refused.code, refused.remark, delay_s) if delay_s else refused
 
 
@@ -194,7 +207,3 @@ def _group(name: str) -> str:
 
 def _refused(text: str) -> RequestError:
     return RequestError(ResponseCode.SYSTEM_ERROR, REMARK + text)
-
-
-def _no_account(text: str) -> RequestError:
-    return _NoAccount(ResponseCode.SYSTEM_ERROR, REMARK + text)

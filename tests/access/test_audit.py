@@ -83,6 +83,7 @@ def test_lines_that_the_disk_does_not_take_are_counted(tmp_path: Path) -> None:
     log = audit(tmp_path / "file" / "audit.log")
     write(log)
     log.close()  # told in the log of events, and nothing is raised
+    assert log.lost == 1
     log = audit(tmp_path / "audit.log", size_max=1 << 30)
     for _ in range(5 * WAITING_MAX):
         write(log)
@@ -90,3 +91,4 @@ def test_lines_that_the_disk_does_not_take_are_counted(tmp_path: Path) -> None:
     log.close()
     found = lines(log.path)
     assert sum(line.get("left_out", 0) for line in found) + len(found) + left_out == 5 * WAITING_MAX
+    assert log.lost == 5 * WAITING_MAX - len(found)

@@ -12,13 +12,18 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
+from aerobee_access.refusals import FREE, REASONS
+from aerobee_access.signature import sign
 from aerobee_nameserver.config import NameserverConfig
 from aerobee_nameserver.main import serve
 from aerobee_nameserver.metrics import MetricsServer
 from aerobee_nameserver.server import NameServer
+from aerobee_proto.frames import Command
+from aerobee_remoting.ends.server import BROKEN_OFF
 from aerobee_service.program.systemd import ServiceNotifier
 from nameserver.test_main import started
 from programs import free_port
+from remoting.pair import raw_peer
 
 
 class Clock:
@@ -79,6 +84,48 @@ async def test_who_holds_the_loop_is_counted_by_handler() -> None:
     looks = [found["aerobee_loop_looks_total", bound] for bound in ("0.005", "0.01", "+Inf")]
     assert looks == [0.0, 1.0, 1.0]
     assert found["aerobee_loop_late_seconds_total",] == pytest.approx(0.007)
+
+
+async def test_refusals_are_counted_by_reason(tmp_path: Path) -> None:
+    config = NameserverConfig.model_validate(
+        {
+            "bindAddress": "127.0.0.1",
+            "listenPort": 0,
+            "metricsPromExporterPort": 0,
+            "authenticationEnabled": True,
+            "accessFilePath": str(tmp_path / "access.json"),
+        }
+    )
+    server = NameServer(config, keep_kv=False)
+    metrics = MetricsServer(server)
+    await server.start()
+    await metrics.start()
+    try:
+        async with raw_peer(server.port) as peer:
+            for opaque in range(FREE + 1):
+                peer.send(Command(105, opaque=opaque, ext_fields={"topic": "T"}))
+                assert (await peer.receive()).code == 16
+            peer.send(Command(105, ext_fields=sign({"topic": "T"}, b"", "nobody", "secret")))
+            assert (await peer.receive()).code == 16
+            peer.writer.write(b"PROXY TCP4 1.2.3.4 1.2.3.5 1 2\r\n")
+            assert await peer.is_closed_by_the_server()
+        _, text = await get(metrics.port, "/metrics")
+    finally:
+        await metrics.close()
+        await server.close()
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    refused = {key[1]: value for key, value in found.items() if key[0] == "aerobee_access_refused_total"}
+    assert refused == dict.fromkeys(REASONS, 0.0) | {"unsigned": FREE + 1.0, "unknown": 1.0}
+    assert found["aerobee_access_delayed_total",] == 2.0
+    assert found["aerobee_access_audit_lines_lost_total",] == 0.0
+    turned_away = {
+        key[1]: value for key, value in found.items() if key[0] == "aerobee_connections_refused_total"
+    }
+    assert turned_away == dict.fromkeys(["limit", *BROKEN_OFF], 0.0) | {"proxy_header": 1.0}
 
 
 async def test_it_is_ready_when_routes_are_answered(

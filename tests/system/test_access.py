@@ -322,6 +322,7 @@ async def test_policies_and_the_audit_log_see_the_address_that_a_proxy_tells(
                 codes[source] = (await peer.receive()).code
     finally:
         await server.close()
+    assert server.access.figures().refused["rights"] == 2
     assert codes["203.0.113.7"] in (0, 17)
     assert (codes["198.51.100.7"], codes["127.0.0.1"]) == (16, 16)
     lines = [json.loads(line) for line in audit.read_text().splitlines()]

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from aerobee_access.refusals import AccessFigures
 from aerobee_broker.metrics.observed import Observed
 from aerobee_broker.metrics.runtime_info import VERSION_TEXT, earliest_ms
 from aerobee_broker.stats import Histogram
@@ -66,6 +67,8 @@ class MetricsSnapshot:
     loop_held: list[Row]  # by code and handler
     loop_lags: list[Row]  # looks at the loop that were at most so late, s
     loop_lag_sum_s: float
+    turned_away: list[Row]  # connections, by reason
+    access: AccessFigures
     certificates: list[Row]  # by end of TLS: when what it shows expires, epoch s
     put_took: Histogram
     flush_took: Histogram
@@ -128,6 +131,8 @@ def snapshot_steps(observed: Observed) -> Steps[MetricsSnapshot]:
         loop_held=[((str(code), name), float(n)) for (code, name), n in observed.loop.held.items()],
         loop_lags=[((bound,), float(n)) for bound, n in observed.loop.looks()],
         loop_lag_sum_s=observed.loop.lag_sum_s,
+        turned_away=[((reason,), float(n)) for reason, n in observed.turned_away().items()],
+        access=observed.access(),
         certificates=[((end,), expires_s) for end, expires_s in observed.certificates()],
         put_took=stats.put_histogram(),
         flush_took=stats.flush_histogram(),
@@ -264,6 +269,7 @@ def families(snapshot: MetricsSnapshot) -> Iterator[Family]:
     )
     yield from _transaction_families(snapshot)
     yield from _loop_families(snapshot)
+    yield from _refusal_families(snapshot)
     yield Family(
         "aerobee_tls_certificate_expires_seconds",
         "gauge",
@@ -290,6 +296,23 @@ def _loop_families(snapshot: MetricsSnapshot) -> Iterator[Family]:
     )
     late = [((), snapshot.loop_lag_sum_s)]
     yield Family("aerobee_loop_late_seconds", "counter", "How late all looks came together.", (), late)
+
+
+def _refusal_families(snapshot: MetricsSnapshot) -> Iterator[Family]:
+    yield Family(
+        "aerobee_connections_refused",
+        "counter",
+        "Connections beyond the bounds, or broken off because of their bytes.",
+        ("reason",),
+        snapshot.turned_away,
+    )
+    access = snapshot.access
+    refused = [((reason,), float(count)) for reason, count in access.refused.items()]
+    yield Family("aerobee_access_refused", "counter", "Refusals of access control.", ("reason",), refused)
+    delayed = [((), float(access.delayed))]
+    yield Family("aerobee_access_delayed", "counter", "Refusals whose answer had to wait.", (), delayed)
+    lost = [((), float(access.audit_lines_lost))]
+    yield Family("aerobee_access_audit_lines_lost", "counter", "Lines that the audit log lacks.", (), lost)
 
 
 def _transaction_families(snapshot: MetricsSnapshot) -> Iterator[Family]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from aerobee_access.refusals import AccessFigures
 from aerobee_broker.catalog.catalog import Catalog
 from aerobee_broker.metrics.disk_figures import DiskFigures
 from aerobee_broker.settings.config import LiveConfig
@@ -154,6 +155,8 @@ class Observed:
         [], Iterable[tuple[str, float]]
     ]  # end of TLS, when what it shows expires (epoch s)
     disk: DiskFigures  # of the store's folder
+    access: Callable[[], AccessFigures]
+    turned_away: Callable[[], Mapping[str, int]]  # connections, by reason
     popped: Callable[[GroupQueue], int]  # messages popped and not acknowledged
     engine: Callable[[], str]  # which takes usual sends: native or python
     facts: Callable[[], Mapping[str, object]]  # numbers that only the assembly knows, by name

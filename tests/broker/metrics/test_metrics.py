@@ -13,6 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
+from aerobee_access.refusals import REASONS, AccessFigures
 from aerobee_broker.assembly import Parts
 from aerobee_broker.cluster.registration import NameserverState
 from aerobee_broker.members.clients import Member
@@ -24,6 +25,7 @@ from aerobee_broker.metrics.observed import Observed
 from aerobee_broker.remoting_api.broker_handlers import BrokerHandlers
 from aerobee_proto.bodies import ConsumerData, SubscriptionData
 from aerobee_proto.codes import RequestCode
+from aerobee_remoting.ends.server import BROKEN_OFF
 from aerobee_remoting.exchange.connection import Connection
 from aerobee_remoting.exchange.handlers import HandlerTable
 from aerobee_service.program.start_failures import CannotListen, explain
@@ -184,6 +186,28 @@ async def test_names_that_need_escaping_survive(parts: Parts, server: MetricsSer
     assert (
         labels(topic='odd"\\\n', is_retry="false", is_system="false") in found["rocketmq_messages_in_total"]
     )
+
+
+async def test_refusals_are_counted_by_reason(parts: Parts) -> None:
+    observed = replace(
+        parts.observed,
+        access=lambda: AccessFigures({"unsigned": 3, "rights": 4}, 2, 1),
+        turned_away=lambda: {"limit": 5, "proxy_header": 6},
+    )
+    async with serving(parts, observed) as server:
+        found = samples((await get(server.port, "/metrics"))[1])
+    assert found["aerobee_access_refused_total"] == {
+        labels(reason="unsigned"): 3.0,
+        labels(reason="rights"): 4.0,
+    }
+    assert found["aerobee_connections_refused_total"] == {
+        labels(reason="limit"): 5.0,
+        labels(reason="proxy_header"): 6.0,
+    }
+    assert found["aerobee_access_delayed_total"] == {frozenset(): 2.0}
+    assert found["aerobee_access_audit_lines_lost_total"] == {frozenset(): 1.0}
+    assert set(parts.observed.turned_away()) == {"limit", *BROKEN_OFF}
+    assert set(parts.observed.access().refused) == set(REASONS)
 
 
 async def test_every_topic_and_group_with_messages_has_its_series(parts: Parts) -> None:
