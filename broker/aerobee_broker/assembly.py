@@ -75,6 +75,7 @@ from aerobee_broker.remoting_api.client_handlers import ClientHandlers
 from aerobee_broker.remoting_api.client_relay import ClientRelay
 from aerobee_broker.remoting_api.cold_requests import wait_for_disk
 from aerobee_broker.remoting_api.group_handlers import GroupHandlers
+from aerobee_broker.remoting_api.native_pulls import NativePulls
 from aerobee_broker.remoting_api.native_sends import NativeSends
 from aerobee_broker.remoting_api.offset_handlers import OffsetHandlers
 from aerobee_broker.remoting_api.offset_resets import OffsetResets
@@ -488,9 +489,6 @@ def assemble(
     )
     Retries(giving_back).register(handlers)
     SendProcessor(publisher, batches, promises, live, writer.host, registrar.when_settled).register(handlers)
-    engine = _engine(live.value, store, writer.host)
-    if engine.native is not None:
-        NativeSends(engine, engine.native, intake, store.packing, visibility, promises, stats).serve(handlers)
     pulls = Reading(
         live=live,
         clock=clock,
@@ -502,6 +500,10 @@ def assemble(
         master=replication if live.value.is_slave else None,
     )
     PullHandlers(pulls).register(handlers)
+    engine = _engine(live.value, store, writer.host)
+    if engine.native is not None:
+        sends = NativeSends(engine, engine.native, intake, store.packing, visibility, promises, stats)
+        NativePulls(engine, engine.native, pulls, sends).serve(handlers)
     PopHandlers(pops).register(handlers)
     AckHandlers(acks).register(handlers)
     AssignmentHandlers(assignment, tables.request_modes).register(handlers)
@@ -698,7 +700,7 @@ def followers(registrar: NameserverRegistrar, transactions: Transactions) -> dic
 
 
 def _engine(config: BrokerConfig, store: MessageStore, store_host: bytes) -> SendEngine:
-    """What takes usual sends. EngineMissing where it has to be the native one, and that is not there."""
+    """What takes usual sends and pulls. EngineMissing where it has to be the native one, and that is not there."""
     make = find_engine(config.send_engine)
     if make is None:
         return SendEngine(None)

@@ -1,4 +1,4 @@
-//! Answers to sends, as whole frames.
+//! Answers to sends and pulls, as frames.
 
 use crate::bytes::{decimal, hex16, push_decimal};
 use crate::requests::{JSON, MSGPACK, ROCKETMQ};
@@ -36,9 +36,7 @@ impl Common {
             MSGPACK => self.packed(out, stored),
             _ => unreachable!("only known codecs are read"),
         }
-        let header = (out.len() - begin - 8) as u32;
-        out[begin..begin + 4].copy_from_slice(&(header + 4).to_be_bytes());
-        out[begin + 4..begin + 8].copy_from_slice(&(u32::from(codec) << 24 | header).to_be_bytes());
+        end_header(out, begin, codec, 0);
     }
 
     fn json(&self, out: &mut Vec<u8>, stored: &Stored) {
@@ -71,30 +69,13 @@ impl Common {
     }
 
     fn binary(&self, out: &mut Vec<u8>, stored: &Stored) {
-        out.extend_from_slice(&0i16.to_be_bytes());
-        out.push(PYTHON);
-        out.extend_from_slice(&VERSION.to_be_bytes());
-        out.extend_from_slice(&stored.opaque.to_be_bytes());
-        out.extend_from_slice(&1i32.to_be_bytes());
-        out.extend_from_slice(&0i32.to_be_bytes()); // no remark
-        let size_at = out.len();
-        out.extend_from_slice(&[0; 4]);
-        self.each_field(stored, |name, value| {
-            out.extend_from_slice(&(name.len() as i16).to_be_bytes());
-            out.extend_from_slice(name);
-            out.extend_from_slice(&(value.len() as i32).to_be_bytes());
-            out.extend_from_slice(value);
-        });
-        let size = (out.len() - size_at - 4) as i32;
-        out[size_at..size_at + 4].copy_from_slice(&size.to_be_bytes());
+        let size_at = begin_binary(out, stored.opaque, b"");
+        self.each_field(stored, |name, value| push_binary_field(out, name, value));
+        end_binary(out, size_at);
     }
 
     fn packed(&self, out: &mut Vec<u8>, stored: &Stored) {
-        out.extend_from_slice(&[0x97, 0, 1]);
-        push_packed(out, i64::from(stored.opaque));
-        push_packed(out, i64::from(VERSION));
-        push_packed(out, i64::from(PYTHON));
-        out.push(0xc0);
+        begin_packed(out, stored.opaque, b"");
         out.push(0x86); // six fields
         self.each_field(stored, |name, value| {
             push_packed_text(out, name);
@@ -112,6 +93,122 @@ impl Common {
         field(b"TRACE_ON", &self.trace_on);
         field(b"MSG_REGION", &self.region);
         field(b"queueOffset", decimal(stored.queue_offset, &mut digits));
+    }
+}
+
+/// The messages of a pull.
+pub struct Found {
+    /// Number of the request on its connection.
+    pub opaque: i32,
+    /// Broker id that the next pull should go to.
+    pub suggested: i64,
+    /// Where to go on.
+    pub next_offset: i64,
+    /// One past the last message of the queue.
+    pub max_offset: i64,
+    /// The first message of the queue.
+    pub min_offset: i64,
+}
+
+impl Found {
+    /// The words and the header of the answer in this codec, for a body of so many bytes; false where there is none.
+    pub fn write(&self, out: &mut Vec<u8>, codec: u8, body_size: usize) -> bool {
+        let begin = out.len();
+        out.extend_from_slice(&[0; 8]);
+        match codec {
+            JSON => self.json(out),
+            ROCKETMQ => {
+                let size_at = begin_binary(out, self.opaque, b"FOUND");
+                self.each_field(|name, value| push_binary_field(out, name, value));
+                end_binary(out, size_at);
+            }
+            MSGPACK => {
+                begin_packed(out, self.opaque, b"FOUND");
+                out.push(0x86); // six fields
+                self.each_field(|name, value| {
+                    push_packed_text(out, name);
+                    push_packed_text(out, value);
+                });
+            }
+            _ => return false,
+        }
+        end_header(out, begin, codec, body_size);
+        true
+    }
+
+    fn json(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(b"{\"code\":0,\"extFields\":{");
+        let mut is_first = true;
+        self.each_field(|name, value| {
+            if !is_first {
+                out.push(b',');
+            }
+            is_first = false;
+            out.push(b'"');
+            out.extend_from_slice(name);
+            out.extend_from_slice(b"\":\"");
+            out.extend_from_slice(value);
+            out.push(b'"');
+        });
+        out.extend_from_slice(b"},\"flag\":1,\"language\":\"PYTHON\",\"opaque\":");
+        push_decimal(out, i64::from(self.opaque));
+        out.extend_from_slice(b",\"remark\":\"FOUND\",\"serializeTypeCurrentRPC\":\"JSON\",\"version\":479}");
+    }
+
+    fn each_field(&self, mut field: impl FnMut(&[u8], &[u8])) {
+        let mut digits = [0; 20];
+        field(b"suggestWhichBrokerId", decimal(self.suggested, &mut digits));
+        field(b"groupSysFlag", b"0");
+        field(b"nextBeginOffset", decimal(self.next_offset, &mut digits));
+        field(b"maxOffset", decimal(self.max_offset, &mut digits));
+        field(b"minOffset", decimal(self.min_offset, &mut digits));
+        field(b"topicSysFlag", b"0");
+    }
+}
+
+/// Fill in the two words in front of a header that ends here.
+fn end_header(out: &mut [u8], begin: usize, codec: u8, body_size: usize) {
+    let header = (out.len() - begin - 8) as u32;
+    let length = header + 4 + body_size as u32;
+    out[begin..begin + 4].copy_from_slice(&length.to_be_bytes());
+    out[begin + 4..begin + 8].copy_from_slice(&(u32::from(codec) << 24 | header).to_be_bytes());
+}
+
+/// An answer of success up to its fields; where their size has to be filled in.
+fn begin_binary(out: &mut Vec<u8>, opaque: i32, remark: &[u8]) -> usize {
+    out.extend_from_slice(&0i16.to_be_bytes());
+    out.push(PYTHON);
+    out.extend_from_slice(&VERSION.to_be_bytes());
+    out.extend_from_slice(&opaque.to_be_bytes());
+    out.extend_from_slice(&1i32.to_be_bytes());
+    out.extend_from_slice(&(remark.len() as i32).to_be_bytes());
+    out.extend_from_slice(remark);
+    out.extend_from_slice(&[0; 4]);
+    out.len() - 4
+}
+
+fn push_binary_field(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
+    out.extend_from_slice(&(name.len() as i16).to_be_bytes());
+    out.extend_from_slice(name);
+    out.extend_from_slice(&(value.len() as i32).to_be_bytes());
+    out.extend_from_slice(value);
+}
+
+fn end_binary(out: &mut [u8], size_at: usize) {
+    let size = (out.len() - size_at - 4) as i32;
+    out[size_at..size_at + 4].copy_from_slice(&size.to_be_bytes());
+}
+
+/// An answer of success up to its fields. An empty remark is none.
+fn begin_packed(out: &mut Vec<u8>, opaque: i32, remark: &[u8]) {
+    out.extend_from_slice(&[0x97, 0, 1]);
+    push_packed(out, i64::from(opaque));
+    push_packed(out, i64::from(VERSION));
+    push_packed(out, i64::from(PYTHON));
+    if remark.is_empty() {
+        out.push(0xc0);
+    } else {
+        push_packed_text(out, remark);
     }
 }
 

@@ -7,10 +7,10 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::types::{PyBytes, PyList, PyTuple};
 use pyo3::{create_exception, intern, prelude::*};
 
-use crate::answers::{Common, Stored};
+use crate::answers::{Common, Found, Stored};
 use crate::records::{Form, Message};
 use crate::requests::{self, SEND_BATCH_MESSAGE};
-use crate::{javahash, properties};
+use crate::{javahash, properties, pulls};
 
 create_exception!(aerobee_native, EngineFault, PyRuntimeError, "The engine has a fault.");
 
@@ -158,6 +158,8 @@ pub struct Engine {
     made: Made,
     text: Vec<u8>,
     texts: Vec<u8>, // properties of a batch
+    pulls: pulls::Known,
+    rooms: pulls::Rooms,
     fault: Option<String>, // met where nobody waits for a result: raised by the next `take`
 }
 
@@ -205,6 +207,8 @@ impl Engine {
             made: Made::default(),
             text: Vec::new(),
             texts: Vec::new(),
+            pulls: pulls::Known::default(),
+            rooms: pulls::Rooms::default(),
             fault: None,
         })
     }
@@ -283,6 +287,47 @@ impl Engine {
         guarded(|| self.taken(py, data.as_bytes(), begin, limit, now_ms, born_host.as_bytes()))
             .unwrap_or_else(|fault| Err(EngineFault::new_err(fault)))
     }
+
+    /// The pull at this place of `data`; None when there is none, or an unusual one. What it comes to, but for the
+    /// numbers that change, is what was learned of such a request; nothing where that is nothing yet.
+    fn pull<'py>(
+        &mut self,
+        py: Python<'py>,
+        data: &Bound<'py, PyBytes>,
+        at: usize,
+    ) -> PyResult<Option<(Option<Bound<'py, PyAny>>, usize, i64, i64, i32)>> {
+        guarded(|| {
+            let (codec, header, body, end) = requests::frame(data.as_bytes(), at, self.frame_size_max)?;
+            if !body.is_empty() {
+                return None;
+            }
+            let varying = pulls::read(codec, header, &mut self.pulls.key)?;
+            Some((self.pulls.get(py), end, varying.offset, varying.commit_offset, varying.opaque))
+        })
+        .map_err(EngineFault::new_err)
+    }
+
+    /// Requests that differ from the last one in those numbers alone come to this.
+    fn learn_pull(&mut self, what: Py<PyAny>) -> PyResult<()> {
+        guarded(|| self.pulls.add(what)).map_err(EngineFault::new_err)
+    }
+
+    /// The answer to a pull of what is nearby, as `pulls::Nearby` names it: the whole frame, messages, bytes of records,
+    /// and where to go on. None when nothing is found there, or anything is unusual.
+    fn gather<'py>(
+        &mut self,
+        py: Python<'py>,
+        nearby: pulls::Nearby<'py>,
+        tags: Option<&[u8]>,
+        offset: i64,
+        codec: u8,
+        opaque: i32,
+        suggested: i64,
+    ) -> PyResult<Option<(Bound<'py, PyBytes>, usize, usize, i64)>> {
+        let found = Found { opaque, suggested, next_offset: offset, max_offset: nearby.7, min_offset: nearby.6 };
+        guarded(|| pulls::gather(py, &mut self.rooms, &nearby, tags, codec, found))
+            .unwrap_or_else(|fault| Err(EngineFault::new_err(fault)))
+    }
 }
 
 /// Where a call has got to.
@@ -337,7 +382,7 @@ impl Engine {
         let (mut code, mut version, mut count) = (0, 0, 0);
         let mut text = std::mem::take(&mut self.text);
         while count < REQUESTS_MAX && self.made.messages < MESSAGES_MAX {
-            let Some((codec, header, body, end)) = self.frame(data, at) else { break };
+            let Some((codec, header, body, end)) = requests::frame(data, at, self.frame_size_max) else { break };
             let Some(found) = requests::code(codec, header) else { break };
             if count > 0 && found != code {
                 break;
@@ -360,22 +405,6 @@ impl Engine {
             return Ok(None);
         }
         self.result(py, at, count, version, code).map(Some)
-    }
-
-    /// The next whole frame: codec, header, body, and where it ends.
-    fn frame<'a>(&self, data: &'a [u8], at: usize) -> Option<(u8, &'a [u8], &'a [u8], usize)> {
-        let words = data.get(at..at + 8)?;
-        let length = usize::try_from(i32::from_be_bytes(words[..4].try_into().ok()?)).ok()?;
-        let word = u32::from_be_bytes(words[4..].try_into().ok()?);
-        let header_size = (word & 0xff_ffff) as usize;
-        if length > self.frame_size_max.checked_sub(4)? {
-            return None;
-        }
-        let body_at = at + 8 + header_size;
-        let end = at + 4 + length;
-        let header = data.get(at + 8..body_at)?;
-        let body = data.get(body_at..end)?; // none when the header is longer than the frame
-        Some(((word >> 24) as u8, header, body, end))
     }
 
     /// Where a send goes, if that is usual.

@@ -37,6 +37,11 @@ impl<'a> Json<'a> {
         Json { bytes, at }
     }
 
+    /// How far it has been read.
+    pub fn place(&self) -> usize {
+        self.at
+    }
+
     /// Whether everything has been read.
     pub fn is_over(&self) -> bool {
         self.at == self.bytes.len()

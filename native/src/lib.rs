@@ -1,7 +1,8 @@
 //! The native engine of Aerobee's broker: functions over bytes.
 //!
 //! `Engine.take` reads the usual sends at the front of what a socket gave and makes records, queue entries, hashes of
-//! keys and answers of them. It does no I/O and knows no clock, no thread and no fault: Python owns every state, writes
+//! keys and answers of them. `Engine.pull` reads usual pulls, and `Engine.gather` makes an answer of the entries of a
+//! queue and the file of the log that they lead to. It does no I/O and knows no clock, no thread and no fault: Python owns every state, writes
 //! what is made here, and does by itself whatever is unusual. Nothing is changed by a call that fails.
 
 mod answers;
@@ -10,6 +11,7 @@ mod engine;
 mod javahash;
 mod json;
 mod properties;
+mod pulls;
 mod records;
 mod requests;
 
@@ -25,5 +27,5 @@ mod aerobee_native {
 
     /// To be equal to the number that the broker was written for.
     #[pymodule_export]
-    const INTERFACE: u32 = 2;
+    const INTERFACE: u32 = 3;
 }

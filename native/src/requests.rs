@@ -17,7 +17,8 @@ pub const SEND_MESSAGE_V2: i32 = 310;
 pub const SEND_BATCH_MESSAGE: i32 = 320;
 
 const FLAG_ONEWAY: i64 = 2;
-const I32: std::ops::RangeInclusive<i64> = i32::MIN as i64..=i32::MAX as i64;
+/// Numbers of 32 bits.
+pub const I32: std::ops::RangeInclusive<i64> = i32::MIN as i64..=i32::MAX as i64;
 
 /// What one send says of itself; its properties stand elsewhere.
 #[derive(Default)]
@@ -120,6 +121,22 @@ impl<'a> Send<'a> {
     fn is_whole(&self) -> bool {
         self.seen & REQUIRED == REQUIRED
     }
+}
+
+/// The next whole frame, of at most so many bytes: codec, header, body, and where it ends.
+pub fn frame(data: &[u8], at: usize, size_max: usize) -> Option<(u8, &[u8], &[u8], usize)> {
+    let words = data.get(at..at.checked_add(8)?)?;
+    let length = usize::try_from(i32::from_be_bytes(words[..4].try_into().ok()?)).ok()?;
+    let word = u32::from_be_bytes(words[4..].try_into().ok()?);
+    let header_size = (word & 0xff_ffff) as usize;
+    if length > size_max.checked_sub(4)? {
+        return None;
+    }
+    let body_at = at + 8 + header_size;
+    let end = at + 4 + length;
+    let header = data.get(at + 8..body_at)?;
+    let body = data.get(body_at..end)?; // none when the header is longer than the frame
+    Some(((word >> 24) as u8, header, body, end))
 }
 
 /// The code of a request, when it is one of these and stands where clients write it.
@@ -243,26 +260,40 @@ fn json_fields<'a>(
 }
 
 /// Bytes, and how far they have been read.
-struct Cursor<'a> {
+pub struct Cursor<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Cursor<'a> {
-    fn take(&mut self, count: usize) -> Option<&'a [u8]> {
+    /// From the first one on.
+    pub fn new(rest: &'a [u8]) -> Self {
+        Cursor { rest }
+    }
+
+    /// What has not been read.
+    pub fn rest(&self) -> &'a [u8] {
+        self.rest
+    }
+
+    /// So many of them.
+    pub fn take(&mut self, count: usize) -> Option<&'a [u8]> {
         let (taken, rest) = self.rest.split_at_checked(count)?;
         self.rest = rest;
         Some(taken)
     }
 
-    fn u8(&mut self) -> Option<u8> {
+    /// One byte.
+    pub fn u8(&mut self) -> Option<u8> {
         Some(self.take(1)?[0])
     }
 
-    fn i16(&mut self) -> Option<i16> {
+    /// A number of 16 bits.
+    pub fn i16(&mut self) -> Option<i16> {
         Some(i16::from_be_bytes(self.take(2)?.try_into().ok()?))
     }
 
-    fn i32(&mut self) -> Option<i32> {
+    /// A number of 32 bits.
+    pub fn i32(&mut self) -> Option<i32> {
         Some(i32::from_be_bytes(self.take(4)?.try_into().ok()?))
     }
 }
@@ -309,7 +340,7 @@ fn binary<'a>(code: i32, header: &'a [u8], properties: &mut Vec<u8>, send: &mut 
 
 impl<'a> Cursor<'a> {
     /// A whole number in the shortest form, or another: msgpack has several.
-    fn packed_number(&mut self) -> Option<i64> {
+    pub fn packed_number(&mut self) -> Option<i64> {
         Some(match self.u8()? {
             small @ 0..=0x7f => i64::from(small),
             negative @ 0xe0.. => i64::from(negative as i8),
@@ -323,7 +354,8 @@ impl<'a> Cursor<'a> {
         })
     }
 
-    fn packed_text(&mut self) -> Option<&'a [u8]> {
+    /// The bytes of a text.
+    pub fn packed_text(&mut self) -> Option<&'a [u8]> {
         let size = match self.u8()? {
             short @ 0xa0..=0xbf => usize::from(short & 0x1f),
             0xd9 => usize::from(self.u8()?),
@@ -332,6 +364,15 @@ impl<'a> Cursor<'a> {
             _ => return None,
         };
         self.take(size)
+    }
+
+    /// How many pairs the map has that follows.
+    pub fn packed_count(&mut self) -> Option<usize> {
+        Some(match self.u8()? {
+            short @ 0x80..=0x8f => usize::from(short & 0xf),
+            0xde => usize::from(self.i16()? as u16),
+            _ => return None,
+        })
     }
 }
 
@@ -346,11 +387,7 @@ fn packed<'a>(code: i32, header: &'a [u8], properties: &mut Vec<u8>, send: &mut 
     if cursor.u8()? != 0xc0 {
         return None; // a remark
     }
-    let count = match cursor.u8()? {
-        short @ 0x80..=0x8f => usize::from(short & 0xf),
-        0xde => usize::from(cursor.i16()? as u16),
-        _ => return None,
-    };
+    let count = cursor.packed_count()?;
     for _ in 0..count {
         let name = cursor.packed_text()?;
         let value = cursor.packed_text()?;

@@ -169,6 +169,11 @@ class ConsumerOffsets:
         self._next_version()
         self.revision += 1
 
+    @property
+    def has_resets(self) -> bool:
+        """Whether any reset is pending."""
+        return bool(self._resets)
+
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
         """The pending reset of a queue, which is over with this call; None when there is none."""
         if not self._resets:

@@ -11,6 +11,7 @@ Invariants
 - One read by SQL92 takes at most about STEPS_MAX steps: the longer the expression, the fewer records a read looks at.
 """
 
+from array import array
 from collections.abc import Callable
 from typing import Final
 
@@ -44,14 +45,18 @@ TagFilter = frozenset[int] | None
 
 
 class Filter:
-    """One filter, as the store takes it: hashes of tags (None: any) and a choice by properties (None: none)."""
+    """One filter, as the store takes it: hashes of tags (None: any) and a choice by properties (None: none).
 
-    __slots__ = ("selector", "size", "tag_hashes")
+    `packed_tags` are the same hashes in order, as i32 of this machine.
+    """
+
+    __slots__ = ("packed_tags", "selector", "size", "tag_hashes")
 
     def __init__(
         self, tag_hashes: TagFilter = None, selector: Selector | None = None, *, sql_chars: int = 0
     ) -> None:
         self.tag_hashes = tag_hashes
+        self.packed_tags = None if tag_hashes is None else array("i", sorted(tag_hashes)).tobytes()
         self.selector = selector
         self.size = FILTER_SIZE + TAG_SIZE * len(tag_hashes or ()) + SQL_CHAR_SIZE * sql_chars  # bytes, about
 

@@ -56,7 +56,7 @@ from aerobee_service.turns.each_turn import EachTurn
 from aerobee_store.disk.page_cache import NotInMemory
 from aerobee_store.faults.errors import OutOfResources, StoreError
 from aerobee_store.queues.consume_queue import tags_of
-from aerobee_store.reading.get_message import GetResult, GetStatus
+from aerobee_store.reading.get_message import GetResult, GetStatus, Nearby
 from aerobee_store.terms.messages import Arrival
 
 __all__ = ["HOLD_MS_MAX", "Master", "Reading"]
@@ -87,6 +87,10 @@ KINDS: Final = {
 NOTHING_MATCHED: Final = frozenset({GetStatus.NO_MATCHED_MESSAGE, GetStatus.OFFSET_OVERFLOW_ONE})
 _KIND_OF: Final = tuple(KINDS[status] for status in GetStatus)  # an index is quicker than an enum's hash
 EMPTY_QUEUE: Final = frozenset({GetStatus.NO_MESSAGE_IN_QUEUE, GetStatus.NO_MATCHED_LOGIC_QUEUE})
+_NEARBY: Final = GetResult(GetStatus.FOUND, 0, 0, 0)  # as far as a suggestion goes by it
+
+# An answer, its messages, bytes of their records, and the offset to go on from.
+Gathered = tuple[bytes, int, int, int]
 
 
 class _Work(msgspec.Struct, gc=False):
@@ -173,6 +177,48 @@ class Reading:
                 self._hold(query, caller, message_filter, wait_ms, partial(reply, to))
                 return None
         return self._finish(query, result, kind)
+
+    def read_nearby(
+        self,
+        query: Query,
+        offset: int,
+        commit_offset: int | None,
+        caller: Caller,
+        gather: Callable[[Nearby, bytes | None, int, int, T], Gathered | None],
+        to: T,
+    ) -> bytes | None:
+        """The answer to a usual query, at once; None: nothing was done, it is for `read`.
+
+        The query stays the caller's: the offsets of this time come beside it. `gather` makes the answer of what is
+        nearby, packed hashes of tags (None: all messages), the offset, a suggested broker, and `to`; None leaves it to
+        `read`. RequestError as of that.
+        """
+        group, topic, queue_id = query.group, query.topic, query.queue_id
+        messages = self._messages
+        if self._offsets.has_resets or offset >= messages.max_offset(topic, queue_id):
+            return None
+        message_filter = self._check(query)
+        if message_filter.selector is not None:
+            return None
+        tags = message_filter.packed_tags
+        count = min(query.count, MESSAGE_COUNT_MAX)
+        nearby = messages.nearby(topic, queue_id, offset, count, BODY_SIZE_MAX, has_tags=tags is not None)
+        if nearby is None:
+            return None
+        suggested = (
+            self._suggested_broker(group, _NEARBY, ReadKind.FOUND)
+            if self._live.value.slave_read_enable
+            else 0
+        )
+        gathered = gather(nearby, tags, offset, suggested, to)
+        if gathered is None:
+            return None
+        answer, found_count, size, next_offset = gathered
+        if commit_offset is not None:
+            self._commit(query, commit_offset, caller)
+        self._offsets.note_pull(group, topic, queue_id, next_offset)
+        self._stats.got(group, topic, found_count, size)
+        return answer
 
     def _wait_ms(self, asked_ms: int) -> int:
         config = self._live.value

@@ -227,7 +227,7 @@ def families(snapshot: MetricsSnapshot) -> Iterator[Family]:
     yield Family(
         "aerobee_send_engine",
         "gauge",
-        "1; the label says which engine takes usual sends.",
+        "1; the label says which engine takes usual sends and pulls.",
         ("engine",),
         [((snapshot.engine,), 1.0)],
     )

@@ -158,5 +158,5 @@ class Observed:
     access: Callable[[], AccessFigures]
     turned_away: Callable[[], Mapping[str, int]]  # connections, by reason
     popped: Callable[[GroupQueue], int]  # messages popped and not acknowledged
-    engine: Callable[[], str]  # which takes usual sends: native or python
+    engine: Callable[[], str]  # which takes usual sends and pulls: native or python
     facts: Callable[[], Mapping[str, object]]  # numbers that only the assembly knows, by name

@@ -3,8 +3,9 @@
 Touches  the import of `aerobee_native`, a distribution of its own (`native/`, the extra `aerobee[native]`).
 
 The engine is functions over bytes. It makes records, queue entries, hashes of keys and answers of the usual sends at
-the front of a read; Python owns every state and does whatever is unusual, so a broker without the engine does the same,
-slower. What is known of topics and queues is told to it beforehand (`add_route`, `add_queue`).
+the front of a read, and answers to pulls of what lies in queue and log; Python owns every state and does whatever is
+unusual, so a broker without the engine does the same, slower. What is known of topics and queues, and of what readers
+ask, is told to it beforehand (`add_route`, `add_queue`, `learn_pull`).
 """
 
 import importlib
@@ -13,9 +14,13 @@ from typing import Final, Literal, Protocol, cast
 
 import structlog
 
+from aerobee_store.reading.get_message import Nearby
+
 __all__ = [
     "EngineKind",
     "EngineMissing",
+    "FoundPull",
+    "Gathered",
     "NativeEngine",
     "SendEngine",
     "TakenSends",
@@ -25,7 +30,7 @@ __all__ = [
 log = structlog.get_logger()
 
 MODULE: Final = "aerobee_native"
-INTERFACE: Final = 2  # to be equal to that of the module
+INTERFACE: Final = 3  # to be equal to that of the module
 WAY_OUT: Final = (
     "install it (pip install 'aerobee[native]', or ./dev setup with cargo there), or set sendEngine = auto"
 )
@@ -45,6 +50,22 @@ TakenSends = tuple[
     tuple[bytes, int],  # answers that wait for nothing, and how many
     int,  # version of the client
     int,  # request code
+]
+
+
+FoundPull = tuple[
+    object | None,  # what was learned of such a request
+    int,  # where it ends in the read
+    int,  # queue offset that it asks for
+    int,  # commit offset
+    int,  # opaque
+]
+
+Gathered = tuple[
+    bytes,  # the whole answer
+    int,  # messages
+    int,  # bytes of their records
+    int,  # queue offset to go on from
 ]
 
 
@@ -70,6 +91,26 @@ class NativeEngine(Protocol):
     def take(self, data: bytes, begin: int, limit: int, now_ms: int, born_host: bytes) -> TakenSends | None:
         """What the usual sends at the front of `data` come to; None when there is none. `begin` is the end of the log,
         `limit` the place behind the last byte that a record may take."""
+
+    def pull(self, data: bytes, at: int) -> FoundPull | None:
+        """The pull at this place of a read; None when there is none whole, or an unusual one. Two pulls that differ in
+        queue offset, commit offset and opaque alone are such as each other."""
+
+    def learn_pull(self, what: object) -> None:
+        """Give this for such pulls as the last one, until 4,096 others were learned and it was not asked for."""
+
+    def gather(
+        self,
+        nearby: Nearby,
+        tags: bytes | None,
+        offset: int,
+        codec: int,
+        opaque: int,
+        suggested: int,
+    ) -> Gathered | None:
+        """The answer to a pull of what is nearby, from the queue offset `offset` on. `tags` has the sorted hashes that
+        are wanted, as i32 of this machine, `suggested` is a broker id. None when nothing is found, or anything is
+        unusual."""
 
 
 class EngineMaker(Protocol):

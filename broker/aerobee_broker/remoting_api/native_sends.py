@@ -23,7 +23,7 @@ from aerobee_broker.stats import BrokerStats, TopicCounters
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.frames import CODEC_ROCKETMQ, FrameDecoder, decode_command, encode_command
 from aerobee_proto.requests import code_keys
-from aerobee_remoting.exchange.handlers import Channel, FrontTaken, HandlerTable
+from aerobee_remoting.exchange.handlers import Channel, FrontTaken
 from aerobee_store.faults.errors import StoreError, StorePoisoned
 from aerobee_store.index.index import KeyedBlock
 from aerobee_store.writing.appender import PackedRecords, Touched
@@ -69,7 +69,7 @@ def with_code(payload: bytes, code: int) -> bytes:
 
 
 class NativeSends:
-    """The front of a broker's handler table."""
+    """A front of a broker's handler table."""
 
     def __init__(
         self,
@@ -92,14 +92,12 @@ class NativeSends:
         self._used: BrokerConfig | None = None
         self._is_able = False
 
-    def serve(self, table: HandlerTable) -> None:
-        """Take what is usual of all reads, until the engine has a fault."""
-        table.front = self
+    def begin(self) -> None:
+        """Be told of topics and queues, until the engine has a fault."""
         self._intake.keep_book(self._native)
         self._packing.keep_book(self._native)
 
         def ended() -> None:
-            table.front = None
             self._intake.keep_book(None)
             self._packing.keep_book(None)
 

@@ -18,7 +18,7 @@ from aerobee_remoting.exchange.handlers import HandlerTable, Request, Response
 from aerobee_remoting.exchange.needs import SUB, on_group, on_topic, ours
 from aerobee_store.reading.get_message import GetStatus
 
-__all__ = ["PullHandlers"]
+__all__ = ["PullHandlers", "query_of"]
 
 Pull = Request[PullMessageHeader]
 
@@ -54,22 +54,7 @@ class PullHandlers:
     def pull(self, request: Pull) -> Response | None:
         """Read a queue; without messages the answer may come later."""
         incoming = request.incoming
-        header = incoming.header
-        flags = header.sys_flag
-        query = Query(
-            group=header.consumer_group,
-            topic=header.topic,
-            queue_id=header.queue_id,
-            offset=header.queue_offset,
-            count=header.max_msg_nums,
-            wait_ms=header.suspend_timeout_millis if flags & PullFlag.SUSPEND else None,
-            commit_offset=header.commit_offset if flags & PullFlag.COMMIT_OFFSET else None,
-            is_lite=incoming.envelope.code == LITE,
-            has_filter=flags & PullFlag.SUBSCRIPTION != 0,
-            expression=header.subscription,
-            expression_type=header.expression_type,
-            subscription_version=header.sub_version,
-        )
+        query = query_of(incoming.envelope.code, incoming.header)
         try:
             outcome = self._reading.read(query, request.connection, _answer, request)
         except Forbidden as refused:
@@ -79,6 +64,25 @@ class PullHandlers:
         else:
             _answer(request, outcome)
         return None
+
+
+def query_of(code: int, header: PullMessageHeader) -> Query:
+    """What a pull asks."""
+    flags = header.sys_flag
+    return Query(
+        group=header.consumer_group,
+        topic=header.topic,
+        queue_id=header.queue_id,
+        offset=header.queue_offset,
+        count=header.max_msg_nums,
+        wait_ms=header.suspend_timeout_millis if flags & PullFlag.SUSPEND else None,
+        commit_offset=header.commit_offset if flags & PullFlag.COMMIT_OFFSET else None,
+        is_lite=code == LITE,
+        has_filter=flags & PullFlag.SUBSCRIPTION != 0,
+        expression=header.subscription,
+        expression_type=header.expression_type,
+        subscription_version=header.sub_version,
+    )
 
 
 def _shed(request: Pull) -> None:

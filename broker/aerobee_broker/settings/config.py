@@ -192,7 +192,7 @@ class BrokerConfig(AccessSettings):
     )
     send_engine: Literal["auto", "python", "native"] = _key(
         "auto",
-        "Who takes usual sends: native, the engine of aerobee[native]; python; auto: native where it is installed.",
+        "Who takes usual sends and pulls: native, the engine of aerobee[native]; python; auto: native if it is there.",
     )
     flush_interval_commit_log: Millis = _key(
         500, "Pause between flushes with ASYNC_FLUSH.", unit="ms", hot=True

@@ -32,10 +32,12 @@ from aerobee_store.reading.residency import TRUSTED_SIZE, Residency, places_of
 from aerobee_store.terms.config import StoreConfig
 from aerobee_store.walking.agreement import Agreement, header_at
 
-__all__ = ["GetResult", "GetStatus", "MessageReader", "Selector"]
+__all__ = ["GetResult", "GetStatus", "MessageReader", "Nearby", "Selector"]
 
 # size, magic, queue id, number and physical offset of a record
 _IDENTITY = struct.Struct(">iI4xi4xqq")
+_PLACE = struct.Struct(">q")
+_PLACE_AND_SIZE = struct.Struct(">qi")
 _NOTHING_WRITTEN = 1 << 63
 _IDENTITY_SIZE = _IDENTITY.size
 _MAGICS = frozenset((MAGIC_V1, MAGIC_V2))
@@ -61,6 +63,19 @@ class GetStatus(IntEnum):
     NO_MATCHED_LOGIC_QUEUE = 7
     NO_MESSAGE_IN_QUEUE = 8
     OFFSET_RESET = 9
+
+
+Nearby = tuple[
+    memoryview,  # packed entries, from the queue offset on that was asked for
+    memoryview,  # the file of the log that the first of them leads to
+    int,  # physical offset of its first byte
+    int,  # and of the byte behind the last that is written in it
+    int,  # records that one read gives at most
+    int,  # and bytes of them, the first one whatever its size
+    int,  # min_offset of the queue
+    int,  # max_offset of the queue
+]
+"""What a usual read is gathered from."""
 
 
 class GetResult(msgspec.Struct, eq=False):
@@ -169,6 +184,54 @@ class MessageReader:
         if selector is not None:
             return self._select(queue, entries, offset, max_count, size_max, selector)
         return self._collect(queue, entries, offset, max_count, size_max, tag_filter)
+
+    def nearby(
+        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, *, has_tags: bool
+    ) -> Nearby | None:
+        """What the usual read is gathered from by who does that himself: in memory, in one file, written by this
+        process. None: `get` has to look carefully.
+
+        It gathers as `get` does: the first records that it wants, up to both bounds, none that is no sound record.
+        """
+        queue = self._queues.get(topic, queue_id)
+        if queue is None or queue.is_batch or not queue.min_offset <= offset < queue.max_offset:
+            return None
+        residency = self._residency
+        is_asking = residency is not None and not residency.is_off
+        if is_asking and not queue.hot_from <= offset < queue.hot_until:
+            return None
+        config, log = self._config, self._log
+        count = min(max_count, config.memory_transfer_count_max)
+        if has_tags and log.damaged:
+            return None
+        entries = queue.read(offset, self._scan_count(max_count) if has_tags else count)
+        if not entries:
+            return None
+        (first,) = _PLACE.unpack_from(entries)
+        last, size = _PLACE_AND_SIZE.unpack_from(entries, len(entries) - ENTRY_SIZE)
+        end = log.end_offset
+        if first < self.written_from:
+            return None
+        file = log.mapped.find(first)
+        if file is None or (last >= file.end and not has_tags):
+            return None
+        if first < end - self._trusted and (
+            first < end - self._distance
+            or residency is None
+            or not residency.holds(file, first, min(last + size, file.end))
+        ):
+            return None
+        limit = min(max(max_bytes, _REQUEST_SIZE_MIN), _REQUEST_SIZE_MAX, config.memory_transfer_size_max)
+        return (
+            entries,
+            file.view,
+            file.offset,
+            min(file.end, end),
+            count,
+            limit,
+            queue.min_offset,
+            queue.max_offset,
+        )
 
     def _scan_count(self, max_count: int) -> int:
         return max(-(-self._config.scan_size_max // ENTRY_SIZE), max_count)

@@ -187,7 +187,7 @@ class Outcome:
     native: int  # requests that the engine took
 
 
-class _Transport(asyncio.Transport):
+class Transport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__({"peername": ("10.1.2.3", 4567), "sockname": ("127.0.0.1", 10911)})
         self.written = bytearray()
@@ -242,10 +242,10 @@ async def outcome(engine: str, reads: Sequence[bytes], more: dict[str, Any]) -> 
                     TopicConfig(topic_name="ReadOnly", perm=4),
                 ]
             )
-            transport = _Transport()
+            transport = Transport()
             connection = Connection(broker.handlers)
             connection.connection_made(transport)
-            native = _count_taken(broker)
+            native = count_taken(broker)
             for number, read in enumerate(reads):
                 connection.data_received(read)
                 if number % 3 == 2:
@@ -262,7 +262,7 @@ async def outcome(engine: str, reads: Sequence[bytes], more: dict[str, Any]) -> 
     return Outcome(files, sorted(encode_command(command) for command in commands), stored, counters, native())
 
 
-def _count_taken(broker: Broker) -> Callable[[], int]:
+def count_taken(broker: Broker) -> Callable[[], int]:
     front = broker.handlers.front
     if front is None:
         return lambda: 0

@@ -1,0 +1,150 @@
+"""Usual pulls by the native engine: a reader asks the same again and again, but for where it has got to.
+
+Touches  connections to answer on.
+
+A request is read in Python once, as all others are; what it asks is learned (`learn_pull`), and the engine finds it
+again by the bytes of its header, of which it reads nothing but the three numbers that change. Checked, committed,
+counted and found it is here each time, by the parts that do it for all other pulls (`Reading.read_nearby`). Their
+answer, header and records, the engine makes in one piece. Whatever is unusual goes on to `PullHandlers`: what finds
+nothing, or filters by properties, or is not in memory, or was written before this run.
+
+`bench/profile_pull.py --engine native` measures it.
+"""
+
+import struct
+from typing import Final, cast
+
+import msgspec
+
+from aerobee_broker.messages.read import Reading
+from aerobee_broker.messages.values import Query
+from aerobee_broker.native.engine import FoundPull, Gathered, NativeEngine, SendEngine
+from aerobee_broker.remoting_api.native_sends import NativeSends
+from aerobee_broker.remoting_api.pull import query_of
+from aerobee_proto.codes import RequestCode
+from aerobee_proto.errors import AerobeeError
+from aerobee_proto.frames import FLAG_ONEWAY, FLAG_RESPONSE
+from aerobee_proto.headers import PullMessageHeader
+from aerobee_proto.requests import RequestDecoder
+from aerobee_remoting.exchange.handlers import Channel, FrontTaken, HandlerTable
+from aerobee_store.reading.get_message import Nearby
+
+__all__ = ["NativePulls"]
+
+CODES: Final = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
+# What a read that begins with a pull has behind the words of its first frame: JSON, RocketMQ's own, msgpack.
+FIRST: Final = (b'{"code":11,', b'{"code":361,', b"\0\x0b", b"\x01\x69", b"\x97\x0b", b"\x97\xcd\x01\x69")
+ANSWERS_SIZE: Final = (
+    262_144  # bytes of answers in one turn, about: what else was read then goes the usual way
+)
+_WORDS: Final = struct.Struct(">ii")
+
+
+class _Pull(msgspec.Struct, gc=False, frozen=True):
+    """What pulls ask that differ in offsets and opaque alone."""
+
+    query: Query
+    commits: bool
+    codec: int
+    code: int
+    version: int
+
+
+class NativePulls:
+    """The front of a broker's handler table, before that for sends."""
+
+    def __init__(
+        self, engine: SendEngine, native: NativeEngine, reading: Reading, sends: NativeSends
+    ) -> None:
+        self._engine = engine
+        self._native = native
+        self._reading = reading
+        self._sends = sends
+        self._decoder = RequestDecoder(PullMessageHeader)
+
+    def serve(self, table: HandlerTable) -> None:
+        """Take what is usual of all reads, until the engine has a fault."""
+        table.front = self
+        self._sends.begin()
+
+        def ended() -> None:
+            table.front = None
+
+        self._engine.when_ended(ended)
+
+    def take(self, channel: Channel, data: bytes) -> FrontTaken | None:
+        """As `Front`."""
+        if not data.startswith(FIRST, 8):
+            return self._sends.take(channel, data)
+        pull = self._native.pull
+        at = requests = size = code = version = 0
+        while size < ANSWERS_SIZE:
+            try:
+                found = pull(data, at)
+            except Exception as failed:
+                self._engine.give_up(failed)
+                break
+            if found is None:
+                break
+            known, end, offset, commit_offset, _ = found
+            asked = self._learn(data, found, at) if known is None else cast(_Pull, known)
+            if asked is None or (requests and asked.code != code):
+                break
+            try:
+                answer = self._reading.read_nearby(
+                    asked.query,
+                    offset,
+                    commit_offset if asked.commits else None,
+                    channel,
+                    self._gather,
+                    (asked.codec, found),
+                )
+            except (AerobeeError, OSError):
+                break  # who asks is told why the usual way
+            if answer is None:
+                break
+            channel.write_now(answer)
+            requests += 1
+            at = end
+            size += len(answer)
+            code, version = asked.code, asked.version
+        return FrontTaken(at, requests, code, version) if requests else None
+
+    def _gather(
+        self,
+        nearby: Nearby,
+        tags: bytes | None,
+        offset: int,
+        suggested: int,
+        asked: tuple[int, FoundPull],
+    ) -> Gathered | None:
+        """The answer to `asked`, a codec and what the engine has found."""
+        codec, (_, _, _, _, opaque) = asked
+        try:
+            return self._native.gather(nearby, tags, offset, codec, opaque, suggested)
+        except Exception as failed:
+            self._engine.give_up(failed)
+            return None
+
+    def _learn(self, data: bytes, found: FoundPull, at: int) -> _Pull | None:
+        """Read a request in full, for it and all that are such as it; None for one that is not usual after all."""
+        _, end, offset, commit_offset, opaque = found
+        _, word = _WORDS.unpack_from(data, at)
+        codec, header_end = word >> 24 & 0xFF, at + 8 + (word & 0xFFFFFF)
+        try:
+            envelope = self._decoder.decode((codec, data[at + 8 : header_end], data[header_end:end]))
+        except AerobeeError:
+            return None
+        header = envelope.ext
+        if header is None or envelope.code not in CODES or envelope.flag & (FLAG_RESPONSE | FLAG_ONEWAY):
+            return None
+        if (header.queue_offset, header.commit_offset, envelope.opaque) != (offset, commit_offset, opaque):
+            return None
+        query = query_of(envelope.code, header)
+        commits = query.commit_offset is not None
+        learned = _Pull(query, commits, codec, envelope.code, envelope.version)
+        try:
+            self._native.learn_pull(learned)
+        except Exception as failed:
+            self._engine.give_up(failed)
+        return learned
