@@ -84,7 +84,7 @@ HOUSE: Final[dict[str, dict[str, set[str]]]] = {
         "transactions": {"catalog", "messages", "reading", "settings"},
         "replication": {"catalog", "settings"},
         "catalog": {"settings"},
-        "metrics": {"catalog", "settings", "stats"},
+        "metrics": {"catalog", "reading", "settings", "stats"},
         "upkeep": {"members", "settings"},
         "messages": {"catalog", "members", "reading", "settings", "stats"},
         "workers": {"process", "settings"},

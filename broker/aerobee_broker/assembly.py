@@ -525,6 +525,7 @@ def assemble(
     )
     OffsetHandlers(progress, lookup, offsets=offsets, files=tables.files).register(handlers)
     resets = OffsetResets(
+        cold=cold,
         live=live,
         identity=identity,
         store=store,
@@ -534,6 +535,7 @@ def assemble(
     )
     resets.register(handlers)
     TopicHandlers(
+        cold=cold,
         clock=clock,
         identity=identity,
         store=store,
@@ -553,6 +555,7 @@ def assemble(
         timer_counts=tables.timer_counts,
     ).register(handlers)
     GroupHandlers(
+        cold=cold,
         identity=identity,
         store=store,
         catalog=catalog,
@@ -596,6 +599,7 @@ def assemble(
         store, ground.memory, server, registrar, promises, pulls, cold, pop, cleaner, replication
     )
     observed = Observed(
+        cold=cold,
         live=live,
         clock=clock,
         identity=identity,

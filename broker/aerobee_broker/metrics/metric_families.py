@@ -9,11 +9,12 @@ Our own metrics start with `aerobee_` and follow Prometheus' conventions (base u
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Literal
 
 from aerobee_access.refusals import AccessFigures
 from aerobee_broker.metrics.observed import Observed
-from aerobee_broker.metrics.runtime_info import VERSION_TEXT, earliest_ms
+from aerobee_broker.metrics.runtime_info import VERSION_TEXT
 from aerobee_broker.stats import Histogram
 from aerobee_proto import names
 from aerobee_proto.bodies import TopicConfig
@@ -96,7 +97,7 @@ def snapshot_steps(observed: Observed) -> Steps[MetricsSnapshot]:
     lags: list[tuple[tuple[str, ...], int, int, int]] = []
     for group in observed.catalog.offsets.group_topics():
         for topic in observed.catalog.offsets.topics_of(group):
-            lags += _lags(observed, group, topic)
+            yield from _add_lags(lags, observed, group, topic)
             yield
     dead_letters = []
     for name, config in observed.catalog.topics.all().items():
@@ -166,7 +167,7 @@ def _gauges(observed: Observed) -> dict[str, float]:
 
 def _reserve_time(observed: Observed) -> int:
     """Age of the oldest message that is kept, ms; 0 without one."""
-    oldest_ms = earliest_ms(observed.store)
+    oldest_ms = observed.store.reading.oldest_time()
     return max(0, observed.clock() - oldest_ms) if oldest_ms > 0 else 0
 
 
@@ -183,21 +184,23 @@ def _flag(value: bool) -> str:
     return "true" if value else "false"
 
 
-def _lags(observed: Observed, group: str, topic: str) -> Iterator[tuple[tuple[str, ...], int, int, int]]:
+def _add_lags(
+    lags: list[tuple[tuple[str, ...], int, int, int]], observed: Observed, group: str, topic: str
+) -> Steps[None]:
     """Of a group and a topic that exists: unread messages, pulled but not committed, age of the oldest unread."""
     config = observed.catalog.topics.get(topic)
     if config is not None:
-        lag, in_flight, oldest_ms = _lag(observed, group, config)
+        lag, in_flight, oldest_ms = yield from _lag(observed, group, config)
         age_ms = max(0, observed.clock() - oldest_ms) if oldest_ms > 0 else 0
-        yield _group_labels(observed, group, topic), lag, in_flight, age_ms
+        lags.append((_group_labels(observed, group, topic), lag, in_flight, age_ms))
 
 
-def _lag(observed: Observed, group: str, config: TopicConfig) -> tuple[int, int, int]:
+def _lag(observed: Observed, group: str, config: TopicConfig) -> Steps[tuple[int, int, int]]:
     """(unread messages, those pulled and not committed or popped and not acknowledged, store time of the oldest
     unread one or 0)."""
     lag = in_flight = oldest_ms = 0
     topic = config.topic_name
-    for queue_id, consumed in observed.catalog.offsets.of_group(group, topic).items():
+    for queue_id, consumed in list(observed.catalog.offsets.of_group(group, topic).items()):
         in_flight += observed.popped(GroupQueue(group, topic, queue_id))
         behind = observed.store.reading.max_offset(topic, queue_id) - consumed
         if behind <= 0:
@@ -205,7 +208,11 @@ def _lag(observed: Observed, group: str, config: TopicConfig) -> tuple[int, int,
         lag += behind
         pulled = observed.catalog.offsets.pulled(group, topic, queue_id)
         in_flight += max(0, (pulled or 0) - consumed)
-        first_ms = observed.store.reading.store_time(topic, queue_id, consumed)
+        asked = partial(observed.store.asking.store_time, topic, queue_id, consumed)
+        try:
+            first_ms = yield from observed.cold.in_steps(asked)
+        except OSError:
+            continue  # the disk refuses; who reads is told, and the other figures are right
         if first_ms > 0 and (not oldest_ms or first_ms < oldest_ms):
             oldest_ms = first_ms
     return lag, in_flight, oldest_ms

@@ -12,6 +12,7 @@ from typing import Protocol
 from aerobee_access.refusals import AccessFigures
 from aerobee_broker.catalog.catalog import Catalog
 from aerobee_broker.metrics.disk_figures import DiskFigures
+from aerobee_broker.reading.cold_reads import ColdReads
 from aerobee_broker.settings.config import LiveConfig
 from aerobee_broker.settings.identity import BrokerIdentity
 from aerobee_broker.stats import BrokerStats
@@ -144,6 +145,7 @@ class Observed:
     clock: Callable[[], int]  # epoch ms
     identity: BrokerIdentity
     store: MessageStore
+    cold: ColdReads
     stats: BrokerStats
     catalog: Catalog
     clients: ClientFigures

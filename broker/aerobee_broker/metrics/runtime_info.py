@@ -10,11 +10,9 @@ from typing import Final
 from aerobee_broker.metrics.observed import Observed, ScheduleFigures
 from aerobee_broker.stats import BrokerStats
 from aerobee_proto.codes import VERSION
-from aerobee_proto.records import scan_header
 from aerobee_service.program.release import VERSION_OF_AEROBEE
-from aerobee_store.store import MessageStore
 
-__all__ = ["earliest_ms", "runtime_table"]
+__all__ = ["runtime_table"]
 
 VERSION_TEXT: Final = "V5_3_3"  # on the wire, where clients decide by it what they may ask for
 POOLS: Final = {"send": 10_000, "pull": 100_000, "litePull": 100_000, "query": 20_000, "ack": 100_000}
@@ -106,20 +104,12 @@ def _store(observed: Observed, disk: tuple[int, int]) -> dict[str, str]:
         "dispatchMaxBuffer": "0",
         "remainHowManyDataToFlush": f"{facts.end_offset - facts.flushed_offset} B",
         "remainTransientStoreBufferNumbs": "2147483647",
-        "earliestMessageTimeStamp": str(earliest_ms(store)),
+        "earliestMessageTimeStamp": str(store.reading.oldest_time()),
         "commitLogDiskRatio": ratio,
         f"commitLogDiskRatio_{folder}": ratio,
         "consumeQueueDiskRatio": ratio,
         "commitLogDirCapacity": f"Total : {total / GIB:.1f} GiB, Free : {free / GIB:.1f} GiB.",
     }
-
-
-def earliest_ms(store: MessageStore) -> int:
-    """Store time of the oldest record that is kept, ms; -1 without one."""
-    oldest = store.reading.message_at(store.min_physical_offset)
-    if oldest is None:
-        return -1
-    return int(scan_header(oldest, 0).store_timestamp)
 
 
 def _levels(schedule: ScheduleFigures) -> dict[str, str]:

@@ -8,6 +8,7 @@ means what it meant when it came; it may find more, or find that its messages we
 
     wait       for callbacks: `again` is called when it is time
     present    for tasks: awaits until `work` comes through
+    in_steps   the same for work in slices
 
 Order     One after the other from each owner (a connection, a task) in turn, so that one with thousands of cold queues
           takes no more than its share; at most half of the threads read for one owner.
@@ -36,6 +37,7 @@ import structlog
 from aerobee_proto.codes import ResponseCode
 from aerobee_proto.errors import LimitReached
 from aerobee_remoting.peers.peer_memory import PeerMemory
+from aerobee_service.turns.slices import Steps
 from aerobee_store.disk.io import StoreIo
 from aerobee_store.disk.page_cache import NotInMemory, Stretch
 from aerobee_store.store import MessageStore
@@ -190,15 +192,31 @@ class ColdReads:
         try:
             return work()
         except NotInMemory as missing:
-            done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-            self.wait(
-                missing,
-                self._broker if owner is None else owner,
-                lambda: None if done.done() else done.set_result(work()),
-                lambda failed: None if done.done() else done.set_exception(failed),
-                gone=done.cancel,
-            )
+            done = self._promised(missing, work, owner)
         return await done
+
+    def in_steps(self, work: Callable[[], T], owner: Owner | None = None) -> Steps[T]:
+        """As `present`, for work that is done in slices: the slices of others go on meanwhile."""
+        try:
+            return work()
+        except NotInMemory as missing:
+            done = self._promised(missing, work, owner)
+        yield done
+        return done.result()
+
+    def _promised(
+        self, missing: NotInMemory, work: Callable[[], T], owner: Owner | None
+    ) -> "asyncio.Future[T]":
+        """What `work` will give when what it misses is in memory."""
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self.wait(
+            missing,
+            self._broker if owner is None else owner,
+            lambda: None if done.done() else done.set_result(work()),
+            lambda failed: None if done.done() else done.set_exception(failed),
+            gone=done.cancel,
+        )
+        return done
 
     async def brought(
         self, missing: NotInMemory, owner: Owner | None = None, *, size: int = WAITING_SIZE

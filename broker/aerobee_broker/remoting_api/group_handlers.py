@@ -9,12 +9,14 @@
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from aerobee_broker.catalog.catalog import Catalog
 from aerobee_broker.members.clients import connection_body
 from aerobee_broker.members.consumers import ConsumerTable
 from aerobee_broker.members.producers import ProducerTable
+from aerobee_broker.reading.cold_reads import ColdReads, Owner
 from aerobee_broker.remoting_api.request_bodies import answer, in_runs
 from aerobee_broker.settings.config_files import ConfigFiles
 from aerobee_broker.settings.identity import BrokerIdentity
@@ -83,7 +85,9 @@ class GroupHandlers:
         consumers: ConsumerTable,
         producers: ProducerTable,
         stats: BrokerStats,
+        cold: ColdReads,
     ) -> None:
+        self._cold = cold
         self._identity = identity
         self._store = store
         self._topics = catalog.topics
@@ -312,9 +316,9 @@ class GroupHandlers:
 
     def consume_stats(self, request: Request[ConsumeStatsHeader]) -> None:
         """How far a group is in the topics asked for; without any, in all where it has offsets."""
-        answer_in_slices(request, self._consume_stats(request.header))
+        answer_in_slices(request, self._consume_stats(request.header, request.connection))
 
-    def _consume_stats(self, header: ConsumeStatsHeader) -> Steps[ConsumeStats]:
+    def _consume_stats(self, header: ConsumeStatsHeader, caller: Owner) -> Steps[ConsumeStats]:
         group = header.consumer_group
         if header.topic_list:
             topics = [topic for topic in header.topic_list.split(";") if topic]
@@ -324,14 +328,17 @@ class GroupHandlers:
             topics = self._offsets.topics_of(group)
         result = ConsumeStats()
         for config in self._consumed(group, topics):
-            yield from self._add_offsets(result, group, config, config.read_queue_nums, with_pulls=True)
+            yield from self._add_offsets(
+                result, group, config, config.read_queue_nums, caller, with_pulls=True
+            )
         return result
 
     def broker_consume_stats(self, request: Request[BrokerConsumeStatsHeader]) -> None:
         """How far every group of this broker is; with isOrder only in ordered topics."""
-        answer_in_slices(request, self._broker_consume_stats(only_ordered=request.header.is_order))
+        steps = self._broker_consume_stats(request.connection, only_ordered=request.header.is_order)
+        answer_in_slices(request, steps)
 
-    def _broker_consume_stats(self, *, only_ordered: bool) -> Steps[BrokerConsumeStats]:
+    def _broker_consume_stats(self, caller: Owner, *, only_ordered: bool) -> Steps[BrokerConsumeStats]:
         body = BrokerConsumeStats(broker_addr=self._identity.broker_addr)
         for group in self._groups.all():
             tables = []
@@ -339,7 +346,7 @@ class GroupHandlers:
                 if config.order or not only_ordered:
                     stats = ConsumeStats()
                     yield from self._add_offsets(
-                        stats, group, config, config.write_queue_nums, with_pulls=False
+                        stats, group, config, config.write_queue_nums, caller, with_pulls=False
                     )
                     tables.append(stats)
                     entries = stats.offset_table.values()
@@ -365,13 +372,24 @@ class GroupHandlers:
         ]
 
     def _add_offsets(
-        self, stats: ConsumeStats, group: str, config: TopicConfig, queue_count: int, *, with_pulls: bool
+        self,
+        stats: ConsumeStats,
+        group: str,
+        config: TopicConfig,
+        queue_count: int,
+        caller: Owner,
+        *,
+        with_pulls: bool,
     ) -> Steps[None]:
-        topic = config.topic_name
+        topic, store_time = config.topic_name, self._store.asking.store_time
         for queue_id in range(queue_count):
             consumed = self._offsets.get(group, topic, queue_id) or 0
             pulled = self._offsets.pulled(group, topic, queue_id) or 0
-            last_ms = self._store.reading.store_time(topic, queue_id, consumed - 1) if consumed else 0
+            last_ms = 0
+            if consumed:
+                last_ms = yield from self._cold.in_steps(
+                    partial(store_time, topic, queue_id, consumed - 1), caller
+                )
             queue = MessageQueue(topic, self._identity.broker_name, queue_id)
             stats.offset_table[queue] = OffsetWrapper(
                 broker_offset=max(0, self._store.reading.max_offset(topic, queue_id)),

@@ -12,6 +12,7 @@ Touches  the offsets of groups; members' connections.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
 from typing import Final
 
@@ -20,6 +21,7 @@ import structlog
 from aerobee_broker.catalog.catalog import Catalog
 from aerobee_broker.members.consumers import ConsumerTable
 from aerobee_broker.messages.refusals import check_queue
+from aerobee_broker.reading.cold_reads import ColdReads, Owner
 from aerobee_broker.settings.config import LiveConfig
 from aerobee_broker.settings.identity import BrokerIdentity
 from aerobee_proto import javajson
@@ -55,10 +57,12 @@ class OffsetResets:
         store: MessageStore,
         catalog: Catalog,
         consumers: ConsumerTable,
+        cold: ColdReads,
         on_reset: Sequence[Callable[[str, str, int], None]],
     ) -> None:
         """`on_reset` are told of each queue (group, topic, queue id) in which a group was sent elsewhere."""
         self._live = live
+        self._cold = cold
         self._identity = identity
         self._store = store
         self._topics = catalog.topics
@@ -84,9 +88,9 @@ class OffsetResets:
         header: ResetOffsetHeader = request.header
         config = self._topics.require(header.topic)
         if self._live.value.use_server_side_reset_offset:
-            targets = yield from self._reset_here(header, config)
+            targets = yield from self._reset_here(header, config, request.connection)
         else:
-            targets = yield from self._reset_clients(header, config)
+            targets = yield from self._reset_clients(header, config, request.connection)
         log.info(
             "broker.offsets_reset",
             group=header.group,
@@ -99,9 +103,9 @@ class OffsetResets:
 
     # --- here -------------------------------------------------------------------------------------------------
 
-    def _reset_here(self, header: ResetOffsetHeader, config: TopicConfig) -> Steps[_Targets]:
+    def _reset_here(self, header: ResetOffsetHeader, config: TopicConfig, caller: Owner) -> Steps[_Targets]:
         self._groups.require_known(header.group)
-        targets = yield from self._targets(header, config)
+        targets = yield from self._targets(header, config, caller)
         for queue, offset in targets.items():
             self.assign(header.group, header.topic, queue.queue_id, offset)
             yield
@@ -113,22 +117,22 @@ class OffsetResets:
         for listener in self._on_reset:
             listener(group, topic, queue_id)
 
-    def _targets(self, header: ResetOffsetHeader, config: TopicConfig) -> Steps[_Targets]:
+    def _targets(self, header: ResetOffsetHeader, config: TopicConfig, caller: Owner) -> Steps[_Targets]:
         """Queue -> offset, for the one queue that is named or for all that can be read."""
         if header.queue_id < 0:
             targets: _Targets = {}
             for queue_id in range(config.read_queue_nums):
-                offset = self._offset_at(header.topic, queue_id, header.timestamp)
+                offset = yield from self._offset_at(header.topic, queue_id, header.timestamp, caller)
                 targets[self._queue(config, queue_id)] = offset
                 yield
             return targets
         check_queue(header.topic, header.queue_id, config.read_queue_nums, code=ResponseCode.SYSTEM_ERROR)
-        return {self._queue(config, header.queue_id): self._offset_of(header)}
+        return {self._queue(config, header.queue_id): (yield from self._offset_of(header, caller))}
 
-    def _offset_of(self, header: ResetOffsetHeader) -> int:
+    def _offset_of(self, header: ResetOffsetHeader, caller: Owner) -> Steps[int]:
         """The offset that is named, if it lies in its queue; else the one at the time that is named."""
         if header.offset is None or header.offset == NO_OFFSET:
-            return self._offset_at(header.topic, header.queue_id, header.timestamp)
+            return (yield from self._offset_at(header.topic, header.queue_id, header.timestamp, caller))
         first = self._store.reading.min_offset(header.topic, header.queue_id)
         end = self._store.reading.max_offset(header.topic, header.queue_id)
         if not first <= header.offset <= end:
@@ -139,21 +143,24 @@ class OffsetResets:
             )
         return header.offset
 
-    def _offset_at(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+    def _offset_at(self, topic: str, queue_id: int, timestamp_ms: int, caller: Owner) -> Steps[int]:
         """First offset stored at or after a time; the end of the queue for a time before 1970."""
         store = self._store
         if timestamp_ms < 0:
             return max(0, store.reading.max_offset(topic, queue_id))
-        return max(0, store.reading.offset_by_time(topic, queue_id, timestamp_ms, False))
+        search = partial(store.asking.offset_by_time, topic, queue_id, timestamp_ms, False)
+        return max(0, (yield from self._cold.in_steps(search, caller)))
 
     def _queue(self, config: TopicConfig, queue_id: int) -> MessageQueue:
         return MessageQueue(config.topic_name, self._identity.broker_name, queue_id)
 
     # --- in the clients ---------------------------------------------------------------------------------------
 
-    def _reset_clients(self, header: ResetOffsetHeader, config: TopicConfig) -> Steps[_Targets]:
+    def _reset_clients(
+        self, header: ResetOffsetHeader, config: TopicConfig, caller: Owner
+    ) -> Steps[_Targets]:
         """Tell the members where to go on. Without isForce nobody moves forward."""
-        targets = yield from self._targets(header, config)
+        targets = yield from self._targets(header, config, caller)
         for queue, target in targets.items():
             consumed = self._offsets.get(header.group, header.topic, queue.queue_id)
             if consumed is None:

@@ -6,11 +6,13 @@
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from aerobee_broker.catalog.consumer_offsets import ConsumerOffsets
 from aerobee_broker.catalog.topics import TopicTable
 from aerobee_broker.members.consumers import ConsumerTable
+from aerobee_broker.reading.cold_reads import ColdReads, Owner
 from aerobee_broker.remoting_api.request_bodies import answer
 from aerobee_broker.settings.identity import BrokerIdentity
 from aerobee_broker.stats import BrokerStats
@@ -59,8 +61,10 @@ class TopicHandlers:
         offsets: ConsumerOffsets,
         consumers: ConsumerTable,
         stats: BrokerStats,
+        cold: ColdReads,
     ) -> None:
         self._clock = clock
+        self._cold = cold
         self._identity = identity
         self._store = store
         self._topics = topics
@@ -102,12 +106,14 @@ class TopicHandlers:
 
     def stats(self, request: Request[TopicHeader]) -> None:
         """Ends and newest store time of each queue of a topic."""
-        answer_in_slices(request, self._stats_table(self._topics.require(request.header.topic)))
+        config = self._topics.require(request.header.topic)
+        answer_in_slices(request, self._stats_table(config, request.connection))
 
-    def _stats_table(self, config: TopicConfig) -> Steps[TopicStatsTable]:
+    def _stats_table(self, config: TopicConfig, caller: Owner) -> Steps[TopicStatsTable]:
         topic, table = config.topic_name, TopicStatsTable()
         for queue_id in range(max(config.read_queue_nums, config.write_queue_nums)):
-            table.offset_table[self._queue(topic, queue_id)] = self._queue_state(topic, queue_id)
+            state = yield from self._cold.in_steps(partial(self._queue_state, topic, queue_id), caller)
+            table.offset_table[self._queue(topic, queue_id)] = state
             yield
         table.topic_put_tps = self._stats.put_rate(topic)
         return table
@@ -116,11 +122,11 @@ class TopicHandlers:
         return MessageQueue(topic, self._identity.broker_name, queue_id)
 
     def _queue_state(self, topic: str, queue_id: int) -> TopicOffset:
-        store = self._store
-        max_offset = max(0, store.reading.max_offset(topic, queue_id))
-        newest = store.reading.store_time(topic, queue_id, max_offset - 1) if max_offset else 0
+        messages = self._store.asking
+        max_offset = max(0, messages.max_offset(topic, queue_id))
+        newest = messages.store_time(topic, queue_id, max_offset - 1) if max_offset else 0
         return TopicOffset(
-            min_offset=max(0, store.reading.min_offset(topic, queue_id)),
+            min_offset=max(0, messages.min_offset(topic, queue_id)),
             max_offset=max_offset,
             last_update_timestamp=max(0, newest),
         )
@@ -147,28 +153,29 @@ class TopicHandlers:
         """Store times at the ends of each queue and where a group stands."""
         header: GroupTopicHeader = request.header
         config = self._topics.require(header.topic)
-        answer_in_slices(request, self._time_spans(header.group, config))
+        answer_in_slices(request, self._time_spans(header.group, config, request.connection))
 
-    def _time_spans(self, group: str, config: TopicConfig) -> Steps[ConsumeTimeSpanBody]:
+    def _time_spans(self, group: str, config: TopicConfig, caller: Owner) -> Steps[ConsumeTimeSpanBody]:
         body = ConsumeTimeSpanBody()
         for queue_id in range(config.write_queue_nums):
-            body.consume_time_span_set.append(self._span(group, config.topic_name, queue_id))
+            span = yield from self._cold.in_steps(
+                partial(self._span, group, config.topic_name, queue_id), caller
+            )
+            body.consume_time_span_set.append(span)
             yield
         return body
 
     def _span(self, group: str, topic: str, queue_id: int) -> ConsumeTimeSpan:
-        store, now_ms = self._store, self._clock()
-        first_ms = store.reading.earliest_time(topic, queue_id)
-        max_offset = store.reading.max_offset(topic, queue_id)
+        messages, now_ms = self._store.asking, self._clock()
+        first_ms = messages.earliest_time(topic, queue_id)
+        max_offset = messages.max_offset(topic, queue_id)
         consumed = self._offsets.get(group, topic, queue_id) or 0
-        next_ms = store.reading.store_time(topic, queue_id, consumed) if consumed < max_offset else -1
+        next_ms = messages.store_time(topic, queue_id, consumed) if consumed < max_offset else -1
         return ConsumeTimeSpan(
             message_queue=self._queue(topic, queue_id),
             min_time_stamp=first_ms,
-            max_time_stamp=store.reading.store_time(topic, queue_id, max_offset - 1) if max_offset else -1,
-            consume_time_stamp=store.reading.store_time(topic, queue_id, consumed - 1)
-            if consumed
-            else first_ms,
+            max_time_stamp=messages.store_time(topic, queue_id, max_offset - 1) if max_offset else -1,
+            consume_time_stamp=messages.store_time(topic, queue_id, consumed - 1) if consumed else first_ms,
             delay_time=now_ms - next_ms if next_ms > 0 else 0,
         )
 

@@ -9,7 +9,7 @@ as an empty one. Called by the thread that appends, as all of the store but what
 import struct
 from collections.abc import Callable
 
-from aerobee_proto.records import RECORD_SIZE_MIN
+from aerobee_proto.records import RECORD_SIZE_MIN, scan_header
 from aerobee_store.log.commit_log import CommitLog
 from aerobee_store.log.damage_events import log_new_damage
 from aerobee_store.queues.batch_queue import BatchQueue
@@ -53,6 +53,8 @@ class StoredMessages:
         self._config = config
         self._confirmed_offset = confirmed_offset
         self._residency = residency
+        # The first byte that was kept when oldest_time() was asked last, and what it said.
+        self._oldest = (-1, -1)
 
     def get_message(
         self,
@@ -116,6 +118,15 @@ class StoredMessages:
     def earliest_time(self, topic: str, queue_id: int) -> int:
         """Store time (ms) of the queue's first readable message, -1 without one."""
         return self.store_time(topic, queue_id, self.min_offset(topic, queue_id))
+
+    def oldest_time(self) -> int:
+        """Store time (ms) of the oldest record that is kept, -1 without one. It is read once: scrapes ask for it, and
+        nothing is longer out of memory."""
+        first, known = self._log.min_offset, self._oldest
+        if known[0] != first or known[1] < 0:
+            record = self.message_at(first)
+            self._oldest = known = (first, -1 if record is None else scan_header(record, 0).store_timestamp)
+        return known[1]
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int:
         """Store time (ms) of the message at an offset, -1 without one."""

@@ -14,6 +14,12 @@ Long work is a generator that yields wherever it may be interrupted, once a frac
     body = await in_slices(listed(names))      others are served in between
     body = at_once(listed(names))              where nobody waits: small work, programs without a loop, tests
 
+A step that needs something which takes its time yields a future, and goes on when that is done; the others go on
+meanwhile:
+
+    yield reading
+    found = reading.result()
+
 All such work of one event loop stands in one queue and has `SLICE_S` of each turn together, however much there is.
 
 Invariants
@@ -33,14 +39,15 @@ from aerobee_service.turns.turns import SLICE_S
 __all__ = ["Steps", "at_once", "in_slices"]
 
 T = TypeVar("T")
-Steps = Generator[None, None, T]
+Steps = Generator[Any, None, T]  # yields nothing, or a future
 
 
 def at_once(steps: Steps[T]) -> T:
-    """Run the work to its end; what it returns."""
+    """Run the work to its end; what it returns. It must not be such that waits for a future."""
     while True:
         try:
-            next(steps)
+            awaited = next(steps)
+            assert awaited is None
         except StopIteration as end:
             result: T = end.value
             return result
@@ -52,11 +59,13 @@ async def in_slices(steps: Steps[T]) -> T:
 
 
 class _Work:
-    __slots__ = ("done", "steps")
+    __slots__ = ("awaited", "done", "steps")
 
     def __init__(self, steps: Steps[Any], done: "asyncio.Future[Any]") -> None:
         self.steps = steps
         self.done = done
+        # What the next step waits for; such work is not in the queue.
+        self.awaited: asyncio.Future[Any] | None = None
 
 
 class SliceQueue:
@@ -91,6 +100,8 @@ class SliceQueue:
         except asyncio.CancelledError:
             if work in self._queue:
                 self._queue.remove(work)
+            if work.awaited is not None:
+                work.awaited.cancel()
             steps.close()
             raise
 
@@ -111,14 +122,28 @@ class SliceQueue:
         if work.done.cancelled():
             return  # its waiter closes it
         try:
-            next(work.steps)
-            while self._clock() < self._until:
-                next(work.steps)
-            self._queue.append(work)
+            awaited = next(work.steps)
+            while awaited is None and self._clock() < self._until:
+                awaited = next(work.steps)
+            if awaited is None:
+                self._queue.append(work)
+            else:
+                work.awaited = awaited
+                awaited.add_done_callback(lambda _: self._go_back(work))
         except StopIteration as end:
             work.done.set_result(end.value)
+        except asyncio.CancelledError:
+            work.done.cancel()  # what it waited for will never come
         except Exception as failed:
             work.done.set_exception(failed)
+
+    def _go_back(self, work: _Work) -> None:
+        """What it waited for is there."""
+        work.awaited = None
+        if not work.done.done():
+            self._queue.append(work)
+            if not self._armed:
+                self._begin()
 
 
 QUEUES: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, SliceQueue]] = WeakKeyDictionary()

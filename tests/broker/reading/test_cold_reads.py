@@ -15,6 +15,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from aerobee_broker.broker import Broker
+from aerobee_broker.metrics.metric_families import snapshot_steps
 from aerobee_broker.reading import cold_reads
 from aerobee_broker.reading.cold_reads import WAITING_SIZE, ColdReads, ColdReadsLimits
 from aerobee_proto.bodies import SubscriptionGroupConfig
@@ -23,6 +24,7 @@ from aerobee_proto.errors import LimitReached
 from aerobee_proto.records import decode_records
 from aerobee_remoting.peers.peer_memory import PeerMemory
 from aerobee_service.clock import epoch_ms
+from aerobee_service.turns.slices import in_slices
 from aerobee_store.disk.page_cache import NotInMemory, Stretch
 from aerobee_store.store import MessageStore
 from broker.in_memory import broker_in_memory, talking_in_memory
@@ -126,11 +128,25 @@ KINDS = {
         RequestCode.QUERY_CONSUMER_OFFSET,
         {"topic": "T", "queueId": "0", "consumerGroup": "G"},
     ),
+    "topic statistics": (RequestCode.GET_TOPIC_STATS_INFO, {"topic": "T"}),
+    "time span": (RequestCode.QUERY_CONSUME_TIME_SPAN, {"topic": "T", "group": "G"}),
+    "group statistics": (RequestCode.GET_CONSUME_STATS, {"topic": "T", "consumerGroup": "Far"}),
+    "all statistics": (RequestCode.GET_BROKER_CONSUME_STATS, {"isOrder": "false"}),
+    "reset by time": (
+        RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
+        {"topic": "T", "group": "G", "timestamp": "1", "isForce": "true"},
+    ),
     "given back": (
         RequestCode.CONSUMER_SEND_MSG_BACK,
         {"offset": SECOND, "group": "G", "delayLevel": "1", "originTopic": "T"},
     ),
 }
+
+
+def make_groups(broker: Broker) -> None:
+    """One that begins, and one that has read the half."""
+    broker.parts.groups.update([SubscriptionGroupConfig(group_name=name) for name in ("G", "Far")])
+    broker.parts.offsets.commit("Far", "T", 0, 4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -140,7 +156,7 @@ async def test_every_kind_of_request_waits_by_itself(disk: SlowIo, kind: str) ->
         entry = broker.parts.store.reading.queue_entry("T", 0, 1)
         assert entry is not None
         ext = {name: str(entry.physical_offset) if value is SECOND else value for name, value in ext.items()}
-        broker.parts.groups.update([SubscriptionGroupConfig(group_name="G")])
+        make_groups(broker)
         asked = asyncio.create_task(client.ask(code, ext))
         await until(lambda: len(broker.parts.cold) == 1)
         await serves_others(broker)
@@ -161,7 +177,7 @@ async def test_every_kind_of_request_is_told_that_the_disk_refuses(disk: SlowIo,
         entry = broker.parts.store.reading.queue_entry("T", 0, 1)
         assert entry is not None
         ext = {name: str(entry.physical_offset) if value is SECOND else value for name, value in ext.items()}
-        broker.parts.groups.update([SubscriptionGroupConfig(group_name="G")])
+        make_groups(broker)
         for path in disk.paths():
             disk.fail(path, 0)
             if path.parent.name == "index":
@@ -172,6 +188,24 @@ async def test_every_kind_of_request_is_told_that_the_disk_refuses(disk: SlowIo,
         assert answer.code == ResponseCode.SYSTEM_ERROR
         assert "Input/output error" in (answer.remark or "")
         await serves_others(broker)
+
+
+async def test_a_scrape_waits_by_itself_and_does_without_what_the_disk_refuses(disk: SlowIo) -> None:
+    async with cold_broker(disk) as broker:
+        make_groups(broker)
+        for is_refused in (False, True):
+            scrape = asyncio.create_task(in_slices(snapshot_steps(broker.parts.observed)))
+            await until(lambda: len(broker.parts.cold) == 1)
+            await serves_others(broker)
+            assert not scrape.done()
+            disk.answer()
+            ((labels, lag, _, age_ms),) = [one for one in (await scrape).lags if one[0][1] == "Far"]
+            assert (labels[0], lag, age_ms > 0) == ("T", 4, not is_refused)
+            disk.hang()
+            disk.go_cold()
+            broker.parts.store.residency.forget()
+            for path in disk.paths():
+                disk.fail(path, 0)
 
 
 async def test_a_pop_takes_what_is_in_memory_first(disk: SlowIo) -> None:
@@ -419,6 +453,28 @@ async def test_work_of_a_task_is_done_when_all_of_it_is_there(
     assert await cold.present(work) == "done"
     with pytest.raises(ZeroDivisionError):
         await cold.present(lambda: [1 // 0])
+    missing = [NEEDED, NotInMemory([Stretch(LOG, 9, 1)])]
+    assert await in_slices(cold.in_steps(work)) == "done"
+    with pytest.raises(ZeroDivisionError):
+        await in_slices(cold.in_steps(lambda: [1 // 0]))
+
+
+async def test_work_in_slices_ends_when_its_owner_goes_away(
+    make: Callable[..., ColdReads], disk: SlowIo
+) -> None:
+    cold, owner = make(disk), Someone()
+    disk.hang()
+
+    def work() -> None:
+        raise NEEDED
+
+    waiting = asyncio.create_task(in_slices(cold.in_steps(work, owner)))
+    await until(lambda: len(cold) == 1)
+    owner.is_closed = True
+    disk.answer()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert len(cold) == 0
 
 
 async def test_a_disk_that_does_not_answer_is_named_once(

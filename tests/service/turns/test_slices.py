@@ -100,6 +100,67 @@ async def test_work_that_fails_tells_its_waiter(desk: Desk) -> None:
     assert await desk.queue.run(desk.work("a", 1)) == "a"
 
 
+async def test_a_step_waits_for_a_future_and_the_others_go_on(desk: Desk) -> None:
+    reading: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def reads() -> Steps[str]:
+        yield
+        yield reading
+        yield
+        return reading.result()
+
+    waiting = asyncio.create_task(desk.queue.run(reads()))
+    other = desk.start("a", 8)
+    await desk.turns(20)
+    assert await other == "a"
+    assert not waiting.done()
+    assert len(desk.queue) == 0
+    reading.set_result("read")
+    assert await waiting == "read"
+
+
+async def test_what_a_future_fails_with_is_raised_in_the_step_that_asks(desk: Desk) -> None:
+    def reads(reading: "asyncio.Future[str]") -> Steps[str]:
+        yield reading
+        try:
+            return reading.result()
+        except OSError:
+            return "nothing"
+
+    for failure in (OSError("no"), ValueError("no")):
+        reading: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        waiting = asyncio.create_task(desk.queue.run(reads(reading)))
+        await desk.turns(3)
+        reading.set_exception(failure)
+        if isinstance(failure, OSError):
+            assert await waiting == "nothing"
+        else:
+            with pytest.raises(ValueError, match="no"):
+                await waiting
+
+
+@pytest.mark.parametrize("who", ["the waiter", "the future"])
+async def test_work_that_waits_ends_when_it_or_what_it_waits_for_is_cancelled(desk: Desk, who: str) -> None:
+    reading: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    ended: list[str] = []
+
+    def reads() -> Steps[str]:
+        try:
+            yield reading
+            return reading.result()
+        finally:
+            ended.append("closed")
+
+    waiting = asyncio.create_task(desk.queue.run(reads()))
+    await desk.turns(3)
+    (waiting if who == "the waiter" else reading).cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert reading.cancelled()
+    assert ended == ["closed"]
+    assert len(desk.queue) == 0
+
+
 async def test_each_loop_has_a_queue_of_its_own() -> None:
     def numbers() -> Steps[int]:
         yield
