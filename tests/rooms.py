@@ -170,7 +170,7 @@ HOUSE: Final[dict[str, dict[str, set[str]]]] = {
 }
 # Rooms, floors, arrows.
 COUNTS: Final = {
-    "aerobee_broker": (19, 6, 62),
+    "aerobee_broker": (19, 6, 63),
     "aerobee_store": (17, 7, 84),
     "aerobee_remoting": (3, 3, 3),
     "aerobee_service": (8, 3, 4),
