@@ -61,11 +61,11 @@ async def in_slices(steps: Steps[T]) -> T:
 class _Work:
     __slots__ = ("awaited", "done", "steps")
 
-    def __init__(self, steps: Steps[Any], done: "asyncio.Future[Any]") -> None:
+    def __init__(self, steps: Steps[object], done: "asyncio.Future[Any]") -> None:
         self.steps = steps
         self.done = done
         # What the next step waits for; such work is not in the queue.
-        self.awaited: asyncio.Future[Any] | None = None
+        self.awaited: asyncio.Future[object] | None = None
 
 
 class SliceQueue:
