@@ -175,7 +175,7 @@ class Tables:
         self.orders = OrderTable(clock)
         self.delay_offsets = DelayOffsets(clock)
         self.timer_counts = TimerCounts(clock)
-        access = (ground.access.table,) if ground.access.is_on else ()
+        access = (ground.access.table,) if ground.access.is_on and ground.access.file is None else ()
         self.files = ConfigFiles(
             live.value.store_path_root_dir / "config",
             ground.io,

@@ -246,7 +246,10 @@ class Broker:
         tables.load(store)
         if self.access.plain is not None:
             await asyncio.to_thread(self.access.plain.load)
-        if self.access.is_on and self.access.bootstrap():
+        if (file := self.access.file) is not None:
+            async with file.changing():
+                self.access.bootstrap()
+        elif self.access.is_on and self.access.bootstrap():
             await tables.files.save(self.access.table)
         return assemble(
             ground,
@@ -325,6 +328,8 @@ class Broker:
         self._run("disk cleaner", parts.cleaner.run)
         if self.access.plain is not None:
             self._run("accounts", self.access.plain.run)
+        if self.access.file is not None:
+            self._run("users and policies", self.access.file.run)
         self._run("config files", parts.files.run)
         self._run("client scan", parts.clients.run)
         self._run("stats", lambda: run_stats(parts.live, parts.clock, parts.stats, parts.figures))

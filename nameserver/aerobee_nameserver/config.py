@@ -106,7 +106,6 @@ class NameserverConfig(AccessSettings):
     config_black_list: str = "configBlackList;configStorePath;kvConfigPath"  # keys that no admin may change
 
     # Users and policies, where access control is on; the key that seals them is beside the folder.
-    access_file_path: SettingsPathText = ""  # empty: access.json beside the key-value settings
     access_cluster_name: str = "DefaultCluster"  # whose name policies have to give for what names no cluster
 
     # How it treats brokers.

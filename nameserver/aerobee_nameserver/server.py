@@ -101,7 +101,8 @@ class NameServer:
             announce=self._announce,
             removals=self.removals,
         )
-        path = Path(config.access_file_path or config.kv_config_path.with_name(ACCESS_FILE))
+        written = config.access_file_path
+        path = Path(written) if written else config.kv_config_path.with_name(ACCESS_FILE)
         self.access = AccessControl(
             config,
             cluster_name=config.access_cluster_name,
@@ -163,7 +164,11 @@ class NameServer:
         Raises KvConfigDamaged, AccessFileDamaged, KeyFileError, or OSError when the address cannot be taken.
         """
         await asyncio.to_thread(self.kv.load)
-        if self.access.is_on:
+        shared = self.access.file
+        if shared is not None:
+            async with shared.changing():
+                self.access.bootstrap()
+        elif self.access.is_on:
             await asyncio.to_thread(self._access_file.load)
             if self.access.bootstrap():
                 await self._access_file.save()
@@ -172,6 +177,8 @@ class NameServer:
             asyncio.create_task(self._scan(), name="nameserver scan"),
             asyncio.create_task(self.tls.follow(), name="tls files"),
         ]
+        if shared is not None:
+            self._tasks.append(asyncio.create_task(shared.run(), name="users and policies"))
         log.info("nameserver.ready", version=VERSION_OF_AEROBEE, address=self.address)
         return self.port
 

@@ -6,7 +6,9 @@ Answers and remarks are those of RocketMQ 5.3.3, with what it forgot: a secret i
 a mask in its place, and the last super user that is enabled cannot be removed.
 """
 
-from collections.abc import Awaitable, Callable
+import hmac
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Final
 
 import msgspec
@@ -23,13 +25,28 @@ from aerobee_proto.headers import RequestHeader
 from aerobee_remoting.exchange.handlers import AnyRequest, HandlerTable, Request, Response
 from aerobee_remoting.exchange.needs import GET, UPDATE, on_cluster
 
-__all__ = ["ACL_BODY_SIZE_MAX", "USER_BODY_SIZE_MAX", "AccessHandlers"]
+__all__ = ["ACL_BODY_SIZE_MAX", "USER_BODY_SIZE_MAX", "AccessHandlers", "Changing", "saved_after"]
 
 USER_BODY_SIZE_MAX: Final = 16 * 1024
 ACL_BODY_SIZE_MAX: Final = 128 * 1024
 DONE: Final = "not set any response code"
 UNFIT: Final = "An system error occurred, please try again later."
 SUBJECT: Final = "User:"
+
+
+# What a change is made in: before it the table is what is in force, behind it the change is kept.
+Changing = Callable[[], AbstractAsyncContextManager[None]]
+
+
+def saved_after(save: Callable[[], Awaitable[None]]) -> Changing:
+    """Of a table that nobody else changes."""
+
+    @asynccontextmanager
+    async def changing() -> AsyncIterator[None]:
+        yield
+        await save()
+
+    return changing
 
 
 class UserHeader(RequestHeader, kw_only=True):
@@ -87,16 +104,19 @@ class AccessHandlers:
     def __init__(
         self,
         table: AccessTable,
-        save: Callable[[], Awaitable[None]],
+        changing: Changing,
         *,
         is_on: bool,
+        is_shared: bool = False,
         shows_secrets_to: Callable[[str], bool],
     ) -> None:
-        """`save` returns when the file has what was changed. Unless access control `is_on` nothing can be changed:
-        anybody could make the first super user. `shows_secrets_to` says whether who names this AccessKey is known to be
-        a super user."""
+        """Unless access control `is_on` nothing can be changed: anybody could make the first super user.
+        `shows_secrets_to` says whether who names this AccessKey is known to be a super user. `is_shared`: other servers
+        have the same table, and tools tell each of them every change; who makes what is there already, or deletes what
+        has gone, is told that it is done."""
         self._table = table
-        self._save = save
+        self._changing = changing
+        self._is_shared = is_shared
         self._is_on = is_on
         self._shows_secrets_to = shows_secrets_to
 
@@ -121,35 +141,35 @@ class AccessHandlers:
     async def create_user(self, request: Request[UserHeader]) -> Response:
         self._check_on()
         name, info = _named_user(request)
-        kind = named(UserType, info.user_type)
-        if kind is UserType.SUPER and self._is_normal(request):
-            raise _failed("The super user can only be create by super user")
-        self._table.create_user(
-            name,
-            info.password or "",
-            kind or UserType.NORMAL,
-            named(Status, info.user_status) or Status.ENABLE,
-        )
-        return await self._saved()
+        kind = named(UserType, info.user_type) or UserType.NORMAL
+        status = named(Status, info.user_status) or Status.ENABLE
+        async with self._change():
+            if kind is UserType.SUPER and self._is_normal(request):
+                raise _failed("The super user can only be create by super user")
+            if not (self._is_shared and self._may_see(request) and self._is_there(name, info, kind, status)):
+                self._table.create_user(name, info.password or "", kind, status)
+        return Response(remark=DONE)
 
     async def update_user(self, request: Request[UserHeader]) -> Response:
         self._check_on()
         name, info = _named_user(request)
         kind = named(UserType, info.user_type)
-        if kind is UserType.SUPER and self._is_normal(request):
-            raise _failed("The super user can only be update by super user")
-        self._protect_super_user(name, request)
-        self._table.update_user(name, info.password, kind, named(Status, info.user_status))
-        return await self._saved()
+        async with self._change():
+            if kind is UserType.SUPER and self._is_normal(request):
+                raise _failed("The super user can only be update by super user")
+            self._protect_super_user(name, request)
+            self._table.update_user(name, info.password, kind, named(Status, info.user_status))
+        return Response(remark=DONE)
 
     async def delete_user(self, request: Request[UserHeader]) -> Response:
         self._check_on()
         name = request.header.username or ""
         if not name.strip():
             raise _refused("username can not be blank")
-        self._protect_super_user(name, request)
-        self._table.delete_user(name)
-        return await self._saved()
+        async with self._change():
+            self._protect_super_user(name, request)
+            self._table.delete_user(name)
+        return Response(remark=DONE)
 
     def user(self, request: Request[UserHeader]) -> Response:
         name = request.header.username or ""
@@ -186,8 +206,9 @@ class AccessHandlers:
         ]
         if not policies:
             raise _refused("The policies is empty.")
-        self._table.write_acl(name, policies)
-        return await self._saved()
+        async with self._change():
+            self._table.write_acl(name, policies)
+        return Response(remark=DONE)
 
     async def delete_acl(self, request: Request[DeleteAclHeader]) -> Response:
         self._check_on()
@@ -196,8 +217,10 @@ class AccessHandlers:
         if name is None:
             raise _refused("The subject is null.")
         kind = named(PolicyType, header.policy_type) or PolicyType.CUSTOM
-        self._table.delete_acl(name, kind, resource_of(header.resource))
-        return await self._saved()
+        async with self._change():
+            if not (self._is_shared and self._table.user(name) is not None and self._table.acl(name) is None):
+                self._table.delete_acl(name, kind, resource_of(header.resource))
+        return Response(remark=DONE)
 
     def acl(self, request: Request[SubjectHeader]) -> Response:
         name = _user_of(request.header.subject)
@@ -229,15 +252,30 @@ class AccessHandlers:
                 "access control is off: set authenticationEnabled=true and initAuthenticationUser first"
             )
 
-    async def _saved(self) -> Response:
+    @asynccontextmanager
+    async def _change(self) -> AsyncIterator[None]:
+        revision = self._table.revision
         try:
-            await self._save()
+            async with self._changing():
+                yield
         except OSError as error:
+            done = (
+                "in effect until the next start"
+                if self._table.revision != revision
+                else "nothing was changed"
+            )
             raise RequestError(
-                ResponseCode.SYSTEM_ERROR,
-                f"in effect until the next start; the file was not written: {error}",
+                ResponseCode.SYSTEM_ERROR, f"{done}; the file was not written: {error}"
             ) from error
-        return Response(remark=DONE)
+
+    def _is_there(self, name: str, info: UserInfo, kind: UserType, status: Status) -> bool:
+        """Whether there is just this user. Told to who may see secrets alone: others could try them one by one."""
+        user = self._table.user(name)
+        return (
+            user is not None
+            and (user.type, user.status) == (kind, status)
+            and hmac.compare_digest(user.secret.encode(), (info.password or "").encode())
+        )
 
     def _is_normal(self, request: AnyRequest) -> bool:
         """Whether who asks is no super user; without a name there is no access control that says so."""

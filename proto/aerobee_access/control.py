@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
-from aerobee_access.admin import AccessHandlers
+from aerobee_access.admin import AccessHandlers, saved_after
 from aerobee_access.audit import AuditLog
 from aerobee_access.freshness import Freshness, Signing
 from aerobee_access.gate import AccessGate, AccessRules
@@ -18,6 +18,7 @@ from aerobee_access.plain_import import import_accounts
 from aerobee_access.refusals import AccessFigures, Refusals
 from aerobee_access.sealing import Sealer
 from aerobee_access.settings import AccessSettings, credentials_of, listed_codes, listed_names, user_of
+from aerobee_access.shared_file import SharedAccessFile
 from aerobee_access.table import AccessTable
 from aerobee_access.users import UserType
 from aerobee_remoting.ends.client import Signer
@@ -56,6 +57,9 @@ class AccessControl:
         key_file = folder.with_name(f"{folder.name}.key")
         self._config = config
         self.table = AccessTable(Sealer(Path(config.access_key_path) if config.access_key_path else key_file))
+        # Where users and policies are, when other servers may have them too.
+        path = config.access_file_path
+        self.file = SharedAccessFile(Path(path), self.table) if path and self.is_on else None
         rules = AccessRules(
             cluster_name=cluster_name,
             authentication=config.authentication_enabled,
@@ -143,8 +147,14 @@ class AccessControl:
             log.error("access.account_not_imported", user=name, reason=reason)
 
     def handlers(self, save: Callable[[], Awaitable[None]]) -> AccessHandlers:
-        """The requests that change users and policies; `save` returns when their file has the change."""
-        return AccessHandlers(self.table, save, is_on=self.is_on, shows_secrets_to=self.shows_secrets_to)
+        """The requests that change users and policies; `save` returns when their own file has the change."""
+        return AccessHandlers(
+            self.table,
+            self.file.changing if self.file is not None else saved_after(save),
+            is_on=self.is_on,
+            is_shared=self.file is not None,
+            shows_secrets_to=self.shows_secrets_to,
+        )
 
     def shows_secrets_to(self, name: str) -> bool:
         """Whether who names this AccessKey may see secrets: a super user whose signature was checked."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from aerobee_access.table import AccessTable
+from aerobee_access.table import AccessTable, Content
 from aerobee_proto.errors import AerobeeError, FormatError
 from aerobee_service.settings.whole_files import replace_file
 
@@ -43,14 +43,20 @@ class AccessFile:
 
     def load(self) -> None:
         """Fill the table from the file; a missing one leaves it as it is. AccessFileDamaged, KeyFileError."""
+        content = self.read()
+        if content is not None:
+            self._table.take(content)
+
+    def read(self) -> Content | None:
+        """What the file says; None when it is not there. AccessFileDamaged, KeyFileError. From any thread."""
         path = self._path
         if path is None or not path.exists():
-            return
+            return None
         try:
             with path.open("rb") as file:
                 raw = file.read(SIZE_MAX + 1)
             content = msgspec.json.decode(raw, type=dict[str, object])
-            self._table.take(self._table.parse(content))
+            return self._table.parse(content)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, FormatError) as wrong:
             raise AccessFileDamaged(path, str(wrong)) from wrong
 

@@ -91,6 +91,11 @@ class AccessSettings(SettingsModel):
         ge=1_000,
         le=86_400_000,
     )
+    access_file_path: SettingsPathText = _key(
+        "",
+        "File of users and policies. Servers of one machine may share one, and its key. Empty: config/access.json of "
+        "the store folder; of a nameserver access.json beside its key-value settings. Ours.",
+    )
     access_key_path: SettingsPathText = _key(
         "",
         "Key that seals the secrets of users on disk. Empty: a file beside the folder that holds them. Ours.",

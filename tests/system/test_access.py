@@ -331,3 +331,48 @@ async def test_policies_and_the_audit_log_see_the_address_that_a_proxy_tells(
         ("refused", "198.51.100.7:50123"),
         ("refused", "127.0.0.1:50123"),
     ]
+
+
+async def test_brokers_that_share_their_users_are_told_the_same_once_and_again(tmp_path: Path) -> None:
+    """As `mqadmin -c cluster` does, to each worker of a service; one of them is down at first."""
+    settings: dict[str, Any] = SETTINGS | {
+        "access_file_path": str(tmp_path / "access.json"),
+        "access_key_path": str(tmp_path / "key"),
+    }
+    anna = {"password": "a", "userType": "Normal"}
+    acl = {"policies": [{"entries": [{"resource": "Topic:T", "actions": ["Pub"], "decision": "Allow"}]}]}
+    asked = [
+        (3001, {"username": "anna"}, anna),
+        (3001, {"username": "admin"}, anna),
+        (3006, {"subject": "User:anna"}, acl),
+        (3006, {"subject": "User:admin"}, {"policies": [acl["policies"][0] | {"policyType": "Default"}]}),
+        (3008, {"subject": "User:admin"}, None),
+    ]
+    async with running_broker(tmp_path / "one", **settings) as one:
+        for code, header, body in asked:
+            assert (await ask(one, code, header, body)).code == 0
+        async with running_broker(tmp_path / "two", broker_name="b", **settings) as two:
+            assert (await ask(two, 310, {"b": "T"}, user=("anna", "a"))).code != 16
+            for code, header, body in asked:
+                assert (await ask(two, code, header, body)).code == 0, (code, header)
+            for refused in (anna | {"password": "b"}, anna | {"userType": "Super"}):
+                assert (await ask(two, 3001, {"username": "anna"}, refused)).remark == "The user is existed"
+            await give(two, "anna", "Cluster:*", "Update")  # who sees no secrets cannot try them either
+            tried = await ask(two, 3001, {"username": "admin"}, anna, user=("anna", "a"))
+            assert tried.remark == "The user is existed"
+            assert (await ask(two, 3003, {"username": "anna"})).code == 0
+            assert one.access.file is not None
+            await one.access.file.look()
+            refusal = await ask(one, 310, {"b": "T"}, user=("anna", "a"))
+            assert refusal.remark == "User:anna is not found."
+    assert not (tmp_path / "one" / "config" / "access.json").exists()
+    nameserver = NameServer(
+        NameserverConfig(
+            listen_port=0, bind_address="127.0.0.1", kv_config_path=tmp_path / "ns" / "kv.json", **settings
+        )
+    )
+    await nameserver.start()
+    try:
+        assert json.loads((await ask(nameserver, 3004, {"username": "admin"})).body)["password"] == "a"
+    finally:
+        await nameserver.close()

@@ -25,6 +25,7 @@ from typing import Final
 
 import structlog
 
+from aerobee_access.table import ACCESS_FILE
 from aerobee_broker.process.store_folder import foreign_folder, store_signs
 from aerobee_broker.settings.config import BrokerConfig
 from aerobee_broker.settings.config_files import decode_config, encode_config, table_of
@@ -49,7 +50,7 @@ STRIDE: Final = 10  # ports from one worker to the next
 INNER_HOST: Final = "127.0.0.1"  # where workers tell the supervisor their figures
 SERVICE_METRICS: Final = "the metrics of the service"
 _FOLDER: Final = re.compile(r"worker-([1-9][0-9]{0,3})")
-_BESIDE: Final = re.compile(_FOLDER.pattern + r"(\..+)?")
+_BESIDE: Final = re.compile(_FOLDER.pattern + r"(\..+)?|" + re.escape(ACCESS_FILE) + r"(\..+)?")
 # Tables that a new worker gets from one that is there, and the part that names what is in them.
 TABLES: Final = {"topics.json": "topicConfigTable", "subscriptionGroup.json": "subscriptionGroupTable"}
 _TABLE_SIZE_MAX: Final = 256 << 20
@@ -92,12 +93,26 @@ def _audit_log(config: BrokerConfig, number: int) -> str:
     return str(path.with_name(f"{path.stem}-worker-{number}{path.suffix}"))
 
 
+def access_file(config: BrokerConfig) -> Path:
+    """Where the users and policies are that all workers share: who changes one of them changes all."""
+    written = config.access_file_path
+    return Path(written) if written else config.store_path_root_dir / ACCESS_FILE
+
+
+def access_key(config: BrokerConfig) -> Path:
+    """The key that seals their secrets, beside the folder of the service."""
+    root = config.store_path_root_dir
+    return Path(config.access_key_path) if config.access_key_path else root.with_name(f"{root.name}.key")
+
+
 # Field -> what worker n has there.
 OF_EACH: Final[Mapping[str, Callable[[BrokerConfig, int], object]]] = {
     "broker_name": lambda config, number: f"{config.broker_name}-{number}",
     "store_path_root_dir": lambda config, number: _folder(config.store_path_root_dir, number),
     "store_path_commit_log": _commit_log,
     "access_audit_path": _audit_log,
+    "access_file_path": lambda config, _number: access_file(config),
+    "access_key_path": lambda config, _number: access_key(config),
     "listen_port": lambda config, number: _port(config.listen_port, number),
     "ha_listen_port": lambda config, number: _port(config.ha_listen_port, number),
     # The service itself has the port of the settings.
@@ -110,10 +125,9 @@ OF_EACH: Final[Mapping[str, Callable[[BrokerConfig, int], object]]] = {
     ),
     "workers": lambda _config, _number: 1,
 }
-# Paths that all of them read and none writes.
+# Paths that all of them read and none writes. Of the others one is shared: the file of users, which has a lock.
 SHARED: Final = frozenset(
     {
-        "access_key_path",
         "plain_acl_path",
         "tls_client_cert_path",
         "tls_client_key_path",
@@ -185,27 +199,46 @@ def refused_layout(config: BrokerConfig) -> str | None:
     root, count = config.store_path_root_dir, config.workers
     found = worker_folders(root)
     if count == 1:
-        return _holds_workers(root, found) if found and not store_signs(root) else None
+        return _holds_workers(config, found) if found and not store_signs(root) else None
     if store_signs(root):
         return _holds_one(config)
     foreign = foreign_folder(root, _own_names(root))
-    return foreign if foreign is not None else _left_aside(config, found)
+    return foreign or _users_left(config, found) or _left_aside(config, found)
 
 
 def _own_names(root: Path) -> frozenset[str]:
-    """Folders of workers, and what lies beside one: its key and its audit log."""
+    """Folders of workers, what lies beside one (its key and its audit log), and their users and policies."""
     try:
         return frozenset(path.name for path in root.iterdir() if _BESIDE.fullmatch(path.name))
     except OSError:
         return frozenset()
 
 
-def _holds_workers(root: Path, found: Mapping[int, Path]) -> str:
-    first = next(iter(found.values()))
+def _users_left(config: BrokerConfig, found: Mapping[int, Path]) -> str | None:
+    """Why users and policies that only one worker has must not be left aside."""
+    path, key = access_file(config), access_key(config)
+    own = next((folder for folder in found.values() if (folder / "config" / ACCESS_FILE).exists()), None)
+    if own is None or path.exists() or not (config.authentication_enabled or config.authorization_enabled):
+        return None
+    moved = f"mv '{own}/config/{ACCESS_FILE}' '{path}'"
+    if (its_key := own.with_name(f"{own.name}.key")).exists():
+        moved += f" && mv '{its_key}' '{key}'"
+    return (
+        f"{own}/config/{ACCESS_FILE} has users and policies of one worker, and all workers share {path}. To let all "
+        f"have them: {moved}; to begin without them, move that file away"
+    )
+
+
+def _holds_workers(config: BrokerConfig, found: Mapping[int, Path]) -> str:
+    root, first = config.store_path_root_dir, next(iter(found.values()))
+    path, users = access_file(config), ""
+    if path.exists():
+        users = f", --set accessFilePath='{path}' and --set accessKeyPath='{access_key(config)}'"
     return (
         f"{root} holds the stores of {len(found)} workers of one service, and workers is 1. To start the service: "
         f"--workers {max(found)}. To go on with one broker on one of those stores, without the others: "
         f"--set storePathRootDir='{first}' and --set brokerName= with that worker's name"
+        f"{users}"
     )
 
 
@@ -213,8 +246,8 @@ def _holds_one(config: BrokerConfig) -> str:
     root = config.store_path_root_dir
     first = _folder(root, 1)
     moved = f"mkdir '{first}' && find '{root}' -mindepth 1 -maxdepth 1 ! -name 'worker-*' -exec mv -t '{first}' {{}} +"
-    if (key := root.with_name(f"{root.name}.key")).exists():  # that seals the secrets of users
-        moved += f" && mv '{key}' '{first}.key'"
+    if (root / "config" / ACCESS_FILE).exists():  # all workers have the same users
+        moved += f" && mv '{first}/config/{ACCESS_FILE}' '{access_file(config)}'"
     if config.store_path_commit_log:
         log_root = config.store_path_commit_log
         moved += f" && mkdir '{log_root}/worker-1' && mv '{log_root}'/[0-9]* '{log_root}/worker-1'"

@@ -147,9 +147,44 @@ def test_the_store_of_one_broker_says_how_it_becomes_that_of_the_first(tmp_path:
     assert said is not None
     assert "broker-a-1" in said
     assert f"mkdir '{root}/worker-1' && find '{root}'" in said
-    assert ".key" not in said
-    (tmp_path / "store.key").touch()
-    assert f"mv '{root}.key' '{root}/worker-1.key'" in str(refused_layout(config_of(root)))
+    assert "access.json" not in said
+    (root / "config" / "access.json").touch()
+    assert f"mv '{root}/worker-1/config/access.json' '{root}/access.json'" in str(
+        refused_layout(config_of(root))
+    )
+
+
+def test_users_are_one_file_of_all_workers(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    for plan in plan_workers(config_of(root)):
+        assert plan.config.access_file_path == f"{root}/access.json"
+        assert plan.config.access_key_path == f"{root}.key"
+    elsewhere: dict[str, Any] = {
+        "access_file_path": str(tmp_path / "users"),
+        "access_key_path": str(tmp_path / "key"),
+    }
+    for plan in plan_workers(config_of(root, **elsewhere)):
+        assert plan.config.access_file_path == str(tmp_path / "users")
+        assert plan.config.access_key_path == str(tmp_path / "key")
+    log_file(root / "worker-1" / "commitlog")
+    for name in ("access.json", "access.json.bak", "access.json.lock"):
+        (root / name).touch()
+    assert refused_layout(config_of(root)) is None
+    assert f"--set accessFilePath='{root}/access.json'" in str(refused_layout(config_of(root, 1)))
+
+
+def test_users_that_one_worker_alone_has_are_not_left_aside(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    log_file(root / "worker-1" / "commitlog")
+    (root / "worker-2" / "config").mkdir(parents=True)
+    (root / "worker-2" / "config" / "access.json").touch()
+    (root / "worker-2.key").touch()
+    assert refused_layout(config_of(root)) is None  # access control is off
+    said = str(refused_layout(config_of(root, authentication_enabled=True)))
+    assert f"mv '{root}/worker-2/config/access.json' '{root}/access.json'" in said
+    assert f"mv '{root}/worker-2.key' '{root}.key'" in said
+    (root / "access.json").touch()
+    assert refused_layout(config_of(root, authentication_enabled=True)) is None
 
 
 def test_a_folder_of_workers_is_no_place_for_one_broker(tmp_path: Path) -> None:
