@@ -4,6 +4,7 @@
 ./dev simulate A-B                all from A to B
 ./dev simulate A- --for 60        from A on, as many as there is time for in 60 s
 ./dev simulate A-B --planted NAME with a fault in the product; stops where it is found
+./dev simulate A-B --engine native with that engine for sends; without, half of the seeds have each
 """
 
 import argparse
@@ -32,9 +33,10 @@ def seeds_of(texts: list[str]) -> Iterator[int]:
 
 def main() -> int:
     """The exit code: 1 when a seed has failed."""
+    from aerobee_broker.native.engine import EngineMissing, find_engine
     from simulation.cluster import log_into_history
     from simulation.planted import PLANTED, planted
-    from simulation.scenario import simulate
+    from simulation.scenario import ENGINES, simulate
 
     parser = argparse.ArgumentParser(
         prog="./dev simulate", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -44,9 +46,15 @@ def main() -> int:
     parser.add_argument("--for", dest="seconds", type=float, help="begin no seed after so many seconds")
     parser.add_argument("--planted", choices=list(PLANTED), help="put this fault into the product")
     parser.add_argument("--faults", help="only of these kinds, with commas between them")
+    parser.add_argument("--engine", choices=ENGINES, help="for sends; drawn without")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at a seed that fails")
     parsed = parser.parse_args()
     kinds = parsed.faults.split(", ") if parsed.faults else None
+    if parsed.engine is not None:
+        try:
+            find_engine(parsed.engine)
+        except EngineMissing as missing:
+            parser.error(str(missing))
     log_into_history()
     gc.collect()
     gc.freeze()  # what is there for all seeds is not looked at after each
@@ -57,7 +65,7 @@ def main() -> int:
         if parsed.seconds is not None and time.monotonic() - began_at > parsed.seconds:
             break
         with planted(parsed.planted):
-            outcome = simulate(seed, kinds)
+            outcome = simulate(seed, kinds, parsed.engine)
         done += 1
         simulated += outcome.simulated_s
         messages += outcome.messages
@@ -69,6 +77,7 @@ def main() -> int:
             failed += 1
             again = f" --planted '{parsed.planted}'" if parsed.planted else ""
             again += f" --faults '{parsed.faults}'" if parsed.faults else ""
+            again += f" --engine {parsed.engine}" if parsed.engine else ""
             print(f"seed {seed}: {outcome.failure}\n  again with: ./dev simulate {seed}{again}", flush=True)
             if not parsed.keep_going:
                 break

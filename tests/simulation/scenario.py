@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final
 
+from aerobee_broker.native.engine import find_engine
 from aerobee_proto.codes import RequestCode
 from aerobee_remoting.ends.client import RemotingClient, RemotingClientConfig
 from plain_remoting import topic_fields
@@ -14,9 +15,11 @@ from simulation.edges import edges
 from simulation.faults import FAULTS, Faults
 from simulation.ledger import Broken, Ledger
 from simulation.work import GROUPED, MEMBERS, POPPED, POPPERS, QUEUES, Work, ask_until_answered, read_queue
-from simulation.world import Stuck
+from simulation.world import Stuck, World
 
-__all__ = ["Outcome", "simulate"]
+__all__ = ["ENGINES", "Outcome", "engine_of", "simulate"]
+
+ENGINES: Final = ("python", "native")  # for sends
 
 HEALED_WITHIN_S: Final = 60.0  # from the end of the last fault until everything works
 # Faults that keep a broker from writing its tables when it is time to.
@@ -68,14 +71,21 @@ def settings_of(chance: Random) -> dict[str, Any]:
     }
 
 
+def engine_of(world: World) -> str:
+    """The native engine for half of the seeds, where it is there."""
+    drawn = world.chance("engine").choice(ENGINES)
+    return drawn if find_engine("auto") is not None else "python"
+
+
 class Simulation:
     """One run of one seed."""
 
-    def __init__(self, seed: int, kinds: list[str] | None) -> None:
-        """`kinds` of faults, where they are not drawn."""
+    def __init__(self, seed: int, kinds: list[str] | None, engine: str | None) -> None:
+        """`kinds` of faults and the engine for sends, where they are not drawn."""
         self._kinds = kinds
         self.cluster = Cluster(seed)
         self.world = self.cluster.world
+        self._engine = engine or engine_of(self.world)
         chance = self.world.chance("scenario")
         self.ledger = Ledger(self.world)
         self.work = Work(self.cluster, self.ledger)
@@ -89,7 +99,8 @@ class Simulation:
         for _ in range(chance.choice((1, 1, 2))):
             host = cluster.add_nameserver()
             self.faults.supervise(host, lambda host=host: cluster.start_nameserver(host))  # type: ignore[misc]
-        broker = self.broker = cluster.add_broker(**settings_of(chance))
+        world.note("-", f"sends are taken by the {self._engine} engine")
+        broker = self.broker = cluster.add_broker(**settings_of(chance), send_engine=self._engine)
         self.faults.supervise(broker, broker.start)
         self._until(lambda: broker.is_serving, 10.0, "the first start")
         self._as_client("topics", self._make_topics)
@@ -204,11 +215,11 @@ class Simulation:
             raise failures[0]
 
 
-def simulate(seed: int, kinds: list[str] | None = None) -> Outcome:
-    """Run one seed; `kinds` of faults, where they are not drawn."""
+def simulate(seed: int, kinds: list[str] | None = None, engine: str | None = None) -> Outcome:
+    """Run one seed; `kinds` of faults and the engine for sends, where they are not drawn."""
     gc.disable()
     outcome = Outcome(seed)
-    simulation = Simulation(seed, kinds)
+    simulation = Simulation(seed, kinds, engine)
     world = simulation.world
     with edges.use(simulation.cluster.threads, simulation.cluster.network):
         try:

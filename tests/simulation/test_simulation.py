@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from engines import need_engine
 from simulation.edges import HASH_SEED
+from simulation.scenario import ENGINES, engine_of
+from simulation.world import World
 
 ROOT = Path(__file__).resolve().parents[2]
 # Faults that take few seeds: these are looked for in every run.
@@ -55,12 +58,22 @@ def test_nothing_that_was_promised_is_broken_in_many_seeds() -> None:
     assert done.returncode == 0, done.stdout[-100_000:] + done.stderr
 
 
-def test_a_seed_is_the_same_run_each_time() -> None:
+@pytest.mark.parametrize("engine", ["python", "native"])
+def test_a_seed_is_the_same_run_each_time(engine: str) -> None:
     """Another process has other addresses in memory, and whatever is walked in their order would be another run."""
-    histories = [simulate("11", "17", "--history").stdout.splitlines() for _ in range(2)]
+    words = ("11", "17", "--history", "--engine", need_engine(engine))
+    histories = [simulate(*words).stdout.splitlines() for _ in range(2)]
     first, second = ([line for line in one if "processor time" not in line] for one in histories)
     assert len([line for line in first if re.search("digest [0-9a-f]{16}-", line)]) == 2
     assert first == second
+    assert f"sends are taken by the {engine} engine" in "\n".join(first)
+
+
+def test_half_of_the_seeds_have_each_engine() -> None:
+    need_engine("native")
+    drawn = [engine_of(World(seed)) for seed in range(1000)]
+    assert 400 < drawn.count("python") < 600
+    assert {*drawn} == {*ENGINES}
 
 
 @pytest.mark.slow

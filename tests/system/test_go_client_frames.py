@@ -26,7 +26,10 @@ from aerobee_proto.batch import BatchEntry, encode_batch
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.frames import Command
 from aerobee_proto.records import decode_records
+from engines import BOTH_ENGINES
 from system.running import Talker, running_broker, text_of
+
+pytestmark = BOTH_ENGINES
 
 VERSION = 317
 GO = 9
