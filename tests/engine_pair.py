@@ -187,13 +187,15 @@ class End:
         self.front = _Counting(table.front)
         if table.front is not None:
             table.front = self.front
-        self._transport = _Transport(("", 0))
+        self._peer, self._waits = ("", 0), False
+        self._transport = _Transport(self._peer)
         self._connection: Connection = None  # type: ignore[assignment]  # set by `connect`
 
     def connect(self, peer: tuple[str, int], *, waits: bool) -> None:
         """A new connection. `waits`: sends are answered when `disk` has them, otherwise at once."""
         self.parts.promises.sources = (self.disk,) if waits else ()
         self.disk.offset = self.parts.store.end_offset
+        self._peer, self._waits = peer, waits
         self._transport = _Transport(peer)
         connection = self._connection = Connection(self.parts.server.handlers)
         self._transport.lose = connection.connection_lost
@@ -202,6 +204,17 @@ class End:
     def read(self, data: bytes) -> None:
         """The peer has sent this."""
         self._connection.data_received(data)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the broker has closed the connection: what it could not read ends it."""
+        return self._connection.is_closed
+
+    def reconnect(self) -> None:
+        """Come again, after a connection that was closed."""
+        if self.is_closed:
+            synced(self)  # nobody waits any more for answers to what came before
+            self.connect(self._peer, waits=self._waits)
 
     @property
     def is_idle(self) -> bool:
@@ -386,6 +399,8 @@ class EnginePair:
                     await _until_idle(end)
                 else:
                     step(end)
+            is_closed, also = [end.is_closed for end in self._ends]
+            _must_be_equal(is_closed, also, "closed")
             in_order = waits and changes == [end.parts.topics.changes for end in self._ends]
             _compare_answers(*[end.take_written() for end in self._ends], in_order=in_order)
         _must_be_equal([end.parts.observed.engine() for end in self._ends], ["python", "native"], "engines")

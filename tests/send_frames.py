@@ -145,13 +145,23 @@ def frames(specs: Sequence[Spec]) -> list[bytes]:
     return [frame_of(spec, number) for number, spec in enumerate(specs)]
 
 
+KINDS: Final = (b"0123456789", b"abcdefghijklmn", b"ABCDEFxyz_-", bytes(range(5)))
+
+
+def _alike(byte: int) -> bytes:
+    """Bytes that often may stand where this one does."""
+    return next((kind for kind in KINDS if byte in kind), b"x y\x02\x01\xc3\xa9")
+
+
 def mutated(rng: random.Random, base: Sequence[bytes]) -> bytes:
     """One of these frames with some bytes changed, cut, doubled, or taken from another."""
     frame = bytearray(rng.choice(base))
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
-        at, kind = rng.randrange(len(frame)), rng.randrange(8)
+        at, kind = rng.randrange(len(frame)), rng.randrange(16)
         if kind < 4:
             frame[at] = rng.getrandbits(8)
+        elif kind >= 8:  # often a header that is still a usual one
+            frame[at] = rng.choice(_alike(frame[at]))
         elif kind == 4:
             frame[at] = rng.choice(b'"\\{}:,0-\x00\x01\x02\x7f\x80\xff')
         elif kind == 5:

@@ -32,6 +32,7 @@ from aerobee_store.queues.consume_queue import ENTRY
 from aerobee_store.writing import appender
 from engine_pair import (
     Difference,
+    End,
     EnginePair,
     Step,
     engine_pair,
@@ -363,7 +364,7 @@ def compared(pair: EnginePair, count: int, seed: int) -> int:
         for _ in range(min(RUN, count - done)):
             # One a read for the most part: behind a frame that is unusual the native engine takes none.
             frame = b"".join([mutated(rng, base), *rng.choices(base, k=rng.choice((0, 0, 0, 1, 3)))])
-            steps.append(frame)
+            steps += [frame, End.reconnect]
             done += 1
             decoder = FrameDecoder()
             decoder.feed(frame)
