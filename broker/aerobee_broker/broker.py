@@ -26,6 +26,7 @@ from typing import Final
 import structlog
 
 from aerobee_access.control import AccessControl
+from aerobee_access.port_guard import OperatorsGuard
 from aerobee_broker.assembly import Ground, Parts, Tables, assemble
 from aerobee_broker.in_process.adapter import InProcess
 from aerobee_broker.in_process.caller import Admission, LocalCaller
@@ -264,7 +265,7 @@ class Broker:
     async def _begin(self, parts: Parts, *, crashed: bool) -> None:
         """Read what is outstanding, in this order, then run and serve. `crashed`: the last run ended without close."""
         metrics, watching = (
-            MetricsServer(parts.observed, parts.tls.operators),
+            MetricsServer(parts.observed, parts.tls.operators, await self._port_guard(parts.tls)),
             FileWatching(parts.store, self._fail),
         )
         master_ends, late_master_ends = AsyncExitStack(), AsyncExitStack()
@@ -305,8 +306,7 @@ class Broker:
         parts.cold.start()
         self._start_tasks(parts)
         watching.start()
-        config = parts.config
-        if self._listens and config.metrics_exporter_type == "PROM" and config.metrics_prom_exporter_port:
+        if self._has_metrics:
             await metrics.start()
         await parts.server.serve()
         if self._link is not None:
@@ -318,6 +318,18 @@ class Broker:
             )
         if self._listens:
             parts.registrar.start(parts.replication.master_found if parts.config.is_slave else None)
+
+    async def _port_guard(self, tls: ProgramTls) -> OperatorsGuard | None:
+        """Who looks at the visitors of the port for metrics; None where there is no such port. TokenUnusable."""
+        if not self._has_metrics:
+            return None
+        return await asyncio.to_thread(self.access.port_guard, takes_certificates=tls.asks_operators)
+
+    @property
+    def _has_metrics(self) -> bool:
+        config = self._config
+        is_served = config.metrics_exporter_type == "PROM" and config.metrics_prom_exporter_port != 0
+        return self._listens and is_served
 
     def _end_in_order(self, *ends: Callable[[], Awaitable[None]]) -> None:
         """What `close` does, the first first. The order is what kill tests prove."""

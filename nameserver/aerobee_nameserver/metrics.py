@@ -114,6 +114,7 @@ class MetricsServer(OperatorsPort):
     """Metrics and health over HTTP. `start` once, `close` once."""
 
     def __init__(self, server: NameServer) -> None:
+        """TokenUnusable when the file of the token cannot be used."""
         super().__init__(
             {
                 "/metrics": self.metrics_page,
@@ -123,6 +124,7 @@ class MetricsServer(OperatorsPort):
                 "/livez": self._live,
             },
             server.tls.operators,
+            server.access.port_guard(takes_certificates=server.tls.asks_operators),
         )
         self.server = server
         self._registry = CollectorRegistry()

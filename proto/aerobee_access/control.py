@@ -15,6 +15,7 @@ from aerobee_access.gate import AccessGate, AccessRules
 from aerobee_access.plain_files import PlainFiles
 from aerobee_access.plain_gate import PlainGate
 from aerobee_access.plain_import import import_accounts
+from aerobee_access.port_guard import OperatorsGuard, TokenFile
 from aerobee_access.refusals import AccessFigures, Refusals
 from aerobee_access.sealing import Sealer
 from aerobee_access.settings import AccessSettings, credentials_of, listed_codes, listed_names, user_of
@@ -26,10 +27,12 @@ from aerobee_remoting.exchange.gate import Gate
 from aerobee_remoting.peers.peer import Peer
 from aerobee_service.clock import epoch_ms
 from aerobee_service.logs.event_log import event_logger
+from aerobee_service.operators.http_responder import Visitor
 
 __all__ = ["AccessControl"]
 
 OFF: Final = "off"
+PATH_CHARS_MAX: Final = 100  # of a request to the port for metrics, in a line of the audit log
 
 log = event_logger("aerobee.access")
 
@@ -109,6 +112,34 @@ class AccessControl:
         return AccessFigures(
             dict(refusals.by_reason), refusals.delayed, audit.lost if audit is not None else 0
         )
+
+    def port_guard(self, *, takes_certificates: bool) -> OperatorsGuard:
+        """Who looks at the visitors of the port for metrics and health. Reads the file of the token: TokenUnusable."""
+        path = self._config.metrics_prom_exporter_token_path
+        return OperatorsGuard(
+            TokenFile(Path(path)) if path else None,
+            has_access_control=self.gate is not None,
+            takes_certificates=takes_certificates,
+            may_look=self._may_look,
+            refused=self._refused_at_port,
+        )
+
+    def _may_look(self, host: str, subject: str) -> bool:
+        """With access control it has to be a user that may see the server; those of 4.x are not in certificates."""
+        return self.gate is None or (isinstance(self.gate, AccessGate) and self.gate.may_look(host, subject))
+
+    def _refused_at_port(self, visitor: Visitor, path: str, reason: str) -> float:
+        log.warning("metrics.refused", peer=visitor.peer, path=path, reason=reason)
+        if self._audit is not None:
+            self._audit.write(
+                "refused",
+                user="",
+                peer=visitor.peer,
+                code=0,
+                request=f"GET {path}"[:PATH_CHARS_MAX],
+                reason=reason,
+            )
+        return self._refusals.refused(visitor.host, "metrics")
 
     @property
     def is_on(self) -> bool:

@@ -19,8 +19,8 @@ __all__ = ["REASONS", "AccessFigures", "Refusals"]
 
 # Why somebody was refused: it names no user; one that is not there; one that is disabled; the signature is made with
 # another secret, or of other bytes; it was seen before, or does not say when it was made; the user may not do this;
-# what the request needs cannot be told.
-REASONS: Final = ("unsigned", "unknown", "disabled", "signature", "replay", "rights", "request")
+# what the request needs cannot be told; it has asked for metrics, and shown nothing that lets it see them.
+REASONS: Final = ("unsigned", "unknown", "disabled", "signature", "replay", "rights", "request", "metrics")
 
 FREE: Final = 10  # refusals in a row that are answered at once
 STEP_S: Final = 0.2

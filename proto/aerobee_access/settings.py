@@ -113,6 +113,11 @@ class AccessSettings(SettingsModel):
         "Addresses and networks of proxies, separated by commas: each connection from there has to begin with a PROXY"
         " protocol header, and counts as its source's. Empty: nobody is believed. Ours.",
     )
+    metrics_prom_exporter_token_path: SettingsPathText = _key(
+        "",
+        "File with the token that metrics and the details of health are shown to, mode 0600. Empty: with access control"
+        " they are shown to nobody but this machine, where metricsPromExporterHost is it, and to certificates. Ours.",
+    )
     user_cache_max_num: int = _key(1_000, "Users in the cache.", unserved=NO_CACHE)
     user_cache_expired_second: int = _key(600, "Age of users there.", unserved=NO_CACHE, unit="s")
     user_cache_refresh_second: int = _key(60, "Pause between looks at them.", unserved=NO_CACHE, unit="s")

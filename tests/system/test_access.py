@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import trustme
+from structlog.testing import capture_logs
 
 from aerobee import BrokerRefused, Client, Credentials
 from aerobee_access.freshness import Signing
 from aerobee_access.gate import AccessGate, AccessRules
 from aerobee_access.policies import PolicyType, entry_of
+from aerobee_access.port_guard import TokenUnusable
 from aerobee_access.sealing import KeyFileError, Sealer
 from aerobee_access.signature import sign
 from aerobee_access.table import AccessTable
@@ -20,6 +22,7 @@ from aerobee_access.users import Status
 from aerobee_broker.broker import Broker
 from aerobee_broker.in_process.values import Message
 from aerobee_nameserver.config import NameserverConfig
+from aerobee_nameserver.metrics import MetricsServer as NameserverMetrics
 from aerobee_nameserver.server import NameServer
 from aerobee_proto.codes import RequestCode
 from aerobee_proto.frames import Command, FrameDecoder, decode_command, encode_command
@@ -27,6 +30,7 @@ from aerobee_remoting.ends.client import RemotingClient, RemotingClientConfig
 from aerobee_service.clock import epoch_ms
 from client_scenarios import take
 from plain_remoting import topic_fields
+from programs import free_port
 from remoting.pair import raw_peer
 from system.running import broker_config, running_broker, send_request, talking
 
@@ -376,3 +380,77 @@ async def test_brokers_that_share_their_users_are_told_the_same_once_and_again(t
         assert json.loads((await ask(nameserver, 3004, {"username": "admin"})).body)["password"] == "a"
     finally:
         await nameserver.close()
+
+
+@pytest.mark.parametrize("where", ["broker", "nameserver"])
+async def test_who_dials_the_port_for_metrics_needs_the_token(tmp_path: Path, where: str) -> None:
+    """It told strangers the names of topics and groups, the folder of the store, the version."""
+    token = tmp_path / "token"
+    token.write_text("a-token-of-24-characters\n")
+    token.chmod(0o600)
+    settings: dict[str, Any] = SETTINGS | {
+        "metrics_prom_exporter_port": free_port(),
+        "metrics_prom_exporter_host": "0.0.0.0",
+        "metrics_prom_exporter_token_path": str(token),
+    }
+
+    async def get(path: str, fields: str = "") -> tuple[int, str]:
+        port = settings["metrics_prom_exporter_port"]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(f"GET {path} HTTP/1.1\r\n{fields}\r\n".encode())
+        async with asyncio.timeout(20):
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        return int(head.split(b" ")[1]), body.decode()
+
+    async def look() -> None:
+        for path in ("/livez", "/readyz", "/startupz", "/health"):
+            assert await get(path) == (200, "ok\n"), path
+        for path in ("/metrics", "/", "/nope"):
+            assert await get(path) == (401, "this needs credentials\n"), path
+        known = f"Authorization: Bearer {token.read_text().strip()}\r\n"
+        status, page = await get("/metrics", known)
+        assert (status, "aerobee_access_refused_total{" in page) == (200, True)
+        assert [line[-5:] for line in page.splitlines() if 'reason="metrics"' in line] == ["} 3.0"]
+        status, page = await get("/readyz", known)
+        assert (status, json.loads(page)["status"]) == (200, "ok")
+
+    if where == "broker":
+        async with running_broker(tmp_path / "store", metrics_exporter_type="PROM", **settings):
+            await look()
+        return
+    address: dict[str, Any] = {"listen_port": 0, "bind_address": "127.0.0.1"}
+    server = NameServer(NameserverConfig(kv_config_path=tmp_path / "ns" / "kv.json", **address, **settings))
+    metrics = NameserverMetrics(server)
+    await server.start()
+    await metrics.start()
+    try:
+        await look()
+    finally:
+        await metrics.close()
+        await server.close()
+
+
+@pytest.mark.parametrize("where", ["127.0.0.1", "0.0.0.0"])
+async def test_without_a_token_metrics_are_for_this_machine_alone(tmp_path: Path, where: str) -> None:
+    """And a token that cannot be used refuses the start, as it would be no protection."""
+    settings: dict[str, Any] = SETTINGS | {
+        "metrics_exporter_type": "PROM",
+        "metrics_prom_exporter_port": (port := free_port()),
+        "metrics_prom_exporter_host": where,
+    }
+    with capture_logs() as logs:
+        async with running_broker(tmp_path / "store", **settings):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+            async with asyncio.timeout(20):
+                status = (await reader.read()).split(b" ")[1]
+            writer.close()
+    is_open = where == "127.0.0.1"
+    assert status == (b"200" if is_open else b"401")
+    closed = [one["way_out"] for one in logs if one["event"] == "metrics.closed"]
+    assert closed == ([] if is_open else ["set metricsPromExporterTokenPath"])
+    settings["metrics_prom_exporter_token_path"] = str(tmp_path / "none")
+    with pytest.raises(TokenUnusable, match="none"):
+        async with running_broker(tmp_path / "store", **settings):
+            pass

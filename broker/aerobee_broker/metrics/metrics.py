@@ -19,7 +19,7 @@ from aerobee_broker.metrics.health import Health, health_of
 from aerobee_broker.metrics.metric_families import MetricsSnapshot, families, snapshot_steps
 from aerobee_broker.metrics.observed import Observed
 from aerobee_service.operators.http_responder import Page
-from aerobee_service.operators.operators_port import OperatorsPort, TlsOfPort, health_page
+from aerobee_service.operators.operators_port import OperatorsPort, PortGuard, TlsOfPort, health_page
 from aerobee_service.turns.slices import in_slices
 
 __all__ = ["MetricsServer"]
@@ -28,7 +28,7 @@ __all__ = ["MetricsServer"]
 class MetricsServer(OperatorsPort):
     """Metrics and health over HTTP."""
 
-    def __init__(self, observed: Observed, tls: TlsOfPort = None) -> None:
+    def __init__(self, observed: Observed, tls: TlsOfPort = None, guard: PortGuard | None = None) -> None:
         super().__init__(
             {
                 "/metrics": self.metrics_page,
@@ -38,6 +38,7 @@ class MetricsServer(OperatorsPort):
                 "/livez": self._live,
             },
             tls,
+            guard,
         )
         self._observed = observed
         self._process = CollectorRegistry()

@@ -128,6 +128,7 @@ OF_EACH: Final[Mapping[str, Callable[[BrokerConfig, int], object]]] = {
 # Paths that all of them read and none writes. Of the others one is shared: the file of users, which has a lock.
 SHARED: Final = frozenset(
     {
+        "metrics_prom_exporter_token_path",
         "plain_acl_path",
         "tls_client_cert_path",
         "tls_client_key_path",

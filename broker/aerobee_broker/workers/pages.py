@@ -16,10 +16,11 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
+from aerobee_access.port_guard import TokenFile
 from aerobee_broker.settings.config import BrokerConfig
 from aerobee_broker.workers.supervisor import Worker
 from aerobee_service.operators.http_responder import Page
-from aerobee_service.operators.operators_port import OperatorsPort, TlsOfPort, health_page
+from aerobee_service.operators.operators_port import OperatorsPort, PortGuard, TlsOfPort, health_page
 
 __all__ = ["ServicePort", "merged"]
 
@@ -33,7 +34,14 @@ STARTS: Final = "aerobee_worker_starts"
 class ServicePort(OperatorsPort):
     """Metrics and health of a service of workers."""
 
-    def __init__(self, workers: Sequence[Worker], tls: TlsOfPort = None) -> None:
+    def __init__(
+        self,
+        workers: Sequence[Worker],
+        tls: TlsOfPort = None,
+        guard: PortGuard | None = None,
+        token: TokenFile | None = None,
+    ) -> None:
+        """`token` is what workers show their pages to; without one they show them to this machine."""
         super().__init__(
             {
                 "/metrics": self._metrics,
@@ -43,8 +51,10 @@ class ServicePort(OperatorsPort):
                 "/livez": self._live,
             },
             tls,
+            guard,
         )
         self._workers = workers
+        self._token = token
 
     async def start(self, config: BrokerConfig) -> None:
         """Listen where the settings of the service say. CannotListen when a port that somebody has set is taken."""
@@ -96,18 +106,22 @@ class ServicePort(OperatorsPort):
     async def _ask_all(self, path: str) -> dict[str, tuple[int, bytes]]:
         """Name -> status and body of those that answer."""
         up = [one for one in self._workers if one.is_ready]
-        pages = await asyncio.gather(*(_ask(one.plan.config, path) for one in up))
+        token = "" if self._token is None else await asyncio.to_thread(self._token.token)
+        pages = await asyncio.gather(*(_ask(one.plan.config, path, token) for one in up))
         return {one.name: page for one, page in zip(up, pages, strict=True) if page is not None}
 
 
-async def _ask(config: BrokerConfig, path: str) -> tuple[int, bytes] | None:
+async def _ask(config: BrokerConfig, path: str, token: str) -> tuple[int, bytes] | None:
     """What a worker answers; None when it does not."""
     host, port = config.metrics_prom_exporter_host, config.metrics_prom_exporter_port
     try:
         async with asyncio.timeout(ASK_S):
             reader, writer = await asyncio.open_connection(host, port)
             try:
-                writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+                shown = f"Authorization: Bearer {token}\r\n" if token else ""
+                writer.write(
+                    f"GET {path} HTTP/1.1\r\nHost: {host}\r\n{shown}Connection: close\r\n\r\n".encode()
+                )
                 answer = await reader.read(-1)
             finally:
                 writer.close()

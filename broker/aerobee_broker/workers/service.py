@@ -5,17 +5,21 @@ Touches  the process: event loop, signals, systemd's notification socket; the fo
 
 import asyncio
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import structlog
 
+from aerobee_access.port_guard import OperatorsGuard, TokenFile
+from aerobee_access.refusals import Refusals
 from aerobee_broker.process.exit_codes import EXIT_FAILED, EXIT_USAGE
 from aerobee_broker.settings.config import BrokerConfig
 from aerobee_broker.workers.layout import WorkerPlan, plan_workers, refused_layout, seed_tables
 from aerobee_broker.workers.pages import ServicePort
 from aerobee_broker.workers.supervisor import Supervisor
 from aerobee_proto.errors import AerobeeError
+from aerobee_service.operators.http_responder import Visitor
 from aerobee_service.program.serving import run_server, stop_event
 from aerobee_service.program.start_failures import CannotListen, explain
 from aerobee_service.program.systemd import ServiceNotifier
@@ -58,6 +62,30 @@ def worker_command(file: Path | None, overrides: Mapping[str, str]) -> Callable[
     return command
 
 
+def _service_port(config: BrokerConfig, supervisor: Supervisor, tls: ProgramTls) -> ServicePort:
+    """The port for metrics and health of all. TokenUnusable.
+
+    Users are known to the workers, each by tables of its own: here certificates count without access control alone.
+    """
+    path = config.metrics_prom_exporter_token_path
+    token = TokenFile(Path(path)) if path else None
+    refusals = Refusals(time.monotonic)
+    has_users = config.authentication_enabled or config.authorization_enabled or config.acl_enable
+
+    def refused(visitor: Visitor, path: str, reason: str) -> float:
+        log.warning("metrics.refused", peer=visitor.peer, path=path, reason=reason)
+        return refusals.refused(visitor.host, "metrics")
+
+    guard = OperatorsGuard(
+        token,
+        has_access_control=has_users,
+        takes_certificates=tls.asks_operators and not has_users,
+        may_look=lambda _host, _subject: True,
+        refused=refused,
+    )
+    return ServicePort(supervisor.workers, tls.operators, guard, token)
+
+
 async def _serve(
     config: BrokerConfig,
     plans: Sequence[WorkerPlan],
@@ -71,7 +99,7 @@ async def _serve(
         tls = await asyncio.to_thread(
             ProgramTls, config.model_copy(update={"tls_server_mode": "disabled", "use_tls": False})
         )
-        port = ServicePort(supervisor.workers, tls.operators)
+        port = await asyncio.to_thread(_service_port, config, supervisor, tls)
         if config.metrics_exporter_type == "PROM" and config.metrics_prom_exporter_port:
             await port.start(config)
     except (CannotListen, AerobeeError) as failed:

@@ -1,7 +1,7 @@
 """A very small HTTP/1.1 server for probes and scrapes: GET and HEAD, one answer a connection.
 
     request   at most 8 KiB of head, within 5 s; bodies are not read
-    answers   200, 400 (not HTTP), 404, 405, 408, 431, 500, 503 (what the page says)
+    answers   200, 400 (not HTTP), 401, 404, 405, 408, 431, 500, 503 (what the page says)
 
 Touches  one listening socket.
 
@@ -12,18 +12,23 @@ Invariants
   that has been silent longest, or when all have asked, the one that has taken longest. That is decided a moment later,
   when whoever came with a request has been heard, so a probe is always answered. There are never more than `CROWD_MAX`.
 - Pages are made by coroutines; a page that fails is a 500 and a log line, the server lives.
+- With a guard, a stranger learns at the paths of `PROBES` whether the program lives, by the status alone, and nothing
+  anywhere else.
 """
 
 import asyncio
 import socket
 import ssl
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Final, cast
+from enum import Enum
+from ipaddress import ip_address
+from typing import Final, Protocol, cast
 
 import structlog
 
-__all__ = ["HttpResponder", "Page", "TlsOfPort"]
+__all__ = ["PROBES", "Guard", "HttpResponder", "Page", "Standing", "TlsOfPort", "Visitor"]
 
 log = structlog.get_logger()
 
@@ -33,15 +38,19 @@ TlsOfPort = Callable[[], ssl.SSLContext] | None
 HEAD_SIZE_MAX: Final = 8192
 HEAD_TIMEOUT_S: Final = 5.0
 WRITE_TIMEOUT_S: Final = 10.0
+CHALLENGE: Final = 'WWW-Authenticate: Bearer realm="metrics"\r\nWWW-Authenticate: Basic realm="metrics"\r\n'
 CONNECTIONS_MAX: Final = 64
 PER_HOST_MAX: Final = 24
 CROWD_MAX: Final = 512
 HEARD_AFTER_S: Final = 0.02
 ACCEPT_PAUSE_S: Final = 0.1
 BACKLOG: Final = 100
+# What probes ask for: whoever asks there is told how the program is, and why only who may know.
+PROBES: Final = frozenset({"/health", "/readyz", "/startupz", "/livez"})
 REASONS: Final = {
     200: "OK",
     400: "Bad Request",
+    401: "Unauthorized",
     404: "Not Found",
     405: "Method Not Allowed",
     408: "Request Timeout",
@@ -60,13 +69,45 @@ class Page:
     content_type: str = "text/plain; charset=utf-8"
 
 
+@dataclass(slots=True, frozen=True)
+class Visitor:
+    """Who asks: its address, what it gave to show who it is (the header `Authorization`, empty without one), and its
+    end of the connection, which may have shown a certificate."""
+
+    host: str
+    peer: str  # host:port
+    authorization: str
+    transport: asyncio.BaseTransport
+
+
+class Standing(Enum):
+    """What a guard thinks of a visitor."""
+
+    KNOWN = "may see everything"
+    STRANGER = "has not said who it is"
+    REFUSED = "has said it, and is not believed"
+
+
+class Guard(Protocol):
+    """Who decides what a visitor may see."""
+
+    @abstractmethod
+    async def standing(self, visitor: Visitor) -> Standing:
+        """What it may see."""
+
+    @abstractmethod
+    async def refuse(self, visitor: Visitor, path: str) -> None:
+        """It is about to be refused: write that down, and return when its answer may leave."""
+
+
 class _Visit:
     """One connection."""
 
-    __slots__ = ("host", "is_silent", "socket", "task")
+    __slots__ = ("host", "is_silent", "peer", "socket", "task")
 
-    def __init__(self, host: str, accepted: socket.socket) -> None:
+    def __init__(self, host: str, port: int, accepted: socket.socket) -> None:
         self.host = host
+        self.peer = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self.socket: socket.socket | None = accepted  # until it has streams
         self.is_silent = True  # it has not asked yet
         self.task: asyncio.Task[None]
@@ -75,9 +116,16 @@ class _Visit:
 class HttpResponder:
     """Serves pages by path. `start`, then `close`."""
 
-    def __init__(self, pages: Mapping[str, Callable[[], Awaitable[Page]]], tls: TlsOfPort = None) -> None:
+    def __init__(
+        self,
+        pages: Mapping[str, Callable[[], Awaitable[Page]]],
+        tls: TlsOfPort = None,
+        guard: Guard | None = None,
+    ) -> None:
+        """Without a guard everybody may see everything."""
         self._pages = pages
         self._tls = tls
+        self.guard = guard
         self._listeners: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
         self._visits: dict[_Visit, None] = {}  # in the order in which they came
@@ -92,6 +140,11 @@ class HttpResponder:
             loop.create_task(self._accept(one), name="metrics connections") for one in self._listeners
         ]
         return int(self._listeners[0].getsockname()[1])
+
+    @property
+    def is_of_this_machine(self) -> bool:
+        """Whether nobody else can dial it: it listens at addresses of loopback alone."""
+        return all(ip_address(one.getsockname()[0].partition("%")[0]).is_loopback for one in self._listeners)
 
     async def close(self) -> None:
         """Stop listening and end what is running."""
@@ -113,10 +166,10 @@ class HttpResponder:
                 log.warning("metrics.accept_failed", reason=str(failed))
                 await asyncio.sleep(ACCEPT_PAUSE_S)
             else:
-                self._accepted(accepted, str(address[0]))
+                self._accepted(accepted, str(address[0]), int(address[1]))
 
-    def _accepted(self, accepted: socket.socket, host: str) -> None:
-        visit = _Visit(host, accepted)
+    def _accepted(self, accepted: socket.socket, host: str, port: int) -> None:
+        visit = _Visit(host, port, accepted)
         if len(self._visits) >= CROWD_MAX:
             self._send_away(self._visits)
         self._visits[visit] = None
@@ -177,7 +230,7 @@ class HttpResponder:
             log.debug("metrics.peer_lost", reason=str(error))
             return
         try:
-            method, page = await self._answer(visit, reader)
+            method, page = await self._answer(visit, reader, writer.transport)
             writer.write(_encode(page, with_body=method != "HEAD"))
             async with asyncio.timeout(WRITE_TIMEOUT_S):
                 await writer.drain()
@@ -189,7 +242,9 @@ class HttpResponder:
         finally:
             writer.close()
 
-    async def _answer(self, visit: "_Visit", reader: asyncio.StreamReader) -> tuple[str, Page]:
+    async def _answer(
+        self, visit: "_Visit", reader: asyncio.StreamReader, transport: asyncio.BaseTransport
+    ) -> tuple[str, Page]:
         try:
             async with asyncio.timeout(HEAD_TIMEOUT_S):
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -200,10 +255,25 @@ class HttpResponder:
             return "GET", _error(431, f"more than {HEAD_SIZE_MAX} bytes of request")
         except asyncio.IncompleteReadError:
             return "GET", _error(400, "the request ended early")
-        parts = head.partition(b"\r\n")[0].decode("latin-1").split(" ")
+        first, *fields = head.decode("latin-1").split("\r\n")
+        parts = first.split(" ")
         if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
             return "GET", _error(400, "not an HTTP/1.x request")
-        return parts[0], await self._page(parts[0], parts[1].partition("?")[0])
+        method, path = parts[0], parts[1].partition("?")[0]
+        if self.guard is None:
+            return method, await self._page(method, path)
+        visitor = Visitor(visit.host, visit.peer, _field(fields, "authorization"), transport)
+        return method, await self._guarded(self.guard, visitor, method, path)
+
+    async def _guarded(self, guard: Guard, visitor: Visitor, method: str, path: str) -> Page:
+        standing = await guard.standing(visitor)
+        if standing is Standing.KNOWN:
+            return await self._page(method, path)
+        if standing is Standing.STRANGER and path in PROBES and method in ("GET", "HEAD"):
+            page = await self._page(method, path)
+            return Page(b"ok\n" if page.status == 200 else b"failing\n", page.status)
+        await guard.refuse(visitor, path)
+        return _error(401, "this needs credentials")
 
     async def _page(self, method: str, path: str) -> Page:
         make = self._pages.get(path)
@@ -240,6 +310,14 @@ def _listening(host: str, port: int) -> list[socket.socket]:
     return listeners
 
 
+def _field(fields: Collection[str], name: str) -> str:
+    """The value of a field of the head, empty without it. One that is there twice is as good as wrong."""
+    values = [
+        value.strip() for key, _, value in (one.partition(":") for one in fields) if key.lower() == name
+    ]
+    return ", ".join(values)
+
+
 def _error(status: int, text: str) -> Page:
     return Page(f"{text}\n".encode(), status)
 
@@ -250,6 +328,7 @@ def _encode(page: Page, *, with_body: bool) -> bytes:
         f"Content-Type: {page.content_type}\r\n"
         f"Content-Length: {len(page.body)}\r\n"
         "Cache-Control: no-store\r\n"
+        f"{CHALLENGE if page.status == 401 else ''}"
         "Connection: close\r\n\r\n"
     )
     return head.encode("latin-1") + (page.body if with_body else b"")

@@ -3,28 +3,50 @@
 Touches  one listening socket, through `HttpResponder`.
 """
 
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 import structlog
 
-from aerobee_service.operators.http_responder import HttpResponder, Page, TlsOfPort
+from aerobee_service.operators.http_responder import Guard, HttpResponder, Page, TlsOfPort
 from aerobee_service.program.start_failures import CannotListen, explain
 
-__all__ = ["OperatorsPort", "TlsOfPort", "health_page"]
+__all__ = ["OperatorsPort", "PortGuard", "TlsOfPort", "health_page"]
 
 log = structlog.get_logger()
 
 METRICS_PORT: Final = "metricsPromExporterPort"
+TOKEN_PATH: Final = "metricsPromExporterTokenPath"  # noqa: S105  # a setting's name
+
+
+class PortGuard(Guard, Protocol):
+    """A guard that knows when it is needed."""
+
+    @abstractmethod
+    def is_needed(self, *, of_this_machine: bool) -> bool:
+        """Whether visitors of a port are looked at, which only this machine can dial, or others too."""
+
+    @property
+    @abstractmethod
+    def lets_nobody_in(self) -> bool:
+        """Whether there is nothing that a visitor could show."""
 
 
 class OperatorsPort:
     """Pages by path, served over HTTP. `start` once, `close` once."""
 
-    def __init__(self, pages: Mapping[str, Callable[[], Awaitable[Page]]], tls: "TlsOfPort" = None) -> None:
-        """With `tls`, which gives the context for each connection, the port speaks HTTPS and nothing else."""
+    def __init__(
+        self,
+        pages: Mapping[str, Callable[[], Awaitable[Page]]],
+        tls: "TlsOfPort" = None,
+        guard: PortGuard | None = None,
+    ) -> None:
+        """With `tls`, which gives the context for each connection, the port speaks HTTPS and nothing else. Without a
+        guard everybody who can dial it may see everything."""
         self._responder = HttpResponder(pages, tls)
+        self._guard = guard
         self.port = 0  # 0 while it does not listen
 
     async def listen(self, host: str, port: int, *, is_set: bool) -> None:
@@ -43,8 +65,13 @@ class OperatorsPort:
             log.warning(
                 "metrics.not_served", host=host, port=port, reason=reason, way_out=f"{way_out}, or to 0"
             )
-        else:
-            log.info("metrics.served", host=host, port=self.port)
+            return
+        guard = self._guard
+        if guard is not None and guard.is_needed(of_this_machine=self._responder.is_of_this_machine):
+            self._responder.guard = guard  # in the same turn in which it began to listen
+            if guard.lets_nobody_in:
+                log.warning("metrics.closed", host=host, port=self.port, way_out=f"set {TOKEN_PATH}")
+        log.info("metrics.served", host=host, port=self.port)
 
     async def close(self) -> None:
         """Stop listening."""

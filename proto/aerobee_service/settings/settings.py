@@ -222,7 +222,10 @@ class _Keys:
     def is_secret(self, key: str) -> bool:
         field = self.field_of.get(key)
         typed = field is not None and "SecretStr" in str(self.model.model_fields[field].annotation)
-        return typed or any(word in key.lower() for word in SECRET_WORDS)
+        # Where a secret is written down is none.
+        return typed or (
+            not key.lower().endswith("path") and any(word in key.lower() for word in SECRET_WORDS)
+        )
 
     def shown(self, given: _Given) -> str:
         """The value for a message: one short line, secrets hidden."""

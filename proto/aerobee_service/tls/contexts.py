@@ -84,8 +84,9 @@ class Loaded:
     validity: Validity | None
 
 
-def load_server(settings: TlsSettings, *, asks_clients: bool = True) -> Loaded:
-    """What a server shows its clients. Where it does not ask them, they need no certificate. Raises TlsUnusable."""
+def load_server(settings: TlsSettings, *, insists: bool = True) -> Loaded:
+    """What a server shows its clients. Where it does not insist, a certificate that is required elsewhere may be left
+    out, and one that is shown is checked all the same. Raises TlsUnusable."""
     written = _written(settings.tls_config_path)
     files = _overlaid(
         _Files(
@@ -100,8 +101,8 @@ def load_server(settings: TlsSettings, *, asks_clients: bool = True) -> Loaded:
     auth = files.client_auth or ("require" if files.trusted_path else "none")
     if auth not in CLIENT_AUTH:
         raise TlsUnusable(f"tls.server.need.client.auth={auth}: write none, optional or require")
-    if not asks_clients:
-        auth = "none"
+    if not insists and auth == "require":
+        auth = "optional"
     if auth != "none" and (not files.trusted_path or _is_false(written.get("tls.server.authClient"))):
         raise TlsUnusable(
             f"clients are asked for certificates ({auth}) that nobody would check: name the authorities in"

@@ -51,9 +51,9 @@ class ProgramTls:
             else None
         )
         self._client = LiveContext("client", partial(load_client, settings)) if settings.use_tls else None
-        # Those who look after a server have no certificates: probes, and most that scrape.
+        # Those who look after a server may have no certificates: probes, and most that scrape.
         self._operators = (
-            LiveContext("metrics", partial(load_server, settings, asks_clients=False))
+            LiveContext("metrics", partial(load_server, settings, insists=False))
             if settings.metrics_prom_exporter_tls
             else None
         )
@@ -72,6 +72,11 @@ class ProgramTls:
     def operators(self) -> Callable[[], ssl.SSLContext] | None:
         """The context for whoever comes to the port of metrics and health."""
         return None if self._operators is None else self._operators.context
+
+    @property
+    def asks_operators(self) -> bool:
+        """Whether who comes to that port may show a certificate."""
+        return self._operators is not None and self._operators.context().verify_mode is not ssl.CERT_NONE
 
     def expiries(self) -> Iterator[tuple[str, float]]:
         """Which end shows a certificate, and when that expires (seconds since the epoch)."""

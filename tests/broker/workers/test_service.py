@@ -72,10 +72,13 @@ class Service:
             finally:
                 started.stop()
 
-    def page(self, path: str, tls: ssl.SSLContext | None = None) -> tuple[int, str]:
+    def page(self, path: str, tls: ssl.SSLContext | None = None, token: str = "") -> tuple[int, str]:
         address = f"http{'s' if tls else ''}://127.0.0.1:{self.metrics_port}{path}"
+        request = urllib.request.Request(
+            address, headers={"Authorization": f"Bearer {token}"} if token else {}
+        )
         try:
-            with urllib.request.urlopen(address, timeout=10, context=tls) as answer:
+            with urllib.request.urlopen(request, timeout=10, context=tls) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as refused:
             return refused.code, refused.read().decode()
@@ -197,16 +200,28 @@ def test_workers_end_in_order_when_their_supervisor_is_killed(tmp_path: Path, na
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_every_signal_that_stops_one_broker_stops_all(tmp_path: Path, nameserver: str, number: int) -> None:
-    """And with TLS for whoever scrapes, the supervisor asks the workers without."""
+    """And with TLS for whoever scrapes, the supervisor asks the workers without; and with the token of all of them."""
     authority = trustme.CA()
     certificate, key = write_pair(authority, tmp_path, "127.0.0.1")
-    settings = {"metricsPromExporterTls": "true", "tlsServerCertPath": certificate, "tlsServerKeyPath": key}
+    token = tmp_path / "token"
+    token.write_text("a-token-of-24-characters")
+    token.chmod(0o600)
+    settings = {
+        "metricsPromExporterTls": "true",
+        "tlsServerCertPath": certificate,
+        "tlsServerKeyPath": key,
+        "metricsPromExporterTokenPath": token,
+    }
     service = Service(tmp_path, nameserver, name="signals", **settings)
     trusting = ssl.create_default_context()
     authority.configure_trust(trusting)
     with service.running() as server:
-        status, page = service.page("/metrics", trusting)
+        status, page = service.page("/metrics", trusting, token.read_text())
         assert (status, page.count("\nrocketmq_broker_permission{")) == (200, 2)
+        _, health = service.page("/readyz", trusting, token.read_text())
+        assert all(one["checks"] for one in json.loads(health)["workers"].values())
+        assert service.page("/metrics", trusting) == (401, "this needs credentials\n")
+        assert service.page("/readyz", trusting) == (200, "ok\n")
         server.process.send_signal(number)
         assert server.process.wait(PATIENCE_S) == 0
     assert service.is_closed(1)

@@ -12,7 +12,16 @@ import trustme
 import uvloop
 
 from aerobee_service.operators import http_responder
-from aerobee_service.operators.http_responder import HEAD_SIZE_MAX, PER_HOST_MAX, HttpResponder, Page
+from aerobee_service.operators.http_responder import (
+    HEAD_SIZE_MAX,
+    PER_HOST_MAX,
+    PROBES,
+    Guard,
+    HttpResponder,
+    Page,
+    Standing,
+    Visitor,
+)
 
 
 async def hello() -> Page:
@@ -192,3 +201,60 @@ def test_a_hello_that_is_there_before_the_server_looks_is_heard(
 
     with asyncio.Runner(loop_factory=loop) as runner:
         assert runner.run(scrape()).startswith(b"HTTP/1.1 200")
+
+
+class Doorkeeper(Guard):
+    """Knows who says `friend`, and does not believe anybody else who says something."""
+
+    def __init__(self) -> None:
+        self.refused: list[tuple[str, str]] = []
+
+    async def standing(self, visitor: Visitor) -> Standing:
+        if not visitor.authorization:
+            return Standing.STRANGER
+        return Standing.KNOWN if visitor.authorization == "friend" else Standing.REFUSED
+
+    async def refuse(self, visitor: Visitor, path: str) -> None:
+        assert visitor.peer.startswith(f"{visitor.host}:")
+        self.refused.append((visitor.authorization, path))
+
+
+async def secret_health() -> Page:
+    return Page(b"the disk of /var/lib/store is full\n", 503)
+
+
+GUARDED = {
+    "a page": ("GET /metrics", "", 401),
+    "a page that is not there": ("GET /nope", "", 401),
+    "a probe": ("GET /livez", "", 200),
+    "a probe of what is not well": ("GET /readyz", "", 503),
+    "a probe with a query": ("HEAD /readyz?verbose", "", 503),
+    "a probe that fails": ("GET /startupz", "", 500),
+    "another method": ("POST /readyz", "", 401),
+    "a page, with something wrong": ("GET /metrics", "Authorization: foe\r\n", 401),
+    "a probe, with something wrong": ("GET /livez", "Authorization: foe\r\n", 401),
+    "something right and wrong": ("GET /metrics", "Authorization: friend\r\nauthorization: foe\r\n", 401),
+}
+
+
+@pytest.mark.parametrize(("asked", "fields", "code"), GUARDED.values(), ids=GUARDED)
+async def test_a_stranger_learns_whether_the_program_lives_and_nothing_else(
+    asked: str, fields: str, code: int
+) -> None:
+    guard = Doorkeeper()
+    pages = {"/metrics": hello, "/livez": hello, "/readyz": secret_health, "/startupz": broken}
+    responder = HttpResponder(pages, guard=guard)
+    port = await responder.start("127.0.0.1", 0)
+    try:
+        answer = await talk(port, f"{asked} HTTP/1.1\r\nHost: x\r\n{fields}\r\n".encode())
+        friend = await talk(port, b"GET /readyz HTTP/1.1\r\nAUTHORIZATION:  friend \r\n\r\n")
+    finally:
+        await responder.close()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert status(answer) == code
+    assert body in (b"", b"ok\n", b"failing\n", b"this needs credentials\n")
+    assert (b"\r\nWWW-Authenticate: Bearer" in head) is (code == 401)
+    refused = asked.partition(" ")[2] if code == 401 else None
+    assert [path for _, path in guard.refused] == ([refused] if refused else [])
+    assert friend.endswith(b"the disk of /var/lib/store is full\n")
+    assert set(pages) - PROBES == {"/metrics"}
