@@ -195,13 +195,14 @@ TABLE: Final = (
     ),
     Row(
         "event loop",
-        "pieces of long work in one turn: entries of lists, new topics, members told, topics answered or changed",
+        "long work in one turn: entries of lists, new topics, members told or tried, topics answered or changed",
         (
             "aerobee_broker.remoting_api.request_bodies:RUN_MAX",
             "aerobee_broker.messages.publish:NEW_TOPICS_MAX",
             "aerobee_broker.remoting_api.acks:SLICE_MAX",
             "aerobee_broker.remoting_api.client_handlers:SLICE_MAX",
             "aerobee_broker.remoting_api.topic_handlers:ENTRIES_PER_QUERY_MAX",
+            "aerobee_broker.members.producers:TRIED_MAX",
             "aerobee_nameserver.handlers:ANSWERED_AT_ONCE_MAX",
             "aerobee_nameserver.registration:AT_ONCE_SIZE_MAX",
             "aerobee_nameserver.route_table:IN_PLACE_MAX",

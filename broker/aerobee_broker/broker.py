@@ -395,7 +395,7 @@ class Broker:
     def _disconnected(self, connection: Connection) -> None:
         if self._parts is not None:
             self._parts.pulls.drop_owner(connection)
-            self._parts.pop.pops.held.drop_owner(connection)
+            self._parts.pop.pops.drop_owner(connection)
             self._parts.clients.connection_lost(connection)
 
     async def _run_upkeep(self, parts: Parts) -> None:

@@ -7,7 +7,7 @@ a mask in its place, and the last super user that is enabled cannot be removed.
 """
 
 import hmac
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Final
 
@@ -24,6 +24,7 @@ from aerobee_proto.errors import RequestError
 from aerobee_proto.headers import RequestHeader
 from aerobee_remoting.exchange.handlers import AnyRequest, HandlerTable, Request, Response
 from aerobee_remoting.exchange.needs import GET, UPDATE, on_cluster
+from aerobee_service.turns.slices import Steps, in_slices
 
 __all__ = ["ACL_BODY_SIZE_MAX", "USER_BODY_SIZE_MAX", "AccessHandlers", "Changing", "saved_after"]
 
@@ -180,10 +181,10 @@ class AccessHandlers:
             return Response(remark=DONE)
         return Response(remark=DONE, body=_json(self._shown(user, self._may_see(request))))
 
-    def users(self, request: Request[UserFilterHeader]) -> Response:
+    async def users(self, request: Request[UserFilterHeader]) -> Response:
         sought, sees = request.header.filter or "", self._may_see(request)
-        found = [self._shown(user, sees) for user in self._table.users() if sought in user.name]
-        return Response(remark=DONE, body=_json(found) if found else b"")
+        found = (self._shown(user, sees) for user in self._table.users() if sought in user.name)
+        return Response(remark=DONE, body=await in_slices(_listed(found)))
 
     # --- policies ---------------------------------------------------------------------------------------------
 
@@ -231,18 +232,18 @@ class AccessHandlers:
         acl = self._table.acl(name)
         return Response(remark=DONE, body=_json(_written(name, acl)) if acl is not None else b"")
 
-    def acls(self, request: Request[AclFilterHeader]) -> Response:
-        header: AclFilterHeader = request.header
+    async def acls(self, request: Request[AclFilterHeader]) -> Response:
+        return Response(remark=DONE, body=await in_slices(_listed(self._sought_acls(request.header))))
+
+    def _sought_acls(self, header: AclFilterHeader) -> Iterator[AclInfo]:
         subject, resource = header.subject_filter or "", header.resource_filter or ""
-        found = []
         for name, acl in self._table.acls():
             if subject and subject not in SUBJECT + name:
                 continue
             sought = "" if resource in SUBJECT + name else resource
             shown = _written(name, acl, sought)
             if shown.policies:
-                found.append(shown)
-        return Response(remark=DONE, body=_json(found) if found else b"")
+                yield shown
 
     # --- helpers ----------------------------------------------------------------------------------------------
 
@@ -344,7 +345,16 @@ def _shown_entry(entry: Entry) -> EntryInfo:
     )
 
 
-def _json(value: JsonBody | list[UserInfo] | list[AclInfo]) -> bytes:
+def _listed(infos: Iterable[JsonBody]) -> Steps[bytes]:
+    """A list, written one by one; nothing at all for an empty one."""
+    texts = []
+    for info in infos:
+        texts.append(_json(info))
+        yield
+    return b"[" + b",".join(texts) + b"]" if texts else b""
+
+
+def _json(value: JsonBody) -> bytes:
     """As RocketMQ writes it: compact, members in the order of their names, without what is not set."""
     return msgspec.json.encode(_plain(value))
 

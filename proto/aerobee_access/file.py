@@ -9,6 +9,7 @@ Invariants
 
 import asyncio
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -66,18 +67,18 @@ class AccessFile:
         if path is None:
             return
         async with self._writing:
-            await asyncio.to_thread(_write, path, self._content())
+            await asyncio.to_thread(_write, path, self._table.to_json())
 
     def write(self) -> None:
         """As `save`, for a program without an event loop."""
         if self._path is not None:
-            _write(self._path, self._content())
-
-    def _content(self) -> bytes:
-        return msgspec.json.format(msgspec.json.encode(self._table.to_json()), indent=2) + b"\n"
+            _write(self._path, self._table.to_json())
 
 
-def _write(path: Path, content: bytes) -> None:
+def _write(path: Path, tables: Mapping[str, Mapping[str, object]]) -> None:
+    # Entry by entry: whoever makes ten thousand of them in one call holds the interpreter, in whatever thread.
+    plain = {name: {key: table[key] for key in table} for name, table in tables.items()}
+    content = msgspec.json.format(msgspec.json.encode(plain), indent=2) + b"\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     # What takes its place has the same rights.
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from aerobee_access.plain_acl import Account, Perm
+from aerobee_access.plain_acl import Account, Perm, PlainAcl
 from aerobee_access.plain_files import PlainFiles
 from aerobee_access.plain_yaml import Value
 from aerobee_access.table import MASK
@@ -19,6 +19,7 @@ from aerobee_proto.headers import RequestHeader
 from aerobee_proto.requests import NoFields
 from aerobee_remoting.exchange.handlers import HandlerTable, Request, Response
 from aerobee_remoting.exchange.needs import GET, UPDATE, on_cluster, ours
+from aerobee_service.turns.slices import Steps, in_slices
 
 __all__ = ["PlainHandlers"]
 
@@ -138,19 +139,23 @@ class PlainHandlers:
             }
         )
 
-    def config(self, _: Request[NoFields]) -> Response:
-        acl = self._files.acl
-        shown = {
-            "globalWhiteAddrs": list(acl.white_addresses),
-            "plainAccessConfigs": [_shown(account) for account in acl.accounts.values()],
-        }
-        return Response(body=_json(shown).encode())
+    async def config(self, _: Request[NoFields]) -> Response:
+        return Response(body=await in_slices(_configs(self._files.acl)))
 
 
 def _split(text: str | None) -> list[Value] | None:
     if text is not None and len(text) > CHARS_MAX:
         raise RequestError(ResponseCode.INVALID_PARAMETER, f"more than {CHARS_MAX} characters in one field")
     return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _configs(acl: PlainAcl) -> Steps[bytes]:
+    accounts = []
+    for account in acl.accounts.values():
+        accounts.append(_json(_shown(account)))
+        yield
+    addresses = _json(list(acl.white_addresses))
+    return f'{{"globalWhiteAddrs":{addresses},"plainAccessConfigs":[{",".join(accounts)}]}}'.encode()
 
 
 def _json(value: object) -> str:

@@ -150,9 +150,7 @@ class PlainFiles:
         content["dataVersion"] = [{"counter": number + 1, "timestamp": self._now_ms()}]
         if white is not None:
             content["globalWhiteRemoteAddresses"] = white
-        text = write_yaml(content)
-        read_plain_acl(text)  # before it is written: what cannot be read again must not be there
-        await asyncio.to_thread(replace_file, path, text.encode())
+        await asyncio.to_thread(_replace, path, content)
         self._mark = await asyncio.to_thread(self._marks)
         self._take(await asyncio.to_thread(self._read))
 
@@ -193,6 +191,12 @@ class PlainFiles:
             acl = acl.joined(one)
         self.acl = acl
         self.contents = {path: content for path, (content, _) in read.items()}
+
+
+def _replace(path: Path, content: dict[str, Value]) -> None:
+    text = write_yaml(content)
+    read_plain_acl(text)  # before it is written: what cannot be read again must not be there
+    replace_file(path, text.encode())
 
 
 def _listed(value: Value) -> list[Value]:

@@ -35,6 +35,7 @@ from aerobee_access.sealing import Sealer
 from aerobee_access.users import NAME_CHARS_MAX, SECRET_CHARS_MAX, Status, User, UserType
 from aerobee_proto.codes import ResponseCode
 from aerobee_proto.errors import FormatError, RequestError
+from aerobee_service.turns.made_maps import MadeMap
 
 __all__ = ["ACCESS_FILE", "MASK", "AccessTable", "Content"]
 
@@ -169,23 +170,10 @@ class AccessTable:
     # --- the file ---------------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """The file's content; it does not change with the table."""
+        """The file's content; it does not change with the table, and any thread may go through it."""
         return {
-            "users": {
-                user.name: {
-                    "password": user.sealed,
-                    "userStatus": user.status.value,
-                    "userType": user.type.value,
-                }
-                for user in self._users.values()
-            },
-            "acls": {
-                name: [
-                    {"policyType": kind.value, "entries": [_written(entry) for entry in entries]}
-                    for kind, entries in acl.policies.items()
-                ]
-                for name, acl in self._acls.items()
-            },
+            "users": MadeMap(dict(self._users), _written_user),
+            "acls": MadeMap(dict(self._acls), _written_acl),
         }
 
     def parse(self, content: Mapping[str, object]) -> Content:
@@ -250,7 +238,18 @@ class _File(msgspec.Struct):
     acls: dict[str, list[_FilePolicy]]
 
 
-def _written(entry: Entry) -> dict[str, Any]:
+def _written_user(user: User) -> dict[str, object]:
+    return {"password": user.sealed, "userStatus": user.status.value, "userType": user.type.value}
+
+
+def _written_acl(acl: Acl) -> list[dict[str, object]]:
+    return [
+        {"policyType": kind.value, "entries": [_written(entry) for entry in entries]}
+        for kind, entries in acl.policies.items()
+    ]
+
+
+def _written(entry: Entry) -> dict[str, object]:
     kind, name, pattern = entry.resource
     return {
         "resourceType": kind.value,

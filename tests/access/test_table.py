@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,8 +29,13 @@ def table(tmp_path: Path) -> AccessTable:
     return made
 
 
+def written(table: AccessTable) -> dict[str, dict[str, Any]]:
+    """The content of the file, whole."""
+    return {name: dict(members) for name, members in table.to_json().items()}
+
+
 def test_what_is_written_is_read_again(table: AccessTable, tmp_path: Path) -> None:
-    text = json.dumps(table.to_json()).encode()
+    text = json.dumps(written(table)).encode()
     other = empty_table(tmp_path)
     content = read_written(text)
     assert isinstance(content, dict)
@@ -64,7 +70,7 @@ def test_a_file_of_another_form_is_refused(tmp_path: Path, content: dict[str, ob
 
 @pytest.mark.parametrize(("field", "value"), [("decision", 3), ("actions", [99]), ("resourceType", 9)])
 def test_numbers_that_mean_nothing_are_refused(table: AccessTable, field: str, value: object) -> None:
-    content = table.to_json()
+    content = written(table)
     content["acls"]["anna"][0]["entries"][0][field] = value
     with pytest.raises(FormatError):
         table.parse(content)

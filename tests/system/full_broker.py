@@ -1,6 +1,7 @@
 """A broker that holds very much, and under each request code the valid request that takes it the most work.
 
-The tables are filled directly, for 10,000 requests would take their time; clients are real, on sockets of their own.
+The tables are filled directly, for 10,000 requests would take their time. Clients are real, on sockets of their own
+(`Crowd`), or as many as no test could connect (`throng`).
 """
 
 import socket
@@ -10,18 +11,29 @@ from typing import Any
 
 import msgspec
 
+from aerobee_access.policies import Acl, PolicyType, entry_of
+from aerobee_access.table import Content
+from aerobee_access.users import Status, User, UserType
 from aerobee_broker.broker import Broker
 from aerobee_broker.catalog.groups import GroupFile
+from aerobee_broker.members.clients import Member
 from aerobee_broker.pop.request_modes import RequestMode
-from aerobee_proto.bodies import DataVersion, MessageQueue, SubscriptionGroupConfig, TopicConfig
+from aerobee_proto.bodies import (
+    ConsumerData,
+    DataVersion,
+    MessageQueue,
+    SubscriptionData,
+    SubscriptionGroupConfig,
+    TopicConfig,
+)
 from aerobee_proto.codes import RequestCode
-from aerobee_proto.names import GroupTopic
 from aerobee_remoting.exchange.handlers import Entry
+from aerobee_remoting.peers.errors import ConnectionLost
 from system.worst_requests import Worst, ordinary_header
 
-__all__ = ["CLIENTS", "Crowd", "fill", "largest_of"]
+__all__ = ["CLIENTS", "Crowd", "Silent", "fill", "fill_access", "largest_of", "throng"]
 
-TOPICS, GROUPS, CLIENTS, QUEUES = 10_000, 10_000, 600, 8
+TOPICS, CLIENTS, QUEUES = 10_000, 600, 8
 WIDE_QUEUES = 16_384  # the most that a topic may have
 UNUSED = 40  # topics that have queues and no settings
 ALL, CROWD, WIDE, POPULAR = "reads-all", "crowd", "wide", "topic-0"
@@ -31,20 +43,20 @@ NAMES = {
 }  # fmt: skip
 
 
-def fill(broker: Broker) -> None:
-    """Topics, groups, offsets, statistics, settings of groups, locks: as many as the names above say."""
+def fill(broker: Broker, count: int = TOPICS) -> None:
+    """Topics, groups, offsets, statistics, settings of groups, locks: `count` of each."""
     parts = broker.parts
     version = DataVersion(timestamp=1)
-    topics = {f"topic-{i}": _topic(f"topic-{i}", QUEUES) for i in range(TOPICS)}
+    topics = {f"topic-{i}": _topic(f"topic-{i}", QUEUES) for i in range(count)}
     topics |= {
         name: _topic(name, count) for name, count in ((WIDE, WIDE_QUEUES), ("watched", 8), ("popped", 8))
     }
     parts.topics.take((topics, version))
-    groups = {f"group-{i}": SubscriptionGroupConfig(group_name=f"group-{i}") for i in range(GROUPS)}
+    groups = {f"group-{i}": SubscriptionGroupConfig(group_name=f"group-{i}") for i in range(count)}
     for name in (ALL, CROWD, "clone"):
         groups[name] = SubscriptionGroupConfig(group_name=name)
     parts.groups.take(GroupFile(groups, {}, version))
-    for i in range(TOPICS):
+    for i in range(count):
         topic = f"topic-{i}"
         for queue_id in range(QUEUES):
             parts.offsets.commit(ALL, topic, queue_id, 1)
@@ -52,7 +64,7 @@ def fill(broker: Broker) -> None:
         parts.stats.put(topic, 1, 100)
         parts.stats.got(f"group-{i}", topic, 1, 100)
         parts.timer_counts.add(topic, 1, 1)
-        parts.request_modes.modes[GroupTopic(ALL, topic)] = RequestMode(consumer_group=ALL, topic=topic)
+        parts.request_modes.set(RequestMode(consumer_group=ALL, topic=topic))
         queues = [MessageQueue(topic, parts.identity.broker_name, queue_id) for queue_id in range(QUEUES)]
         parts.locks.lock(f"group-{i}", "client", queues, parts.clock())
     for queue_id in range(WIDE_QUEUES):
@@ -61,6 +73,56 @@ def fill(broker: Broker) -> None:
 
 def _topic(name: str, queues: int) -> TopicConfig:
     return TopicConfig(topic_name=name, read_queue_nums=queues, write_queue_nums=queues)
+
+
+def fill_access(broker: Broker, users: int, policies: int) -> None:
+    """Users, and policies of one entry; access control is off, but the tables are there."""
+    table = broker.access.table
+    entry = entry_of("Topic:a*", ["Pub"], ["10.0.0.0/8"], "Allow")
+    names = [f"user-{i}" for i in range(users)]
+    acl = {name: Acl({PolicyType.CUSTOM: (entry,) * (policies // users)}) for name in names}
+    made = {name: User(name, "secret", UserType.NORMAL, Status.ENABLE, "sealed") for name in names}
+    table.take(Content(made, acl))
+
+
+class Silent:
+    """One end of a connection that takes everything, and never says anything."""
+
+    subject, is_congested = "", False
+
+    def __init__(self, number: int) -> None:
+        self.peer_host = f"10.0.{number >> 8 & 255}.{number & 255}"
+        self.peer = f"{self.peer_host}:{number & 65_535}"
+        self.is_closed = False
+
+    def send_oneway(self, code: int, header: object = None, body: bytes = b"") -> None:
+        if self.is_closed:
+            raise ConnectionLost(self.peer)
+
+    async def request(self, code: int, header: object = None, body: bytes = b"", timeout: float = 0) -> Any:  # noqa: ASYNC109
+        raise ConnectionLost(self.peer)
+
+    def close(self, reason: str = "") -> None:
+        self.is_closed = True
+
+    abort = close
+
+
+def throng(broker: Broker, count: int, connections: int) -> list[Silent]:
+    """So many members of one consumer group and of one producer group, as many on each connection."""
+    parts, now_ms = broker.parts, broker.parts.clock()
+    peers = [Silent(number) for number in range(connections)]
+    data = ConsumerData(
+        group_name=CROWD,
+        consume_type="CONSUME_PASSIVELY",
+        message_model="CLUSTERING",
+        subscription_data_set=[SubscriptionData(topic=POPULAR)],
+    )
+    for number in range(count):
+        one = Member(f"client-{number * 7919 % count}", peers[number % connections], "JAVA", 479, now_ms)
+        parts.consumers.register(one, data, notify=False)
+        parts.producers.register(CROWD, one)
+    return peers
 
 
 class Crowd:
@@ -192,6 +254,12 @@ def _deleted_topic(number: int) -> Selection:
     yield "one of many", {"topic": f"topic-{number}"}, b""
 
 
+def _assignments(_: int) -> Selection:
+    asked = {"topic": WIDE, "consumerGroup": CROWD, "clientId": "client-1"}
+    yield "one of a crowd", {}, msgspec.json.encode(asked)
+    yield "all queues", {}, msgspec.json.encode({**asked, "messageModel": "BROADCASTING"})
+
+
 def _of_nobody(_: int) -> Selection:
     """Whoever is asked may take its time; how many there are does not matter."""
     yield (
@@ -210,6 +278,8 @@ _LARGEST: dict[int, Callable[[int], Selection]] = {
     41: _body(lambda _: {"clientId": "c", "consumerGroup": "group-1", "mqSet": []}),
     202: _of(wide={"topic": WIDE}),
     203: _of(crowd={"consumerGroup": CROWD}, all_topics={"consumerGroup": ALL}),
+    204: _of(crowd={"producerGroup": CROWD}),
+    343: _of(all_topics={"group": ALL}),
     207: _deleted_group,
     208: _of(all_topics={"topic": ""}, wide={"topic": WIDE}),
     215: _deleted_topic,
@@ -219,5 +289,5 @@ _LARGEST: dict[int, Callable[[int], Selection]] = {
     303: _of(wide={"topic": WIDE}),
     307: _of_nobody,
     314: _of(all_topics={"topic": "", "offline": "true"}),
-    400: _body(lambda _: {"topic": WIDE, "consumerGroup": CROWD, "clientId": "client-1"}),
+    400: _assignments,
 }

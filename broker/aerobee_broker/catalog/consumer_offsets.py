@@ -25,6 +25,7 @@ from aerobee_broker.settings.config_files import table_of
 from aerobee_proto import bodies
 from aerobee_proto.bodies import DataVersion
 from aerobee_proto.errors import FormatError
+from aerobee_proto.javajson import sorted_steps
 from aerobee_proto.names import GroupQueue
 from aerobee_service.turns.slices import Steps, at_once
 
@@ -238,26 +239,43 @@ class ConsumerOffsets:
 
     def topics_of(self, group: str) -> list[str]:
         """Topics in which the group has committed offsets, sorted."""
-        return sorted(topic for topic, _ in self._pairs(list(self._keys_of_group.get(group, ()))))
+        return at_once(self.topics_steps(group))
+
+    def topics_steps(self, group: str) -> Steps[list[str]]:
+        """As `topics_of`, in steps."""
+        pairs = yield from self._pairs(self._keys_of_group.get(group, ()))
+        return (yield from sorted_steps([topic for topic, _ in pairs]))
 
     def groups_of(self, topic: str) -> list[str]:
         """Groups with committed offsets in the topic, sorted."""
-        return sorted(group for _, group in self._pairs(self._keys_of_topic.get(topic, ())))
+        return at_once(self.groups_steps(topic))
+
+    def groups_steps(self, topic: str) -> Steps[list[str]]:
+        """As `groups_of`, in steps."""
+        pairs = yield from self._pairs(self._keys_of_topic.get(topic, ()))
+        return (yield from sorted_steps([group for _, group in pairs]))
 
     def slowest(self, topic: str, *, without: Collection[str] = ()) -> Steps[dict[int, int]]:
         """The smallest committed offset of any group in each queue of a topic."""
         result: dict[int, int] = {}
-        for group in self.groups_of(topic):
+        for group in (yield from self.groups_steps(topic)):
             if group not in without:
                 for queue_id, offset in self.of_group(group, topic).items():
                     result[queue_id] = min(offset, result.get(queue_id, offset))
             yield
         return result
 
-    def _pairs(self, keys: Iterable[str]) -> list[tuple[str, str]]:
+    def _pairs(self, keys: Iterable[str]) -> Steps[list[tuple[str, str]]]:
         """(topic, group) of those of the keys that have offsets."""
-        split = [key.split("@") for key in keys if key in self._offsets]
-        return [(parts[0], parts[1]) for parts in split if len(parts) == 2]
+        pairs = []
+        for number, key in enumerate(list(keys), 1):
+            if key in self._offsets:
+                parts = key.split("@")
+                if len(parts) == 2:
+                    pairs.append((parts[0], parts[1]))
+            if number % KEYS_A_STEP == 0:
+                yield
+        return pairs
 
     def _put(self, key: str, queues: dict[int, int]) -> dict[int, int]:
         """Give a key its offsets."""

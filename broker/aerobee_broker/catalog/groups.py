@@ -23,6 +23,7 @@ from aerobee_proto import bodies, names
 from aerobee_proto.bodies import DataVersion, SubscriptionGroupConfig
 from aerobee_proto.codes import ResponseCode
 from aerobee_proto.errors import FormatError, LimitReached, RequestError
+from aerobee_service.turns.made_maps import MadeMap
 
 __all__ = ["SubscriptionGroups", "unknown_group"]
 
@@ -242,7 +243,7 @@ class SubscriptionGroups:
         """The content of `subscriptionGroup.json`, also the answer to GET_ALL_SUBSCRIPTIONGROUP_CONFIG."""
         return {
             "dataVersion": msgspec.to_builtins(self.version),
-            "forbiddenTable": {group: dict(topics) for group, topics in self._forbidden.items()},
+            "forbiddenTable": MadeMap(dict(self._forbidden), dict),
             "subscriptionGroupTable": dict(self._groups),
         }
 

@@ -9,12 +9,15 @@ from functools import lru_cache
 from typing import Final
 
 from aerobee_proto.bodies import ClientConnection
+from aerobee_proto.javajson import sorted_steps
 from aerobee_proto.records import encode_host
 from aerobee_remoting.peers.peer import Peer
+from aerobee_service.turns.slices import Steps
 
 __all__ = ["Member", "MemberCount", "born_host", "connection_body", "member_size"]
 
 ADDRESSES_MAX: Final = 16_384  # of senders, packed
+MEMBERS_A_STEP: Final = 256  # that are listed in one step
 MEMBER_SIZE: Final = 1024  # bytes of one membership with its places in the tables, besides its client id
 
 
@@ -63,17 +66,21 @@ class MemberCount:
         return self.value >= self.limit
 
 
-def connection_body(members: Iterable[Member]) -> list[ClientConnection]:
-    """Members as the admin answers list them, sorted by client id."""
-    return [
-        ClientConnection(
-            client_addr=member.connection.peer,
-            client_id=member.client_id,
-            language=member.language,
-            version=member.version,
+def connection_body(members: Iterable[Member]) -> Steps[list[ClientConnection]]:
+    """Members as the admin answers list them, sorted by client id, in steps."""
+    listed = []
+    for number, member in enumerate((yield from sorted_steps(members, key=lambda member: member.client_id))):
+        if number % MEMBERS_A_STEP == 0:
+            yield
+        listed.append(
+            ClientConnection(
+                client_addr=member.connection.peer,
+                client_id=member.client_id,
+                language=member.language,
+                version=member.version,
+            )
         )
-        for member in sorted(members, key=lambda member: member.client_id)
-    ]
+    return listed
 
 
 @lru_cache(ADDRESSES_MAX)

@@ -16,18 +16,21 @@ Invariants
   reported as a conflict.
 """
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from aerobee_broker.members.clients import Member, MemberCount, member_size
 from aerobee_broker.members.filters import EVERYTHING, TAG, Filter
 from aerobee_proto.bodies import ConsumerData, SubscriptionData
 from aerobee_proto.codes import ResponseCode
 from aerobee_proto.errors import LimitReached
+from aerobee_proto.javajson import sorted_steps
 from aerobee_remoting.peers.peer import Peer
 from aerobee_remoting.peers.peer_memory import PeerMemory, Shared
+from aerobee_service.turns.slices import Steps, at_once
 
 __all__ = ["Changes", "ConsumerGroup", "ConsumerTable", "Subscription"]
 
@@ -41,6 +44,10 @@ TAG_SIZE: Final = 128
 CODE_SIZE: Final = 64
 CONTENT_SIZE: Final = 512
 CONTENT_ENTRY_SIZE: Final = 384
+GROUPS_A_STEP: Final = 1024  # that are looked at in one step
+MEMBERS_A_STEP: Final = 64  # that are removed in one step; one takes some 3 us
+
+K = TypeVar("K")
 
 
 class Subscription:
@@ -66,9 +73,13 @@ class ConsumerGroup:
 
     __slots__ = (
         "bearer",
+        "changes",
         "conflict_reported",
+        "connections",
         "consume_from_where",
         "consume_type",
+        "contents",
+        "ids",
         "members",
         "message_model",
         "name",
@@ -82,6 +93,11 @@ class ConsumerGroup:
         self.message_model = ""
         self.consume_from_where = ""
         self.members: dict[str, Member] = {}  # by client id
+        # Of the members, so that nobody walks them all: how many are on a connection, how many subscribe to the same.
+        self.connections: dict[Peer, int] = {}
+        self.contents: dict[Hashable, int] = {}  # what somebody subscribes to, as members have it
+        self.changes = 0  # how often somebody came or went
+        self.ids: list[str] | None = None  # client ids, sorted; None: to be sorted
         self.subscriptions: dict[str, Subscription] = {}  # by topic
         self.conflict_reported = False
         self.size = 0  # bytes of the subscriptions
@@ -148,8 +164,20 @@ class ConsumerTable:
 
     def client_ids(self, group: str) -> list[str]:
         """Members of a group, sorted; empty when nobody is online."""
+        return list(at_once(self.sorted_ids(group)))
+
+    def sorted_ids(self, group: str) -> Steps[Sequence[str]]:
+        """As `client_ids`, in steps; sorted once for all who ask until somebody comes or goes."""
         found = self._groups.get(group)
-        return sorted(found.members) if found else []
+        if found is None:
+            return ()
+        if found.ids is not None:
+            return found.ids
+        changes = found.changes
+        ids = yield from sorted_steps(found.members)
+        if found.changes == changes:
+            found.ids = ids
+        return ids
 
     def member(self, group: str, client_id: str) -> Member | None:
         found = self._groups.get(group)
@@ -166,7 +194,17 @@ class ConsumerTable:
 
     def groups_of(self, topic: str) -> list[str]:
         """Groups online that subscribe to the topic, sorted."""
-        return sorted(group.name for group in self._groups.values() if topic in group.subscriptions)
+        return sorted(at_once(self.groups_steps(topic)))
+
+    def groups_steps(self, topic: str) -> Steps[list[str]]:
+        """As `groups_of`, in steps, and as they come."""
+        found = []
+        for number, group in enumerate(list(self._groups.values())):
+            if number % GROUPS_A_STEP == 0:
+                yield
+            if topic in group.subscriptions:
+                found.append(group.name)
+        return found
 
     # --- changes ----------------------------------------------------------------------------------------------
 
@@ -200,8 +238,8 @@ class ConsumerTable:
             seated.fingerprint = fingerprint
             changes.changed |= _take_subscriptions(group, data.subscription_data_set)
             changes.conflict = _new_conflict(group, seated)
-        if changes.changed and notify and not group.is_broadcasting:
-            changes.notify = _all_members(group)
+        if changes.changed:
+            changes.notify = _to_notify(group, notify=notify)
         return changes
 
     def unregister(self, group_name: str, client_id: str, *, notify: bool) -> Changes:
@@ -215,23 +253,41 @@ class ConsumerTable:
     def connection_lost(self, connection: Peer, *, notifies: Callable[[str], bool]) -> Changes:
         """Remove the members behind a connection. `notifies` says which groups want to hear of changes."""
         changes = Changes()
+        seats: dict[str, list[str]] = {}
         for group_name, client_id in sorted(self._by_connection.get(connection, ())):
+            seats.setdefault(group_name, []).append(client_id)
+        # A group at a time: those who stay hear of all who go together.
+        for group_name, client_ids in seats.items():
             group = self._groups[group_name]
-            more = self._remove(group, [group.members[client_id]], notify=notifies(group_name))
+            gone = [group.members[client_id] for client_id in client_ids]
+            more = self._remove(group, gone, notify=notifies(group_name))
             changes.notify += more.notify
             changes.changed |= more.changed
         return changes
 
     def expire(self, silent_since_ms: int, *, notifies: Callable[[str], bool]) -> Changes:
         """Remove members whose last heartbeat is older, and name their connections to be closed."""
+        return at_once(self.expiry(silent_since_ms, notifies=notifies))
+
+    def expiry(self, silent_since_ms: int, *, notifies: Callable[[str], bool]) -> Steps[Changes]:
+        """As `expire`, in steps. Who is heard of meanwhile stays."""
         changes = Changes()
         for group in list(self._groups.values()):
             silent = [member for member in group.members.values() if member.last_seen_ms < silent_since_ms]
-            if silent:
-                more = self._remove(group, silent, notify=notifies(group.name))
-                changes.notify += more.notify
-                changes.close += [member.connection for member in silent]
+            removed = False
+            yield
+            for start in range(0, len(silent), MEMBERS_A_STEP):
+                gone = [
+                    member
+                    for member in silent[start : start + MEMBERS_A_STEP]
+                    if member.last_seen_ms < silent_since_ms and group.members.get(member.client_id) is member
+                ]
+                removed |= self._remove(group, gone, notify=False).changed
+                changes.close += [member.connection for member in gone]
+                yield
+            if removed:
                 changes.changed = True
+                changes.notify += _to_notify(group, notify=notifies(group.name))
         return changes
 
     def _check_bounds(self, member: Member, data: ConsumerData) -> None:
@@ -278,11 +334,13 @@ class ConsumerTable:
                 undo.callback(memory.give, connection, MEMBERS, member_size(member.client_id))
             if offered is not None:
                 content = {data.topic: (data.expression_type or TAG, data.sub_string) for data in offered}
-                subscribed = (group.name, frozenset(content.items()))
-                if before != (connection, subscribed):
+                now = (group.name, frozenset(content.items()))
+                if before != (connection, now):
                     size = _content_size(content)
-                    topics = self._contents.hold(subscribed, connection, size, lambda: content)
-                    undo.callback(self._contents.drop, subscribed, connection)
+                    topics = self._contents.hold(now, connection, size, lambda: content)
+                    undo.callback(self._contents.drop, now, connection)
+                    # The one key that all have in common: keys that are equal would be kept beside each other.
+                    subscribed = self._contents.key_of(now)
                 size = _size_after(group, offered)
                 own = group.size if group.bearer is connection else 0
                 memory.take(connection, SUBSCRIPTIONS, size - own, of_sum=size - group.size)
@@ -298,7 +356,10 @@ class ConsumerTable:
             if before[1] is not None and before != (connection, subscribed):
                 self._contents.drop(before[1], before[0])
         seated = seat or member
+        if seat is not None:
+            _count_content(group, seat, -1)
         seated.subscribed, seated.topics = subscribed, topics
+        _count_content(group, seated, 1)
 
     def _unaccount(self, group: ConsumerGroup, member: Member) -> None:
         """A member has left the group."""
@@ -318,27 +379,36 @@ class ConsumerTable:
         seat = group.members.get(member.client_id)
         if seat is None:
             group.members[member.client_id] = member
+            _add(group.connections, member.connection, 1)
+            _came_or_went(group)
             self._count.value += 1
             self._by_connection.setdefault(member.connection, set()).add((group.name, member.client_id))
             return None
         if seat.connection is not member.connection:
             self._unlink(seat.connection, group.name, seat.client_id)
             self._by_connection.setdefault(member.connection, set()).add((group.name, member.client_id))
+            _add(group.connections, seat.connection, -1)
+            _add(group.connections, member.connection, 1)
             seat.connection = member.connection
         seat.language, seat.version = member.language, member.version
         seat.last_seen_ms = member.last_seen_ms
         return seat
 
     def _remove(self, group: ConsumerGroup, members: Sequence[Member], *, notify: bool) -> Changes:
+        if not members:
+            return Changes()
         for member in members:
             del group.members[member.client_id]
+            _add(group.connections, member.connection, -1)
+            _count_content(group, member, -1)
+        _came_or_went(group)
+        for member in members:
             self._count.value -= 1
             self._unlink(member.connection, group.name, member.client_id)
             self._unaccount(group, member)
         if not group.members:
             del self._groups[group.name]
-        must_notify = notify and not group.is_broadcasting
-        return Changes(notify=_all_members(group) if must_notify else [], changed=True)
+        return Changes(notify=_to_notify(group, notify=notify), changed=True)
 
     def _unlink(self, connection: Peer, group_name: str, client_id: str) -> None:
         seats = self._by_connection.get(connection)
@@ -363,11 +433,37 @@ class ConsumerTable:
         for group in self._groups.values():
             assert group.size == sum(one.size for one in group.subscriptions.values())
             assert group.bearer is not None or not group.size
+            assert group.connections == Counter(member.connection for member in group.members.values())
+            contents = Counter(member.subscribed for member in group.members.values() if member.topics)
+            assert group.contents == contents
+            assert {id(one) for one in contents} == {id(one) for one in group.contents}
         self._memory.check()
 
 
-def _all_members(group: ConsumerGroup) -> list[tuple[str, Peer]]:
-    return [(group.name, member.connection) for member in group.members.values()]
+def _to_notify(group: ConsumerGroup, *, notify: bool) -> list[tuple[str, Peer]]:
+    """Connections of the members; one that has several of them is told once, as by RocketMQ."""
+    if not notify or group.is_broadcasting:
+        return []
+    return [(group.name, connection) for connection in group.connections]
+
+
+def _came_or_went(group: ConsumerGroup) -> None:
+    group.changes += 1
+    group.ids = None
+
+
+def _count_content(group: ConsumerGroup, member: Member, change: int) -> None:
+    """A member subscribes to what it has now, or no more; who subscribes to nothing does not count."""
+    if member.topics:
+        _add(group.contents, member.subscribed, change)
+
+
+def _add(counts: dict[K, int], key: K, change: int) -> None:
+    count = counts.get(key, 0) + change
+    if count:
+        counts[key] = count
+    else:
+        del counts[key]
 
 
 def subscription_size(data: SubscriptionData) -> int:
@@ -419,13 +515,17 @@ def _following(known: Subscription | None, data: SubscriptionData) -> Subscripti
 
 def _new_conflict(group: ConsumerGroup, member: Member) -> Conflict | None:
     """A member that subscribes otherwise than this one, once until they agree again."""
-    for other in group.members.values():
-        if other is not member and other.topics and other.subscribed != member.subscribed:
-            if group.conflict_reported:
-                return None
-            group.conflict_reported = True
-            both = member.topics.keys() | other.topics.keys()
-            differ = sorted(topic for topic in both if member.topics.get(topic) != other.topics.get(topic))
-            return Conflict(group.name, member.client_id, other.client_id, tuple(differ))
-    group.conflict_reported = False
-    return None
+    if len(group.contents) == (member.subscribed in group.contents):
+        group.conflict_reported = False
+        return None
+    if group.conflict_reported:
+        return None
+    group.conflict_reported = True
+    other = next(
+        other
+        for other in group.members.values()
+        if other.topics and other.subscribed is not member.subscribed
+    )
+    both = member.topics.keys() | other.topics.keys()
+    differ = sorted(topic for topic in both if member.topics.get(topic) != other.topics.get(topic))
+    return Conflict(group.name, member.client_id, other.client_id, tuple(differ))

@@ -10,10 +10,14 @@ Of a member that says good-bye the others are told `GOOD_BYE_S` later. Official 
 then the good-bye, but some of these one-way requests overtake each other: 5 ms later they are there. Who asked for the
 offset of a queue before that would read again what the leaver has done.
 
-Invariant: after the last change of a group every member is told once more, at once or when its window ends.
+Invariants
+- After the last change of a group every member is told once more, at once or when its window ends.
+- Who is to be told in a later turn stands in one row, once, however many changes there were: no turn tells more than
+  `TURN_MAX` of that row.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final
 from weakref import WeakKeyDictionary
@@ -41,13 +45,21 @@ class GroupNotices:
     def __init__(self) -> None:
         # Of the windows that are running: peer -> group -> whether it changed within.
         self._windows: WeakKeyDictionary[Peer, dict[str, bool]] = WeakKeyDictionary()
+        # Who is told in the next turns: (group, peer), each once.
+        self._row = deque[tuple[str, Peer]]()
+        self._in_row: set[tuple[str, Peer]] = set()
 
     def notify(self, members: Iterable[tuple[str, Peer]]) -> int:
         """Tell members (group, connection) that their group changed; how many are told, now or soon."""
         chosen = list(members)
         if len(chosen) <= LARGE_GROUP:
             return sum(_notify(group, connection) for group, connection in chosen)
-        return self._notify_some(chosen)
+        if self._row:
+            self._join(chosen)
+            return len(chosen)
+        notified = sum(self._notify_in_windows(*member) for member in chosen[:TURN_MAX])
+        self._join(chosen[TURN_MAX:])
+        return notified + max(0, len(chosen) - TURN_MAX)
 
     def notify_of_good_bye(self, members: Iterable[tuple[str, Peer]]) -> None:
         """Tell members of a group that one of them has left, once its last offsets have had time to arrive."""
@@ -59,12 +71,24 @@ class GroupNotices:
         """Whether a change of any of its groups would reach this member later."""
         return peer in self._windows
 
-    def _notify_some(self, members: Sequence[tuple[str, Peer]]) -> int:
-        """Tell as many as one turn of the loop may, the others in the next ones."""
-        later = members[TURN_MAX:]
-        if later:
-            asyncio.get_running_loop().call_soon(self._notify_some, later)
-        return sum(self._notify_in_windows(*member) for member in members[:TURN_MAX]) + len(later)
+    def _join(self, members: Sequence[tuple[str, Peer]]) -> None:
+        """To the end of the row, but for those who stand there already."""
+        was_empty, row, known = not self._row, self._row, self._in_row
+        for member in members:
+            if member not in known:
+                known.add(member)
+                row.append(member)
+        if was_empty and row:
+            asyncio.get_running_loop().call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        """Tell as many of the row as one turn of the loop may."""
+        for _ in range(min(TURN_MAX, len(self._row))):
+            member = self._row.popleft()
+            self._in_row.discard(member)
+            self._notify_in_windows(*member)
+        if self._row:
+            asyncio.get_running_loop().call_soon(self._next_turn)
 
     def _notify_in_windows(self, group: str, connection: Peer) -> bool:
         windows = self._windows.get(connection, {})

@@ -5,13 +5,17 @@ Touches  nothing.
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Final
 
 from aerobee_broker.members.consumers import ConsumerTable
 from aerobee_broker.members.group_notices import GroupNotices
 from aerobee_broker.members.producers import ProducerTable
 from aerobee_broker.members.queue_locks import QueueLocks
+from aerobee_service.turns.slices import Steps
 
 __all__ = ["Members"]
+
+MEMBERS_A_STEP: Final = 256  # that are counted in one step
 
 
 @dataclass(slots=True, frozen=True)
@@ -23,18 +27,22 @@ class Members:
     locks: QueueLocks
     notices: GroupNotices
 
-    def producers_online(self) -> Counter[tuple[str, ...]]:
+    def producers_online(self) -> Steps[Counter[tuple[str, ...]]]:
         """How many memberships there are by language and version."""
-        return Counter(
-            (member.language, str(member.version))
-            for _, members in self.producers.all()
-            for member in members
-        )
+        counts: Counter[tuple[str, ...]] = Counter()
+        for group in self.producers.groups():
+            for number, member in enumerate(self.producers.members(group)):
+                counts[member.language, str(member.version)] += 1
+                if number % MEMBERS_A_STEP == 0:
+                    yield
+        return counts
 
-    def consumers_online(self) -> Counter[tuple[str, ...]]:
+    def consumers_online(self) -> Steps[Counter[tuple[str, ...]]]:
         """How many memberships there are by group, language, version, and how the group consumes."""
-        return Counter(
-            (group.name, member.language, str(member.version), group.consume_type)
-            for group in self.consumers.groups()
-            for member in group.members.values()
-        )
+        counts: Counter[tuple[str, ...]] = Counter()
+        for group in list(self.consumers.groups()):
+            for number, member in enumerate(list(group.members.values())):
+                counts[group.name, member.language, str(member.version), group.consume_type] += 1
+                if number % MEMBERS_A_STEP == 0:
+                    yield
+        return counts

@@ -7,7 +7,7 @@ Invariants
 - A client id is found under every group it is in; a newer connection of it takes the older one's place.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Final
 
 from aerobee_broker.members.clients import Member, MemberCount, member_size
@@ -15,10 +15,13 @@ from aerobee_proto.codes import ResponseCode
 from aerobee_proto.errors import LimitReached
 from aerobee_remoting.peers.peer import Peer
 from aerobee_remoting.peers.peer_memory import PeerMemory
+from aerobee_service.turns.slices import Steps, at_once
 
 __all__ = ["ProducerTable"]
 
 PRODUCERS: Final = "members of producer groups"
+TRIED_MAX: Final = 64  # members who are looked at for one who can be asked
+MEMBERS_A_STEP: Final = 64  # that are removed in one step; one takes some 3 us
 
 
 class ProducerTable:
@@ -31,7 +34,9 @@ class ProducerTable:
         self._groups: dict[str, dict[str, Member]] = {}  # group -> client id -> member
         self._by_connection: dict[Peer, set[tuple[str, str]]] = {}  # (group, client id)
         self._groups_of_client: dict[str, set[str]] = {}
-        self._turns: dict[str, int] = {}  # group -> how often it was asked for a connection
+        # Group -> its members in a row, until one comes or goes, and the one who was chosen last.
+        self._rows: dict[str, list[Member]] = {}
+        self._turns: dict[str, int] = {}
         self._count = MemberCount(members_max)
         self._per_connection_max = members_per_connection_max
 
@@ -59,19 +64,29 @@ class ProducerTable:
 
     def next_connection(self, group: str) -> Peer | None:
         """A live connection of the group, another one each time; None when nobody is online."""
-        members = [member for member in self.members(group) if not member.connection.is_closed]
-        if not members:
-            return None
-        turn = self._turns.get(group, -1) + 1
-        self._turns[group] = turn
-        return members[turn % len(members)].connection
+        return self._choose(group, lambda connection: not connection.is_closed)
 
     def next_reader(self, group: str) -> Peer | None:
         """As `next_connection`, of those that read what they are sent."""
-        for _ in self.members(group):
-            connection = self.next_connection(group)
-            if connection is not None and not connection.is_congested:
-                return connection
+        return self._choose(
+            group, lambda connection: not connection.is_closed and not connection.is_congested
+        )
+
+    def _choose(self, group: str, fits: Callable[[Peer], bool]) -> Peer | None:
+        """The next one who fits, of TRIED_MAX: each open transaction asks, and a group may be large."""
+        row = self._rows.get(group)
+        if row is None:
+            members = self._groups.get(group)
+            if members is None:
+                return None
+            row = self._rows[group] = list(members.values())
+        turn = self._turns.get(group, -1)
+        for _ in range(min(len(row), TRIED_MAX)):
+            turn = (turn + 1) % len(row)
+            if fits(row[turn].connection):
+                self._turns[group] = turn
+                return row[turn].connection
+        self._turns[group] = turn
         return None
 
     def register(self, group: str, member: Member) -> bool:
@@ -82,6 +97,7 @@ class ProducerTable:
             self._check_bounds(member.connection)
             self._memory.take(member.connection, PRODUCERS, member_size(member.client_id))
             self._groups.setdefault(group, {})[member.client_id] = member
+            self._rows.pop(group, None)
             self._groups_of_client.setdefault(member.client_id, set()).add(group)
             self._count.value += 1
         else:
@@ -113,19 +129,22 @@ class ProducerTable:
 
     def expire(self, silent_since_ms: int) -> list[Peer]:
         """Remove members whose last heartbeat is older; their connections, to be closed."""
-        silent = [
-            (group, member)
-            for group, members in self._groups.items()
-            for member in members.values()
-            if member.last_seen_ms < silent_since_ms
-        ]
-        for group, member in silent:
-            self._remove(group, member)
-        return [member.connection for _, member in silent]
+        return at_once(self.expiry(silent_since_ms))
 
-    def all(self) -> Iterable[tuple[str, list[Member]]]:
-        """Every group with its members, sorted by name."""
-        return [(group, list(self._groups[group].values())) for group in sorted(self._groups)]
+    def expiry(self, silent_since_ms: int) -> Steps[list[Peer]]:
+        """As `expire`, in steps. Who is heard of meanwhile stays."""
+        gone: list[Peer] = []
+        for group in self.groups():
+            silent = [member for member in self.members(group) if member.last_seen_ms < silent_since_ms]
+            yield
+            for number, member in enumerate(silent, 1):
+                seat = self._groups.get(group, {}).get(member.client_id)
+                if seat is member and member.last_seen_ms < silent_since_ms:
+                    self._remove(group, member)
+                    gone.append(member.connection)
+                if number % MEMBERS_A_STEP == 0:
+                    yield
+        return gone
 
     def _check_bounds(self, connection: Peer) -> None:
         if self._count.is_full:
@@ -144,6 +163,7 @@ class ProducerTable:
     def _remove(self, group: str, member: Member) -> None:
         members = self._groups[group]
         del members[member.client_id]
+        self._rows.pop(group, None)
         if not members:
             del self._groups[group]
             self._turns.pop(group, None)
@@ -175,6 +195,7 @@ class ProducerTable:
         assert seats == links
         assert len(seats) == self._count.value
         assert all(self._groups.values())
+        assert all(row == self.members(group) for group, row in self._rows.items())
         assert {(c, g) for g, c, _ in seats} == {
             (c, g) for c, gs in self._groups_of_client.items() for g in gs
         }

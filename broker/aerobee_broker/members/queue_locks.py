@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from aerobee_proto.bodies import MessageQueue
+from aerobee_service.turns.slices import Steps, at_once
 
 __all__ = ["LOCK_EXPIRY_MS", "QueueLocks"]
 
@@ -71,12 +72,18 @@ class QueueLocks:
 
     def forget_expired(self, now_ms: int) -> int:
         """Drop locks that ran out; how many."""
+        return at_once(self.expiry(now_ms))
+
+    def expiry(self, now_ms: int) -> Steps[int]:
+        """As `forget_expired`, in steps."""
         dropped = 0
-        for group, locks in list(self._locks.items()):
+        for group in list(self._locks):
+            yield
+            locks = self._locks.get(group, {})
             gone = [queue for queue, (_, taken) in locks.items() if now_ms - taken > LOCK_EXPIRY_MS]
             dropped += len(gone)
             for queue in gone:
                 del locks[queue]
-            if not locks:
+            if gone and not locks:
                 del self._locks[group]
         return dropped

@@ -13,7 +13,7 @@ Invariants
   than its own pulls per lost connection.
 """
 
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Collection, Iterable, Sequence, Sized
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Final, Generic, TypeVar
@@ -21,10 +21,12 @@ from typing import Final, Generic, TypeVar
 from aerobee_proto.errors import LimitReached
 from aerobee_proto.names import QueueKey
 from aerobee_remoting.peers.peer_memory import PeerMemory, Shared
+from aerobee_service.turns.slices import Steps, at_once
 
 __all__ = ["HeldPull", "HeldPulls"]
 
 PULL_SIZE: Final = 2048  # bytes that one takes with its request, its work and its places in the tables
+DROPPED_A_STEP: Final = 128  # that leave in one step; one takes 3 us
 
 K = TypeVar("K")
 Owner = TypeVar("Owner")
@@ -72,7 +74,7 @@ class HeldPull(Generic[Owner, T]):
         self.shared = shared
         self.waiting = True
 
-    def accepts(self, max_offset: int, tag_hashes: Sequence[int]) -> bool:
+    def accepts(self, max_offset: int, tag_hashes: Collection[int]) -> bool:
         """Whether an arrival is worth another look; `tag_hashes` are those of the new entries. See `probed` too."""
         if max_offset <= self.offset:
             return False
@@ -164,12 +166,19 @@ class HeldPulls(Generic[Owner, T]):
         self, topic: str, queue_id: int, max_offset: int, tag_hashes: Sequence[int]
     ) -> list[HeldPull[Owner, T]]:
         """Take out the pulls that an arrival wakes, and those whose owner is gone with them; but for `to_probe`."""
-        pulls = self._by_queue.get((topic, queue_id))
-        if pulls is None:
-            return []
-        woken = [pull for pull in pulls if pull.accepts(max_offset, tag_hashes)]
+        return self.ready_of(self._by_queue.get((topic, queue_id), ()), max_offset, tag_hashes)
+
+    def ready_of(
+        self, pulls: Iterable[HeldPull[Owner, T]], max_offset: int, tag_hashes: Collection[int]
+    ) -> list[HeldPull[Owner, T]]:
+        """As `ready`, of some of the pulls of a queue; those that have left it since are passed over."""
+        woken = [pull for pull in pulls if pull.waiting and pull.accepts(max_offset, tag_hashes)]
         self._leave(woken)
         return [pull for pull in woken if not self._is_gone(pull.owner)]
+
+    def of_queue(self, topic: str, queue_id: int) -> Collection[HeldPull[Owner, T]]:
+        """The pulls that wait in a queue, in the order in which they came; to be copied before others come or go."""
+        return self._by_queue.get((topic, queue_id), ())
 
     def to_probe(self, topic: str, queue_id: int) -> list[HeldPull[Owner, T]]:
         """The pulls that have to look at an arrival themselves: each takes its time. They stay, see `probe`."""
@@ -188,10 +197,10 @@ class HeldPulls(Generic[Owner, T]):
         self._leave(taken)
         return [pull for pull in taken if not self._is_gone(pull.owner)]
 
-    def expired(self, now_ms: int) -> list[HeldPull[Owner, T]]:
-        """Take out the pulls whose time is over; those of gone owners vanish."""
-        over = []
-        while self.by_deadline and self.by_deadline[0][0] <= now_ms:
+    def expired(self, now_ms: int, count_max: int | None = None) -> list[HeldPull[Owner, T]]:
+        """Take out the pulls whose time is over, `count_max` at the most; those of gone owners vanish."""
+        over: list[HeldPull[Owner, T]] = []
+        while self.by_deadline and self.by_deadline[0][0] <= now_ms and len(over) != count_max:
             pull = heappop(self.by_deadline)[2]
             if pull.waiting:
                 over.append(pull)
@@ -200,9 +209,19 @@ class HeldPulls(Generic[Owner, T]):
 
     def drop_owner(self, owner: Owner) -> int:
         """Forget every pull of a lost connection; how many there were."""
+        return at_once(self.dropping(owner))
+
+    def dropping(self, owner: Owner) -> Steps[int]:
+        """As `drop_owner`, in steps: it may have tens of thousands."""
         dropped = list(self._by_owner.get(owner, ()))
-        self._leave(dropped)
+        for start in range(0, len(dropped), DROPPED_A_STEP):
+            self._leave([pull for pull in dropped[start : start + DROPPED_A_STEP] if pull.waiting])
+            yield
         return len(dropped)
+
+    def has_due(self, now_ms: int) -> bool:
+        """Whether the time of some pull is over."""
+        return bool(self.by_deadline) and self.by_deadline[0][0] <= now_ms
 
     def _leave(self, pulls: list[HeldPull[Owner, T]]) -> None:
         for pull in pulls:

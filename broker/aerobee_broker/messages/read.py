@@ -15,7 +15,7 @@ Invariants
 """
 
 import asyncio
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Collection, Sequence, Sized
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
@@ -53,6 +53,7 @@ from aerobee_proto.codes import ResponseCode
 from aerobee_proto.errors import LimitReached, RequestError
 from aerobee_proto.names import QueueKey
 from aerobee_service.turns.each_turn import EachTurn
+from aerobee_service.turns.slices import Steps, at_once, begin_slices, in_slices
 from aerobee_store.disk.page_cache import NotInMemory
 from aerobee_store.faults.errors import OutOfResources, StoreError
 from aerobee_store.queues.consume_queue import tags_of
@@ -69,6 +70,9 @@ HOLD_MS_MAX: Final = 120_000  # longer wishes are cut to this; official clients 
 MESSAGE_COUNT_MAX: Final = 1024
 # Held pulls that are run again in one turn of the event loop; one reads and answers in 50 us.
 WAKE_MAX: Final = 256
+WOKEN_AT_ONCE_MAX: Final = (
+    2048  # held pulls that leave in the turn in which a message arrives; one takes 3 us
+)
 PROBE_MAX: Final = 128  # filters that look at new messages in one turn; one takes 20 us for a message
 BODY_SIZE_MAX: Final = 134_217_728  # the official bound; what the store sends at once is configured there
 
@@ -147,6 +151,9 @@ class Reading:
             is_gone=lambda caller: caller.is_closed,
             memory=filters.memory,
         )
+        # Of queues in which very many wait: what has arrived, and is to be told; in which ones that goes on.
+        self._arrived: dict[tuple[str, int], tuple[int, set[int]]] = {}
+        self._waking: set[tuple[str, int]] = set()
         self._to_probe: dict[_Held, int] = {}  # -> the end of its queue, as far as that was told
         self.probing = EachTurn(self._probe, PROBE_MAX)
         self.woken = EachTurn(self._run, WAKE_MAX)
@@ -412,8 +419,32 @@ class Reading:
         """Run the queries that new readable messages are for; `entries` as packed in the queue."""
         if not self.held.waits_in(topic, queue_id):
             return
-        self.woken.add(self.held.ready(topic, queue_id, max_offset, tags_of(entries)))
-        to_probe = self.held.to_probe(topic, queue_id)
+        tag_hashes = tags_of(entries)
+        held = self.held.of_queue(topic, queue_id)
+        if len(held) <= WOKEN_AT_ONCE_MAX:
+            self._wake_some(list(held), max_offset, tag_hashes)
+            return
+        # So many that to look at all of them takes its time: what comes meanwhile is told to all of them, too.
+        queue = topic, queue_id
+        before = self._arrived.get(queue)
+        self._arrived[queue] = (max_offset, {*tag_hashes, *(before[1] if before else ())})
+        if queue not in self._waking:
+            self._waking.add(queue)
+            begin_slices(self._wake_all(queue))
+
+    def _wake_all(self, queue: tuple[str, int]) -> Steps[None]:
+        try:
+            while (arrived := self._arrived.pop(queue, None)) is not None:
+                held = list(self.held.of_queue(*queue))
+                for start in range(0, len(held), WAKE_MAX):
+                    self._wake_some(held[start : start + WAKE_MAX], *arrived)
+                    yield
+        finally:
+            self._waking.discard(queue)
+
+    def _wake_some(self, held: Sequence[_Held], max_offset: int, tag_hashes: Collection[int]) -> None:
+        self.woken.add(self.held.ready_of(held, max_offset, tag_hashes))
+        to_probe = [pull for pull in held if pull.probe is not None and pull.waiting]
         if to_probe:
             new = [pull for pull in to_probe if pull not in self._to_probe]
             self._to_probe.update(dict.fromkeys(to_probe, max_offset))
@@ -426,7 +457,10 @@ class Reading:
 
     def drop_owner(self, caller: Caller) -> None:
         """Forget what a caller that is gone waits for."""
-        self.held.drop_owner(caller)
+        if self.held.count_of(caller) <= WOKEN_AT_ONCE_MAX:
+            self.held.drop_owner(caller)
+        else:
+            begin_slices(self.held.dropping(caller))
         self._cold.drop_owner(caller)
 
     def group_reset(self, group: str, topic: str, queue_id: int) -> None:
@@ -442,7 +476,7 @@ class Reading:
         """Answer the queries whose time is over, until cancelled; later where descriptors or memory are missing."""
         while True:
             try:
-                self.expire()
+                await in_slices(self.expire_steps())
             except OutOfResources as scarce:
                 log.warning("broker.task_delayed", task="held pulls", reason=str(scarce))
                 await asyncio.sleep(RESOURCES_RETRY_S)
@@ -450,7 +484,14 @@ class Reading:
 
     def expire(self) -> None:
         """Answer the queries whose time is over."""
-        self.woken.add(self.held.expired(self._clock()))
+        at_once(self.expire_steps())
+
+    def expire_steps(self) -> Steps[None]:
+        """As `expire`, in steps."""
+        now_ms = self._clock()
+        while self.held.has_due(now_ms):
+            self.woken.add(self.held.expired(now_ms, WAKE_MAX))
+            yield
 
     def _run(self, pull: _Held) -> None:
         """Run a query that has left the table."""

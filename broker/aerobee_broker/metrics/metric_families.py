@@ -18,6 +18,7 @@ from aerobee_broker.metrics.runtime_info import VERSION_TEXT
 from aerobee_broker.stats import Histogram
 from aerobee_proto import names
 from aerobee_proto.bodies import TopicConfig
+from aerobee_proto.javajson import sorted_steps
 from aerobee_proto.names import GroupQueue
 from aerobee_service.program.release import VERSION_OF_AEROBEE
 from aerobee_service.turns.slices import Steps, at_once
@@ -28,6 +29,8 @@ TOPIC: Final = ("topic", "is_retry", "is_system")
 GROUP: Final = ("topic", "consumer_group", "is_retry", "is_system")
 PRODUCER: Final = ("language", "version")
 CONSUMER: Final = ("consumer_group", "language", "version", "consume_mode")
+
+ROWS_A_STEP: Final = 256
 
 Row = tuple[tuple[str, ...], float]  # label values, value; a scrape makes 100,000 of them
 
@@ -96,7 +99,7 @@ def snapshot_steps(observed: Observed) -> Steps[MetricsSnapshot]:
         yield
     lags: list[tuple[tuple[str, ...], int, int, int]] = []
     for group in observed.catalog.offsets.group_topics():
-        for topic in observed.catalog.offsets.topics_of(group):
+        for topic in (yield from observed.catalog.offsets.topics_steps(group)):
             yield from _add_lags(lags, observed, group, topic)
             yield
     dead_letters = []
@@ -104,6 +107,8 @@ def snapshot_steps(observed: Observed) -> Steps[MetricsSnapshot]:
         if name.startswith(names.DLQ_PREFIX):
             dead_letters.append(_dead_letters(observed, name, config))
         yield
+    producers = yield from _connections((yield from observed.clients.producers_online()))
+    consumers = yield from _connections((yield from observed.clients.consumers_online()))
     transactions = observed.transactions()
     return MetricsSnapshot(
         node={
@@ -119,8 +124,8 @@ def snapshot_steps(observed: Observed) -> Steps[MetricsSnapshot]:
         puts=puts,
         gets=gets,
         lags=lags,
-        producers=_connections(observed.clients.producers_online()),
-        consumers=_connections(observed.clients.consumers_online()),
+        producers=producers,
+        consumers=consumers,
         nameservers=[((state.addr,), float(state.registered)) for state in observed.nameservers()],
         put_failed=stats.put_failed,
         flushes=stats.flush_count,
@@ -218,8 +223,13 @@ def _lag(observed: Observed, group: str, config: TopicConfig) -> Steps[tuple[int
     return lag, in_flight, oldest_ms
 
 
-def _connections(counts: Mapping[tuple[str, ...], int]) -> list[Row]:
-    return [(labels, float(count)) for labels, count in sorted(counts.items())]
+def _connections(counts: Mapping[tuple[str, ...], int]) -> Steps[list[Row]]:
+    rows: list[Row] = []
+    for number, labels in enumerate((yield from sorted_steps(counts))):
+        if number % ROWS_A_STEP == 0:
+            yield
+        rows.append((labels, float(counts[labels])))
+    return rows
 
 
 def families(snapshot: MetricsSnapshot) -> Iterator[Family]:

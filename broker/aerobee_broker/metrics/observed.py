@@ -17,6 +17,7 @@ from aerobee_broker.settings.config import LiveConfig
 from aerobee_broker.settings.identity import BrokerIdentity
 from aerobee_broker.stats import BrokerStats
 from aerobee_proto.names import GroupQueue
+from aerobee_service.turns.slices import Steps
 from aerobee_store.store import MessageStore
 
 __all__ = [
@@ -47,11 +48,11 @@ class NameserverFigures(Protocol):
 class ClientFigures(Protocol):
     """Clients that are connected: memberships in groups, by what they have in common."""
 
-    def producers_online(self) -> Mapping[tuple[str, ...], int]:
+    def producers_online(self) -> Steps[Mapping[tuple[str, ...], int]]:
         """By language and version."""
         ...
 
-    def consumers_online(self) -> Mapping[tuple[str, ...], int]:
+    def consumers_online(self) -> Steps[Mapping[tuple[str, ...], int]]:
         """By group, language, version, and how the group consumes."""
         ...
 

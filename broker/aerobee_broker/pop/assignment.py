@@ -6,6 +6,7 @@ Consumers with clientRebalance=false ask one broker of a topic; so each broker h
 queues of all brokers.
 """
 
+from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple
 
@@ -18,6 +19,7 @@ from aerobee_broker.settings.config import LiveConfig
 from aerobee_proto.codes import ResponseCode
 from aerobee_proto.errors import RequestError
 from aerobee_proto.names import BrokerQueue, is_retry_topic
+from aerobee_service.turns.slices import in_slices
 
 __all__ = ["Assigned", "Assignment", "AssignmentQuery", "averagely", "by_circle", "for_pop"]
 
@@ -42,38 +44,37 @@ class Assigned(NamedTuple):
 # --- who gets what ------------------------------------------------------------------------------------------------
 
 
-def averagely(queues: Sequence[BrokerQueue], members: Sequence[str], me: str) -> list[BrokerQueue]:
-    """Neighbouring queues, as many for each as possible, one more for the first members."""
-    if me not in members:
-        return []
-    index, (size, more) = members.index(me), divmod(len(queues), len(members))
+def averagely(queues: Sequence[BrokerQueue], count: int, index: int) -> list[BrokerQueue]:
+    """Neighbouring queues, as many for each of `count` members as possible, one more for the first ones."""
+    size, more = divmod(len(queues), count)
     begin = index * size + min(index, more)
     return list(queues[begin : begin + size + (index < more)])
 
 
-def by_circle(queues: Sequence[BrokerQueue], members: Sequence[str], me: str) -> list[BrokerQueue]:
+def by_circle(queues: Sequence[BrokerQueue], count: int, index: int) -> list[BrokerQueue]:
     """The members' queues in turn."""
-    return list(queues[members.index(me) :: len(members)]) if me in members else []
+    return list(queues[index::count])
 
 
-Strategy = Callable[[Sequence[BrokerQueue], Sequence[str], str], list[BrokerQueue]]
+Strategy = Callable[[Sequence[BrokerQueue], int, int], list[BrokerQueue]]
+"""The queues of the member with an index, of so many; in proportion to what it returns."""
 STRATEGIES: Final[dict[str, Strategy]] = {"AVG": averagely, "AVG_BY_CIRCLE": by_circle}
 
 
 def for_pop(
-    strategy: Strategy, queues: Sequence[BrokerQueue], members: Sequence[str], me: str, share: int
+    strategy: Strategy, queues: Sequence[BrokerQueue], count: int, index: int | None, share: int
 ) -> list[BrokerQueue]:
-    """What a member pops: all queues of each broker at once, or its own and those of `share` members behind it."""
-    if share <= 0 or share >= len(members) - 1:
+    """What a member pops: all queues of each broker at once, or its own and those of `share` members behind it. None
+    is the index of who is no member."""
+    if share <= 0 or share >= count - 1:
         return list(dict.fromkeys(queue._replace(queue_id=ALL_QUEUES) for queue in queues))
-    if me not in members:
+    if index is None:
         return []
-    index = members.index(me)
-    if len(members) > len(queues):
+    if count > len(queues):
         return [queues[index % len(queues)]]
     found: list[BrokerQueue] = []
     for i in range(share + 1):
-        found += strategy(queues, members, members[(index + i) % len(members)])
+        found += strategy(queues, count, (index + i) % count)
     return list(dict.fromkeys(found))
 
 
@@ -108,7 +109,7 @@ class Assignment:
         """The queues that a member reads; None when it should keep what it has: nobody knows better."""
         mode = self._mode(query.group, query.topic)
         queues = await self._queues_of(query.topic)
-        found = self._share(query, mode, queues) if queues else None
+        found = await self._share(query, mode, queues) if queues else None
         return None if found is None else Assigned(found, mode.mode)
 
     def _mode(self, group: str, topic: str) -> RequestMode:
@@ -124,18 +125,20 @@ class Assignment:
             pop_share_queue_num=config.default_pop_share_queue_num if mode == POP else 0,
         )
 
-    def _share(
+    async def _share(
         self, query: AssignmentQuery, mode: RequestMode, queues: list[BrokerQueue]
     ) -> list[BrokerQueue] | None:
         if query.is_broadcasting or not self._live.value.server_load_balancer_enable:
             return queues
         strategy = STRATEGIES.get(query.strategy_name)
-        members = sorted(self._consumers.client_ids(query.group))
+        members = await in_slices(self._consumers.sorted_ids(query.group))
         if strategy is None or not members:
             return None
+        at = bisect_left(members, query.client_id)
+        index = at if at < len(members) and members[at] == query.client_id else None
         if mode.mode == POP:
-            return for_pop(strategy, queues, members, query.client_id, mode.pop_share_queue_num)
-        return strategy(queues, members, query.client_id)
+            return for_pop(strategy, queues, len(members), index, mode.pop_share_queue_num)
+        return strategy(queues, len(members), index) if index is not None else []
 
     async def set_mode(self, mode: RequestMode) -> None:
         """Let a group pop, or pull, a topic from now on; it is in the file when this returns.

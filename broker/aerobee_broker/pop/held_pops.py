@@ -21,10 +21,12 @@ from aerobee_broker.pop.values import ALL_QUEUES, Done, NoticeQuery, PopQuery
 from aerobee_proto.errors import LimitReached
 from aerobee_proto.names import GroupQueue, GroupTopic
 from aerobee_remoting.peers.peer_memory import PeerMemory, Shared
+from aerobee_service.turns.slices import Steps, at_once
 
 __all__ = ["HeldPop", "HeldPops"]
 
 SLACK: Final = 64
+DROPPED_A_STEP: Final = 64  # that leave in one step; one takes 6 us
 POP_SIZE: Final = 3072  # bytes that one takes with its request and its places in the tables
 
 
@@ -139,10 +141,14 @@ class HeldPops:
     def _present(self, pops: Iterator[HeldPop]) -> list[HeldPop]:
         return [pop for pop in pops if not pop.caller.is_closed]
 
-    def expired(self, now_ms: int) -> list[HeldPop]:
-        """Take out those whose time is over; those of gone callers vanish."""
-        over = []
-        while self._by_deadline and self._by_deadline[0][0] <= now_ms:
+    def has_due(self, now_ms: int) -> bool:
+        """Whether the time of one is over."""
+        return bool(self._by_deadline) and self._by_deadline[0][0] <= now_ms
+
+    def expired(self, now_ms: int, count_max: int | None = None) -> list[HeldPop]:
+        """Take out those whose time is over, `count_max` at the most; those of gone callers vanish."""
+        over: list[HeldPop] = []
+        while self._by_deadline and self._by_deadline[0][0] <= now_ms and len(over) != count_max:
             pop = heappop(self._by_deadline)[2]
             if pop.waiting:
                 self.leave(pop)
@@ -151,10 +157,20 @@ class HeldPops:
 
     def drop_owner(self, owner: object) -> int:
         """Forget everything of a caller that is gone; how many there were."""
+        return at_once(self.dropping(owner))
+
+    def dropping(self, owner: object) -> Steps[int]:
+        """As `drop_owner`, in steps: there may be tens of thousands."""
         dropped = list(self._by_owner.get(owner, ()))
-        for pop in dropped:
+        for number, pop in enumerate(dropped, 1):
             self.leave(pop)
+            if number % DROPPED_A_STEP == 0:
+                yield
         return len(dropped)
+
+    def count_of(self, owner: object) -> int:
+        """How many wait for one caller."""
+        return len(self._by_owner.get(owner, ()))
 
     def leave(self, pop: HeldPop) -> None:
         """It does not wait any more."""

@@ -36,6 +36,7 @@ from aerobee_proto.errors import LimitReached, RequestError
 from aerobee_proto.names import GroupQueue
 from aerobee_remoting.peers.peer_memory import PeerMemory
 from aerobee_service.turns.each_turn import EachTurn
+from aerobee_service.turns.slices import begin_slices
 from aerobee_store.disk.page_cache import NotInMemory
 from aerobee_store.faults.errors import StoreError
 from aerobee_store.queues.consume_queue import tags_of
@@ -47,6 +48,7 @@ __all__ = ["Popping"]
 LATE_MS: Final = 500
 HOLD_MS_MAX: Final = 120_000
 SERVED_MAX: Final = 64  # groups that are served in one turn of the event loop; a pop takes 150 us
+AT_ONCE_MAX: Final = 1024  # that leave in one turn; one takes 6 us
 MISSES_MAX: Final = 4  # of a group that were woken for nothing, then nobody else of it is
 NO_MESSAGE: Final = "NO_MESSAGE_IN_QUEUE"
 
@@ -234,9 +236,17 @@ class Popping:
             if held.waiting:
                 self._serve([held], [])
 
-    def expire(self, now_ms: int) -> None:
-        """Answer those whose time is over."""
-        self.ending.add(self.held.expired(now_ms))
+    def expire(self, now_ms: int) -> bool:
+        """Answer those whose time is over, as many as one turn may; whether there are more."""
+        self.ending.add(self.held.expired(now_ms, AT_ONCE_MAX))
+        return self.held.has_due(now_ms)
+
+    def drop_owner(self, caller: Caller) -> None:
+        """Forget what a caller that is gone waits for."""
+        if self.held.count_of(caller) <= AT_ONCE_MAX:
+            self.held.drop_owner(caller)
+        else:
+            begin_slices(self.held.dropping(caller))
 
     def _end(self, held: HeldPop) -> None:
         """Answer one whose time is over, with messages where there are some after all."""

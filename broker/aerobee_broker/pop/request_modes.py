@@ -17,7 +17,7 @@ from aerobee_proto import bodies
 from aerobee_proto.bodies import Int, JsonBody
 from aerobee_proto.codes import ResponseCode
 from aerobee_proto.errors import FormatError, RequestError
-from aerobee_proto.names import GroupTopic
+from aerobee_service.turns.made_maps import MadeMap
 
 __all__ = ["POP", "PULL", "RequestMode", "RequestModes"]
 
@@ -40,19 +40,21 @@ class RequestMode(JsonBody, kw_only=True):
 
 
 class RequestModes:
-    """GroupTopic -> RequestMode. All calls from the event loop."""
+    """The mode of each group and topic. All calls from the event loop."""
 
     file_name = "messageRequestMode.json"
 
     def __init__(self, *, on_dirty: Callable[[], None]) -> None:
         """`on_dirty` is called after each change: the file is behind."""
         self._on_dirty = on_dirty
-        self.modes: dict[GroupTopic, RequestMode] = {}
+        self._modes: dict[str, dict[str, RequestMode]] = {}  # topic -> group -> mode, as in the file
+        self._count = 0
         self.revision = 0
 
     def get(self, group: str, topic: str) -> RequestMode | None:
         """What was set for a group, None when nothing was."""
-        return self.modes.get(GroupTopic(group, topic))
+        groups = self._modes.get(topic)
+        return None if groups is None else groups.get(group)
 
     def set(self, mode: RequestMode) -> None:
         """Keep a setting. RequestError INVALID_PARAMETER: it is neither POP nor PULL, or there are too many."""
@@ -60,18 +62,19 @@ class RequestModes:
             raise RequestError(
                 ResponseCode.INVALID_PARAMETER, f"mode {mode.mode[:20]!r} is neither {PULL} nor {POP}"
             )
-        key = GroupTopic(mode.consumer_group, mode.topic)
-        if key not in self.modes and len(self.modes) >= ENTRIES_MAX:
+        is_new = self.get(mode.consumer_group, mode.topic) is None
+        if is_new and self._count >= ENTRIES_MAX:
             raise RequestError(ResponseCode.INVALID_PARAMETER, f"{ENTRIES_MAX} request modes are set already")
-        self.modes[key] = mode
+        self._count += is_new
+        self._modes.setdefault(mode.topic, {})[mode.consumer_group] = mode
         self.revision += 1
         self._on_dirty()
 
-    def follow(self, theirs: dict[GroupTopic, RequestMode]) -> bool:
+    def follow(self, theirs: dict[str, dict[str, RequestMode]]) -> bool:
         """Become what the master's table is; False when it is that already."""
-        if theirs == self.modes:
+        if theirs == self._modes:
             return False
-        self.modes = theirs
+        self.take(theirs)
         self.revision += 1
         self._on_dirty()
         return True
@@ -80,14 +83,11 @@ class RequestModes:
 
     def to_json(self) -> dict[str, Any]:
         """The content of `messageRequestMode.json`, which is also the answer to GET_ALL_MESSAGE_REQUEST_MODE."""
-        table: dict[str, dict[str, object]] = {}
-        for (group, topic), mode in self.modes.items():
-            table.setdefault(topic, {})[group] = mode
-        return {"messageRequestModeMap": table}
+        return {"messageRequestModeMap": MadeMap(dict(self._modes), dict)}
 
-    def parse(self, content: Mapping[str, object]) -> dict[GroupTopic, RequestMode]:
+    def parse(self, content: Mapping[str, object]) -> dict[str, dict[str, RequestMode]]:
         """A file's content as the table keeps it. FormatError when it is not a table of request modes."""
-        parsed: dict[GroupTopic, RequestMode] = {}
+        parsed: dict[str, dict[str, RequestMode]] = {}
         for topic, groups in table_of(content, "messageRequestModeMap").items():
             if not isinstance(groups, Mapping):
                 raise FormatError(f"request modes of topic {topic} are not an object")
@@ -95,9 +95,10 @@ class RequestModes:
                 named = (
                     {"topic": topic, "consumerGroup": group, **value} if isinstance(value, Mapping) else value
                 )
-                parsed[GroupTopic(str(group), str(topic))] = bodies.convert(named, RequestMode)
+                parsed.setdefault(str(topic), {})[str(group)] = bodies.convert(named, RequestMode)
         return parsed
 
-    def take(self, parsed: dict[GroupTopic, RequestMode]) -> None:
+    def take(self, parsed: dict[str, dict[str, RequestMode]]) -> None:
         """Put parsed content in place of the table's own."""
-        self.modes = parsed
+        self._modes = parsed
+        self._count = sum(map(len, parsed.values()))

@@ -115,7 +115,7 @@ class PopService:
         self.ledger.follow()
         self.ledger.table.expire(now_ms)
         more = self._revive()
-        self.pops.expire(now_ms)
+        more |= self.pops.expire(now_ms)
         for queue in self.orders.released(now_ms):
             self.pops.released(queue)
         self.pops.look_again()

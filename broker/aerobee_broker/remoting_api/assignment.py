@@ -7,19 +7,21 @@ Touches  connections to answer on.
 
 from typing import Final
 
-from aerobee_broker.pop.assignment import Assignment, AssignmentQuery
+from aerobee_broker.pop.assignment import Assigned, Assignment, AssignmentQuery
 from aerobee_broker.pop.request_modes import RequestMode, RequestModes
 from aerobee_broker.remoting_api.request_bodies import answer
 from aerobee_proto.bodies import JsonBody, MessageQueue
 from aerobee_proto.codes import RequestCode
 from aerobee_proto.requests import NoFields
-from aerobee_remoting.exchange.answers import answer_in_slices
+from aerobee_remoting.exchange.answers import answer_in_slices, written
 from aerobee_remoting.exchange.handlers import HandlerTable, Request, Response
 from aerobee_remoting.exchange.needs import GET, SUB, UPDATE, on_cluster, on_groups_in, on_topics_in, ours
+from aerobee_service.turns.slices import Steps, in_slices
 
 __all__ = ["AssignmentHandlers"]
 
 BODY_SIZE_MAX: Final = 64 * 1024  # bytes of a question, or a mode
+QUEUES_A_STEP: Final = 256  # that are put into an answer in one step
 BROADCASTING: Final = "BROADCASTING"
 
 
@@ -81,17 +83,7 @@ class AssignmentHandlers:
         )
         if assigned is None:
             return answer(_Assignments())
-        return answer(
-            _Assignments(
-                message_queue_assignments=[
-                    _Assignment(
-                        message_queue=MessageQueue(broker_name=broker, queue_id=queue_id, topic=topic),
-                        mode=assigned.mode,
-                    )
-                    for topic, broker, queue_id in assigned.queues
-                ]
-            )
-        )
+        return Response(body=await in_slices(written(_listed(assigned))))
 
     async def set_mode(self, request: Request[NoFields]) -> Response:
         """Let a group pop, or pull, a topic."""
@@ -101,3 +93,13 @@ class AssignmentHandlers:
     def all_modes(self, request: Request[NoFields]) -> None:
         """Everything that was set."""
         answer_in_slices(request, self._request_modes.to_json())
+
+
+def _listed(assigned: Assigned) -> Steps[JsonBody]:
+    queues = []
+    for topic, broker, queue_id in assigned.queues:
+        queue = MessageQueue(broker_name=broker, queue_id=queue_id, topic=topic)
+        queues.append(_Assignment(message_queue=queue, mode=assigned.mode))
+        if len(queues) % QUEUES_A_STEP == 0:
+            yield
+    return _Assignments(message_queue_assignments=queues)

@@ -24,6 +24,7 @@ from aerobee_proto.headers import ViewBrokerStatsHeader
 from aerobee_proto.requests import NoFields
 from aerobee_remoting.exchange.handlers import HandlerTable, Request, Response
 from aerobee_remoting.exchange.needs import GET, UPDATE, on_cluster, ours
+from aerobee_service.turns.slices import in_slices
 from aerobee_store.store import MessageStore
 
 __all__ = ["BrokerHandlers"]
@@ -106,7 +107,7 @@ class BrokerHandlers:
             await asyncio.sleep(0)  # deleting takes its time: others have their turn
             if topic in self._topics or self._topics.is_system(topic) or topic.startswith(LIGHT_PREFIX):
                 continue
-            self._offsets.remove_topic(topic)
+            await in_slices(self._offsets.removal(topic=topic))
             self._stats.topic_deleted(topic)
             count = await delete_queues(self._store, topic)
             log.info("broker.unused_topic_cleaned", topic=topic, queue_count=count)

@@ -33,8 +33,10 @@ from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.errors import RequestError
 from aerobee_proto.headers import ConsumerGroupHeader, UnregisterClientHeader
 from aerobee_proto.requests import NoFields
+from aerobee_remoting.exchange.answers import answer_in_slices
 from aerobee_remoting.exchange.handlers import AnyRequest, HandlerTable, Request, Response
 from aerobee_remoting.exchange.needs import GET, SUB, Rule, on_group, on_groups_in, on_topics_in, ours
+from aerobee_service.turns.slices import Steps
 
 __all__ = ["ClientHandlers"]
 
@@ -230,15 +232,21 @@ class ClientHandlers:
 
     # --- looking around ---------------------------------------------------------------------------------------
 
-    def members(self, request: Request[ConsumerGroupHeader]) -> Response:
+    def members(self, request: Request[ConsumerGroupHeader]) -> Response | None:
         """Client ids of a group; SYSTEM_ERROR when nobody is online."""
         group = request.header.consumer_group
-        ids = self._consumers.client_ids(group)
-        if not ids:
+        found = self._consumers.get(group)
+        if found is None:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {group[:255]}: nobody is online"
             )
-        return answer(ConsumerIdList(consumer_id_list=ids))
+        if len(found.members) <= SLICE_MAX:
+            return answer(ConsumerIdList(consumer_id_list=self._consumers.client_ids(group)))
+        answer_in_slices(request, self._ids(group))
+        return None
+
+    def _ids(self, group: str) -> Steps[ConsumerIdList]:
+        return ConsumerIdList(consumer_id_list=list((yield from self._consumers.sorted_ids(group))))
 
     def check_subscription(self, request: Request[NoFields]) -> Response:
         """Whether a filter expression would be understood, before a client starts with it."""

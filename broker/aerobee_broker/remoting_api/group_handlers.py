@@ -13,11 +13,11 @@ from functools import partial
 from typing import Final
 
 from aerobee_broker.catalog.catalog import Catalog
-from aerobee_broker.members.clients import connection_body
-from aerobee_broker.members.consumers import ConsumerTable
+from aerobee_broker.members.clients import Member, connection_body
+from aerobee_broker.members.consumers import ConsumerGroup, ConsumerTable
 from aerobee_broker.members.producers import ProducerTable
 from aerobee_broker.reading.cold_reads import ColdReads, Owner
-from aerobee_broker.remoting_api.request_bodies import answer, in_runs
+from aerobee_broker.remoting_api.request_bodies import RUN_MAX, answer, in_runs
 from aerobee_broker.settings.config_files import ConfigFiles
 from aerobee_broker.settings.identity import BrokerIdentity
 from aerobee_broker.stats import BrokerStats
@@ -225,12 +225,16 @@ class GroupHandlers:
         """
         header: CloneGroupOffsetHeader = request.header
         self._groups.require(header.dest_group)
-        topics = [header.topic] if header.topic else self._offsets.topics_of(header.src_group)
-        configs = self._consumed(header.src_group, topics, given_up_too=header.offline)
+        configs = await in_slices(self._cloned(header))
         async for some in in_runs(configs):
             for config in some:
                 self._offsets.clone(header.src_group, header.dest_group, config.topic_name)
         return await self._persisted()
+
+    def _cloned(self, header: CloneGroupOffsetHeader) -> Steps[list[TopicConfig]]:
+        group = header.src_group
+        topics = [header.topic] if header.topic else (yield from self._offsets.topics_steps(group))
+        return (yield from self._consumed(group, topics, given_up_too=header.offline))
 
     async def _persisted(self) -> Response:
         try:
@@ -259,14 +263,7 @@ class GroupHandlers:
             raise RequestError(
                 ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{name[:255]}] not online"
             )
-        body = ConsumerConnection(
-            connection_set=connection_body(group.members.values()),
-            consume_from_where=group.consume_from_where,
-            consume_type=group.consume_type,
-            message_model=group.message_model,
-            subscription_table={topic: held.data for topic, held in group.subscriptions.items()},
-        )
-        answer_in_slices(request, body)
+        answer_in_slices(request, _online(group))
 
     def producers(self, request: Request[ProducerGroupHeader]) -> None:
         """Who is online in a producer group; SYSTEM_ERROR when nobody is."""
@@ -276,7 +273,7 @@ class GroupHandlers:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR, f"the producer group[{name[:255]}] not exist: nobody is online"
             )
-        answer_in_slices(request, ProducerConnection(connection_set=connection_body(members)))
+        answer_in_slices(request, _producing(members))
 
     def all_producers(self, request: Request[NoFields]) -> None:
         """Every producer that is online, by group."""
@@ -285,7 +282,7 @@ class GroupHandlers:
     def _all_producers(self) -> Steps[ProducerTableInfo]:
         body = ProducerTableInfo()
         for group in self._producers.groups():
-            infos = []
+            infos: list[ProducerInfo] = []
             for member in self._producers.members(group):
                 infos.append(
                     ProducerInfo(
@@ -303,7 +300,10 @@ class GroupHandlers:
 
     def topics_of(self, request: Request[GroupHeader]) -> None:
         """Topics in which a group has offsets."""
-        answer_in_slices(request, TopicList(topic_list=self._offsets.topics_of(request.header.group)))
+        answer_in_slices(request, self._topics_of(request.header.group))
+
+    def _topics_of(self, group: str) -> Steps[TopicList]:
+        return TopicList(topic_list=(yield from self._offsets.topics_steps(group)))
 
     def subscription(self, request: Request[GroupTopicHeader]) -> Response:
         """What a group that is online wants of a topic."""
@@ -325,9 +325,9 @@ class GroupHandlers:
         elif header.topic:
             topics = [header.topic]
         else:
-            topics = self._offsets.topics_of(group)
+            topics = yield from self._offsets.topics_steps(group)
         result = ConsumeStats()
-        for config in self._consumed(group, topics):
+        for config in (yield from self._consumed(group, topics)):
             yield from self._add_offsets(
                 result, group, config, config.read_queue_nums, caller, with_pulls=True
             )
@@ -342,7 +342,8 @@ class GroupHandlers:
         body = BrokerConsumeStats(broker_addr=self._identity.broker_addr)
         for group in self._groups.all():
             tables = []
-            for config in self._consumed(group, self._offsets.topics_of(group)):
+            topics = yield from self._offsets.topics_steps(group)
+            for config in (yield from self._consumed(group, topics)):
                 if config.order or not only_ordered:
                     stats = ConsumeStats()
                     yield from self._add_offsets(
@@ -360,16 +361,18 @@ class GroupHandlers:
 
     def _consumed(
         self, group: str, topics: Sequence[str], *, given_up_too: bool = False
-    ) -> list[TopicConfig]:
+    ) -> Steps[list[TopicConfig]]:
         """Those of the topics that exist and that the group, while it is online, still subscribes to."""
         online = None if given_up_too else self._consumers.get(group)
         subscribed = online.subscriptions if online is not None and online.subscriptions else None
-        configs = [self._topics.get(topic) for topic in topics]
-        return [
-            config
-            for config in configs
-            if config is not None and (subscribed is None or config.topic_name in subscribed)
-        ]
+        consumed = []
+        for number, topic in enumerate(topics, 1):
+            config = self._topics.get(topic)
+            if config is not None and (subscribed is None or topic in subscribed):
+                consumed.append(config)
+            if number % RUN_MAX == 0:
+                yield
+        return consumed
 
     def _add_offsets(
         self,
@@ -399,3 +402,18 @@ class GroupHandlers:
             )
             yield
         stats.consume_tps += self._stats.consume_rate(group, topic)
+
+
+def _online(group: ConsumerGroup) -> Steps[ConsumerConnection]:
+    members = yield from connection_body(group.members.values())
+    return ConsumerConnection(
+        connection_set=members,
+        consume_from_where=group.consume_from_where,
+        consume_type=group.consume_type,
+        message_model=group.message_model,
+        subscription_table={topic: held.data for topic, held in group.subscriptions.items()},
+    )
+
+
+def _producing(members: Sequence[Member]) -> Steps[ProducerConnection]:
+    return ProducerConnection(connection_set=(yield from connection_body(members)))

@@ -32,6 +32,7 @@ from aerobee_proto.headers import (
     CreateTopicHeader,
     TopicHeader,
 )
+from aerobee_proto.javajson import sorted_steps
 from aerobee_proto.requests import NoFields
 from aerobee_remoting.exchange.handlers import HandlerTable, Request, Response
 from aerobee_remoting.exchange.needs import CREATE, DELETE, on_topic, on_topics_in, ours
@@ -219,8 +220,9 @@ class TopicChanges:
     def _pop_retry_topics(self, topic: str) -> Steps[list[str]]:
         """The POP retry topics of this topic, both spellings, as far as they exist."""
         found = []
-        groups = {*self._offsets.groups_of(topic), *self._consumers.groups_of(topic)}
-        for group in sorted(groups):
+        with_offsets = yield from self._offsets.groups_steps(topic)
+        online = yield from self._consumers.groups_steps(topic)
+        for group in (yield from sorted_steps({*with_offsets, *online})):
             candidates = [names.RETRY_PREFIX + group + sign + topic for sign in "_+"]
             found += [name for name in candidates if name in self._topics]
             yield

@@ -36,6 +36,7 @@ from aerobee_proto.headers import (
     QueryConsumeQueueHeader,
     TopicHeader,
 )
+from aerobee_proto.javajson import sorted_steps
 from aerobee_proto.requests import NoFields
 from aerobee_remoting.exchange.answers import answer_in_slices
 from aerobee_remoting.exchange.handlers import HandlerTable, Request, Response
@@ -141,13 +142,16 @@ class TopicHandlers:
             if topics.is_system(topic):
                 found.append(topic)
             yield
-        return TopicList(topic_list=sorted(found))
+        return TopicList(topic_list=(yield from sorted_steps(found)))
 
     def consumed_by(self, request: Request[TopicHeader]) -> None:
         """Groups that consume a topic: online, or with offsets in it."""
-        topic = request.header.topic
-        groups = {*self._consumers.groups_of(topic), *self._offsets.groups_of(topic)}
-        answer_in_slices(request, GroupList(group_list=sorted(groups)))
+        answer_in_slices(request, self._consumed_by(request.header.topic))
+
+    def _consumed_by(self, topic: str) -> Steps[GroupList]:
+        online = yield from self._consumers.groups_steps(topic)
+        with_offsets = yield from self._offsets.groups_steps(topic)
+        return GroupList(group_list=(yield from sorted_steps({*online, *with_offsets})))
 
     def time_span(self, request: Request[GroupTopicHeader]) -> None:
         """Store times at the ends of each queue and where a group stands."""

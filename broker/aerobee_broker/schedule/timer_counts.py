@@ -15,6 +15,7 @@ import msgspec
 from aerobee_broker.stats import Counter
 from aerobee_proto.bodies import DataVersion
 from aerobee_proto.javahash import java_hash
+from aerobee_service.turns.made_maps import MadeMap
 
 __all__ = ["TimerCounts"]
 
@@ -63,10 +64,7 @@ class TimerCounts:
         version = msgspec.structs.replace(self.version, counter=self.version.counter + self.revision)
         return {
             "dataVersion": msgspec.to_builtins(version),
-            "timingCount": {
-                topic: {"count": count, "timeStamp": changed_ms}
-                for topic, (count, changed_ms) in self._counts.items()
-            },
+            "timingCount": MadeMap(dict(self._counts), _written),
         }
 
     def parse(self, content: Mapping[str, object]) -> None:
@@ -74,3 +72,8 @@ class TimerCounts:
 
     def take(self, parsed: None) -> None:
         """See `parse`."""
+
+
+def _written(counted: tuple[int, int]) -> dict[str, int]:
+    count, changed_ms = counted
+    return {"count": count, "timeStamp": changed_ms}

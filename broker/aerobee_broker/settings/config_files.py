@@ -14,7 +14,7 @@ Invariants
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
@@ -23,7 +23,9 @@ import msgspec
 import structlog
 
 from aerobee_proto.errors import FormatError
+from aerobee_proto.javajson import sorted_steps
 from aerobee_proto.written_json import read_written
+from aerobee_service.turns.slices import at_once
 from aerobee_store.disk.io import StoreIo
 from aerobee_store.disk.json_files import JsonFile
 from aerobee_store.faults.errors import StoreFull
@@ -63,7 +65,8 @@ AnyTable = PersistentTable[Any]
 def encode_config(content: Mapping[str, object]) -> bytes:
     """Content of a config file: standard JSON, sorted, indented.
 
-    Made entry by entry: a table may have 100,000 of them, and whoever makes all in one call holds the interpreter.
+    Made entry by entry, and sorted in runs: a table may have 100,000 of them, and whoever makes or sorts all in one
+    call holds the interpreter, in whatever thread.
     """
     return _object([(str(name), _table(content[name])) for name in sorted(content)], 1) + b"\n"
 
@@ -71,11 +74,8 @@ def encode_config(content: Mapping[str, object]) -> bytes:
 def _table(value: object) -> bytes:
     if not isinstance(value, Mapping):
         return _indented(value, 1)
-    return _object([(name, _indented(member, 2)) for name, member in sorted(_by_text(value))], 2)
-
-
-def _by_text(table: Mapping[object, object]) -> Iterator[tuple[str, object]]:
-    return ((str(key), member) for key, member in table.items())
+    keys = {str(key): key for key in value}
+    return _object([(name, _indented(value[keys[name]], 2)) for name in at_once(sorted_steps(keys))], 2)
 
 
 def _object(members: Sequence[tuple[str, bytes]], depth: int) -> bytes:

@@ -12,6 +12,7 @@ import structlog
 from aerobee_broker.members.members import Members
 from aerobee_broker.settings.config import LiveConfig
 from aerobee_remoting.peers.peer import Peer
+from aerobee_service.turns.slices import Steps, at_once, in_slices
 
 __all__ = ["SCAN_S", "ClientScan"]
 
@@ -49,26 +50,31 @@ class ClientScan:
 
     def scan(self) -> int:
         """Remove clients that fell silent, close their connections, drop old locks; how many were closed."""
+        return at_once(self.scan_steps())
+
+    def scan_steps(self) -> Steps[int]:
+        """As `scan`, in steps: there may be hundreds of thousands."""
         now_ms, silent_ms = self._clock(), self._live.value.channel_expired_timeout
         consumers, producers = self._members.consumers, self._members.producers
-        changes = consumers.expire(now_ms - silent_ms, notifies=self._notifies)
-        silent = {
-            connection
-            for connection in (*changes.close, *producers.expire(now_ms - silent_ms))
-            # A proxy's connection carries many clients; it stays while one of them is alive.
-            if not consumers.has_members(connection) and not producers.has_members(connection)
-        }
+        changes = yield from consumers.expiry(now_ms - silent_ms, notifies=self._notifies)
+        without_producers = yield from producers.expiry(now_ms - silent_ms)
+        silent = {*changes.close, *without_producers}
         for connection in silent:
+            yield
+            # A proxy's connection carries many clients; it stays while one of them is alive.
+            if consumers.has_members(connection) or producers.has_members(connection):
+                continue
             log.warning("broker.client_expired", peer=connection.peer, silent_ms=silent_ms)
             connection.close("no heartbeat")
+        closed = {connection for connection in silent if connection.is_closed}
         self._members.notices.notify(
-            (group, member) for group, member in changes.notify if member not in silent
+            (group, member) for group, member in changes.notify if member not in closed
         )
-        self._members.locks.forget_expired(now_ms)
-        return len(silent)
+        yield from self._members.locks.expiry(now_ms)
+        return len(closed)
 
     async def run(self) -> None:
         """`scan` every 10 s, until cancelled."""
         while True:
             await asyncio.sleep(SCAN_S)
-            self.scan()
+            await in_slices(self.scan_steps())

@@ -101,9 +101,10 @@ class PeerMemory:
 
 
 class _Held(Generic[T]):
-    __slots__ = ("holders", "size", "value")
+    __slots__ = ("holders", "key", "size", "value")
 
-    def __init__(self, value: T, size: int) -> None:
+    def __init__(self, key: Hashable, value: T, size: int) -> None:
+        self.key = key
         self.value = value
         self.size = size
         self.holders: dict[Hashable, int] = {}  # peer -> how often
@@ -125,7 +126,7 @@ class Shared(Generic[T]):
         held = self._held.get(key)
         if held is None:
             self._memory.take(peer, self._kind, size)
-            held = self._held[key] = _Held(make(), size)
+            held = self._held[key] = _Held(key, make(), size)
             held.holders[peer] = 1
         elif peer in held.holders:
             held.holders[peer] += 1
@@ -133,6 +134,10 @@ class Shared(Generic[T]):
             self._memory.take(peer, self._kind, held.size, of_sum=0)
             held.holders[peer] = 1
         return held.value
+
+    def key_of(self, key: Hashable) -> Hashable:
+        """The key that a held value is kept under: who stays keeps that one, not another that is equal to it."""
+        return self._held[key].key
 
     def drop(self, key: Hashable, peer: Hashable) -> None:
         """One of the peer's holds is over."""

@@ -13,6 +13,7 @@ Long work is a generator that yields wherever it may be interrupted, once a frac
 
     body = await in_slices(listed(names))      others are served in between
     body = at_once(listed(names))              where nobody waits: small work, programs without a loop, tests
+    begin_slices(forgotten(names))             where nobody waits, and it may be long
 
 A step that needs something which takes its time yields a future, and goes on when that is done; the others go on
 meanwhile:
@@ -36,7 +37,7 @@ from weakref import WeakKeyDictionary
 
 from aerobee_service.turns.turns import SLICE_S
 
-__all__ = ["Steps", "at_once", "in_slices"]
+__all__ = ["Steps", "at_once", "begin_slices", "in_slices"]
 
 T = TypeVar("T")
 Steps = Generator[Any, None, T]  # yields nothing, or a future
@@ -58,6 +59,16 @@ async def in_slices(steps: Steps[T]) -> T:
     return await _queue().run(steps)
 
 
+def begin_slices(steps: Steps[object]) -> None:
+    """Run the work in slices, for nobody: what fails is told to the event loop."""
+    _queue().begin(steps).done.add_done_callback(_tell)
+
+
+def _tell(done: "asyncio.Future[object]") -> None:
+    if not done.cancelled():
+        done.result()
+
+
 class _Work:
     __slots__ = ("awaited", "done", "steps")
 
@@ -76,7 +87,7 @@ class SliceQueue:
         self._clock = clock
         self._slice_s = slice_s
         self._loop = asyncio.get_running_loop()
-        # Moved by run() and _turn().
+        # Moved by begin(), run() and _turn().
         self._queue: deque[_Work] = deque()
         self._armed = False  # _turn comes with the next turn
         self._until = 0.0  # the end of this turn's slice, while _turn is armed
@@ -87,14 +98,8 @@ class SliceQueue:
 
     async def run(self, steps: Steps[T]) -> T:
         """See `in_slices`."""
-        done: asyncio.Future[T] = self._loop.create_future()
-        work = _Work(steps, done)
-        if not self._armed:
-            self._begin()
-        if self._queue or self._clock() >= self._until:
-            self._queue.append(work)
-        else:
-            self._go_on(work)
+        work = self.begin(steps)
+        done: asyncio.Future[T] = work.done
         try:
             return await done
         except asyncio.CancelledError:
@@ -105,7 +110,18 @@ class SliceQueue:
             steps.close()
             raise
 
-    def _begin(self) -> None:
+    def begin(self, steps: Steps[object]) -> _Work:
+        """Work that is done by now where it is short and nobody waits."""
+        work = _Work(steps, self._loop.create_future())
+        if not self._armed:
+            self._arm()
+        if self._queue or self._clock() >= self._until:
+            self._queue.append(work)
+        else:
+            self._go_on(work)
+        return work
+
+    def _arm(self) -> None:
         self._armed = True
         self._until = self._clock() + self._slice_s
         self._loop.call_soon(self._turn)
@@ -113,7 +129,7 @@ class SliceQueue:
     def _turn(self) -> None:
         self._armed = False
         if self._queue:
-            self._begin()
+            self._arm()
         while self._queue and self._clock() < self._until:
             self._go_on(self._queue.popleft())
 
@@ -143,7 +159,7 @@ class SliceQueue:
         if not work.done.done():
             self._queue.append(work)
             if not self._armed:
-                self._begin()
+                self._arm()
 
 
 QUEUES: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, SliceQueue]] = WeakKeyDictionary()

@@ -12,6 +12,7 @@ from aerobee_proto.errors import RequestError
 from aerobee_proto.javahash import java_hash
 from aerobee_remoting.exchange.connection import Connection
 from aerobee_remoting.peers.peer import Peer
+from aerobee_service.turns.slices import at_once
 
 
 def make_table(members: int = 100, per_connection: int = 100, topics: int = 10) -> ConsumerTable:
@@ -226,3 +227,49 @@ async def test_any_history_agrees_with_a_plain_dict(steps: list[tuple[str, str, 
         table.check()
         for each in "gh":
             assert table.client_ids(each) == sorted(c for g, c in model if g == each)
+
+
+def test_a_connection_of_many_members_is_told_once(a: Connection, b: Connection) -> None:
+    """When a connection of 1,000 members of one group was lost, those who stayed were told 1,000 times each."""
+    table = make_table()
+    for number in range(20):
+        table.register(member(f"a{number}", a), group("T"), notify=True)
+        table.register(member(f"b{number}", b), group("T"), notify=True)
+    assert logged(table.register(member("c", a), group("T"), notify=True)) == [a, b]
+    assert logged(table.connection_lost(a, notifies=lambda _: True)) == [b]
+    table.check()
+    assert len(table.client_ids("g")) == 20
+
+
+def test_members_that_subscribe_alike_have_one_key(a: Connection, b: Connection) -> None:
+    """Each kept a set of its own of all that it subscribes to: 2 MB for 10,000 topics, and nobody counted them."""
+    table = make_table(topics=100)
+    topics = [f"T{number}" for number in range(100)]
+    for number, connection in enumerate((a, b, a)):
+        table.register(member(f"c{number}", connection), group(*topics), notify=True)
+        table.register(member("c0", connection), group(*topics), notify=True)  # and on another connection
+    found = table.get("g")
+    assert found is not None
+    assert len({id(one.subscribed) for one in found.members.values()}) == 1
+    table.check()
+
+
+def test_the_ids_of_a_group_are_sorted_once(a: Connection) -> None:
+    table = make_table()
+    for name in "cab":
+        table.register(member(name, a), group("T"), notify=True)
+    first = at_once(table.sorted_ids("g"))
+    assert (first, at_once(table.sorted_ids("g")) is first) == (["a", "b", "c"], True)
+    table.unregister("g", "b", notify=True)
+    assert at_once(table.sorted_ids("g")) == ["a", "c"]
+
+
+def test_who_is_heard_of_while_others_expire_stays(a: Connection, b: Connection) -> None:
+    table = make_table()
+    for name, connection in (("a", a), ("b", b)):
+        table.register(member(name, connection), group("T"), notify=True)
+    steps = table.expiry(50, notifies=lambda _: True)
+    next(steps)
+    table.register(member("b", b, 60), group("T"), notify=True)
+    assert at_once(steps).close == [a]
+    assert table.client_ids("g") == ["b"]

@@ -77,3 +77,22 @@ async def test_a_very_large_group_is_told_in_several_turns(
         logged.append(sum(len(notifications(peer)) for peer in peers))
         await asyncio.sleep(0)
     assert logged == [LARGE_GROUP] * 3
+
+
+async def test_however_many_changes_there_are_nobody_stands_twice_in_the_row(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each change of a very large group had a row of its own, and each row its share of every turn."""
+    notices = GroupNotices()
+    monkeypatch.setattr(group_notices, "TURN_MAX", LARGE_GROUP)
+    peers = [connect() for _ in range(3 * LARGE_GROUP)]
+    for _ in range(10):
+        assert notices.notify([("g", peer.connection) for peer in peers]) == len(peers)
+    told = [len(notifications(peer)) for peer in peers]
+    assert told == [1] * LARGE_GROUP + [0] * 2 * LARGE_GROUP
+    await asyncio.sleep(0)
+    assert sum(len(notifications(peer)) for peer in peers) == LARGE_GROUP
+    # All of them hear of the last change: those who were told at once when their windows end.
+    assert {(await peer.next_request()).code for peer in peers[:LARGE_GROUP]} == {
+        RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
+    }

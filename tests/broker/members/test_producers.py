@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aerobee_broker.members import producers
 from aerobee_broker.members.clients import Member
 from aerobee_broker.members.producers import ProducerTable
 from aerobee_proto.errors import RequestError
@@ -92,5 +93,18 @@ async def test_any_history_keeps_the_invariants(steps: list[tuple[str, str, str,
             table.expire(1)
             model = {}
         table.check()
-        found = {(g, m.client_id): m.connection for g, members in table.all() for m in members}
+        found = {(g, m.client_id): m.connection for g in table.groups() for m in table.members(g)}
         assert found == model
+
+
+async def test_who_is_asked_next_is_not_sought_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand members that read nothing were looked at a million times for each open transaction."""
+    monkeypatch.setattr(producers, "TRIED_MAX", 2)
+    table, peers = make_table(), [Peer(HandlerTable()) for _ in range(5)]
+    for number, peer in enumerate(peers):
+        table.register("g", member(f"c{number}", peer.connection))
+    for peer in peers[:4]:
+        peer.close()
+    found = [table.next_reader("g") for _ in range(6)]
+    assert found == [None, None, peers[4].connection, None, None, peers[4].connection]
+    table.check()

@@ -35,30 +35,27 @@ MEMBERS = ["x", "y", "z"]
 @pytest.mark.parametrize("strategy", [averagely, by_circle])
 def test_every_queue_goes_to_one_member(strategy: Any) -> None:
     for count in range(1, 8):
-        members = [str(i) for i in range(count)]
-        shares = [strategy(QUEUES, members, me) for me in members]
+        shares = [strategy(QUEUES, count, index) for index in range(count)]
         assert sorted(queue for share in shares for queue in share) == QUEUES
         sizes = [len(share) for share in shares]
         assert max(sizes) - min(sizes) <= 1
-    assert strategy(QUEUES, MEMBERS, "stranger") == []
 
 
 def test_shares_are_those_of_official_clients() -> None:
-    assert averagely(QUEUES, MEMBERS, "x") == QUEUES[:2]
-    assert averagely(QUEUES, MEMBERS, "z") == QUEUES[4:]
-    assert by_circle(QUEUES, MEMBERS, "y") == [QUEUES[1], QUEUES[4]]
+    assert averagely(QUEUES, 3, 0) == QUEUES[:2]
+    assert averagely(QUEUES, 3, 2) == QUEUES[4:]
+    assert by_circle(QUEUES, 3, 1) == [QUEUES[1], QUEUES[4]]
 
 
 def test_popping_members_get_all_queues_of_a_broker_at_once() -> None:
-    assert for_pop(averagely, QUEUES, MEMBERS, "y", 0) == [("T", "a", -1), ("T", "b", -1)]
-    assert for_pop(averagely, QUEUES, MEMBERS, "y", 2) == [("T", "a", -1), ("T", "b", -1)]
+    assert for_pop(averagely, QUEUES, 3, 1, 0) == [("T", "a", -1), ("T", "b", -1)]
+    assert for_pop(averagely, QUEUES, 3, 1, 2) == [("T", "a", -1), ("T", "b", -1)]
 
 
 def test_popping_members_share_with_those_behind_them() -> None:
-    assert for_pop(averagely, QUEUES, MEMBERS, "z", 1) == [QUEUES[4], *QUEUES[:2]]
-    many = [str(i) for i in range(7)]
-    assert for_pop(averagely, QUEUES, many, "6", 1) == [QUEUES[1]]
-    assert for_pop(averagely, QUEUES, MEMBERS, "stranger", 1) == []
+    assert for_pop(averagely, QUEUES, 3, 2, 1) == [QUEUES[4], *QUEUES[:2]]
+    assert for_pop(averagely, QUEUES, 7, 6, 1) == [QUEUES[1]]
+    assert for_pop(averagely, QUEUES, 3, None, 1) == []
 
 
 # --- the use case

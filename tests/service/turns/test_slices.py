@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from aerobee_service.turns import slices
-from aerobee_service.turns.slices import SliceQueue, Steps, at_once, in_slices
+from aerobee_service.turns.slices import SliceQueue, Steps, at_once, begin_slices, in_slices
 
 STEP_S = 1 / 1024  # powers of two: their sums are exact
 
@@ -173,3 +173,18 @@ async def test_each_loop_has_a_queue_of_its_own() -> None:
     assert await asyncio.to_thread(elsewhere) == 7
     assert at_once(numbers()) == 7
     assert asyncio.get_running_loop() in slices.QUEUES
+
+
+async def test_work_for_nobody_goes_on_by_itself_and_its_failure_is_told_to_the_loop() -> None:
+    told: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["exception"]))
+
+    def failing() -> Steps[None]:
+        yield
+        raise failure
+
+    failure = ValueError("no")
+    begin_slices(failing())
+    while not told:  # noqa: ASYNC110  # the turns of the loop are what is waited for
+        await asyncio.sleep(0)
+    assert told == [failure]
