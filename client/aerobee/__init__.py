@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from aerobee.consuming.reader import Reader as Reader
     from aerobee.errors import AlreadyExists as AlreadyExists
     from aerobee.errors import Attempt as Attempt
+    from aerobee.errors import BadAnswer as BadAnswer
     from aerobee.errors import BrokerRefused as BrokerRefused
     from aerobee.errors import BrokerUnreachable as BrokerUnreachable
     from aerobee.errors import BufferFull as BufferFull
@@ -91,7 +92,7 @@ _HOMES = {
     "aerobee.consuming.pull_consumer": "PullConsumer",
     "aerobee.consuming.reader": "Reader",
     "aerobee.errors": (
-        "AlreadyExists Attempt BrokerRefused BrokerUnreachable BufferFull ClientClosed ClientError "
+        "AlreadyExists Attempt BadAnswer BrokerRefused BrokerUnreachable BufferFull ClientClosed ClientError "
         "DamagedRecord HidesMessages InvalidMessage NameserverAnswer NoBroker NoNameserver NoQueue "
         "NoReply NoRoute NotFound NotPermitted RequestTimeout SendFailed"
     ),

@@ -12,6 +12,7 @@
         RequestTimeout    a peer did not answer in time
         BrokerUnreachable the connection could not be made, or broke
         BrokerRefused     a peer understood and said no: code, its name, the remark
+        BadAnswer         a peer answered in a form that cannot be used
         SendFailed        every attempt to send failed; lists them
         NoReply           a request was sent, and nobody replied in time
         BufferFull        send_nowait found the producer's buffer full
@@ -33,6 +34,7 @@ __all__ = [
     "UNKNOWN_TOPIC",
     "AlreadyExists",
     "Attempt",
+    "BadAnswer",
     "BrokerRefused",
     "BrokerUnreachable",
     "BufferFull",
@@ -353,6 +355,21 @@ class BrokerRefused(ClientError):
     def __str__(self) -> str:
         remark = f": {self.remark}" if self.remark else ""
         return f"{self.what}: {self.addr} refused with {self.code} {self.code_name}{remark}"
+
+
+class BadAnswer(ClientError):
+    """A peer answered, and what it said cannot be used; `addr` is empty where it is not known which one it was."""
+
+    def __init__(self, what: str, addr: str, reason: str) -> None:
+        super().__init__(what, addr, reason)
+        self.what = what
+        self.addr = addr
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what}: the answer{' of ' if self.addr else ''}{self.addr} cannot be used: {self.reason}"
+        )
 
 
 class SendFailed(ClientError):

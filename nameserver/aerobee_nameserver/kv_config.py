@@ -29,6 +29,11 @@ TEXT_CHARS_MAX: Final = 65_536  # of a namespace, key or value
 SIZE_MAX: Final = 8 * 1024 * 1024
 ENTRY_SIZE: Final = 256  # bytes of an entry besides its texts
 KIND: Final = "key-value settings"
+DAMAGED: Final = (
+    msgspec.MsgspecError,
+    UnicodeDecodeError,
+    RecursionError,
+)  # raised for bytes of another form
 
 log = structlog.get_logger()
 
@@ -150,7 +155,7 @@ class KvConfig:
             self._table = _read(self._path)
         except FileNotFoundError:
             self._table = _read(backup) if backup.exists() else {}
-        except (msgspec.MsgspecError, UnicodeDecodeError) as damage:
+        except DAMAGED as damage:
             self._table = _read_backup(self._path, backup, str(damage))
         self._weigh()
 
@@ -158,7 +163,7 @@ class KvConfig:
 def _read_backup(path: Path, backup: Path, reason: str) -> Table:
     try:
         table = _read(backup)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+    except (OSError, *DAMAGED):
         raise KvConfigDamaged(path, reason) from None
     log.warning("nameserver.kv_backup_used", path=str(path), reason=reason)
     return table

@@ -36,6 +36,7 @@ __all__ = [
 ]
 
 KEY_CHARS_MIN: Final = 7
+NUMBER_CHARS_MAX: Final = 10  # of a part of an address
 EVERYBODY: Final = frozenset({"*", "*.*.*.*", "*:*:*:*:*:*:*:*"})
 FORM: Final = "The expected resource format is 'Res=Perm'. For example: topicA=SUB"
 PERMISSIONS: Final = "The expected permissions are 'SUB' or 'PUB' or 'SUB|PUB' or 'PUB|SUB'."
@@ -177,19 +178,20 @@ def _text(value: Value) -> str:
 def address_matches(pattern: str, address: str) -> bool:
     """Whether an address is meant: one, a list, `{4,5}` at the end, or a range in one of the last three parts.
 
-    What follows the first range is not looked at, as in 4.9.
+    What follows the first range is not looked at, as in 4.9. A brace within braces means no address.
     """
-    pattern = pattern.strip()
+    head, brace, tail = pattern.partition("{")
+    *others, stem = head.split(",")
+    braced = (
+        [stem.lstrip() + part.strip() for part in tail.strip().rstrip("}").split(",")] if brace else [stem]
+    )
+    return any(_one_matches(one.strip(), address) for one in (*others, *braced))
+
+
+def _one_matches(pattern: str, address: str) -> bool:
     if not pattern:
         return False
-    if pattern in EVERYBODY:
-        return True
-    if "{" in pattern:
-        head, _, tail = pattern.partition("{")
-        return any(address_matches(head + part.strip(), address) for part in tail.rstrip("}").split(","))
-    if "," in pattern:
-        return any(address_matches(part, address) for part in pattern.split(","))
-    if pattern == address:
+    if pattern in EVERYBODY or pattern == address:
         return True
     separator = ":" if ":" in pattern else "."
     for part, number in zip(pattern.split(separator), address.split(separator), strict=False):
@@ -197,9 +199,12 @@ def address_matches(pattern: str, address: str) -> bool:
             return True
         low, dash, high = part.partition("-")
         if dash:
-            return all(one.isascii() and one.isdigit() for one in (low, high, number)) and (
-                int(low) <= int(number) <= int(high)
-            )
+            known = all(_is_number(one) for one in (low, high, number))
+            return known and int(low) <= int(number) <= int(high)
         if part != number:
             return False
     return False
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= NUMBER_CHARS_MAX

@@ -2,8 +2,8 @@
 
 Touches  nothing.
 
-Anchors, tags, flow mappings, several documents and folded texts are refused by their line: who may come in does not
-hang on a guess. Values are texts, whole numbers, true, false, None, lists and mappings.
+Anchors, tags, flow mappings, several documents, folded texts and escapes in double quotes are refused by their line:
+who may come in does not hang on a guess. Values are texts, whole numbers, true, false, None, lists and mappings.
 """
 
 import re
@@ -19,6 +19,7 @@ Value = str | int | bool | None | list["Value"] | dict[str, "Value"]
 DEPTH_MAX: Final = 8
 _KEY: Final = re.compile(r"""([A-Za-z_][\w.-]*|"[^"]*"|'[^']*')\s*:(?:\s+(.*))?""")
 _NUMBER: Final = re.compile(r"-?\d{1,18}")
+_PLAIN_KEY: Final = re.compile(r"[A-Za-z_][\w.-]*")
 _PLAIN: Final = re.compile(r"[\w./%$+=|@-][\w./%$+=|@ ,:{}*-]*")
 _WORDS: Final = {"true": True, "false": False, "null": None, "~": None, "": None}
 
@@ -99,7 +100,8 @@ def _mapping(lines: list[_Line], at: int, indent: int, depth: int) -> tuple[Valu
         match = _KEY.fullmatch(line.text)
         if match is None:
             raise _wrong(line, "a key, a colon and a value are expected")
-        key, rest = match[1].strip("\"'"), match[2] or ""
+        key, rest = match[1], match[2] or ""
+        key = key[1:-1] if key[0] in "\"'" else key
         if key in found:
             raise _wrong(line, f"{key} stands there twice")
         if rest:
@@ -122,13 +124,14 @@ def _nested(lines: list[_Line], at: int, indent: int, depth: int) -> tuple[Value
 
 def _scalar(line: _Line, text: str) -> Value:
     if text.startswith("["):
-        if not text.endswith("]"):
+        if len(text) < 2 or not text.endswith("]"):
             raise _wrong(line, "the list is not closed")
-        inner = text[1:-1].strip()
-        return [_scalar(line, part.strip()) for part in _parts(inner)] if inner else []
+        return [_member(line, part) for part in _parts(text[1:-1])]
     if text[0] in "\"'":
         if len(text) < 2 or text[-1] != text[0] or text[0] in text[1:-1].replace(text[0] * 2, ""):
             raise _wrong(line, "the quoted text is not closed")
+        if text[0] == '"' and ("\\" in text or '"' in text[1:-1]):
+            raise _wrong(line, "escapes in double quotes are not read here; use single quotes")
         return text[1:-1].replace("''", "'") if text[0] == "'" else text[1:-1]
     if text[0] in "&!|>{}@`" or ": " in text:
         raise _wrong(line, "this form of YAML is not read here")
@@ -137,8 +140,15 @@ def _scalar(line: _Line, text: str) -> Value:
     return int(text) if _NUMBER.fullmatch(text) else text
 
 
+def _member(line: _Line, text: str) -> Value:
+    """Of a list in brackets: those hold no lists here, and nothing between two commas."""
+    if not text or text[0] == "[":
+        raise _wrong(line, "a text or a number is expected between commas")
+    return _scalar(line, text)
+
+
 def _parts(text: str) -> Iterator[str]:
-    """At commas, but for those in quotes."""
+    """At commas, but for those in quotes, without blanks around them. Behind the last comma nothing has to follow."""
     part, quote = "", ""
     for letter in text:
         if quote:
@@ -146,11 +156,12 @@ def _parts(text: str) -> Iterator[str]:
         elif letter in "\"'":
             quote = letter
         elif letter == ",":
-            yield part
+            yield part.strip()
             part = ""
             continue
         part += letter
-    yield part
+    if part := part.strip():
+        yield part
 
 
 def _wrong(line: _Line, reason: str) -> FormatError:
@@ -161,10 +172,17 @@ def write_yaml(value: Value, indent: int = 0) -> str:
     """The same as text, in blocks."""
     pad = " " * indent
     if isinstance(value, dict):
-        return "".join(f"{pad}{key}:{_after_key(member, indent)}" for key, member in value.items())
+        return "".join(f"{pad}{_key(key)}:{_after_key(member, indent)}" for key, member in value.items())
     if isinstance(value, list):
         return "".join(f"{pad}- {_item(member, indent + 2)}" for member in value)
     return f"{pad}{_word(value)}\n"
+
+
+def _key(key: str) -> str:
+    if _PLAIN_KEY.fullmatch(key):
+        return key
+    quote = "'" if '"' in key else '"'
+    return f"{quote}{key}{quote}"
 
 
 def _after_key(value: Value, indent: int) -> str:

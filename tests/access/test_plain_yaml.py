@@ -57,6 +57,8 @@ FORMS: dict[str, Value] = {
     "---\na: 1\n": {"a": 1},
     "a:\n- 1\n": {"a": [1]},
     "a: []\n": {"a": []},
+    "a: [b, ]\n": {"a": ["b"]},
+    "'a b': 1\n": {"a b": 1},
     "a: 'it''s'\n": {"a": "it's"},
     "-\n  a: b\n": [{"a": "b"}],
 }
@@ -82,6 +84,15 @@ def test_forms(text: str, value: Value) -> None:
         "a: 1\n   b: 2\n",
         "just text\nmore\n",
         "a:\n" + "".join("  " * depth + "- a:\n" for depth in range(1, 20)),
+        # Python's own errors came of these: of an empty text, and of a list in lists without end.
+        "a: [b,,c]\n",
+        "a: [,]\n",
+        "a: [[b]]\n",
+        "a: " + "[" * 3000 + "]" * 3000 + "\n",
+        "a: [\n",
+        # What stands there is not what YAML makes of it.
+        'a: "b\\tc"\n',
+        'a: "b""c"\n',
     ],
 )
 def test_what_is_not_read_is_named_by_its_line(text: str) -> None:
@@ -107,6 +118,11 @@ FILES = st.dictionaries(
 @given(FILES)
 def test_what_is_written_is_read_again(value: dict[str, Value]) -> None:
     assert read_yaml(write_yaml(value)) == value
+
+
+@pytest.mark.parametrize("key", ["a b", "it's", 'say "a"', "a:", "#a", "-", ""])
+def test_a_key_that_is_no_plain_word_is_written_in_quotes(key: str) -> None:
+    assert read_yaml(write_yaml({key: 1})) == {key: 1}
 
 
 @given(st.text(max_size=60))

@@ -6,6 +6,7 @@ from aerobee import errors
 from aerobee.errors import (
     AlreadyExists,
     Attempt,
+    BadAnswer,
     BrokerRefused,
     BrokerUnreachable,
     BufferFull,
@@ -68,6 +69,14 @@ TEXTS: dict[str, tuple[ClientError, list[str]]] = {
         ["b:1", "16 NO_PERMISSION", "topic is sealed"],
     ),
     "refused, unknown code": (BrokerRefused("send", "b:1", 4711, None), ["4711 unknown code"]),
+    "bad answer": (
+        BadAnswer("pull q", "b:1", "the field x is missing"),
+        ["pull q", "of b:1", "x is missing"],
+    ),
+    "bad answer, from somebody": (
+        BadAnswer("look up t", "", "empty"),
+        ["look up t: the answer cannot be used"],
+    ),
     "send failed": (
         SendFailed("t", [Attempt("b", "b:1", "busy", 12)], "1 attempts failed"),
         ["'t'", "1 attempts failed", "broker b at b:1: tried once, after 0.0 s: busy"],

@@ -1,9 +1,12 @@
-"""Run one target, guided by coverage: `python tests/fuzz/run.py TARGET [--runs N] [--seconds S] [--keep]`.
+"""Run targets, guided by coverage: `python tests/fuzz/run.py [TARGET ...] [--seconds S] [--runs N] [--keep]`.
 
 Without a target all of them are run, each in a process of its own. Inputs begin with those of corpus/TARGET.txt (one a
 line, base64) and the seeds of the target; `--keep` writes those that reached new code into that file, as many as fit.
-What is found lies in `fuzz-findings/` of the current folder, as bytes; `--input FILE` runs the target on one. Every run
-counts in ledger.json, which belongs to what is committed. `./dev fuzz` is the same.
+What one seed (`--seed`) makes up is the same again, as long as the code is.
+
+What is found is said with a line that runs just that input again (`--bytes`); the bytes lie in `fuzz-findings/` of the
+current folder, too. Every run counts in ledger.json, which belongs to what is committed: runs and seconds of each
+target so far, and the day of the last. `./dev fuzz` is the same.
 
 Needs atheris, which is there for Linux on x86-64.
 """
@@ -11,28 +14,41 @@ Needs atheris, which is there for Linux on x86-64.
 import argparse
 import base64
 import contextlib
+import hashlib
 import io
 import json
+import logging
 import os
 import re
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NoReturn
 
 HERE: Final = Path(__file__).resolve().parent
 CORPUS: Final = HERE / "corpus"
 LEDGER: Final = HERE / "ledger.json"
-INPUT_SIZE_MAX: Final = 4096
-INPUT_TIME_MAX_S: Final = 10  # of one input: more is a finding
+INPUT_TIME_MAX_S: Final = (
+    20  # of one input, by the clock: it hangs; targets have a stricter bound of their own
+)
 KEPT_SIZE_MAX: Final = 12_288  # bytes of a corpus file
 KEPT_INPUT_SIZE_MAX: Final = 600
+SAID_SIZE_MAX: Final = 6000
+WRITTEN: Final = (
+    "Test unit written to"  # as libFuzzer says it of an input that hangs or takes too much memory
+)
+# Of what the targets call, those modules that read bytes: each line of them costs time when its coverage is measured.
 INSTRUMENTED: Final = [
-    "aerobee_proto", "aerobee_store", "aerobee_broker.settings", "aerobee_broker.catalog", "aerobee_broker.messages",
-    "aerobee_broker.pop", "aerobee_broker.remoting_api.native_sends", "aerobee_broker.remoting_api.send",
-    "aerobee_service.settings", "aerobee_service.tls", "engine_pair",
+    "aerobee_proto", "aerobee_store", "aerobee_access", "aerobee_broker.settings.config_files",
+    "aerobee_broker.catalog", "aerobee_broker.messages.recall_handles", "aerobee_broker.members.filters",
+    "aerobee_broker.pop", "aerobee_broker.schedule.delay_offsets", "aerobee_nameserver.kv_config",
+    "aerobee_service.settings.settings", "aerobee_service.tls.validity", "aerobee_service.operators.http_responder",
+    "aerobee.consuming.pulls", "aerobee.consuming.local_offsets", "aerobee.messages", "aerobee.net.offsets",
+    "aerobee.net.answers", "aerobee.producing.replies", "aerobee.session.trace", "aerobee.terms.routes",
+    "aerobee_broker.remoting_api.native_sends", "aerobee_broker.remoting_api.send", "engine_pair",
 ]  # fmt: skip
 
 
@@ -40,9 +56,9 @@ INSTRUMENTED: Final = [
 class Ran:
     """What one process did."""
 
-    runs: int
-    seconds: float
-    finding: str  # empty, or what was said, with the place of the input
+    runs: int  # as the fuzzer has counted them
+    seconds: float  # of the processor
+    finding: str  # empty, or what was said, with the line that runs it again
 
 
 def corpus_of(target: str) -> list[bytes]:
@@ -51,48 +67,83 @@ def corpus_of(target: str) -> list[bytes]:
     return [base64.b64decode(line) for line in path.read_text().split()] if path.exists() else []
 
 
-def fuzz(target: str, *, runs: int, seconds: int, findings: Path, keep: bool = False) -> Ran:
-    """Run a target in a fork of this process, until so many runs, or seconds, or a finding. After `load`."""
-    from fuzz.targets import seeds_of
+def fuzz(target: str, *, runs: int, seconds: int, seed: int, findings: Path, keep: bool = False) -> Ran:
+    """Run a target in a fork of this process, until so many runs, or seconds, or a finding. After `load`.
+
+    `runs` -1: as many as there is time for; `seconds` 0: without end.
+    """
+    from fuzz.targets import TARGETS
 
     findings.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="aerobee-fuzz-") as folder:
-        found, said = Path(folder) / "found", Path(folder) / "said"
-        found.mkdir()
-        for number, data in enumerate((*corpus_of(target), *seeds_of(target))):
-            (found / f"begin-{number}").write_bytes(data)
-        began = time.monotonic()
+        inputs, said = Path(folder) / "inputs", Path(folder) / "said"
+        inputs.mkdir()
+        begin = []
+        for number, data in enumerate((*corpus_of(target), *TARGETS[target].seeds())):
+            begin.append(inputs / f"begin-{number}")
+            begin[-1].write_bytes(data)
         child = os.fork()
         if not child:
-            _inside(target, found, said, findings, runs, seconds)
-        _, status = os.waitpid(child, 0)
+            options = [
+                f"-runs={runs}", f"-max_total_time={seconds}", f"-max_len={TARGETS[target].size_max}", f"-seed={seed}",
+                f"-timeout={INPUT_TIME_MAX_S}", f"-artifact_prefix={findings}/{target}-", "-rss_limit_mb=2048",
+                "-print_final_stats=1", "-reload=0",
+            ]  # fmt: skip
+            if keep:
+                options.append(str(inputs))
+            else:  # nothing that is made up is written
+                listed = Path(folder) / "listed"
+                listed.write_text(",".join(map(str, begin)))
+                options.append(f"-seed_inputs=@{listed}")
+            _inside(target, said, findings, options)
+        _, status, used = os.wait4(child, 0)
         text = said.read_text(errors="replace")
         counted = re.search(r"stat::number_of_executed_units:\s*(\d+)", text)
         if keep and not status:
-            _keep(target, found)
-        finding = text[-6000:] if status else ""
-        return Ran(int(counted[1]) if counted else 0, time.monotonic() - began, finding)
+            _keep(target, inputs)
+        return Ran(
+            int(counted[1]) if counted else 0,
+            used.ru_utime + used.ru_stime,
+            _finding(target, text, seed) if status else "",
+        )
 
 
-def _inside(target: str, found: Path, said: Path, findings: Path, runs: int, seconds: int) -> NoReturn:
+def _inside(name: str, said: Path, findings: Path, options: list[str]) -> NoReturn:
     """In the fork."""
     import atheris
 
     from fuzz.targets import TARGETS
 
+    target = TARGETS[name]
+
+    def kept_if_found(data: bytes) -> None:
+        try:
+            target(data)
+        except BaseException:  # atheris ends the process without a word about the input
+            path = findings / f"{name}-{hashlib.sha256(data).hexdigest()[:16]}"
+            path.write_bytes(data)
+            print(f"{WRITTEN} {path}", flush=True)
+            raise
+
     try:
         with said.open("wb") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
-        options = [
-            f"-runs={runs}", f"-max_total_time={seconds}", f"-max_len={INPUT_SIZE_MAX}", f"-timeout={INPUT_TIME_MAX_S}",
-            f"-artifact_prefix={findings}/{target}-", "-rss_limit_mb=2048", "-print_final_stats=1",
-        ]  # fmt: skip
-        atheris.Setup([sys.argv[0], *options, str(found)], TARGETS[target])
+        atheris.Setup([sys.argv[0], *options], kept_if_found)
         atheris.Fuzz()
     finally:
         sys.stderr.flush()
         os._exit(1)  # it ends by itself, unless it could not begin
+
+
+def _finding(target: str, said: str, seed: int) -> str:
+    """What the fuzzer said at last, and how to see it again."""
+    again = f"./dev fuzz {target} --seed {seed}"
+    written = re.findall(rf"{WRITTEN} (\S+)", said)
+    if written:
+        data = Path(written[-1]).read_bytes()
+        again = f"./dev fuzz {target} --bytes '{base64.b64encode(data).decode()}'"
+    return f"{said[-SAID_SIZE_MAX:]}\nseed {seed}; to run it again:\n{again}\n"
 
 
 def load() -> None:
@@ -102,8 +153,17 @@ def load() -> None:
     sys.path.insert(0, str(HERE.parent))
     with contextlib.redirect_stderr(io.StringIO()), atheris.instrument_imports(include=INSTRUMENTED):
         from fuzz.targets import TARGETS
+    _be_silent()
     for target in TARGETS.values():
         target(b"")
+
+
+def _be_silent() -> None:
+    """No logs: they would cost more than what is looked for."""
+    import structlog
+
+    logging.disable(logging.CRITICAL)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
 
 def _keep(target: str, found: Path) -> None:
@@ -125,47 +185,57 @@ def count(target: str, ran: Ran) -> None:
     entry = ledger.setdefault(target, {"runs": 0, "seconds": 0})
     entry["runs"] += ran.runs
     entry["seconds"] += round(ran.seconds)
+    entry["last"] = datetime.now(UTC).date().isoformat()
     LEDGER.write_text(json.dumps(ledger, indent=1, sort_keys=True) + "\n")
 
 
-def main() -> int:
+def _options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("target", nargs="?", help="one target; all of them without")
-    parser.add_argument(
-        "--runs", type=int, default=-1, help="inputs of each target (as many as there is time for)"
-    )
-    parser.add_argument("--seconds", type=int, default=60, help="time of each target (60); 0 is for ever")
-    parser.add_argument(
-        "--keep", action="store_true", help="write the inputs that reached new code into the corpus"
-    )
-    parser.add_argument("--input", type=Path, help="run the target on this file alone")
-    parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"))
-    parser.add_argument("--uncounted", action="store_true", help="leave the ledger as it is")
+    add = parser.add_argument
+    add("targets", nargs="*", metavar="TARGET", help="all of them without")
+    add("--runs", type=int, default=-1, help="inputs of each target (as many as there is time for)")
+    add("--seconds", type=int, default=60, help="time of each target (60); 0 is for ever")
+    add("--ci", action="store_true", help="as many runs of each target as CI makes, whatever time they take")
+    add("--seed", type=int, default=0, help="of what is made up; another one each time without")
+    add("--keep", action="store_true", help="write the inputs that reached new code into the corpus")
+    add("--input", type=Path, help="run the target on this file alone")
+    add("--bytes", help="run the target on these bytes alone (base64)")
+    add("--findings", type=Path, default=Path("fuzz-findings"))
+    add("--uncounted", action="store_true", help="leave the ledger as it is")
+    return parser
+
+
+def main() -> int:
+    parser = _options()
     options = parser.parse_args()
     load()
     from fuzz.targets import TARGETS
 
-    if options.target is not None and options.target not in TARGETS:
-        parser.error(f"no target {options.target!r}; there are {', '.join(TARGETS)}")
-    if options.input is not None:
-        TARGETS[options.target](options.input.read_bytes())
+    for name in options.targets:
+        if name not in TARGETS:
+            parser.error(f"no target {name!r}; there are {', '.join(TARGETS)}")
+    if options.input is not None or options.bytes is not None:
+        if len(options.targets) != 1:
+            parser.error("one input is for one target: name it")
+        data = options.input.read_bytes() if options.input is not None else base64.b64decode(options.bytes)
+        TARGETS[options.targets[0]](data)
         print("no finding")
         return 0
     failed = False
-    for target in [options.target] if options.target else TARGETS:
+    for target in options.targets or TARGETS:
         ran = fuzz(
             target,
-            runs=options.runs,
-            seconds=options.seconds,
+            runs=TARGETS[target].runs if options.ci else options.runs,
+            seconds=0 if options.ci else options.seconds,
+            seed=options.seed or time.time_ns() % (1 << 31),
             findings=options.findings.resolve(),
             keep=options.keep,
         )
         if not options.uncounted:
             count(target, ran)
-        print(
-            f"{target:16} {ran.runs:>10,} runs in {ran.seconds:.0f} s  {'FOUND' if ran.finding else ''}",
-            flush=True,
-        )
+        rate = f"{ran.runs / max(ran.seconds, 0.001):>8,.0f} a second"
+        end = "FOUND" if ran.finding else ""
+        print(f"{target:18} {ran.runs:>10,} runs in {ran.seconds:5.1f} s {rate}  {end}", flush=True)
         if ran.finding:
             failed = True
             print(ran.finding, file=sys.stderr)

@@ -92,7 +92,11 @@ def test_a_missing_file_gives_way_to_the_one_before_it(path: Path) -> None:
     assert opened(path).get("NS", "k") == "old"
 
 
-@pytest.mark.parametrize("damage", [b"", b"\xff\xfe", b"[]", b'{"configTable":{"NS":{"k":5}}}'])
+@pytest.mark.parametrize(
+    "damage",
+    [b"", b"\xff\xfe", b"[]", b'{"configTable":{"NS":{"k":5}}}', b'{"x":' + b"[" * 3000],
+    ids=["empty", "no text", "a list", "a number", "nested too deeply"],
+)
 def test_damage_of_file_and_backup_is_an_error_that_names_the_file(path: Path, damage: bytes) -> None:
     path.parent.mkdir()
     path.write_bytes(damage)

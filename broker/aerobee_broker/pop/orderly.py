@@ -22,7 +22,7 @@ import msgspec
 from aerobee_broker.catalog.consumer_offsets import offset_key
 from aerobee_broker.settings.config_files import table_of
 from aerobee_proto import bodies
-from aerobee_proto.bodies import JsonBody, Long
+from aerobee_proto.bodies import Int, JsonBody, Long
 from aerobee_proto.errors import FormatError
 from aerobee_proto.names import GroupQueue
 
@@ -231,8 +231,9 @@ class OrderTable:
                 raise FormatError(f"order of {key} is not an object under topic@group")
             for queue_id, value in queues.items():
                 info = bodies.convert(value, _OrderInfo)
+                queue = GroupQueue(group, topic, bodies.convert(queue_id, Int))
                 if info.o and len(info.o) <= COUNT_MAX:
-                    parsed[GroupQueue(group, topic, int(queue_id))] = _from_file(info)
+                    parsed[queue] = _from_file(info)
         return parsed
 
     def take(self, parsed: dict[GroupQueue, Ordered]) -> None:

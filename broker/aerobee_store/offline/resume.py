@@ -40,12 +40,14 @@ class Resume:
             content = json.loads(self._path.read_bytes())
         except FileNotFoundError:
             return None
-        except ValueError:
+        except (ValueError, RecursionError):
             raise NotAResume(f"{self._path} is no file of an earlier run: name another") from None
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
+        facts = (
+            content.get("facts") if isinstance(content, dict) and content.get("format") == FORMAT else None
+        )
+        if not isinstance(facts, dict):
             raise NotAResume(f"{self._path} is no file of an earlier run: name another")
-        facts: dict[str, object] = content["facts"]
-        return facts if content["identity"] == _identity(folder) else None
+        return facts if content.get("identity") == _identity(folder) else None
 
     def save(self, folder: Inspection, facts: dict[str, object]) -> None:
         """Keep these facts in place of what was saved before."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from aerobee.errors import (
+    BadAnswer,
     BrokerRefused,
     BrokerUnreachable,
     ClientError,
@@ -19,6 +20,7 @@ from aerobee.errors import (
     NoBroker,
     RequestTimeout,
 )
+from aerobee.net.answers import number_of
 from aerobee.net.peers import Peers
 from aerobee.net.route_table import RouteTable
 from aerobee.terms.filters import Filter
@@ -180,7 +182,8 @@ class Pulls:
         version_ms: int = 0,
         count: int | None = None,
     ) -> Pulled:
-        """One pull, once. BrokerRefused for every answer that tells neither messages nor where to go on."""
+        """One pull, once. BrokerRefused for every answer that tells neither messages nor where to go on, BadAnswer for
+        one that tells it in numbers that are none."""
         terms = self._terms
         answer = await self._peers.request(
             what,
@@ -192,16 +195,15 @@ class Pulls:
         code, ext = answer.code, answer.ext
         if code != ResponseCode.SUCCESS and code not in NOTHING_THERE:
             raise BrokerRefused(what, addr, code, answer.remark)
-        last = ext.get("maxOffset")
         return Pulled(
             code,
             answer.remark,
             offset,
-            int(ext.get("nextBeginOffset", offset)),
+            number_of(answer, "nextBeginOffset", what, addr, offset),
             answer.body if code == ResponseCode.SUCCESS else b"",
-            int(ext.get("minOffset", 0)),
-            None if last is None else int(last),
-            int(ext.get("suggestWhichBrokerId", MASTER_ID)),
+            number_of(answer, "minOffset", what, addr, 0),
+            number_of(answer, "maxOffset", what, addr) if "maxOffset" in ext else None,
+            number_of(answer, "suggestWhichBrokerId", what, addr, MASTER_ID),
         )
 
     def _header(
@@ -256,7 +258,7 @@ class Pulls:
         while True:
             try:
                 return await once(attempt)
-            except (RequestTimeout, BrokerUnreachable, NoBroker, BrokerRefused) as failed:
+            except (RequestTimeout, BrokerUnreachable, NoBroker, BrokerRefused, BadAnswer) as failed:
                 if isinstance(failed, BrokerRefused) and not patience.passes(failed.code):
                     raise
                 if patience.give_up_s is not None and now() - started >= patience.give_up_s:

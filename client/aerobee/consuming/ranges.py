@@ -30,6 +30,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from aerobee.consuming.pulls import NOTHING_THERE, PASSING_CODES, Patience, Pulled, Pulls, PullTerms
 from aerobee.errors import BrokerRefused, ClientError, InvalidMessage
+from aerobee.net.answers import number_of
 from aerobee.net.offsets import Offsets
 from aerobee.net.peers import Peers
 from aerobee.net.route_table import RouteTable
@@ -217,7 +218,7 @@ class Ranges:
         answer = await self._ask(what, queue, code, more or {})
         if answer.code != ResponseCode.SUCCESS:
             raise BrokerRefused(f"{what} {queue}", self.addr(queue, 0), answer.code, answer.remark)
-        return int(answer.ext["offset"])
+        return number_of(answer, "offset", f"{what} {queue}", self.addr(queue, 0))
 
     async def _ask(self, what: str, queue: MessageQueue, code: RequestCode, more: dict[str, str]) -> Command:
         """The answer of the master, or of another replica where nameservers know no master."""

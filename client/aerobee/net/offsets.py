@@ -9,6 +9,7 @@ import asyncio
 from typing import Literal
 
 from aerobee.errors import BrokerRefused
+from aerobee.net.answers import number_of
 from aerobee.net.peers import Peers
 from aerobee.net.route_table import RouteTable
 from aerobee.terms.routes import MessageQueue
@@ -49,13 +50,10 @@ class Offsets:
 
     async def earliest_store_time(self, queue: MessageQueue) -> int | None:
         """Store time of the first readable message, epoch milliseconds; None for an empty queue."""
-        answer = await self._peers.call(
-            f"ask the earliest store time of {queue}",
-            await self._addr(queue),
-            RequestCode.GET_EARLIEST_MSG_STORETIME,
-            _queue_header(queue),
-        )
-        timestamp = int(answer.ext.get("timestamp", "-1"))
+        what, addr = f"ask the earliest store time of {queue}", await self._addr(queue)
+        code = RequestCode.GET_EARLIEST_MSG_STORETIME
+        answer = await self._peers.call(what, addr, code, _queue_header(queue))
+        timestamp = number_of(answer, "timestamp", what, addr, -1)
         return None if timestamp < 0 else timestamp
 
     async def resolve(self, queue: MessageQueue, position: Position) -> int:
@@ -80,7 +78,7 @@ class Offsets:
             return None
         if answer.code != ResponseCode.SUCCESS:
             raise BrokerRefused(what, addr, answer.code, answer.remark)
-        return int(answer.ext["offset"])
+        return number_of(answer, "offset", what, addr)
 
     async def commit(self, group: str, queue: MessageQueue, offset: int) -> None:
         """Store the offset that the group will read next."""
@@ -120,8 +118,8 @@ class Offsets:
         self, what: str, queue: MessageQueue, code: RequestCode, more: dict[str, str] | None = None
     ) -> int:
         header = _queue_header(queue) | (more or {})
-        answer = await self._peers.call(f"{what} {queue}", await self._addr(queue), code, header)
-        return int(answer.ext["offset"])
+        what, addr = f"{what} {queue}", await self._addr(queue)
+        return number_of(await self._peers.call(what, addr, code, header), "offset", what, addr)
 
     async def _addr(self, queue: MessageQueue) -> str:
         if self._routes.cached(queue.topic) is None:

@@ -11,7 +11,15 @@ Invariants
 import asyncio
 from collections.abc import Callable
 
-from aerobee.errors import UNKNOWN_TOPIC, ClientError, NameserverAnswer, NoBroker, NoRoute, NotPermitted
+from aerobee.errors import (
+    UNKNOWN_TOPIC,
+    BadAnswer,
+    ClientError,
+    NameserverAnswer,
+    NoBroker,
+    NoRoute,
+    NotPermitted,
+)
 from aerobee.net.peers import Nameservers
 from aerobee.terms.routes import (
     MASTER_ID,
@@ -23,6 +31,7 @@ from aerobee.terms.routes import (
 )
 from aerobee_proto.bodies import TopicList, TopicRouteData
 from aerobee_proto.codes import RequestCode
+from aerobee_proto.errors import FormatError
 from aerobee_proto.names import TEMPLATE_TOPIC
 from aerobee_service.logs.event_log import event_logger
 from aerobee_service.turns.tasks import look_at
@@ -197,12 +206,18 @@ class RouteTable:
         raise await self._no_route(topic, answers, creates_topics=self._template_offer(answers, template))
 
     async def _question(self, topic: str) -> tuple[TopicRouteData | None, list[NameserverAnswer]]:
+        what = f"look up the route of topic {topic!r}"
         answer, answers = await self._nameservers.ask_until(
-            f"look up the route of topic {topic!r}",
+            what,
             RequestCode.GET_ROUTEINFO_BY_TOPIC,
             {"topic": topic, "acceptStandardJsonOnly": "true"},
         )
-        return (None if answer is None else TopicRouteData.from_bytes(answer.body)), answers
+        if answer is None:
+            return None, answers
+        try:
+            return TopicRouteData.from_bytes(answer.body), answers
+        except FormatError as broken:
+            raise BadAnswer(what, "", str(broken)) from broken
 
     def _keep(self, route: Route) -> Route:
         if self._routes.get(route.topic) != route:

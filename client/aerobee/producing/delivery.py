@@ -34,6 +34,7 @@ from aerobee.errors import (
 )
 from aerobee.messages.message import SendResult, SendStatus
 from aerobee.messages.outgoing import Outgoing
+from aerobee.net.answers import number_or
 from aerobee.net.backoff import pauses
 from aerobee.net.peers import Peers, outcome_of
 from aerobee.net.route_table import RouteTable
@@ -262,9 +263,9 @@ class Delivery:
     ) -> tuple[MessageQueue, int]:
         """Try until a batch body is stored; its queue and the queue offset of its first message. ClientError."""
         queue, answer = await self._try_brokers(topic, [], body, bound, deadline, _Tries(self._now()))
-        queue_id = int(answer.ext.get("queueId", queue.queue_id))
+        queue_id = number_or(answer, "queueId", queue.queue_id)
         self._look_for_new_topic(topic)
-        return queue._replace(queue_id=queue_id), int(answer.ext.get("queueOffset", "-1"))
+        return queue._replace(queue_id=queue_id), number_or(answer, "queueOffset", -1)
 
     async def _send_alone(self, topic: str, item: Outgoing, bound: MessageQueue | None) -> None:
         try:
@@ -449,8 +450,8 @@ class Delivery:
     def _store_results(self, items: list[Outgoing], queue: MessageQueue, answer: Command) -> None:
         ext = answer.ext
         ids = ext.get("msgId", "").split(",")
-        first = int(ext.get("queueOffset", "-1"))
-        queue_id = int(ext.get("queueId", queue.queue_id))
+        first = number_or(answer, "queueOffset", -1)
+        queue_id = number_or(answer, "queueId", queue.queue_id)
         if queue_id != queue.queue_id:
             queue = queue._replace(queue_id=queue_id)
         status = STATUS_BY_CODE[answer.code]

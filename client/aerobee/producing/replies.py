@@ -15,6 +15,7 @@ from aerobee.errors import BrokerRefused, BrokerUnreachable, InvalidMessage, NoB
 from aerobee.messages.heartbeat import RESERVED_GROUP
 from aerobee.messages.message import Message, SendResult
 from aerobee.messages.outgoing import body_bytes, user_properties
+from aerobee.net.answers import number_or
 from aerobee.net.backoff import pauses
 from aerobee.net.peers import Peers
 from aerobee.net.route_table import RouteTable
@@ -121,9 +122,7 @@ class Replier:
         }
         what = f"reply to message {request.message_id}"
         answer = await self._send(what, request, header, data, asked.get(TTL, ""))
-        return SendResult(
-            message_id, queue, int(answer.ext.get("queueOffset", "0")), answer.ext.get("msgId", "")
-        )
+        return SendResult(message_id, queue, number_or(answer, "queueOffset", 0), answer.ext.get("msgId", ""))
 
     async def _send(
         self, what: str, request: "AnyMessage", header: dict[str, str], data: bytes, ttl_ms: str

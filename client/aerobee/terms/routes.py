@@ -6,14 +6,16 @@ Rules (the official clients' own)
   give queues 0 .. write_queue_nums - 1.
 - Reading: every queue data that may be read gives 0 .. read_queue_nums - 1.
 - Sends go to id 0. Pulls go to the id last suggested for the queue, else the next id, else any.
+- A route has at most ROUTE_QUEUES_MAX queues: what says more is no route that a broker could have.
 - An unknown topic may be sent to through the template topic TBW102: min(4, its queues) of each broker.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final, NamedTuple
 
+from aerobee.errors import BadAnswer
 from aerobee_proto.bodies import TopicRouteData
 from aerobee_proto.codes import Perm
 
@@ -31,6 +33,8 @@ __all__ = [
 MASTER_ID: Final = 0
 TEMPLATE_QUEUES_MAX: Final = 4
 NEAR_NAMES_MAX: Final = 3
+ROUTE_QUEUES_MAX: Final = 1 << 20  # to publish to, and to read from
+COUNT_CHARS_MAX: Final = 10
 
 
 class MessageQueue(NamedTuple):
@@ -63,7 +67,8 @@ class Route:
 
 
 def plan_route(topic: str, data: TopicRouteData) -> Route:
-    """Turn a nameserver's answer into a route."""
+    """Turn a nameserver's answer into a route. BadAnswer when it has more queues than any topic can."""
+    _check_size(topic, data)
     brokers = {broker.broker_name: dict(broker.broker_addrs) for broker in data.broker_datas}
     if data.order_topic_conf:
         publish = tuple(_ordered_queues(topic, data.order_topic_conf))
@@ -108,12 +113,30 @@ def near_names(name: str, known: Sequence[str]) -> list[str]:
     return [by_folded[match] for match in matches]
 
 
-def _ordered_queues(topic: str, order_conf: str) -> Iterable[MessageQueue]:
+def _check_size(topic: str, data: TopicRouteData) -> None:
+    ordered = sum([count for _, count in _order(data.order_topic_conf or "")])
+    for count in (
+        ordered,
+        sum([max(one.read_queue_nums, 0) for one in data.queue_datas]),
+        sum([max(one.write_queue_nums, 0) for one in data.queue_datas]),
+    ):
+        if count > ROUTE_QUEUES_MAX:
+            reason = f"it names {count} queues, and a topic has at most {ROUTE_QUEUES_MAX}"
+            raise BadAnswer(f"look up the route of topic {topic!r}", "", reason)
+
+
+def _order(order_conf: str) -> Iterator[tuple[str, int]]:
+    """Names of brokers, and how many queues of theirs are published to; what is no number counts for nothing."""
     for part in order_conf.split(";"):
         broker_name, colon, count = part.rpartition(":")
-        if colon and count.isdecimal():
-            for queue_id in range(int(count)):
-                yield MessageQueue(topic, broker_name, queue_id)
+        if colon and count.isascii() and count.isdecimal():
+            yield broker_name, int(count) if len(count) <= COUNT_CHARS_MAX else ROUTE_QUEUES_MAX + 1
+
+
+def _ordered_queues(topic: str, order_conf: str) -> Iterable[MessageQueue]:
+    for broker_name, count in _order(order_conf):
+        for queue_id in range(count):
+            yield MessageQueue(topic, broker_name, queue_id)
 
 
 def _publish_queues(

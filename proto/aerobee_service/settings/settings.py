@@ -455,7 +455,10 @@ def _from_properties(path: Path, text: str) -> Iterator[_Given]:
 def _from_toml(path: Path, text: str) -> Iterator[_Given]:
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # the latter, and a plain ValueError: nested deeply, long numbers
         raise _file_error(path, f"is not valid TOML: {error}") from error
     lines = [line.split("=")[0].strip().strip("\"'") for line in text.splitlines()]
     for key, value in table.items():

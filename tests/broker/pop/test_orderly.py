@@ -113,7 +113,10 @@ def test_the_official_file_is_read_and_written(orders: OrderTable, clock: Clock)
     assert orders.ack(QUEUE, 13, 1_700_000_000_000) == 10
 
 
-@pytest.mark.parametrize("text", [b"{}", b'{"table":{"T":{}}}', b'{"table":{"T@g":{1:{"o":5}}}}'])
+@pytest.mark.parametrize(
+    "text",
+    [b"{}", b'{"table":{"T":{}}}', b'{"table":{"T@g":{1:{"o":5}}}}', b'{"table":{"T@g":{"x":{"o":[1]}}}}'],
+)
 def test_other_files_are_refused(orders: OrderTable, text: bytes) -> None:
     with pytest.raises(FormatError):
         orders.parse(decode_config(text))

@@ -1,5 +1,6 @@
 import pytest
 
+from aerobee.errors import BadAnswer
 from aerobee.terms.routes import (
     MessageQueue,
     master_addrs,
@@ -69,6 +70,25 @@ def test_queues_follow_the_route(data: TopicRouteData, publish: list[str], subsc
     route = plan_route("T", data)
     assert (named(route.publish), named(route.subscribe)) == (publish, subscribe)
     assert all(queue.topic == "T" for queue in route.publish + route.subscribe)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        TopicRouteData(queue_datas=[queues("a", read=2**31 - 1)]),
+        TopicRouteData(broker_datas=[broker("a", 0)], queue_datas=[queues("a", write=2**31 - 1)]),
+        TopicRouteData(queue_datas=[queues("a", read=600_000), queues("b", read=600_000)]),
+        TopicRouteData(order_topic_conf="a:2000000000"),
+        TopicRouteData(order_topic_conf="a:" + "9" * 5000),
+        TopicRouteData(order_topic_conf="a:600000;b:600000"),
+    ],
+    ids=["read", "write", "together", "ordered", "a long number", "ordered together"],
+)
+def test_a_route_that_no_topic_can_have_is_refused(data: TopicRouteData) -> None:
+    """A nameserver that says two thousand million queues took all memory of its clients."""
+    for plan in (plan_route, plan_template_route):
+        with pytest.raises(BadAnswer, match="a topic has at most"):
+            plan("T", data)
 
 
 def test_the_template_gives_at_most_four_queues_a_broker_and_nothing_to_read() -> None:

@@ -242,6 +242,8 @@ def test_a_long_value_is_shortened() -> None:
     [
         ("a.conf", b"listenPort=\xff", "is not UTF-8 at byte 11"),
         ("a.toml", b"listenPort = = 1", "is not valid TOML"),
+        ("a.toml", b"listenPort = " + b"9" * 5000, "is not valid TOML"),
+        ("a.toml", b"a = " + b"[" * 3000, "is not valid TOML"),
         ("a.conf", b"brokerIP1=\\u12", "line 1: "),
         ("a.conf", b"#" * (SETTINGS_FILE_BYTES_MAX + 1), "is larger than"),
     ],

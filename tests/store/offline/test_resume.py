@@ -80,7 +80,7 @@ def test_the_state_of_another_store_is_not_taken_up(tmp_path: Path) -> None:
 def test_a_state_that_is_none_is_refused(tmp_path: Path) -> None:
     root = damaged_store(tmp_path / "store")
     state = tmp_path / "state"
-    for content in ("{", "[]", '{"format": 2}'):
+    for content in ("{", "[]", '{"format": 2}', '{"format": 1}', '{"format": 1, "facts": []}', "[" * 100_000):
         state.write_text(content)
         with pytest.raises(NotAResume, match="no file of an earlier run"):
             Resume(state, root).load(Inspection(root))
