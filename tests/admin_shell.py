@@ -23,11 +23,16 @@ COMMAND_TIMEOUT_S: Final = 30
 class AdminShell:
     """mqadmin of the official tools, told of a nameserver once. To be used in a `with` block."""
 
-    def __init__(self, nameserver: str, folder: Path) -> None:
-        """`folder` takes the files that commands write beside them."""
+    def __init__(self, nameserver: str, folder: Path, credentials: tuple[str, str] | None = None) -> None:
+        """`folder` takes the files that commands write beside them, and that of who signs: access key and secret."""
         options = ["-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
         options += [f"-Drmq.logback.configurationFile={official.JAVA_PROJECT / 'silent-logback.xml'}"]
         options += [f"-Drocketmq.namesrv.addr={nameserver}"]
+        if credentials is not None:
+            tools = folder / "conf" / "tools.yml"
+            tools.parent.mkdir()
+            tools.write_text("accessKey: {}\nsecretKey: {}\n".format(*credentials))
+            options += [f"-Drocketmq.home.dir={folder}"]
         line = ["java", *options, "-cp", official.classpath(), "interop.AdminShell"]
         self._program = Program("mqadmin shell", line, cwd=folder)
         self._port = int(self._program.wait_line(r"^READY \d+$", START_TIMEOUT_S).split()[1])
