@@ -27,6 +27,7 @@ from aerobee_proto.batch import BatchEntry
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_service.program.systemd import ServiceNotifier
 from aerobee_store.faults.outcomes import OUTCOMES, PASSED_OVER, Failing, Outcome, Phase
+from engines import engine_of
 from system.failing_calls import failing, recorded_calls
 from system.running import Talker, broker_config, talking, text_of
 
@@ -233,7 +234,8 @@ def concerns(row: Failing, root: Path, parts: tuple[str, ...] | None = None) -> 
 async def work(client: Talker, number: int) -> int:
     """Something of everything: a message of a new topic, so a queue and a table, and one for the timer; the code."""
     await client.put(f"New{number}", bytes(600), properties=delayed())
-    return (await client.put(f"New{number}", bytes(40_000))).code
+    # With a key of its own, as clients give it: so the native engine takes it.
+    return (await client.put(f"New{number}", bytes(40_000), properties=text_of({"UNIQ_KEY": "0A" * 16}))).code
 
 
 async def serve_some(client: Talker, number: int) -> set[int]:
@@ -276,7 +278,8 @@ DRIVES: dict[Phase, Drive] = {
 async def test_every_failing_call_has_the_outcome_that_is_declared(
     root: Path, row: Failing, call: str, error: int, first: int
 ) -> None:
-    """The n-th call fails, and every one after it."""
+    """The n-th call fails, and every one after it: the first with the Python engine for sends, a later one with the
+    native one."""
     refused = {
         Outcome.REFUSED: ResponseCode.SERVICE_NOT_AVAILABLE,
         Outcome.REQUEST_REFUSED: ResponseCode.SYSTEM_ERROR,
@@ -284,7 +287,8 @@ async def test_every_failing_call_has_the_outcome_that_is_declared(
     file = root.parent / "broker.conf"
     file.write_text("brokerName=test-a\n")
     ahead_ms = 100 * HOUR_MS if row.phase is Phase.CLEANING else 0  # else what is delayed is due at once
-    async with serving(root, ahead_ms=ahead_ms, settings_file=file) as (broker, client):
+    engine = engine_of(first // 2)
+    async with serving(root, ahead_ms=ahead_ms, settings_file=file, send_engine=engine) as (broker, client):
         assert await work(client, 0) == ResponseCode.SUCCESS
         codes: set[int] = set()
         with failing(call, error, concerns(row, root), first=first, count=None) as made:

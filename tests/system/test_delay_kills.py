@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from aerobee_proto.records import StoredRecord
+from engines import engine_of
 from system.kills import CONNECTION_LOST, BrokerProcess, make_topic, start
 from system.running import Talker, running_broker, send_request, talking, text_of
 
@@ -104,11 +105,11 @@ async def end(broker: BrokerProcess, how: signal.Signals) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_kills_and_restarts(tmp_path: Path, seed: int) -> None:
-    ledger = Ledger(seed)
+    ledger, settings = Ledger(seed), SETTINGS | {"sendEngine": engine_of(seed)}
     for cycle in range(6):
         how = signal.SIGTERM if cycle % 3 == 2 else signal.SIGKILL
         print(f"AEROBEE_KILL_SEED={seed} cycle {cycle}: {how.name}, {len(ledger.acknowledged)} acknowledged")
-        broker = await start(tmp_path / "store", SETTINGS)
+        broker = await start(tmp_path / "store", settings)
         try:
             async with talking(broker.port) as talker:
                 await make_topic(talker, TOPIC, QUEUES)
@@ -122,7 +123,7 @@ async def test_kills_and_restarts(tmp_path: Path, seed: int) -> None:
                 await load
         finally:
             broker.program.kill()
-    broker = await start(tmp_path / "store", SETTINGS)
+    broker = await start(tmp_path / "store", settings)
     try:
         async with talking(broker.port) as talker:
             check(await wait_for_all(talker, ledger), ledger)
@@ -130,7 +131,7 @@ async def test_kills_and_restarts(tmp_path: Path, seed: int) -> None:
     finally:
         broker.program.kill()
     # An orderly restart brings nothing anew.
-    broker = await start(tmp_path / "store", SETTINGS)
+    broker = await start(tmp_path / "store", settings)
     try:
         async with talking(broker.port) as talker:
             await talker.put(TOPIC, b"-1", properties=text_of({"TIMER_DELAY_MS": "1500"}))
