@@ -224,7 +224,7 @@ def http_requests(data: bytes) -> None:
         reader = asyncio.StreamReader(limit=HEAD_SIZE_MAX, loop=loop)
         reader.feed_data(data)
         reader.feed_eof()
-        return await responder._answer(cast("Any", _Visitor()), reader)
+        return await responder._answer(cast("Any", _Visitor()), reader, asyncio.BaseTransport())
 
     method, page = loop.run_until_complete(visit())
     assert page.status in (200, 400, 404, 405, 408, 431)
