@@ -1,9 +1,9 @@
 """What one pull costs the broker: processor time, without sockets and without waiting. The twin of `profile_send.py`.
 
-    .venv/bin/python bench/profile_pull.py [--engine auto] [--count 32] [--queues 1] [--rounds 40] [--tags] [--held]
-                                           [--profile]
+    .venv/bin/python bench/profile_pull.py [--engine auto] [--count 32] [--queues 1] [--size 128] [--rounds 40]
+                                           [--tags] [--held] [--profile]
 
-Each pull finds `count` messages of 128 bytes in one of the queues: with several, their records do not lie side by side.
+Each pull finds `count` messages in one of the queues: with several, their records do not lie side by side.
 With `--tags` the reader wants one of two tags, which all of them have. With `--held` each one is held first, and woken
 by a send, which is counted with it: that is for one queue.
 """
@@ -34,7 +34,6 @@ from bench.profile_send import WORDS, Sink, send_frame, spent_us
 
 PER_ROUND = 1_000  # pulls
 MESSAGES = 4_096  # in the queue
-BODY = b"x" * 128
 
 
 def pull_frame(number: int, offset: int, count: int, queue_id: int = 0, tags: str = "*") -> bytes:
@@ -49,7 +48,7 @@ def pull_frame(number: int, offset: int, count: int, queue_id: int = 0, tags: st
     return WORDS.pack(4 + len(header), len(header)) + header
 
 
-def rounds_of(number: int, count: int, queues: int, *, tags: bool, held: bool) -> list[bytes]:
+def rounds_of(number: int, count: int, queues: int, size: int, *, tags: bool, held: bool) -> list[bytes]:
     """The reads of one round."""
     if not held:
         offsets = [i * count % (MESSAGES // queues - count) for i in range(PER_ROUND)]
@@ -58,12 +57,21 @@ def rounds_of(number: int, count: int, queues: int, *, tags: bool, held: bool) -
     found = []
     for i in range(PER_ROUND):
         end = MESSAGES + number * PER_ROUND + i
-        found += [pull_frame(i, end, count), send_frame(end, BODY, 1, 1)]
+        found += [pull_frame(i, end, count), send_frame(end, bytes(size), 1, 1)]
     return found
 
 
 async def measure(
-    folder: str, count: int, rounds: int, *, engine: str, queues: int, tags: bool, held: bool, profile: bool
+    folder: str,
+    count: int,
+    rounds: int,
+    *,
+    engine: str,
+    queues: int,
+    size: int,
+    tags: bool,
+    held: bool,
+    profile: bool,
 ) -> None:
     settings = {
         "storePathRootDir": folder,
@@ -79,12 +87,12 @@ async def measure(
     sink = Sink()
     connection.connection_made(cast(asyncio.Transport, sink))
     for i in range(MESSAGES):
-        connection.data_received(send_frame(i, BODY, 1, queues))
+        connection.data_received(send_frame(i, bytes(size), 1, queues))
     await asyncio.sleep(0)
     profiler = cProfile.Profile()
     user: list[float] = []
     for number in range(rounds):
-        reads = rounds_of(number, count, queues, tags=tags, held=held)
+        reads = rounds_of(number, count, queues, size, tags=tags, held=held)
         written, before = sink.written, spent_us()
         if profile:
             profiler.enable()
@@ -92,7 +100,7 @@ async def measure(
             connection.data_received(read)
         profiler.disable()
         user.append((spent_us()[0] - before[0]) / PER_ROUND)
-        assert sink.written - written > PER_ROUND * (1 if held else count) * len(BODY), (
+        assert sink.written - written > PER_ROUND * (1 if held else count) * size, (
             "not everything was answered"
         )
         await asyncio.sleep(0)
@@ -112,6 +120,7 @@ def main() -> None:
     parser.add_argument(
         "--queues", type=int, default=1, help="queues that the messages go to in turn, at most 8"
     )
+    parser.add_argument("--size", type=int, default=128, help="bytes of a body")
     parser.add_argument("--tags", action="store_true", help="with a filter by tags")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--held", action="store_true", help="pulls that wait, each for one message")
@@ -130,6 +139,7 @@ def main() -> None:
                 given.rounds,
                 engine=given.engine,
                 queues=given.queues,
+                size=given.size,
                 tags=given.tags,
                 held=given.held,
                 profile=given.profile,

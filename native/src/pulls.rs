@@ -18,7 +18,7 @@ use crate::requests::{Cursor, I32, JSON, MSGPACK, ROCKETMQ};
 /// Bytes of a key; headers that are longer are unusual.
 const KEY_SIZE_MAX: usize = 1024;
 /// Keys of one generation. There are two: who did not ask while so many others came is forgotten.
-const KNOWN_MAX: usize = 4096;
+const KNOWN_MAX: usize = 2048;
 const ENTRY_SIZE: usize = 20;
 /// Bytes that are copied in the time in which one more piece of the log is asked for.
 const SIZE_OF_A_PIECE: usize = 3072;

@@ -46,7 +46,7 @@ from aerobee_broker.messages.values import (
     Skipped,
 )
 from aerobee_broker.reading.cold_reads import WAITING_SIZE, ColdReads
-from aerobee_broker.settings.config import LiveConfig
+from aerobee_broker.settings.config import BrokerConfig, LiveConfig
 from aerobee_broker.stats import BrokerStats
 from aerobee_proto.bodies import SubscriptionGroupConfig
 from aerobee_proto.codes import ResponseCode
@@ -60,7 +60,7 @@ from aerobee_store.queues.consume_queue import tags_of
 from aerobee_store.reading.get_message import GetResult, GetStatus, Nearby
 from aerobee_store.terms.messages import Arrival
 
-__all__ = ["HOLD_MS_MAX", "Master", "Reading"]
+__all__ = ["HOLD_MS_MAX", "Master", "Reading", "UsualQuery"]
 
 log = structlog.get_logger()
 
@@ -74,6 +74,9 @@ WOKEN_AT_ONCE_MAX: Final = (
     2048  # held pulls that leave in the turn in which a message arrives; one takes 3 us
 )
 PROBE_MAX: Final = 128  # filters that look at new messages in one turn; one takes 20 us for a message
+KNOWN_FILTER_SIZE: Final = (
+    2048  # bytes: larger filters are not kept with the queries that come again and again
+)
 BODY_SIZE_MAX: Final = 134_217_728  # the official bound; what the store sends at once is configured there
 
 KINDS: Final = {
@@ -92,6 +95,21 @@ NOTHING_MATCHED: Final = frozenset({GetStatus.NO_MATCHED_MESSAGE, GetStatus.OFFS
 _KIND_OF: Final = tuple(KINDS[status] for status in GetStatus)  # an index is quicker than an enum's hash
 EMPTY_QUEUE: Final = frozenset({GetStatus.NO_MESSAGE_IN_QUEUE, GetStatus.NO_MATCHED_LOGIC_QUEUE})
 _NEARBY: Final = GetResult(GetStatus.FOUND, 0, 0, 0)  # as far as a suggestion goes by it
+
+
+class UsualQuery:
+    """A query that comes again and again with other offsets, and what is known of it."""
+
+    __slots__ = ("changes", "count", "message_filter", "query", "settings")
+
+    def __init__(self, query: Query) -> None:
+        self.query = query
+        self.count = min(query.count, MESSAGE_COUNT_MAX)
+        # It was let in with these settings, when so much had changed, and has this filter then.
+        self.settings: BrokerConfig | None = None
+        self.changes = 0
+        self.message_filter = EVERYTHING
+
 
 # An answer, its messages, bytes of their records, and the offset to go on from.
 Gathered = tuple[bytes, int, int, int]
@@ -139,6 +157,7 @@ class Reading:
         self._master = master
         self._cold = cold
         self._messages = cold.messages
+        self._nearby = cold.messages.nearby
         self._topics = catalog.topics
         self._groups = catalog.groups
         self._offsets = catalog.offsets
@@ -187,9 +206,9 @@ class Reading:
 
     def read_nearby(
         self,
-        query: Query,
+        asked: UsualQuery,
         offset: int,
-        commit_offset: int | None,
+        commit_offset: int,
         caller: Caller,
         gather: Callable[[Nearby, bytes | None, int, int, T], Gathered | None],
         to: T,
@@ -200,32 +219,41 @@ class Reading:
         nearby, packed hashes of tags (None: all messages), the offset, a suggested broker, and `to`; None leaves it to
         `read`. RequestError as of that.
         """
-        group, topic, queue_id = query.group, query.topic, query.queue_id
-        messages = self._messages
-        if self._offsets.has_resets or offset >= messages.max_offset(topic, queue_id):
+        query, offsets, live = asked.query, self._offsets, self._live.value
+        if offsets.has_resets:
             return None
-        message_filter = self._check(query)
+        is_known = asked.settings is live and asked.changes == self._changes()
+        message_filter = asked.message_filter if is_known else self._check_usual(asked)
         if message_filter.selector is not None:
             return None
+        group, topic, queue_id = query.group, query.topic, query.queue_id
         tags = message_filter.packed_tags
-        count = min(query.count, MESSAGE_COUNT_MAX)
-        nearby = messages.nearby(topic, queue_id, offset, count, BODY_SIZE_MAX, has_tags=tags is not None)
+        nearby = self._nearby(topic, queue_id, offset, asked.count, has_tags=tags is not None)
         if nearby is None:
             return None
-        suggested = (
-            self._suggested_broker(group, _NEARBY, ReadKind.FOUND)
-            if self._live.value.slave_read_enable
-            else 0
-        )
+        suggested = self._suggested_broker(group, _NEARBY, ReadKind.FOUND) if live.slave_read_enable else 0
         gathered = gather(nearby, tags, offset, suggested, to)
         if gathered is None:
             return None
         answer, found_count, size, next_offset = gathered
-        if commit_offset is not None:
+        if query.commit_offset is not None:
             self._commit(query, commit_offset, caller)
-        self._offsets.note_pull(group, topic, queue_id, next_offset)
+        offsets.note_pull(group, topic, queue_id, next_offset)
         self._stats.got(group, topic, found_count, size)
         return answer
+
+    def _changes(self) -> int:
+        """Moves when a topic or a group changes."""
+        topics = self._topics
+        return topics.changes + topics.revision + self._groups.revision
+
+    def _check_usual(self, asked: UsualQuery) -> Filter:
+        """Check a query; one that brings a small filter itself need not be checked again until something changes."""
+        message_filter = self._check(asked.query)
+        if asked.query.has_filter and message_filter.size <= KNOWN_FILTER_SIZE:
+            asked.settings, asked.changes = self._live.value, self._changes()
+            asked.message_filter = message_filter
+        return message_filter
 
     def _wait_ms(self, asked_ms: int) -> int:
         config = self._live.value

@@ -97,7 +97,7 @@ class NativeEngine(Protocol):
         queue offset, commit offset and opaque alone are such as each other."""
 
     def learn_pull(self, what: object) -> None:
-        """Give this for such pulls as the last one, until 4,096 others were learned and it was not asked for."""
+        """Give this for such pulls as the last one, until 2,048 others were learned and it was not asked for."""
 
     def gather(
         self,

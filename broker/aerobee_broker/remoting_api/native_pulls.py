@@ -16,8 +16,7 @@ from typing import Final, cast
 
 import msgspec
 
-from aerobee_broker.messages.read import Reading
-from aerobee_broker.messages.values import Query
+from aerobee_broker.messages.read import Reading, UsualQuery
 from aerobee_broker.native.engine import FoundPull, Gathered, NativeEngine, SendEngine
 from aerobee_broker.remoting_api.native_sends import NativeSends
 from aerobee_broker.remoting_api.pull import query_of
@@ -43,8 +42,7 @@ _WORDS: Final = struct.Struct(">ii")
 class _Pull(msgspec.Struct, gc=False, frozen=True):
     """What pulls ask that differ in offsets and opaque alone."""
 
-    query: Query
-    commits: bool
+    usual: UsualQuery
     codec: int
     code: int
     version: int
@@ -92,9 +90,9 @@ class NativePulls:
                 break
             try:
                 answer = self._reading.read_nearby(
-                    asked.query,
+                    asked.usual,
                     offset,
-                    commit_offset if asked.commits else None,
+                    commit_offset,
                     channel,
                     self._gather,
                     (asked.codec, found),
@@ -140,9 +138,8 @@ class NativePulls:
             return None
         if (header.queue_offset, header.commit_offset, envelope.opaque) != (offset, commit_offset, opaque):
             return None
-        query = query_of(envelope.code, header)
-        commits = query.commit_offset is not None
-        learned = _Pull(query, commits, codec, envelope.code, envelope.version)
+        usual = UsualQuery(query_of(envelope.code, header))
+        learned = _Pull(usual, codec, envelope.code, envelope.version)
         try:
             self._native.learn_pull(learned)
         except Exception as failed:

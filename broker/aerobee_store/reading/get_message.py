@@ -186,21 +186,23 @@ class MessageReader:
         return self._collect(queue, entries, offset, max_count, size_max, tag_filter)
 
     def nearby(
-        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, *, has_tags: bool
+        self, topic: str, queue_id: int, offset: int, max_count: int, *, has_tags: bool
     ) -> Nearby | None:
         """What the usual read is gathered from by who does that himself: in memory, in one file, written by this
         process. None: `get` has to look carefully.
 
-        It gathers as `get` does: the first records that it wants, up to both bounds, none that is no sound record.
+        It gathers as `get` does without a bound of bytes: the first records that it wants, up to both bounds, none that
+        is no sound record.
         """
         queue = self._queues.get(topic, queue_id)
-        if queue is None or queue.is_batch or not queue.min_offset <= offset < queue.max_offset:
+        if queue is None or queue.is_batch:
             return None
-        residency = self._residency
-        is_asking = residency is not None and not residency.is_off
-        if is_asking and not queue.hot_from <= offset < queue.hot_until:
+        low, high = queue.min_offset, queue.max_offset
+        if not low <= offset < high:
             return None
-        config, log = self._config, self._log
+        config, log, residency = self._config, self._log, self._residency
+        if not queue.hot_from <= offset < queue.hot_until and residency is not None and not residency.is_off:
+            return None
         count = min(max_count, config.memory_transfer_count_max)
         if has_tags and log.damaged:
             return None
@@ -208,12 +210,18 @@ class MessageReader:
         if not entries:
             return None
         (first,) = _PLACE.unpack_from(entries)
+        files = log.mapped.files
+        if first < self.written_from or not files:
+            return None
         last, size = _PLACE_AND_SIZE.unpack_from(entries, len(entries) - ENTRY_SIZE)
         end = log.end_offset
-        if first < self.written_from:
-            return None
-        file = log.mapped.find(first)
-        if file is None or (last >= file.end and not has_tags):
+        file = files[-1]
+        if not file.offset <= first < file.end:
+            found = log.mapped.find(first)
+            if found is None:
+                return None
+            file = found
+        if last >= file.end and not has_tags:
             return None
         if first < end - self._trusted and (
             first < end - self._distance
@@ -221,17 +229,8 @@ class MessageReader:
             or not residency.holds(file, first, min(last + size, file.end))
         ):
             return None
-        limit = min(max(max_bytes, _REQUEST_SIZE_MIN), _REQUEST_SIZE_MAX, config.memory_transfer_size_max)
-        return (
-            entries,
-            file.view,
-            file.offset,
-            min(file.end, end),
-            count,
-            limit,
-            queue.min_offset,
-            queue.max_offset,
-        )
+        limit = min(_REQUEST_SIZE_MAX, config.memory_transfer_size_max)
+        return entries, file.view, file.offset, min(file.end, end), count, limit, low, high
 
     def _scan_count(self, max_count: int) -> int:
         return max(-(-self._config.scan_size_max // ENTRY_SIZE), max_count)

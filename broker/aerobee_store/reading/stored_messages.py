@@ -16,7 +16,7 @@ from aerobee_store.queues.batch_queue import BatchQueue
 from aerobee_store.queues.consume_queue import ConsumeQueue, ConsumeQueueEntry
 from aerobee_store.queues.offset_by_time import offset_by_time
 from aerobee_store.queues.queue_table import QueueTable
-from aerobee_store.reading.get_message import GetResult, MessageReader, Nearby, Selector
+from aerobee_store.reading.get_message import GetResult, MessageReader, Selector
 from aerobee_store.reading.residency import Residency
 from aerobee_store.terms.config import StoreConfig
 from aerobee_store.writing.appender import Appender
@@ -55,6 +55,8 @@ class StoredMessages:
         self._residency = residency
         # The first byte that was kept when oldest_time() was asked last, and what it said.
         self._oldest = (-1, -1)
+        # What a usual read is gathered from; see MessageReader.
+        self.nearby = reader.nearby
 
     def get_message(
         self,
@@ -73,12 +75,6 @@ class StoredMessages:
         if self._log.damaged is not known:
             log_new_damage(self._log, known)
         return found
-
-    def nearby(
-        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, *, has_tags: bool
-    ) -> Nearby | None:
-        """What a usual read is gathered from; see MessageReader.nearby()."""
-        return self._reader.nearby(topic, queue_id, offset, max_count, max_bytes, has_tags=has_tags)
 
     # --- the range of a queue --------------------------------------------------------------------------
 
