@@ -108,7 +108,7 @@ def sorted_steps(
     for start in range(0, len(items), SORT_MAX):
         runs.append(sorted(items[start : start + SORT_MAX], key=order))
         yield
-    while key is None and len(runs[0]) < PAIRED_MAX:
+    while key is None and len(runs) > 1 and len(runs[0]) < PAIRED_MAX:
         halves, runs = runs, []
         for start in range(0, len(halves), 2):
             runs.append(sorted([item for half in halves[start : start + 2] for item in half], key=order))

@@ -7,7 +7,7 @@ import json
 import math
 import time
 from base64 import b64decode
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -220,6 +220,25 @@ def test_a_large_value_is_written_in_steps_none_of_which_is_long() -> None:
         result, count = run(sorted_steps(names, key))
         assert result == sorted(names, key=key)
         assert count > 50_000 / 256
+
+
+@pytest.mark.parametrize("count", [0, 1, 4096, 4097, 9000, 32_768, 32_769, 70_000])
+def test_any_count_is_sorted_in_an_end_of_steps(count: int) -> None:
+    """From 4,097 to 32,768 texts there was no end: a nameserver never listed that many topics."""
+    names = [str(number * 7919 % 100_003) for number in range(count)]
+    result, steps = run(islice_of(sorted_steps(names), 1000))
+    assert (result, steps < 1000) == (sorted(names), True)
+
+
+def islice_of(steps: Generator[None, None, list[str]], count: int) -> Generator[None, None, list[str]]:
+    """The same work, but no more than so many steps of it."""
+    for _ in range(count):
+        try:
+            yield next(steps)
+        except StopIteration as end:
+            found: list[str] = end.value
+            return found
+    return []
 
 
 def test_members_of_a_list_may_be_made_one_by_one() -> None:
