@@ -19,6 +19,7 @@ from aerobee.session.trace import parse_trace
 from aerobee.terms import routes as routes_module
 from aerobee.terms.filters import TagFilter
 from aerobee.terms.routes import MessageQueue, Route, plan_route, plan_template_route, pull_addr
+from aerobee_access.port_guard import OperatorsGuard
 from aerobee_broker.pop.checkpoints import CheckPoint, CheckPointTable
 from aerobee_broker.pop.revive_log import ACK, BATCH_ACK, CHECK_POINT, Acks, parse_record
 from aerobee_proto.bodies import TopicRouteData
@@ -204,30 +205,47 @@ def _stored(properties: str, body: bytes) -> StoredRecord:
 
 
 async def _page() -> Page:
-    return Page(b"ok")
+    return Page(b"the page")
 
 
 class _Visitor:
+    host, peer = "10.1.2.3", "10.1.2.3:4"
     is_silent = True
 
 
 @cache
 def _responder() -> tuple[asyncio.AbstractEventLoop, HttpResponder]:
-    return asyncio.new_event_loop(), HttpResponder({"/metrics": _page, "/health": _page})
+    return asyncio.new_event_loop(), HttpResponder({"/metrics": _page, "/health": _page, "/livez": _page})
+
+
+@cache
+def _guard() -> OperatorsGuard:
+    """Lets nobody in: whoever is told anything is told so by mistake."""
+    return OperatorsGuard(
+        None,
+        has_access_control=True,
+        takes_certificates=False,
+        may_look=lambda *_: False,
+        refused=lambda *_: 0.0,
+    )
 
 
 def http_requests(data: bytes) -> None:
-    """Whatever is sent to the metrics port gets an answer."""
+    """Whatever is sent to the metrics port gets an answer, and a page where nobody is let in is for nobody."""
+    if not data:
+        return
     loop, responder = _responder()
+    responder.guard = _guard() if data[0] & 1 else None
 
     async def visit() -> tuple[str, Page]:
         reader = asyncio.StreamReader(limit=HEAD_SIZE_MAX, loop=loop)
-        reader.feed_data(data)
+        reader.feed_data(data[1:])
         reader.feed_eof()
         return await responder._answer(cast("Any", _Visitor()), reader, asyncio.BaseTransport())
 
     method, page = loop.run_until_complete(visit())
-    assert page.status in (200, 400, 404, 405, 408, 431)
+    assert page.status in (200, 400, 401, 404, 405, 408, 431)
+    assert page.status != 200 or not data[0] & 1 or page.body == b"ok\n"
     assert isinstance(method, str)
 
 
@@ -287,11 +305,14 @@ def _revives() -> Iterator[bytes]:
 
 
 def _requests() -> Iterator[bytes]:
-    yield b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
-    yield b"HEAD /health?a=b HTTP/1.0\r\n\r\n"
-    yield b"POST / HTTP/1.1\r\n\r\n"
-    yield b"GET /" + b"a" * 9000
-    yield b"\x16\x03\x01"
+    for head in (b"\x00", b"\x01"):
+        yield head + b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
+        yield head + b"GET /metrics HTTP/1.1\r\nAuthorization: Bearer x\r\n\r\n"
+        yield head + b"GET /livez HTTP/1.1\r\nauthorization: Basic YTpi\r\n\r\n"
+        yield head + b"HEAD /health?a=b HTTP/1.0\r\n\r\n"
+        yield head + b"POST / HTTP/1.1\r\n\r\n"
+        yield head + b"GET /" + b"a" * 9000
+        yield head + b"\x16\x03\x01"
 
 
 TARGETS: Final[dict[str, Target]] = {

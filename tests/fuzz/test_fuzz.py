@@ -1,14 +1,8 @@
-"""Three million runs of all targets together, beginning from what is known to reach far; hours are for ./dev fuzz."""
+"""The targets by what they begin with, and what is kept beside them; test_run has the runs."""
 
 import base64
-import importlib.util
 import json
-import os
-import re
-import subprocess
-import sys
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -16,11 +10,10 @@ import pytest
 from fuzz.engines import close_engines
 from fuzz.run import CORPUS, KEPT_SIZE_MAX, LEDGER, _finding, corpus_of
 from fuzz.target import Target, TookTooLong, patched
-from fuzz.targets import PARTS, TARGETS, parts
+from fuzz.targets import TARGETS, parts
 
 pytestmark = pytest.mark.spread
 
-RUN = Path(__file__).with_name("run.py")
 RUNS_MIN = 3_000_000
 # Whole stores and brokers, a hundred times as long as what reads a few bytes.
 FEW_RUNS = {"stores", "send_engines"}
@@ -30,39 +23,6 @@ FEW_RUNS = {"stores", "send_engines"}
 def closed() -> Iterator[None]:
     yield
     close_engines()
-
-
-def fuzzed(findings: Path, *words: str) -> dict[str, int]:
-    """Target -> runs, as the fuzzer counted them. AssertionError with what was found."""
-    if importlib.util.find_spec("atheris") is None:
-        assert os.environ.get("CI") != "true" or sys.platform != "linux", "atheris is not installed"
-        pytest.skip(
-            "atheris is not installed (it is there for Linux on x86-64): ./dev setup, or pip install atheris"
-        )
-    done = subprocess.run(
-        [sys.executable, str(RUN), "--uncounted", "--findings", str(findings), *words],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    print(done.stdout)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return {
-        name: int(runs.replace(",", ""))
-        for name, runs in re.findall(r"^(\w+) +([\d,]+) runs", done.stdout, re.M)
-    }
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("part", range(PARTS))
-def test_nothing_is_found_in_its_part_of_three_million_runs(part: int, tmp_path: Path) -> None:
-    """Other inputs each day, the same ones on one day: the seed is the date, and a finding says it."""
-    names = parts()[part]
-    seed = f"{datetime.now(UTC):%Y%m%d}"
-    ran = fuzzed(tmp_path / "findings", "--ci", "--seed", seed, *names)
-    assert ran.keys() == set(names)
-    assert {name: runs for name, runs in ran.items() if runs < TARGETS[name].runs} == {}
 
 
 def test_the_parts_are_three_million_runs_of_all_targets() -> None:
