@@ -15,6 +15,7 @@ import argparse
 import base64
 import contextlib
 import hashlib
+import importlib.util
 import io
 import json
 import logging
@@ -37,6 +38,7 @@ INPUT_TIME_MAX_S: Final = (
 KEPT_SIZE_MAX: Final = 12_288  # bytes of a corpus file
 KEPT_INPUT_SIZE_MAX: Final = 600
 SAID_SIZE_MAX: Final = 6000
+NATIVE: Final = "aerobee_native"
 WRITTEN: Final = (
     "Test unit written to"  # as libFuzzer says it of an input that hangs or takes too much memory
 )
@@ -49,6 +51,8 @@ INSTRUMENTED: Final = [
     "aerobee.consuming.pulls", "aerobee.consuming.local_offsets", "aerobee.messages", "aerobee.net.offsets",
     "aerobee.net.answers", "aerobee.producing.replies", "aerobee.session.trace", "aerobee.terms.routes",
     "aerobee_broker.remoting_api.native_sends", "aerobee_broker.remoting_api.send", "engine_pair",
+    "aerobee_broker.messages.intake", "aerobee_broker.messages.publish", "aerobee_broker.messages.publish_batches",
+    "aerobee_broker.messages.stored_properties",
 ]  # fmt: skip
 
 
@@ -154,6 +158,8 @@ def load() -> None:
     with contextlib.redirect_stderr(io.StringIO()), atheris.instrument_imports(include=INSTRUMENTED):
         from fuzz.targets import TARGETS
     _be_silent()
+    if importlib.util.find_spec(NATIVE) is not None:
+        importlib.import_module(NATIVE)  # what it tells of its coverage is known before the first input
     for target in TARGETS.values():
         target(b"")
 
@@ -201,6 +207,9 @@ def _options() -> argparse.ArgumentParser:
     add("--input", type=Path, help="run the target on this file alone")
     add("--bytes", help="run the target on these bytes alone (base64)")
     add("--findings", type=Path, default=Path("fuzz-findings"))
+    add(
+        "--rust", action="store_true", help="be guided by the native engine's code, too: builds it with cargo"
+    )
     add("--uncounted", action="store_true", help="leave the ledger as it is")
     return parser
 
@@ -208,6 +217,11 @@ def _options() -> argparse.ArgumentParser:
 def main() -> int:
     parser = _options()
     options = parser.parse_args()
+    if options.rust:
+        sys.path.insert(0, str(HERE.parent))
+        from fuzz.rust import begin_again
+
+        begin_again([word for word in sys.argv if word != "--rust"])
     load()
     from fuzz.targets import TARGETS
 

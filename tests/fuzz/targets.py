@@ -24,7 +24,7 @@ TARGETS: Final[dict[str, Target]] = {
     **peers.TARGETS,
     **files.TARGETS,
     **store_files.TARGETS,
-    "send_engines": Target(send_engines, engine_seeds, 300, 512, time_max_s=20),
+    "send_engines": Target(send_engines, engine_seeds, 600, 512, time_max_s=20),
 }
 PARTS: Final = 2  # CI runs them at the same time
 
