@@ -3,7 +3,6 @@
 import asyncio
 import gzip
 import json
-import tarfile
 from base64 import b64decode
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +29,7 @@ from aerobee_store.disk.io import DiskIo, StoreIo
 from aerobee_store.disk.reserve import Reserve
 from aerobee_store.store import MessageStore
 from aerobee_store.terms.messages import NewMessage
+from store import golden_cases
 
 __all__ = [
     "GOLDEN",
@@ -243,9 +243,7 @@ def forget_marks(transactions: Transactions) -> None:
 
 def unpack_store(case: str, folder: Path) -> Path:
     """A store folder of the official broker, unpacked."""
-    with tarfile.open(GOLDEN / "store" / case / "store.tar.gz") as archive:
-        archive.extractall(folder, filter="data")
-    return folder / "store"
+    return golden_cases.unpack(case, folder)
 
 
 def official_exchanges(scenario: str, code: int) -> list[tuple[Command, bytes, Command]]:

@@ -3,7 +3,6 @@
 import base64
 import ipaddress
 import json
-import tarfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from aerobee_store.disk.io import DiskIo
 from aerobee_store.store import MessageStore
 from aerobee_store.terms.config import StoreConfig
 from aerobee_store.terms.messages import NewMessage
+from store import golden_cases
 
 FOLDER = Path(__file__).parent.parent / "golden" / "store"
 CASES = sorted(path.name for path in FOLDER.iterdir() if path.is_dir())
@@ -38,9 +38,7 @@ DAMAGED = [case for case in CASES if not is_whole(case)]
 
 def unpack(case: str, folder: Path) -> Path:
     """A fresh copy of the store folder."""
-    with tarfile.open(FOLDER / case / "store.tar.gz") as archive:
-        archive.extractall(folder, filter="data")
-    return folder / "store"
+    return golden_cases.unpack(case, folder)
 
 
 def config_of(case: str, root: Path, *, accept_loss: bool = False) -> StoreConfig:
