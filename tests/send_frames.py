@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from struct import Struct
 from typing import Any, Final
 
+from aerobee_access.signature import ACCESS_KEY, FRESHNESS, SIGNATURE, sign
 from aerobee_proto.batch import BatchEntry, encode_batch
 from aerobee_proto.codes import RequestCode
 from aerobee_proto.frames import Command, encode_command
@@ -46,6 +47,8 @@ class Spec:
     body: bytes = b"hello"
     style: str = "java"  # how the header is written
     damage: tuple[int, int] | None = None  # a byte of the header, and what is done to it
+    user: tuple[str, str] | None = None  # AccessKey and secret of who signs it
+    freshness: str | None = None  # what is signed with it, as `aerobee_access.freshness` has it
 
 
 def fields_of(*, topic: str, queue: str, properties: str, **more: str) -> dict[str, str]:
@@ -77,6 +80,8 @@ def frame_of(spec: Spec, opaque: int) -> bytes:
         if spec.code == V1
         else {LETTERS.get(name, name): text for name, text in spec.fields.items()}
     )
+    if spec.user is not None:
+        named = _signed(spec, named)
     if spec.codec != 0:
         command = Command(
             spec.code, opaque=opaque, flag=spec.flag, ext_fields=named, body=spec.body, codec=spec.codec
@@ -93,6 +98,14 @@ def frame_of(spec: Spec, opaque: int) -> bytes:
         changed[at % len(changed)] = byte
         header = bytes(changed)
     return framed(spec.codec, header, spec.body)
+
+
+def _signed(spec: Spec, named: dict[str, str]) -> dict[str, str]:
+    """With the fields of a signature, as a client has them that knows what the server reads in this codec."""
+    assert spec.user is not None
+    read = {name: text or "null" for name, text in named.items()} if spec.codec == 1 else named
+    made = sign(read, spec.body, *spec.user, freshness=spec.freshness)
+    return named | {name: made[name] for name in (ACCESS_KEY, SIGNATURE, FRESHNESS) if name in made}
 
 
 def framed(codec: int, header: bytes, body: bytes) -> bytes:
@@ -181,5 +194,8 @@ def mutated(rng: random.Random, base: Sequence[bytes]) -> bytes:
 
 
 def bases() -> list[bytes]:
-    """Usual sends and batches, in all codecs."""
-    return frames([*(usual(number) for number in range(6)), *(batch_of(number) for number in range(3))])
+    """Usual sends and batches, in all codecs, and some that are signed."""
+    signed = [usual(number) for number in range(3)]
+    for number, spec in enumerate(signed):
+        spec.user, spec.freshness = ("user", "secret"), f"aerobee1:1:-:{number}:310;"
+    return frames([*map(usual, range(6)), *signed, *(batch_of(number) for number in range(3))])

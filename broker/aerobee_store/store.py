@@ -505,7 +505,14 @@ class MessageStore:
         """Whether append() would do nothing but write."""
         if not self.is_open or self.health.reason is not None or self.full_until or self._refusal:
             return False
-        return not (self._tombstones.is_dirty or self._config.is_copy or self.condition is not None)
+        if self._tombstones.is_dirty or self._config.is_copy:
+            return False
+        if self.condition is not None:
+            try:
+                self.condition()
+            except StoreError:
+                return False  # append() tells it
+        return True
 
     @property
     def given_offset(self) -> int:

@@ -7,13 +7,16 @@ const VERSION: i16 = 479;
 const PYTHON: u8 = 3;
 
 /// What all answers have in common.
+#[derive(Default)]
 pub struct Common {
     /// The part of a message's id that says which broker has it.
     pub id_prefix: Vec<u8>,
     /// TRACE_ON, `true` or `false`.
     pub trace_on: Vec<u8>,
-    /// MSG_REGION, which stands in JSON as it is.
+    /// MSG_REGION.
     pub region: Vec<u8>,
+    /// The same as JSON has it, without its quotes.
+    pub region_in_json: Vec<u8>,
 }
 
 /// One message that was stored.
@@ -49,7 +52,7 @@ impl Common {
         out.extend_from_slice(b"\",\"TRACE_ON\":\"");
         out.extend_from_slice(&self.trace_on);
         out.extend_from_slice(b"\",\"MSG_REGION\":\"");
-        out.extend_from_slice(&self.region);
+        out.extend_from_slice(&self.region_in_json);
         out.extend_from_slice(b"\",\"queueOffset\":\"");
         push_decimal(out, stored.queue_offset);
         out.extend_from_slice(b"\"},\"flag\":1,\"language\":\"PYTHON\",\"opaque\":");

@@ -8,6 +8,7 @@ use pyo3::types::{PyBytes, PyList, PyTuple};
 use pyo3::{create_exception, intern, prelude::*};
 
 use crate::answers::{Common, Found, Stored};
+use crate::judging::Judge;
 use crate::records::{Form, Message};
 use crate::requests::{self, SEND_BATCH_MESSAGE};
 use crate::{javahash, properties, pulls};
@@ -198,7 +199,7 @@ impl Engine {
             record_size_max,
             body_size_max: 0,
             suffix: Vec::new(),
-            common: Common { id_prefix, trace_on: Vec::new(), region: Vec::new() },
+            common: Common { id_prefix, ..Common::default() },
             places: HashMap::new(),
             topics: Vec::new(),
             free: Vec::new(),
@@ -213,23 +214,22 @@ impl Engine {
         })
     }
 
-    /// Take over settings, those of each message and of each answer; routes are forgotten.
+    /// Take over settings, those of each message and of each answer; routes are forgotten. `region_in_json` stands
+    /// between quotes.
     fn use_settings(
         &mut self,
         body_size_max: usize,
         suffix: Vec<u8>,
         trace_on: &str,
         region: &str,
-    ) -> PyResult<()> {
-        if !region.bytes().all(|byte| matches!(byte, 0x20..=0x7e) && byte != b'"' && byte != b'\\') {
-            return Err(PyValueError::new_err("the region does not stand in JSON as it is"));
-        }
+        region_in_json: Vec<u8>,
+    ) {
         self.body_size_max = body_size_max;
         self.suffix = suffix;
         self.common.trace_on = trace_on.as_bytes().to_vec();
         self.common.region = region.as_bytes().to_vec();
+        self.common.region_in_json = region_in_json;
         self.clear_routes();
-        Ok(())
     }
 
     /// Messages may be sent to this topic, to the queues below the limit.
@@ -271,7 +271,8 @@ impl Engine {
     }
 
     /// Make what the usual sends at the front of `data` come to; None when there is none. `begin` is the end of the
-    /// log, `limit` the place behind the last byte that a record may take.
+    /// log, `limit` the place behind the last byte that a record may take, `judge` who lets each of them in.
+    #[pyo3(signature = (data, begin, limit, now_ms, born_host, judge=None))]
     fn take<'py>(
         &mut self,
         py: Python<'py>,
@@ -280,11 +281,21 @@ impl Engine {
         limit: i64,
         now_ms: i64,
         born_host: &Bound<'py, PyBytes>,
+        judge: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Option<Bound<'py, PyTuple>>> {
         if let Some(fault) = &self.fault {
             return Err(EngineFault::new_err(fault.clone()));
         }
-        guarded(|| self.taken(py, data.as_bytes(), begin, limit, now_ms, born_host.as_bytes()))
+        let judge = Judge(judge.as_ref());
+        let progress = Progress {
+            born_host: born_host.as_bytes(),
+            judge,
+            now_ms,
+            limit,
+            offset: begin,
+            last_topic: NOWHERE,
+        };
+        guarded(|| self.taken(py, data.as_bytes(), progress))
             .unwrap_or_else(|fault| Err(EngineFault::new_err(fault)))
     }
 
@@ -333,6 +344,7 @@ impl Engine {
 /// Where a call has got to.
 struct Progress<'a> {
     born_host: &'a [u8],
+    judge: Judge<'a>,
     now_ms: i64,
     limit: i64,
     offset: i64,
@@ -366,18 +378,13 @@ impl Engine {
         &mut self,
         py: Python<'py>,
         data: &[u8],
-        begin: i64,
-        limit: i64,
-        now_ms: i64,
-        born_host: &[u8],
+        mut progress: Progress,
     ) -> PyResult<Option<Bound<'py, PyTuple>>> {
-        if !matches!(born_host.len(), 8 | 20) {
+        if !matches!(progress.born_host.len(), 8 | 20) {
             return Ok(None);
         }
         self.call += 1;
         self.made.clear();
-        let mut progress =
-            Progress { born_host, now_ms, limit, offset: begin, last_topic: NOWHERE };
         let mut at = 0;
         let (mut code, mut version, mut count) = (0, 0, 0);
         let mut text = std::mem::take(&mut self.text);
@@ -555,6 +562,7 @@ impl Engine {
         body: &[u8],
         text: &mut Vec<u8>,
     ) -> PyResult<bool> {
+        let sent_size = text.len();
         let Some(properties) = properties::read(text, 0) else { return Ok(false) };
         if body.is_empty() || body.len() > self.body_size_max {
             return Ok(false);
@@ -562,6 +570,9 @@ impl Engine {
         let Some(goes) = self.destination(progress, send) else { return Ok(false) };
         let Some(size) = self.record_size(progress, &goes, body.len(), text.len()) else { return Ok(false) };
         if progress.offset + size as i64 > progress.limit {
+            return Ok(false);
+        }
+        if !progress.judge.lets_in(codec, send, &text[..sent_size], body)? {
             return Ok(false);
         }
         let touched = self.touch(py, &goes)?;
@@ -597,8 +608,10 @@ impl Engine {
         let mut texts = std::mem::take(&mut self.texts);
         texts.clear();
         let read = self.batch_entries(progress, &goes, body, &common, &mut texts);
+        let is_let_in = read.is_none() || progress.judge.lets_in(codec, send, text, body)?;
         let outcome = match read {
             None => Ok(false),
+            Some(_) if !is_let_in => Ok(false),
             Some((ones, size)) => self.touch(py, &goes).map(|touched| {
                 let mut places = Vec::with_capacity(ones.len());
                 let mut keys = Vec::new();

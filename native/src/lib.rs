@@ -2,14 +2,16 @@
 //!
 //! `Engine.take` reads the usual sends at the front of what a socket gave and makes records, queue entries, hashes of
 //! keys and answers of them. `Engine.pull` reads usual pulls, and `Engine.gather` makes an answer of the entries of a
-//! queue and the file of the log that they lead to. It does no I/O and knows no clock, no thread and no fault: Python owns every state, writes
-//! what is made here, and does by itself whatever is unusual. Nothing is changed by a call that fails.
+//! queue and the file of the log that they lead to. It does no I/O and knows no clock, no thread and no fault: Python
+//! owns every state, decides who is let in, writes what is made here, and does by itself whatever is unusual. Nothing is
+//! changed by a call that fails.
 
 mod answers;
 mod bytes;
 mod engine;
 mod javahash;
 mod json;
+mod judging;
 mod properties;
 mod pulls;
 mod records;
@@ -27,5 +29,5 @@ mod aerobee_native {
 
     /// To be equal to the number that the broker was written for.
     #[pymodule_export]
-    const INTERFACE: u32 = 3;
+    const INTERFACE: u32 = 4;
 }

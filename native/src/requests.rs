@@ -23,6 +23,8 @@ pub const I32: std::ops::RangeInclusive<i64> = i32::MIN as i64..=i32::MAX as i64
 /// What one send says of itself; its properties stand elsewhere.
 #[derive(Default)]
 pub struct Send<'a> {
+    /// Request code.
+    pub code: i32,
     /// As sent; valid UTF-8.
     pub topic: &'a [u8],
     /// May be below 0.
@@ -41,13 +43,23 @@ pub struct Send<'a> {
     pub version: i32,
     /// Nobody waits for an answer.
     pub is_oneway: bool,
-    seen: u16,
+    // Which fields there are, as bits, and the values of all but the properties.
+    seen: u32,
+    values: [&'a [u8]; FIELD_COUNT],
 }
 
+const GROUP: usize = 0;
 const TOPIC: usize = 1;
 const PROPERTIES: usize = 8;
+/// Place of a field: the name of the user who has signed.
+pub const ACCESS_KEY: usize = 14;
+const SECURITY_TOKEN: usize = 15;
+/// Place of a field: the signature.
+pub const SIGNATURE: usize = 16;
+const FRESHNESS: usize = 17;
+const FIELD_COUNT: usize = 18;
 // producer group, topic, queue, sys flag, born timestamp, flag
-const REQUIRED: u16 = 1 | 1 << TOPIC | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7;
+const REQUIRED: u32 = 1 | 1 << TOPIC | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7;
 const LONG_NAMES: [&[u8]; 14] = [
     b"producerGroup",
     b"topic",
@@ -64,14 +76,21 @@ const LONG_NAMES: [&[u8]; 14] = [
     b"batch",
     b"bname",
 ];
+// Those that are signed, in the order of their names.
+const LONG_NAMES_SIGNED: [usize; FIELD_COUNT - 1] =
+    [FRESHNESS, ACCESS_KEY, SECURITY_TOKEN, 12, 13, 6, 2, 3, 7, 11, GROUP, PROPERTIES, 4, 9, 5, TOPIC, 10];
+const LETTERS_SIGNED: [usize; FIELD_COUNT - 1] =
+    [FRESHNESS, ACCESS_KEY, SECURITY_TOKEN, GROUP, TOPIC, 2, 3, 4, 5, 6, 7, PROPERTIES, 9, 10, 11, 12, 13];
 
 /// Which field a name stands for.
 fn field(code: i32, name: &[u8]) -> Option<usize> {
-    if code == SEND_MESSAGE {
-        return LONG_NAMES.iter().position(|known| *known == name);
-    }
     match name {
-        [letter @ b'a'..=b'n'] => Some(usize::from(letter - b'a')),
+        [letter @ b'a'..=b'n'] if code != SEND_MESSAGE => Some(usize::from(letter - b'a')),
+        b"AccessKey" => Some(ACCESS_KEY),
+        b"AccessFreshness" => Some(FRESHNESS),
+        b"SecurityToken" => Some(SECURITY_TOKEN),
+        b"Signature" => Some(SIGNATURE),
+        _ if code == SEND_MESSAGE => LONG_NAMES.iter().position(|known| *known == name),
         _ => None,
     }
 }
@@ -93,8 +112,9 @@ impl<'a> Send<'a> {
 
     /// A field whose value is text, valid UTF-8, but for the properties.
     fn set(&mut self, field: usize, value: &'a [u8]) -> Option<()> {
+        self.values[field] = value;
         match field {
-            0 | 2 | 13 => {}
+            GROUP | 2 | 13 | ACCESS_KEY | SECURITY_TOKEN | SIGNATURE | FRESHNESS => {}
             TOPIC => self.topic = value,
             3 | 11 => small(whole(value)?).map(|_| ())?,
             4 => self.queue_id = small(whole(value)?)?,
@@ -121,6 +141,29 @@ impl<'a> Send<'a> {
     fn is_whole(&self) -> bool {
         self.seen & REQUIRED == REQUIRED
     }
+
+    /// The group of the producer.
+    pub fn group(&self) -> &'a [u8] {
+        self.values[GROUP]
+    }
+
+    /// The value of a field as signatures have it; None when it is not there.
+    pub fn text(&self, codec: u8, field: usize) -> Option<&'a [u8]> {
+        (self.seen & 1 << field != 0).then(|| as_signed(codec, self.values[field]))
+    }
+
+    /// The parts of the header that a signature covers, in their order. `properties` are those that were read.
+    pub fn signed<'b>(&'b self, codec: u8, properties: &'b [u8]) -> impl Iterator<Item = &'b [u8]> + Clone {
+        let order = if self.code == SEND_MESSAGE { &LONG_NAMES_SIGNED } else { &LETTERS_SIGNED };
+        order.iter().filter(move |field| self.seen & 1 << **field != 0).map(move |field| {
+            as_signed(codec, if *field == PROPERTIES { properties } else { self.values[*field] })
+        })
+    }
+}
+
+/// The official server reads an empty value of its binary codec as none, and signs the word for it.
+fn as_signed(codec: u8, value: &[u8]) -> &[u8] {
+    if value.is_empty() && codec == ROCKETMQ { b"null" } else { value }
 }
 
 /// The next whole frame, of at most so many bytes: codec, header, body, and where it ends.
@@ -169,7 +212,7 @@ fn known(code: i32) -> Option<i32> {
 /// The header of a request of this code, its properties in `properties`; None when it is unusual in any way.
 pub fn read<'a>(codec: u8, code: i32, header: &'a [u8], properties: &mut Vec<u8>) -> Option<Send<'a>> {
     properties.clear();
-    let mut send = Send::default();
+    let mut send = Send { code, ..Send::default() };
     match codec {
         JSON => json(code, header, properties, &mut send)?,
         ROCKETMQ => binary(code, header, properties, &mut send)?,

@@ -58,6 +58,14 @@ class Numbers:
         # Bit i: highest - 1 - i has not come yet. Nearly always 0, as requests seldom overtake.
         self._missing = 0
 
+    def mark(self) -> tuple[int, int]:
+        """For `go_back`."""
+        return self.highest, self._missing
+
+    def go_back(self, mark: tuple[int, int]) -> None:
+        """Those that were taken since have not come."""
+        self.highest, self._missing = mark
+
     def take(self, number: int) -> bool:
         """Whether this one has not come before; from now on it has. So far behind the highest that nobody knows: no."""
         ahead = number - self.highest

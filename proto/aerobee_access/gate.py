@@ -8,7 +8,8 @@ Touches  nothing.
 
 The signature of every request is checked: it says who sent these bytes, and nothing else does. A request that
 says when it was signed, and for which connection, is let in once (`freshness`). What a user is allowed
-is kept for each connection until users or policies change, so a granted send costs the signature and a look-up.
+is kept for each connection until users or policies change, so a granted send costs the signature and a look-up. Sends
+that nobody has read as requests are judged by what is kept alone: the first of each kind is admitted the usual way.
 
 Invariants
 - Whatever fails refuses; nobody is let in by an error.
@@ -19,12 +20,13 @@ Invariants
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Final
+from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from aerobee_access.audit import AuditLog
 from aerobee_access.decision import Verdict, decide
 from aerobee_access.freshness import CHALLENGE, Freshness, NotFresh, Numbers
+from aerobee_access.judging import Judgement, judging_by
 from aerobee_access.policies import Action
 from aerobee_access.refusals import Refusals
 from aerobee_access.signature import ACCESS_KEY, fields_of, signed_with
@@ -33,7 +35,7 @@ from aerobee_access.users import NAME_CHARS_MAX, User
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.errors import RequestError
 from aerobee_proto.requests import AnyIncoming
-from aerobee_remoting.exchange.gate import Gate, Refused, RefusedSlowly, Row
+from aerobee_remoting.exchange.gate import Asked, Gate, Judging, Refused, RefusedSlowly, Row
 from aerobee_remoting.exchange.needs import CREATE, DELETE, GET, UPDATE, Kind, Need, Open
 from aerobee_remoting.peers.peer import Peer
 from aerobee_service.logs.event_log import event_logger
@@ -72,6 +74,14 @@ class _Known:
     numbers: Numbers | None  # of its requests, where they are looked at
     # User, code and what the request names -> granted.
     granted: set[tuple[str, int, object]] = field(default_factory=set)
+    judgements: dict[Asked, Judgement] = field(default_factory=dict)
+
+
+class _Sent(NamedTuple):
+    """The header fields of a send that policies are about."""
+
+    topic: str
+    producer_group: str
 
 
 class _NoUser(RequestError):
@@ -115,6 +125,11 @@ class AccessGate(Gate):
     def kept(self) -> int:
         """Decisions that are kept, for all connections."""
         return sum(len(known.granted) for known in self._known.values())
+
+    @property
+    def judgements_kept(self) -> int:
+        """What is kept of sends that nobody reads as requests, for all connections."""
+        return sum(len(known.judgements) for known in self._known.values())
 
     def admit(self, caller: Peer, row: Row, request: AnyIncoming) -> None:
         try:
@@ -201,8 +216,38 @@ class AccessGate(Gate):
             known = self._known[caller] = _Known(self._table.revision, numbers)
         elif known.revision != self._table.revision or len(known.granted) > GRANTED_MAX:
             known.granted.clear()
+            known.judgements.clear()
             known.revision = self._table.revision
         return known
+
+    def lets_all(self, caller: Peer) -> bool:
+        return self._trusts(caller)
+
+    def judging(self, caller: Peer, rows: Mapping[int, Row]) -> Judging:
+        known, subject = self._known_of(caller), caller.subject
+
+        def find(asked: Asked) -> Judgement | None:
+            return self._judgement(known, subject, rows[asked[0]], asked)
+
+        return judging_by(known.judgements, find, self._freshness, known.numbers)
+
+    def _judgement(self, known: _Known, subject: str, row: Row, asked: Asked) -> Judgement | None:
+        """As `_admit`; None where that has more to do than to look up and to check a signature."""
+        rules, (code, access_key, topic, group) = self._rules, asked
+        name = access_key.decode() if access_key else subject
+        if not name:
+            return None
+        if rules.authorization and code not in rules.free_codes:
+            naming, sent = self._naming_of(row), _Sent(topic.decode(), group.decode())
+            if naming is None or (name, code, naming(sent)) not in known.granted:
+                return None
+        if not rules.authentication or code in rules.unsigned_codes or _is_for_anybody(row):
+            return Judgement(name, None, is_let_in=True)
+        user = self._table.user(name)
+        is_enabled = user is not None and user.is_enabled
+        if not access_key:  # the certificate is shown
+            return Judgement(name, None, is_enabled)
+        return Judgement(name, NO_USER if user is None else user.secret.encode(), is_enabled)
 
     def _admit(self, known: _Known, caller: Peer, row: Row, request: AnyIncoming) -> None:
         rules, code = self._rules, row.code

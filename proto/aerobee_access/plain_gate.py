@@ -9,10 +9,12 @@ and the text that official tools look for.
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
+from weakref import WeakKeyDictionary
 
 from aerobee_access.audit import AuditLog
 from aerobee_access.freshness import CHALLENGE, Freshness, NotFresh
-from aerobee_access.plain_acl import Perm, PlainAcl
+from aerobee_access.judging import Judgement, judging_by
+from aerobee_access.plain_acl import Account, Perm, PlainAcl
 from aerobee_access.refusals import Refusals
 from aerobee_access.signature import ACCESS_KEY, fields_of, signed_with
 from aerobee_proto.bodies import HeartbeatData
@@ -20,7 +22,7 @@ from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.errors import RequestError
 from aerobee_proto.names import RETRY_PREFIX, TRACE_TOPIC, is_retry_topic
 from aerobee_proto.requests import AnyIncoming
-from aerobee_remoting.exchange.gate import Gate, RefusedSlowly, Row
+from aerobee_remoting.exchange.gate import Asked, Gate, Judging, RefusedSlowly, Row
 from aerobee_remoting.exchange.needs import Kind, Need
 from aerobee_remoting.peers.peer import Peer
 from aerobee_service.logs.event_log import event_logger
@@ -37,6 +39,7 @@ OLD_SIGNATURE: Final = 0  # of that version; one field is never part of it
 SENDS: Final = {10: ("topic", "group"), 310: ("b", "a")}
 GROUPS: Final = {36: "group", 35: "consumerGroup", 38: "consumerGroup"}
 READS: Final = frozenset({11, 15})
+NOBODY: Final = b"nobody has this secret"
 Needs = tuple[dict[str, Perm], dict[str, Perm]]
 
 
@@ -66,6 +69,10 @@ class PlainGate(Gate):
         self._refusals = refusals
         self._audit = audit
         self._freshness = freshness
+        # Kept for each connection while the accounts stay.
+        self._judgements: WeakKeyDictionary[Peer, tuple[PlainAcl, dict[Asked, Judgement]]] = (
+            WeakKeyDictionary()
+        )
 
     def admit(self, caller: Peer, row: Row, request: AnyIncoming) -> None:
         if self._trusts(caller):
@@ -103,6 +110,14 @@ class PlainGate(Gate):
     def lets_all(self, caller: Peer) -> bool:
         return self._trusts(caller) or self._accounts().is_white(caller.peer_host)
 
+    def judging(self, caller: Peer, rows: Mapping[int, Row]) -> Judging:
+        acl, address = self._accounts(), caller.peer_host
+        kept = self._judgements.get(caller)
+        if kept is None or kept[0] is not acl:
+            kept = self._judgements[caller] = acl, {}
+        numbers = self._freshness.of(caller) if self._freshness is not None else None
+        return judging_by(kept[1], lambda asked: _judgement(acl, address, asked), self._freshness, numbers)
+
     def _admit(self, caller: Peer, code: int, request: AnyIncoming) -> None:
         address = caller.peer_host
         if code == RequestCode.GET_CODECS:
@@ -116,7 +131,7 @@ class PlainGate(Gate):
             raise _NoAccount("unsigned", "No accessKey is configured")
         account = acl.accounts.get(name)
         # First, and for an account that is not there as well: how long it takes says nothing.
-        secret = account.secret_key.encode() if account is not None else b"nobody has this secret"
+        secret = account.secret_key.encode() if account is not None else NOBODY
         content = signed_with(secret, fields, OLD_SIGNATURE, request.body)
         if account is None:
             raise _NoAccount("unknown", f"No acl config for {name[:255]}")
@@ -131,10 +146,7 @@ class PlainGate(Gate):
                 raise _NoAccount("replay", str(why)) from None
         if code in ADMIN_CODES and not account.is_admin:
             raise _refused(f"Need admin permission for request code={code}, but accessKey={name} is not")
-        topics, groups = _needs(code, fields, request)
-        if topics.get(TRACE_TOPIC) == Perm.PUB and not groups and len(topics) == 1:
-            return
-        reason = account.refusal(topics, groups)
+        reason = _reason(account, *_needs(code, fields, request))
         if reason:
             raise _refused(reason)
 
@@ -157,6 +169,28 @@ class PlainGate(Gate):
         log.warning("access.refused", peer=caller.peer, code=row.code, reason=refused.remark)
         delay_s = refusals.refused(caller.peer_host, refused.reason) if refusals is not None else 0.0
         return RefusedSlowly(refused.code, refused.remark, delay_s) if delay_s else refused
+
+
+def _reason(account: Account, topics: dict[str, Perm], groups: dict[str, Perm]) -> str:
+    """Why these needs are not granted; empty when they are. Traces are taken from every account."""
+    if topics.get(TRACE_TOPIC) == Perm.PUB and not groups and len(topics) == 1:
+        return ""
+    return account.refusal(topics, groups)
+
+
+def _judgement(acl: PlainAcl, address: str, asked: Asked) -> Judgement:
+    """As `PlainGate._admit`, for a send; no to one to a retry topic, whose group may be named by a field of its own."""
+    code, access_key, topic_name, _ = asked
+    name = access_key.decode() if access_key is not None else ""
+    account = acl.accounts.get(name)
+    if account is None:
+        return Judgement(name, NOBODY, is_let_in=False)
+    if account.white_address and _matches(account.white_address, address):
+        return Judgement(name, None, is_let_in=True)
+    topic = topic_name.decode()
+    topics = {topic: Perm.PUB} if code in SENDS else {}
+    may = not is_retry_topic(topic) and not _reason(account, topics, {})
+    return Judgement(name, account.secret_key.encode(), may)
 
 
 def _matches(pattern: str, address: str) -> bool:

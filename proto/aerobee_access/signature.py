@@ -23,6 +23,7 @@ __all__ = [
     "FRESHNESS",
     "SIGNATURE",
     "fields_of",
+    "is_signature",
     "sign",
     "signature_of",
     "signed_content",
@@ -99,9 +100,13 @@ def signed_with(secret: bytes, fields: Mapping[str, str], version: int, body: by
     """What was signed, without the body, if the fields carry the signature that this secret makes; in the same time
     whatever they carry."""
     content = signed_content(fields, version)
-    expected = signature_of(content + body if body else content, secret)
-    is_signed = hmac.compare_digest(expected, fields.get(SIGNATURE, "").encode("utf-8", "replace"))
-    return content if is_signed else None
+    signature = fields.get(SIGNATURE, "").encode("utf-8", "replace")
+    return content if is_signature(signature, content + body if body else content, secret) else None
+
+
+def is_signature(signature: bytes, content: bytes, secret: bytes) -> bool:
+    """Whether this is what the secret makes of that; in the same time whatever it is."""
+    return hmac.compare_digest(signature_of(content, secret), signature)
 
 
 def sign(

@@ -81,10 +81,8 @@ def shown(entry: Row | None, code: int, frame: Frame) -> tuple[Row, AnyIncoming]
     return nobody, Incoming(envelope, frame, NO_FIELDS, frame[2])
 
 
-def outcomes(
-    name: str, folder: Path, served: Mapping[int, Row], *, as_official: bool
-) -> Iterator[tuple[dict[str, Any], Row, Outcome]]:
-    """Each case with the row of its code and what our gate says."""
+def gate_of(name: str, folder: Path, *, as_official: bool) -> AccessGate:
+    """The gate of a world."""
     world = world_of(name)
     config = world["config"]
     rules = AccessRules(
@@ -95,9 +93,16 @@ def outcomes(
         free_codes=listed_codes(config.get("authorizationWhitelist", "")),
         as_official=as_official,
     )
-    gate = AccessGate(table_of(world, folder), rules)
+    return AccessGate(table_of(world, folder), rules)
+
+
+def outcomes(
+    name: str, folder: Path, served: Mapping[int, Row], *, as_official: bool
+) -> Iterator[tuple[dict[str, Any], Row, Outcome]]:
+    """Each case with the row of its code and what our gate says."""
+    gate = gate_of(name, folder, as_official=as_official)
     callers: dict[str, Caller] = {}
-    for case in world["cases"]:
+    for case in world_of(name)["cases"]:
         frame = frame_of(case)
         row, request = shown(served.get(case["code"]), case["code"], frame)
         address = case.get("proxyIp") or case["ip"]

@@ -14,6 +14,7 @@ from typing import Final, Literal, Protocol, cast
 
 import structlog
 
+from aerobee_remoting.exchange.gate import Judge
 from aerobee_store.reading.get_message import Nearby
 
 __all__ = [
@@ -30,7 +31,7 @@ __all__ = [
 log = structlog.get_logger()
 
 MODULE: Final = "aerobee_native"
-INTERFACE: Final = 3  # to be equal to that of the module
+INTERFACE: Final = 4  # to be equal to that of the module
 WAY_OUT: Final = (
     "install it (pip install 'aerobee[native]', or ./dev setup with cargo there), or set sendEngine = auto"
 )
@@ -72,8 +73,11 @@ Gathered = tuple[
 class NativeEngine(Protocol):
     """`aerobee_native.Engine`. A call that raises has changed nothing; it must not be used again then."""
 
-    def use_settings(self, body_size_max: int, suffix: bytes, trace_on: str, region: str) -> None:
-        """Those of each message and each answer; routes are forgotten. ValueError: it has no form for this region."""
+    def use_settings(
+        self, body_size_max: int, suffix: bytes, trace_on: str, region: str, region_in_json: bytes
+    ) -> None:
+        """Those of each message and each answer; routes are forgotten. The region as it is, and as it stands between
+        the quotes of JSON. UnicodeEncodeError: it is no text that can be sent."""
 
     def add_route(self, topic: str, counters: object, queue_id_limit: int, sys_flag: int) -> None:
         """Messages may be sent to the queues of this topic that are below the limit."""
@@ -88,9 +92,12 @@ class NativeEngine(Protocol):
     def forget_topic(self, topic: str) -> None:
         """Its queues are gone."""
 
-    def take(self, data: bytes, begin: int, limit: int, now_ms: int, born_host: bytes) -> TakenSends | None:
+    def take(
+        self, data: bytes, begin: int, limit: int, now_ms: int, born_host: bytes, judge: Judge | None = None
+    ) -> TakenSends | None:
         """What the usual sends at the front of `data` come to; None when there is none. `begin` is the end of the log,
-        `limit` the place behind the last byte that a record may take."""
+        `limit` the place behind the last byte that a record may take. `judge` is asked of each that is usual in every
+        other way, before anything is changed; the first that is not let in ends the front."""
 
     def pull(self, data: bytes, at: int) -> FoundPull | None:
         """The pull at this place of a read; None when there is none whole, or an unusual one. Two pulls that differ in

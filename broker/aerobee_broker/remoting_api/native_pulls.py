@@ -25,6 +25,7 @@ from aerobee_proto.errors import AerobeeError
 from aerobee_proto.frames import FLAG_ONEWAY, FLAG_RESPONSE
 from aerobee_proto.headers import PullMessageHeader
 from aerobee_proto.requests import RequestDecoder
+from aerobee_remoting.exchange.gate import Judge
 from aerobee_remoting.exchange.handlers import Channel, FrontTaken, HandlerTable
 from aerobee_store.reading.get_message import Nearby
 
@@ -70,10 +71,12 @@ class NativePulls:
 
         self._engine.when_ended(ended)
 
-    def take(self, channel: Channel, data: bytes) -> FrontTaken | None:
+    def take(self, channel: Channel, data: bytes, judge: Judge | None) -> FrontTaken | None:
         """As `Front`."""
         if not data.startswith(FIRST, 8):
-            return self._sends.take(channel, data)
+            return self._sends.take(channel, data, judge)
+        if judge is not None:
+            return None  # it judges sends alone
         pull = self._native.pull
         at = requests = size = code = version = 0
         while size < ANSWERS_SIZE:

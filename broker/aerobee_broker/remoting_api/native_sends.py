@@ -23,6 +23,7 @@ from aerobee_broker.stats import BrokerStats, TopicCounters
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.frames import CODEC_ROCKETMQ, FrameDecoder, decode_command, encode_command
 from aerobee_proto.requests import code_keys
+from aerobee_remoting.exchange.gate import Judge
 from aerobee_remoting.exchange.handlers import Channel, FrontTaken
 from aerobee_store.faults.errors import StoreError, StorePoisoned
 from aerobee_store.index.index import KeyedBlock
@@ -103,7 +104,7 @@ class NativeSends:
 
         self._engine.when_ended(ended)
 
-    def take(self, channel: Channel, data: bytes) -> FrontTaken | None:
+    def take(self, channel: Channel, data: bytes, judge: Judge | None) -> FrontTaken | None:
         """As `Front`."""
         if data[8:10] not in FIRST_OF_OTHERS and data[8 : data.find(b",", 16, 21) + 1] not in FIRST_OF_JSON:
             return None
@@ -118,7 +119,7 @@ class NativeSends:
             return None
         begin, limit, now_ms = place
         try:
-            taken = self._native.take(data, begin, limit, now_ms, born_host(channel.peer))
+            taken = self._native.take(data, begin, limit, now_ms, born_host(channel.peer), judge)
         except Exception as failed:
             self._engine.give_up(failed)
             return None
@@ -144,13 +145,15 @@ class NativeSends:
         return FrontTaken(size, requests, code, version)
 
     def _use(self, intake: Intake) -> None:
-        """Take over settings, if the engine has a form for them."""
+        """Take over settings, if they can be sent."""
         config = self._used = intake.config
         suffix = intake.stored_properties.suffix
         trace_on = "true" if config.trace_on else "false"
         try:
-            self._native.use_settings(config.max_message_size, suffix, trace_on, config.region_id)
-        except ValueError:
+            region = config.region_id
+            in_json = msgspec.json.encode(region)[1:-1]
+            self._native.use_settings(config.max_message_size, suffix, trace_on, region, in_json)
+        except UnicodeEncodeError:
             self._is_able = False
         else:
             self._is_able = True

@@ -102,12 +102,20 @@ class Dispatcher:
             self._watch.took(entry, took_s, channel.peer)
 
     def take_front(self, channel: Channel, data: bytes) -> FrontTaken | None:
-        """What the front of the table takes of this read, if the gate lets all of it in."""
+        """What the front of the table takes of this read, of what the gate lets in."""
         front = self._handlers.front
-        if front is None or not self._gate.lets_all(channel):
+        if front is None:
             return None
         began = time.perf_counter()
-        taken = front.take(channel, data)
+        if self._gate.lets_all(channel):
+            taken = front.take(channel, data, None)
+        else:
+            judging = self._gate.judging(channel, self._handlers.by_code)
+            if judging is None:
+                return None
+            taken = front.take(channel, data, judging.judge)
+            if taken is None:
+                judging.withdraw()
         if taken is not None:
             entry = self._handlers.by_code[taken.code]
             entry.requests += taken.request_count

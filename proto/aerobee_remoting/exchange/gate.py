@@ -8,8 +8,8 @@ It returns, or raises RequestError: the request is answered so, and reaches no h
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol, final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol, final
 
 import msgspec
 
@@ -18,9 +18,23 @@ from aerobee_proto.requests import AnyIncoming
 from aerobee_remoting.exchange.needs import Need, Needs, check_needs, needs_of
 from aerobee_remoting.peers.peer import Peer
 
-__all__ = ["Gate", "OpenGate", "RefusedSlowly", "Row"]
+__all__ = ["Asked", "Gate", "Judge", "Judging", "OpenGate", "RefusedSlowly", "Row"]
 
 Refused = tuple[AnyIncoming, Exception]
+
+Asked = tuple[int, bytes | None, bytes, bytes]
+"""A send by what is decided of it: request code, AccessKey (None: it has none), topic, producer group."""
+
+Judge = Callable[[Asked, bytes | None, bytes, bytes], bool]
+"""Whether a send is let in for sure: what it asks, its signature (None: it has none), what that has to cover of the
+header, and the body. It raises nothing."""
+
+
+class Judging(NamedTuple):
+    """Of the sends of one read."""
+
+    judge: Judge
+    withdraw: Callable[[], None]  # none of those that were let in was served: they come again, the usual way
 
 
 class RefusedSlowly(RequestError):
@@ -68,6 +82,12 @@ class Gate(Protocol):
         """Whether whatever this caller asks is let in now, so that `admit` need not be asked: a request may be served
         that nobody has read as one (`handlers.Front`)."""
         return False
+
+    def judging(self, caller: Peer, rows: Mapping[int, Row]) -> Judging | None:
+        """Who says of this caller's sends, in this turn of the event loop, what `admit` would say of them by what it
+        knows already; None: nobody can. Whoever is not told yes has `admit` asked, which refuses, delays and notes.
+        `rows` are those of the codes that are served."""
+        return None
 
     def turned_away(self, caller: Peer, row: Row, run: Sequence[AnyIncoming]) -> Sequence[Refused]:
         """Those of the requests of one read that `admit` does not let in, each with what it raised."""

@@ -24,7 +24,7 @@ from aerobee_proto.errors import LimitReached, RequestError
 from aerobee_proto.frames import Command, decode_command, language_name
 from aerobee_proto.headers import ext_of
 from aerobee_proto.requests import AnyIncoming, Incoming, NoFields, RequestDecoder, code_keys
-from aerobee_remoting.exchange.gate import Gate, OpenGate, Row
+from aerobee_remoting.exchange.gate import Gate, Judge, OpenGate, Row
 from aerobee_remoting.exchange.needs import Need, Needs
 from aerobee_remoting.peers.peer import Peer
 
@@ -270,12 +270,13 @@ class FrontTaken(NamedTuple):
 class Front(Protocol):
     """Who serves the requests at the front of a read without their being cut and read one by one.
 
-    It is shown what begins with a frame when nothing of the connection waits and the gate lets everything in. What it
-    does not take goes the usual way, so it need know nothing but what is frequent.
+    It is shown what begins with a frame when nothing of the connection waits. What it does not take goes the usual way,
+    so it need know nothing but what is frequent.
     """
 
-    def take(self, channel: Channel, data: bytes) -> FrontTaken | None:
-        """Serve and answer the first requests of this, as many as it likes; None: none of them."""
+    def take(self, channel: Channel, data: bytes, judge: Judge | None) -> FrontTaken | None:
+        """Serve and answer the first requests of this, as many as it likes; None: none of them. Each has to be let in
+        by the judge, where there is one."""
 
 
 class HandlerTable:

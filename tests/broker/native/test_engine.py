@@ -87,16 +87,6 @@ def kind_of(broker: Broker) -> str:
     return broker.parts.observed.engine()
 
 
-async def test_a_region_that_the_engine_has_no_form_for_is_served_in_python() -> None:
-    need_engine("native")
-    async with (
-        broker_in_memory(send_engine="native", region_id='a"b') as broker,
-        talking_in_memory(broker) as client,
-    ):
-        answers = [await client.put("T", properties=PROPERTIES) for _ in range(3)]
-        assert {answer.ext["MSG_REGION"] for answer in answers} == {'a"b'}
-
-
 def test_the_end_of_an_engine_is_heard_of_once() -> None:
     heard: list[str] = []
     engine = SendEngine(_Faulty())

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from aerobee_access.audit import AuditLog
 from aerobee_broker.broker import Broker
 from aerobee_broker.remoting_api.native_sends import with_code
 from aerobee_proto.batch import BatchEntry, encode_batch
@@ -185,6 +186,11 @@ class Outcome:
     in_order: list[int]  # opaques of those that were stored and waited for the disk
     counters: dict[str, object]
     native: int  # requests that the engine took
+    audit: list[tuple[object, ...]]
+
+
+Step = Callable[[Broker], None]
+"""What is done to a broker between two reads, or before the first."""
 
 
 class Transport(asyncio.Transport):
@@ -218,12 +224,15 @@ class Transport(asyncio.Transport):
         self.closing = True
 
 
-async def outcome(engine: str, reads: Sequence[bytes], more: dict[str, Any]) -> Outcome:
+async def outcome(engine: str, reads: Sequence[bytes | Step], more: dict[str, Any]) -> Outcome:
     io = MemoryIo()
     seeds = random.Random(1)
+    audit: list[tuple[object, ...]] = []
     with (
         patch("aerobee_broker.assembly.secrets", SimpleNamespace(randbits=lambda bits: 7)),
         patch("aerobee_broker.messages.intake.random", seeds),
+        patch("aerobee_access.freshness.secrets", SimpleNamespace(token_hex=lambda size: "07" * size)),
+        patch.object(AuditLog, "write", lambda _, word, **facts: audit.append((word, *facts.values()))),
     ):
         async with broker_in_memory(
             io=io,
@@ -247,19 +256,26 @@ async def outcome(engine: str, reads: Sequence[bytes], more: dict[str, Any]) -> 
             connection.connection_made(transport)
             native = count_taken(broker)
             for number, read in enumerate(reads):
+                if callable(read):
+                    read(broker)
+                    continue
                 connection.data_received(read)
                 if number % 3 == 2:
                     await asyncio.sleep(0)
             for _ in range(10_000):  # until all is answered, and the timers of the broker have indexed it
-                if not connection.in_flight and not broker.parts.store.keys.backlog:
+                held_back = connection.buffered_size - connection.decoder.pending_size
+                is_busy = connection.in_flight or connection.reading_paused or held_back
+                if not is_busy and not broker.parts.store.keys.backlog:
                     break
                 await asyncio.sleep(0.001)
+            connection.flush()
             counters = _counters(broker)
         files = {str(path): io.read_bytes(path) or b"" for path in io.paths() if _is_stored(path)}
     frames = FrameDecoder().feed(bytes(transport.written))
     commands = [decode_command(frame) for frame in frames]
     stored = [command.opaque for command in commands if command.code == 0 and command.is_response]
-    return Outcome(files, sorted(encode_command(command) for command in commands), stored, counters, native())
+    answers = sorted(encode_command(command) for command in commands)
+    return Outcome(files, answers, stored, counters, native(), audit)
 
 
 def count_taken(broker: Broker) -> Callable[[], int]:
@@ -269,10 +285,10 @@ def count_taken(broker: Broker) -> Callable[[], int]:
     taken = 0
 
     class Counting:
-        def take(self, channel: Any, data: bytes) -> Any:
+        def take(self, channel: Any, data: bytes, judge: Any) -> Any:
             nonlocal taken
             assert front is not None
-            found = front.take(channel, data)
+            found = front.take(channel, data, judge)
             taken += 0 if found is None else found.request_count
             return found
 
@@ -295,7 +311,7 @@ def _counters(broker: Broker) -> dict[str, object]:
     }
 
 
-def compare(reads: Sequence[bytes], **more: Any) -> Outcome:
+def compare(reads: Sequence[bytes | Step], **more: Any) -> Outcome:
     """The outcome with the native engine, which is that with Python's."""
     python = asyncio.run(outcome("python", reads, more))
     native = asyncio.run(outcome("native", reads, more))
@@ -304,6 +320,7 @@ def compare(reads: Sequence[bytes], **more: Any) -> Outcome:
         assert native.files[path] == data, path
     assert native.counters == python.counters
     assert native.answers == python.answers
+    assert native.audit == python.audit
     return native
 
 
@@ -389,7 +406,15 @@ def test_answers_of_usual_sends_come_in_the_order_of_the_sends() -> None:
     assert found.in_order == [number for number in range(40) if number != 17]
 
 
-@pytest.mark.parametrize("settings_", [{"message_index_enable": False}, {"enabled_append_prop_crc": True}])
+@pytest.mark.parametrize(
+    "settings_",
+    [
+        {"message_index_enable": False},
+        {"enabled_append_prop_crc": True},
+        {"region_id": 'a"b\\c\x01'},
+        {"region_id": "Zürich-東"},
+    ],
+)
 def test_each_form_of_the_record_is_made_by_both(settings_: dict[str, Any]) -> None:
     reads = frames([usual(6 * number) for number in range(30)])
     assert compare(reads, **settings_).native > 20
