@@ -20,6 +20,7 @@ from aerobee.errors import (
     NoRoute,
     NotFound,
 )
+from aerobee.net.answers import body_of
 from aerobee.net.offsets import Offsets
 from aerobee.net.peers import Nameservers, Peers
 from aerobee.terms.arguments import all_checked
@@ -128,7 +129,7 @@ class Admin:
     async def cluster(self) -> ClusterInfo:
         """Clusters, broker names and addresses, as the nameserver knows them."""
         answer = await self._nameservers.call("list brokers", RequestCode.GET_BROKER_CLUSTER_INFO)
-        return ClusterInfo.from_bytes(answer.body)
+        return body_of(ClusterInfo, answer)
 
     async def brokers(self) -> list[BrokerNode]:
         """Every broker process, ordered by cluster, name and id."""
@@ -146,7 +147,7 @@ class Admin:
         answer = await self._peers.call(
             f"ask broker {broker} for its figures", addr, RequestCode.GET_BROKER_RUNTIME_INFO
         )
-        return dict(KVTable.from_bytes(answer.body).table)
+        return dict(body_of(KVTable, answer).table)
 
     async def broker_config(self, broker: str) -> dict[str, str]:
         """Settings of a running broker."""
@@ -179,7 +180,7 @@ class Admin:
     async def topics(self, *, system: bool = False, internal: bool = False) -> list[str]:
         """Names of all topics. `system` adds RocketMQ's own, `internal` retry and dead-letter topics."""
         answer = await self._nameservers.call("list topics", RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
-        names = sorted(set(TopicList.from_bytes(answer.body).topic_list))
+        names = sorted(set(body_of(TopicList, answer).topic_list))
         if not system:
             own = await self._system_names()
             names = [name for name in names if name not in own and not is_system_topic(name)]
@@ -262,7 +263,7 @@ class Admin:
         answer = await self._peers.call(
             f"list topics of broker {broker}", addr, RequestCode.GET_ALL_TOPIC_CONFIG
         )
-        return TopicConfigWrapper.from_bytes(answer.body).topic_config_table
+        return body_of(TopicConfigWrapper, answer).topic_config_table
 
     async def topic_configs(self, topic: str) -> dict[str, TopicConfig]:
         """Settings of a topic by name of the broker, of those that have it; empty when none has."""
@@ -277,7 +278,7 @@ class Admin:
         )
         if answer is None:
             raise NoRoute(topic, answers, await self._near(topic, answers))
-        return TopicRouteData.from_bytes(answer.body)
+        return body_of(TopicRouteData, answer)
 
     async def describe_topic(self, topic: str) -> TopicDescription:
         """Route, configuration and ends of every queue, and the groups that read it."""
@@ -366,7 +367,7 @@ class Admin:
             answer = await self._peers.call(
                 f"ask the progress of group {group!r}", node.addr, RequestCode.GET_CONSUME_STATS, header
             )
-            queues += _queue_progress(ConsumeStats.from_bytes(answer.body))
+            queues += _queue_progress(body_of(ConsumeStats, answer))
         if topic is not None or not queues:  # brokers answer alike for what they never heard of
             await self.find_group(group)
             if topic is not None:
@@ -558,7 +559,7 @@ class Admin:
         answer = await self._peers.call(
             f"list groups of topic {topic!r}", addr, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, {"topic": topic}
         )
-        return list(GroupList.from_bytes(answer.body).group_list)
+        return list(body_of(GroupList, answer).group_list)
 
 
 def _masters(route: TopicRouteData) -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from aerobee.errors import AlreadyExists, BrokerRefused, ClientError, InvalidMessage, NotFound
+from aerobee.net.answers import body_of
 from aerobee.net.offsets import Offsets
 from aerobee.net.peers import Peers
 from aerobee.terms.routes import MessageQueue, near_names
@@ -27,6 +28,7 @@ from aerobee_proto.bodies import (
     TopicList,
 )
 from aerobee_proto.codes import RequestCode, ResponseCode
+from aerobee_proto.frames import Command
 
 __all__ = ["GroupAdmin", "MemberNotFound", "TopicLag"]
 
@@ -94,7 +96,7 @@ class GroupAdmin:
         found: dict[str, dict[str, SubscriptionGroupConfig]] = {}
         for broker_name, addr in masters.items():
             answer = await self._peers.call("list groups", addr, code)
-            found[broker_name] = AllGroups.from_bytes(answer.body).subscription_group_table
+            found[broker_name] = body_of(AllGroups, answer).subscription_group_table
         return found
 
     async def places(self, group: str, masters: Mapping[str, str]) -> dict[str, str]:
@@ -121,7 +123,7 @@ class GroupAdmin:
         """Topics in which the group has offsets."""
         what = f"list the topics of group {group!r}"
         answer = await self._peers.call(what, addr, RequestCode.QUERY_TOPICS_BY_CONSUMER, {"group": group})
-        return list(TopicList.from_bytes(answer.body).topic_list)
+        return list(body_of(TopicList, answer).topic_list)
 
     async def members(self, group: str, addr: str) -> ConsumerConnection | None:
         """Who is online in the group at one broker; None when nobody is."""
@@ -132,7 +134,7 @@ class GroupAdmin:
             return None
         if answer.code != ResponseCode.SUCCESS:
             raise BrokerRefused(what, addr, answer.code, answer.remark)
-        return ConsumerConnection.from_bytes(answer.body)
+        return body_of(ConsumerConnection, answer)
 
     # --- making and changing ----------------------------------------------------------------------------------
 
@@ -159,7 +161,7 @@ class GroupAdmin:
         for addr in places.values():
             code = RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG
             answer = await self._peers.call(what, addr, code, {"group": group})
-            config = msgspec.structs.replace(SubscriptionGroupConfig.from_bytes(answer.body), **changes)
+            config = msgspec.structs.replace(body_of(SubscriptionGroupConfig, answer), **changes)
             code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
             await self._peers.call(what, addr, code, None, config.to_bytes())
         return list(places)
@@ -215,7 +217,7 @@ class GroupAdmin:
             raise BrokerRefused(what, addr, answer.code, answer.remark)
         return {
             MessageQueue(queue.topic, queue.broker_name, queue.queue_id): offset
-            for queue, offset in ResetOffsetBody.from_bytes(answer.body).offset_table.items()
+            for queue, offset in body_of(ResetOffsetBody, answer).offset_table.items()
         }
 
     async def _commit_on(
@@ -270,7 +272,7 @@ class GroupAdmin:
                 RequestCode.GET_BROKER_CONSUME_STATS,
                 {"isOrder": "false"},
             )
-            for groups in BrokerConsumeStats.from_bytes(answer.body).consume_stats_list:
+            for groups in body_of(BrokerConsumeStats, answer).consume_stats_list:
                 for group, tables in groups.items():
                     _add_lags(found, group, tables)
         return _lags_of(found)
@@ -293,7 +295,7 @@ class GroupAdmin:
         header = {"consumerGroup": group} | ({"topic": topic} if topic else {})
         what = f"ask the progress of group {group!r}"
         answer = await self._peers.call(what, addr, RequestCode.GET_CONSUME_STATS, header)
-        return ConsumeStats.from_bytes(answer.body)
+        return body_of(ConsumeStats, answer)
 
     async def _delay_ms(self, addr: str, group: str, topic: str) -> int:
         answer = await self._peers.call(
@@ -302,7 +304,7 @@ class GroupAdmin:
             RequestCode.QUERY_CONSUME_TIME_SPAN,
             {"group": group, "topic": topic},
         )
-        spans = ConsumeTimeSpanBody.from_bytes(answer.body).consume_time_span_set
+        spans = body_of(ConsumeTimeSpanBody, answer).consume_time_span_set
         return max((span.delay_time for span in spans), default=0)
 
     # --- its members ------------------------------------------------------------------------------------------
@@ -314,9 +316,8 @@ class GroupAdmin:
             "clientId": client_id,
             "jstackEnable": "true" if threads else "false",
         }
-        return ConsumerRunningInfo.from_bytes(
-            await self._ask_member(group, client_id, RequestCode.GET_CONSUMER_RUNNING_INFO, header)
-        )
+        code = RequestCode.GET_CONSUMER_RUNNING_INFO
+        return body_of(ConsumerRunningInfo, await self._ask_member(group, client_id, code, header))
 
     async def consume_directly(
         self, group: str, client_id: str, topic: str, message_id: str, addr: str
@@ -334,18 +335,18 @@ class GroupAdmin:
             if client_id not in online:
                 raise MemberNotFound(group, client_id, f"{addr} says: {answer.remark}", online)
             raise BrokerRefused(what, addr, answer.code, answer.remark)
-        return ConsumeMessageDirectlyResult.from_bytes(answer.body)
+        return body_of(ConsumeMessageDirectlyResult, answer)
 
     async def _ask_member(
         self, group: str, client_id: str, code: RequestCode, header: dict[str, str]
-    ) -> bytes:
-        """The body that a member answered; a broker that does not know it is passed over."""
+    ) -> Command:
+        """What a member answered; a broker that does not know it is passed over."""
         what, remark = f"ask member {client_id!r} of group {group!r}", "no broker is there"
         masters = await self._masters(None)
         for addr in masters.values():
             answer = await self._peers.request(what, addr, code, header, timeout_s=RELAY_TIMEOUT_S)
             if answer.code == ResponseCode.SUCCESS:
-                return answer.body
+                return answer
             if answer.code != ResponseCode.SYSTEM_ERROR:
                 raise BrokerRefused(what, addr, answer.code, answer.remark)
             remark = f"{addr} says: {answer.remark}"

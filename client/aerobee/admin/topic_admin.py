@@ -20,6 +20,7 @@ from aerobee.errors import (
     NoRoute,
     NotFound,
 )
+from aerobee.net.answers import body_of
 from aerobee.net.peers import Nameservers, Peers
 from aerobee.terms.routes import MessageQueue
 from aerobee_proto.bodies import TopicConfig, TopicRouteData, TopicStatsTable
@@ -72,7 +73,7 @@ class TopicAdmin:
             header = {"topic": topic, "lo": "true"}
             answer = await self._peers.request(what, addr, RequestCode.GET_TOPIC_CONFIG, header)
             if answer.code == ResponseCode.SUCCESS:
-                found[broker_name] = TopicConfig.from_bytes(answer.body)
+                found[broker_name] = body_of(TopicConfig, answer)
             elif answer.code != ResponseCode.TOPIC_NOT_EXIST:
                 raise BrokerRefused(what, addr, answer.code, answer.remark)
         return found
@@ -97,7 +98,7 @@ class TopicAdmin:
                 ends.max_offset,
                 ends.last_update_timestamp or None,
             )
-            for queue, ends in TopicStatsTable.from_bytes(answer.body).offset_table.items()
+            for queue, ends in body_of(TopicStatsTable, answer).offset_table.items()
         ]
 
     # --- changing ---------------------------------------------------------------------------------------------

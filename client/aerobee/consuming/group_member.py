@@ -25,6 +25,7 @@ from aerobee.consuming.rebalance import take_share
 from aerobee.errors import ClientError, NoRoute
 from aerobee.messages.owned_queue import OwnedQueue
 from aerobee.messages.subscriptions import Subscription
+from aerobee.net.answers import body_of
 from aerobee.net.offsets import Offsets
 from aerobee.net.peers import Peers
 from aerobee.net.route_table import RouteTable
@@ -34,7 +35,6 @@ from aerobee.terms.routes import MessageQueue, Route
 from aerobee.terms.start_at import AtTime, Position, QueueEnd
 from aerobee_proto.bodies import CheckClientConfigBody, ConsumerData, ConsumerIdList
 from aerobee_proto.codes import RequestCode
-from aerobee_proto.errors import FormatError
 from aerobee_proto.names import is_retry_topic
 from aerobee_service.logs.event_log import event_logger
 
@@ -279,8 +279,8 @@ class GroupMember:
                 RequestCode.GET_CONSUMER_LIST_BY_GROUP,
                 {"consumerGroup": group},
             )
-            members = ConsumerIdList.from_bytes(answer.body).consumer_id_list
-        except (ClientError, FormatError) as failed:
+            members = body_of(ConsumerIdList, answer).consumer_id_list
+        except ClientError as failed:
             log.warning("client.members_unknown", group=group, addr=addr, reason=str(failed))
             return None
         return members or None

@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Iterable
 
 from aerobee.errors import ClientError
+from aerobee.net.answers import body_of
 from aerobee.net.peers import Peers
 from aerobee.net.route_table import RouteTable
 from aerobee.terms.routes import MessageQueue
 from aerobee_proto.bodies import LockBatchBody, LockedQueues, UnlockBatchBody
 from aerobee_proto.codes import RequestCode
-from aerobee_proto.errors import FormatError
 from aerobee_proto.javajson import MessageQueue as QueueKey
 from aerobee_service.logs.event_log import event_logger
 
@@ -53,8 +53,8 @@ class QueueLocks:
             answer = await self._peers.call(
                 f"lock {len(queues)} queues", addr, RequestCode.LOCK_BATCH_MQ, {}, body.to_bytes()
             )
-            locked = LockedQueues.from_bytes(answer.body).locked
-        except (ClientError, FormatError) as failed:
+            locked = body_of(LockedQueues, answer).locked
+        except ClientError as failed:
             log.warning("client.lock_failed", group=self._group, addr=addr, reason=str(failed))
             return set()
         return {MessageQueue(key.topic, key.broker_name, key.queue_id) for key in locked}

@@ -30,7 +30,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from aerobee.consuming.pulls import NOTHING_THERE, PASSING_CODES, Patience, Pulled, Pulls, PullTerms
 from aerobee.errors import BrokerRefused, ClientError, InvalidMessage
-from aerobee.net.answers import number_of
+from aerobee.net.answers import body_of, number_of
 from aerobee.net.offsets import Offsets
 from aerobee.net.peers import Peers
 from aerobee.net.route_table import RouteTable
@@ -167,7 +167,7 @@ class Ranges:
         if answer.code != ResponseCode.SUCCESS:
             addr = self.addr(queue, 0)
             raise BrokerRefused(f"ask the entries of {queue}", addr, answer.code, answer.remark)
-        return [entry.physic_size for entry in QueryConsumeQueueBody.from_bytes(answer.body).queue_data]
+        return [entry.physic_size for entry in body_of(QueryConsumeQueueBody, answer).queue_data]
 
     def has_master(self, queue: MessageQueue) -> bool:
         """Whether the known route names a master of the queue's broker; else a replica answers, as far as it is."""

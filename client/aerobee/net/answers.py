@@ -1,15 +1,18 @@
-"""Numbers in the headers of answers, which a peer may have written in any form.
+"""What a client takes of answers, which a peer may have written in any form: numbers of the header, bodies.
 
 Touches  nothing.
 """
 
-from typing import Final
+from typing import Final, TypeVar
 
 from aerobee.errors import BadAnswer
+from aerobee_proto.bodies import JsonBody
+from aerobee_proto.errors import FormatError
 from aerobee_proto.frames import Command
 
-__all__ = ["number_of", "number_or"]
+__all__ = ["body_of", "number_of", "number_or"]
 
+T = TypeVar("T", bound=JsonBody)
 CHARS_MAX: Final = 20  # of a number of 64 bits with its sign
 LONG_MAX: Final = 2**63 - 1
 
@@ -31,6 +34,14 @@ def number_or(answer: Command, name: str, default: int) -> int:
     """A header field as a number of 64 bits; `default` when it is not there or none: what was asked for is done."""
     found = _number(answer.ext.get(name))
     return default if found is None else found
+
+
+def body_of(form: type[T], answer: Command, what: str = "") -> T:
+    """The body of a successful answer. BadAnswer when it is of another form; it says whatever `what` asked for."""
+    try:
+        return form.from_bytes(answer.body)
+    except FormatError as broken:
+        raise BadAnswer(what or f"read a {form.__name__}", "", str(broken)) from broken
 
 
 def _number(text: str | None) -> int | None:

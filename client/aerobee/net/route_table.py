@@ -13,13 +13,13 @@ from collections.abc import Callable
 
 from aerobee.errors import (
     UNKNOWN_TOPIC,
-    BadAnswer,
     ClientError,
     NameserverAnswer,
     NoBroker,
     NoRoute,
     NotPermitted,
 )
+from aerobee.net.answers import body_of
 from aerobee.net.peers import Nameservers
 from aerobee.terms.routes import (
     MASTER_ID,
@@ -31,7 +31,6 @@ from aerobee.terms.routes import (
 )
 from aerobee_proto.bodies import TopicList, TopicRouteData
 from aerobee_proto.codes import RequestCode
-from aerobee_proto.errors import FormatError
 from aerobee_proto.names import TEMPLATE_TOPIC
 from aerobee_service.logs.event_log import event_logger
 from aerobee_service.turns.tasks import look_at
@@ -214,10 +213,7 @@ class RouteTable:
         )
         if answer is None:
             return None, answers
-        try:
-            return TopicRouteData.from_bytes(answer.body), answers
-        except FormatError as broken:
-            raise BadAnswer(what, "", str(broken)) from broken
+        return body_of(TopicRouteData, answer, what), answers
 
     def _keep(self, route: Route) -> Route:
         if self._routes.get(route.topic) != route:
@@ -246,7 +242,7 @@ class RouteTable:
             )
         except ClientError:
             return None  # the question was about a route; that nobody lists topics is in its answers already
-        return TopicList.from_bytes(answer.body).topic_list
+        return body_of(TopicList, answer).topic_list
 
 
 def _somebody_answered(answers: list[NameserverAnswer]) -> bool:

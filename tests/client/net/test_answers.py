@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
+import aerobee
 from aerobee import BadAnswer, Client, ClientError, MessageQueue
 from aerobee.net.answers import number_of, number_or
 from aerobee_proto.codes import RequestCode
@@ -51,6 +53,32 @@ async def test_a_broker_that_answers_no_number_is_told_as_an_error_of_the_client
         cluster.broker.always(code, Response(ext={"offset": "x"}))
         with pytest.raises(BadAnswer, match="no number"):
             await ask(mq, MessageQueue("T", cluster.broker.name, 0))
+
+
+READ: dict[str, tuple[int, Callable[[Client], Awaitable[object]]]] = {
+    "cluster": (RequestCode.GET_BROKER_CLUSTER_INFO, lambda mq: mq.admin.cluster()),
+    "topics": (RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, lambda mq: mq.admin.topics()),
+    "route": (RequestCode.GET_ROUTEINFO_BY_TOPIC, lambda mq: mq.admin.route("T")),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b'{"a":' + b"[" * 3000], ids=["empty", "cut", "list", "deep"]
+)
+async def test_a_body_of_another_form_is_told_as_an_error_of_the_client(name: str, body: bytes) -> None:
+    code, ask = READ[name]
+    async with fake_cluster(queues=1) as cluster, Client(cluster.nameserver.addr) as mq:
+        cluster.nameserver.always(code, Response(body=body))
+        with pytest.raises(BadAnswer, match="cannot be used: "):
+            await ask(mq)
+
+
+def test_no_body_of_an_answer_is_read_in_another_way() -> None:
+    """What is read by `from_bytes` itself is no error of the client when it is broken."""
+    folder = Path(aerobee.__file__).parent
+    found = [path.name for path in folder.rglob("*.py") if "from_bytes(answer.body" in path.read_text()]
+    assert sorted(found) == ["answers.py"]
 
 
 async def test_a_route_that_cannot_be_read_is_an_error_of_the_client() -> None:
