@@ -51,6 +51,7 @@ GRANTED_MAX: Final = 4_096  # decisions kept for one connection; at the bound th
 Naming = Callable[[object], object]
 
 NO_USER: Final = b"nobody has this secret"
+NOT_SIGNED: Final = "check signature failed."
 UNFIT: Final = "Authorization failed. Please verify your access rights and try again."
 
 
@@ -85,11 +86,13 @@ class _Sent(NamedTuple):
 
 
 class _NoUser(RequestError):
-    """Who asks is not known, or could not prove it; `reason` is one of REASONS."""
+    """Who asks is not known, or could not prove it; `reason` is one of REASONS, `fact` what the log says instead of the
+    remark: a stranger is not told which users there are."""
 
-    def __init__(self, reason: str, remark: str) -> None:
+    def __init__(self, reason: str, remark: str, fact: str = "") -> None:
         super().__init__(ResponseCode.NO_PERMISSION, remark)
         self.reason = reason
+        self.fact = fact or remark
 
 
 class AccessGate(Gate):
@@ -151,14 +154,15 @@ class AccessGate(Gate):
 
     def _refusal(self, caller: Peer, row: Row, request: AnyIncoming, refused: RequestError) -> RequestError:
         """What is raised for this refusal, which is written down; later, when who asks has been no user too often."""
+        fact = refused.fact if isinstance(refused, _NoUser) else refused.remark
         if self._audit is not None:
-            self._write(self._audit, "refused", caller, row, request, refused.remark)
+            self._write(self._audit, "refused", caller, row, request, fact)
         refusals = self._refusals
         if not isinstance(refused, _NoUser):
             if refusals is not None:
                 refusals.count("rights" if refused.code == ResponseCode.NO_PERMISSION else "request")
             return refused
-        log.warning("access.refused", peer=caller.peer, code=row.code, reason=refused.remark)
+        log.warning("access.refused", peer=caller.peer, code=row.code, reason=fact)
         delay_s = refusals.refused(caller.peer_host, refused.reason) if refusals is not None else 0.0
         return RefusedSlowly(refused.code, refused.remark, delay_s) if delay_s else refused
 
@@ -300,12 +304,14 @@ class AccessGate(Gate):
         # First, and for a user that is not there as well: how long it takes says nothing.
         key = user.secret.encode() if user is not None else NO_USER
         content = signed_with(key, fields, request.envelope.version, request.body)
+        tells_all = self._rules.as_official
         if user is None:
-            raise _NoUser("unknown", f"User:{name[:NAME_CHARS_MAX]} is not found.")
-        if not user.is_enabled:
+            fact = f"User:{name[:NAME_CHARS_MAX]} is not found."
+            raise _NoUser("unknown", fact if tells_all else NOT_SIGNED, fact)
+        if not user.is_enabled and (content is not None or tells_all):
             raise _NoUser("disabled", f"User:{name} is disabled.")
         if content is None:
-            raise _NoUser("signature", "check signature failed.")
+            raise _NoUser("signature", NOT_SIGNED)
         if self._freshness is not None and numbers is not None:
             try:
                 self._freshness.check(numbers, name, request.envelope.code, content)

@@ -31,6 +31,8 @@ __all__ = ["ADMIN_CODES", "PlainGate"]
 
 log = event_logger("aerobee.access")
 
+SHOWN_CHARS_MAX: Final = 255  # of a name that a stranger sent
+
 REMARK: Final = "org.apache.rocketmq.acl.common.AclException: "
 # The first five are RocketMQ's. It lets any account change accounts, so any could make itself an administrator.
 ADMIN_CODES: Final = frozenset({17, 25, 200, 207, 215, 50, 51, 53, 54})
@@ -44,11 +46,13 @@ Needs = tuple[dict[str, Perm], dict[str, Perm]]
 
 
 class _NoAccount(RequestError):
-    """Who asks is not known, or could not prove it; `reason` is one of REASONS."""
+    """Who asks is not known, or could not prove it; `reason` is one of REASONS, `fact` what the log says instead of the
+    remark: a stranger is not told which accounts there are."""
 
-    def __init__(self, reason: str, text: str) -> None:
+    def __init__(self, reason: str, text: str, fact: str = "") -> None:
         super().__init__(ResponseCode.SYSTEM_ERROR, REMARK + text)
         self.reason = reason
+        self.fact = fact or text
 
 
 class PlainGate(Gate):
@@ -134,11 +138,14 @@ class PlainGate(Gate):
         secret = account.secret_key.encode() if account is not None else NOBODY
         content = signed_with(secret, fields, OLD_SIGNATURE, request.body)
         if account is None:
-            raise _NoAccount("unknown", f"No acl config for {name[:255]}")
+            shown = name[:SHOWN_CHARS_MAX]
+            raise _NoAccount(
+                "unknown", f"Check signature failed for accessKey={shown}", f"No acl config for {shown}"
+            )
         if account.white_address and _matches(account.white_address, address):
             return
         if content is None:
-            raise _NoAccount("signature", f"Check signature failed for accessKey={name}")
+            raise _NoAccount("signature", f"Check signature failed for accessKey={name[:SHOWN_CHARS_MAX]}")
         if self._freshness is not None:
             try:
                 self._freshness.check(self._freshness.of(caller), name, code, content)
@@ -151,6 +158,7 @@ class PlainGate(Gate):
             raise _refused(reason)
 
     def _refusal(self, caller: Peer, row: Row, request: AnyIncoming, refused: RequestError) -> RequestError:
+        fact = refused.fact if isinstance(refused, _NoAccount) else refused.remark.removeprefix(REMARK)
         if self._audit is not None:
             fields = fields_of(request.frame) or {}
             self._audit.write(
@@ -159,14 +167,14 @@ class PlainGate(Gate):
                 peer=caller.peer,
                 code=row.code,
                 request=row.name,
-                reason=refused.remark.removeprefix(REMARK),
+                reason=fact,
             )
         refusals = self._refusals
         if not isinstance(refused, _NoAccount):
             if refusals is not None:
                 refusals.count("rights" if refused.remark.startswith(REMARK) else "request")
             return refused
-        log.warning("access.refused", peer=caller.peer, code=row.code, reason=refused.remark)
+        log.warning("access.refused", peer=caller.peer, code=row.code, reason=fact)
         delay_s = refusals.refused(caller.peer_host, refused.reason) if refusals is not None else 0.0
         return RefusedSlowly(refused.code, refused.remark, delay_s) if delay_s else refused
 

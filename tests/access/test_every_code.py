@@ -84,7 +84,7 @@ def test_a_stranger_and_a_liar_are_refused_whatever_they_ask(
         if isinstance(row.needs, Open) and row.needs.unsigned:
             continue
         name = RequestCode(row.code).name
-        assert outcome(gate, *request_of(row, "stranger")) == "User:stranger is not found.", name
+        assert outcome(gate, *request_of(row, "stranger")) == "check signature failed.", name
         assert outcome(gate, *request_of(row, "known", "guessed")) == "check signature failed.", name
 
 

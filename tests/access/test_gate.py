@@ -12,6 +12,7 @@ from aerobee_access.gate import FIELDS_MAX, GRANTED_MAX, AccessGate, AccessRules
 from aerobee_access.policies import PolicyType, entry_of
 from aerobee_access.signature import sign
 from aerobee_access.table import AccessTable
+from aerobee_access.users import Status
 from aerobee_proto.errors import RequestError
 from aerobee_proto.frames import Command, FrameDecoder, encode_command
 from aerobee_proto.headers import TopicHeader
@@ -150,3 +151,23 @@ def test_a_request_that_says_when_it_was_signed_is_let_in_once(table: AccessTabl
     table.create_user("v", "other")
     assert "has to sign the time" in remark_of(gate, caller, asked("t1", user="v", secret="other"))
     assert dict(AccessGate(table, RULES).greeting(caller)) == {}
+
+
+def test_who_cannot_sign_is_not_told_which_users_there_are(
+    table: AccessTable, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Three remarks told names that are users from others, and which of them are disabled. The log still does."""
+    table.create_user("off", "secret", status=Status.DISABLE)
+    gate, caller = AccessGate(table, RULES), Caller()
+    cases = (("u", "guess"), ("nobody", "guess"), ("nobody", "nobody has this secret"), ("off", "guess"))
+    for user, secret in cases:
+        assert remark_of(gate, caller, asked("t1", user=user, secret=secret)) == "check signature failed.", (
+            user
+        )
+    assert [getattr(record, "reason", "") for record in caplog.records] == [
+        "check signature failed.",
+        "User:nobody is not found.",
+        "User:nobody is not found.",
+        "check signature failed.",
+    ]
+    assert remark_of(gate, caller, asked("t1", user="off")) == "User:off is disabled."  # it knows the secret

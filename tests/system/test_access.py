@@ -368,7 +368,7 @@ async def test_brokers_that_share_their_users_are_told_the_same_once_and_again(t
             assert one.access.file is not None
             await one.access.file.look()
             refusal = await ask(one, 310, {"b": "T"}, user=("anna", "a"))
-            assert refusal.remark == "User:anna is not found."
+            assert refusal.remark == "check signature failed."
     assert not (tmp_path / "one" / "config" / "access.json").exists()
     nameserver = NameServer(
         NameserverConfig(

@@ -327,6 +327,7 @@ async def test_a_gate_that_fails_lets_nobody_in(tmp_path: Path) -> None:
         with capture_logs() as logs:
             for answer in (await talker.put("T"), await talker.ask(RequestCode.GET_BROKER_CONFIG)):
                 assert (answer.code, answer.body) == (ResponseCode.SYSTEM_ERROR, b"")
+                assert "lost" not in (answer.remark or "")  # a stranger may have asked
         told = [line["exc_info"] for line in logs if line["event"] == "remoting.handler_failed"]
         assert [str(why) for why in told] == ["'lost'", "'lost'"]
         assert all(why.__traceback__ is not None for why in told)

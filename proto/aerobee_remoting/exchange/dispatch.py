@@ -35,6 +35,7 @@ __all__ = ["Dispatcher"]
 
 NO_FIELDS: Final = NoFields()
 NOBODY_SERVES_IT: Final = Open("nothing comes of it")
+UNCHECKED: Final = "whether this may be asked could not be found out; the server's log says why"
 
 
 class Dispatcher:
@@ -52,8 +53,10 @@ class Dispatcher:
         """A plain handler: asked for its answer, which is sent."""
         began = time.perf_counter()
         response: Response | None
+        is_let_in = False
         try:
             self._gate.admit(channel, entry, request.incoming)
+            is_let_in = True
             response = entry.plain(request)
         except RefusedSlowly as refused:
             entry.refused += 1
@@ -62,7 +65,8 @@ class Dispatcher:
         except RequestError as refused:
             response = self._refusal(channel, entry, refused)
         except Exception as failed:
-            response = self.failure(channel, entry.code, failed)
+            tell = self.failure if is_let_in else self._unchecked
+            response = tell(channel, entry.code, failed)
         if response is not None and not request.oneway:
             channel.respond(request.codec, request.opaque, response)
         took_s = time.perf_counter() - began
@@ -156,7 +160,7 @@ class Dispatcher:
         except RequestError as refused:
             self._refuse(channel, request, refused)
         except Exception as failed:  # a gate that fails lets nobody in
-            response = self.failure(channel, command.code, failed)
+            response = self._unchecked(channel, command.code, failed)
             self._refuse(channel, request, RequestError(response.code, response.remark or ""))
         else:
             self._refuse(channel, request, otherwise)
@@ -197,7 +201,7 @@ class Dispatcher:
         response = (
             self._refusal(channel, entry, failed)
             if isinstance(failed, RequestError)
-            else self.failure(channel, entry.code, failed)
+            else self._unchecked(channel, entry.code, failed)
         )
         if not item.oneway:
             channel.respond(item.codec, item.envelope.opaque, response)
@@ -217,6 +221,10 @@ class Dispatcher:
         else:
             self._log.exception("remoting.handler_failed", exc_info=failed, peer=channel.peer, code=code)
         return Response(ResponseCode.SYSTEM_ERROR, f"{type(failed).__name__}: {failed}")
+
+    def _unchecked(self, channel: Channel, code: int, failed: Exception) -> Response:
+        """The answer where the gate failed, which is told: what failed is nothing for somebody who was not let in."""
+        return Response(self.failure(channel, code, failed).code, UNCHECKED)
 
     def _refusal(self, channel: Channel, entry: Entry, refused: RequestError) -> Response:
         entry.refused += 1
