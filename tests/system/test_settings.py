@@ -62,7 +62,7 @@ def test_no_value_without_settings_begins_with_a_tilde(model: type[SettingsModel
 
 
 def test_the_paths_are_found_by_their_names() -> None:
-    assert len(PATHS) == 25
+    assert len(PATHS) == 27
 
 
 @pytest.mark.parametrize(("model", "name"), PATHS)
