@@ -31,7 +31,7 @@ from aerobee_remoting.exchange.handlers import Entry
 from aerobee_remoting.peers.errors import ConnectionLost
 from system.worst_requests import Worst, ordinary_header
 
-__all__ = ["CLIENTS", "Crowd", "Silent", "fill", "fill_access", "largest_of", "throng"]
+__all__ = ["CLIENTS", "POPULAR", "Crowd", "Silent", "fill", "fill_access", "largest_of", "throng"]
 
 TOPICS, CLIENTS, QUEUES = 10_000, 600, 8
 WIDE_QUEUES = 16_384  # the most that a topic may have
@@ -88,7 +88,7 @@ def fill_access(broker: Broker, users: int, policies: int) -> None:
 class Silent:
     """One end of a connection that takes everything, and never says anything."""
 
-    subject, is_congested = "", False
+    subject, is_congested, was_overtaken = "", False, False
 
     def __init__(self, number: int) -> None:
         self.peer_host = f"10.0.{number >> 8 & 255}.{number & 255}"
