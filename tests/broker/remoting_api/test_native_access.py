@@ -186,13 +186,23 @@ def test_a_pull_is_never_served_without_its_gate(tmp_path: Path) -> None:
     """The engine answers usual pulls, too; nobody judges them, so each is admitted the usual way."""
     fields = {"consumerGroup": "g", "topic": "Topic-A", "queueId": "0", "queueOffset": "0", "maxMsgNums": "8"}
     fields |= {"sysFlag": "4", "commitOffset": "0", "suspendTimeoutMillis": "0", "subscription": "*"}
+    unsigned = fields
+    signed, guessed = sign(fields, b"", *MAY), sign(fields, b"", *WRONG)
     pulls = [
         encode_command(Command(RequestCode.PULL_MESSAGE, opaque=90 + number, ext_fields=asked))
-        for number, asked in enumerate([fields, fields, sign(fields, b"", *MAY), sign(fields, b"", *WRONG)])
+        for number, asked in enumerate([signed, unsigned, unsigned, guessed])
     ]
-    found = compared(tmp_path, [*frames([by(MAY, number) for number in range(3)]), *pulls], **BOTH)
-    assert (found.native, found.in_order) == (2, [0, 1, 2])
-    assert [line[0] for line in found.audit] == ["granted"] + ["refused"] * 4
+
+    def may_read(broker: Broker) -> None:
+        read = [entry_of(name, ["Pub", "Sub"], None, "Allow") for name in ("Topic:Topic-A", "Group:g")]
+        broker.access.table.write_acl(MAY[0], [(PolicyType.CUSTOM, read)])
+
+    steps: list[bytes | Step] = [may_read, *frames([by(MAY, number) for number in range(3)]), *pulls]
+    usual_ones = compared(tmp_path, steps, flush_disk_type="ASYNC_FLUSH")
+    assert usual_ones.native == 2 + 3, "but for the first, which makes the group"
+    found = compared(tmp_path, steps, flush_disk_type="ASYNC_FLUSH", **BOTH)
+    assert (found.native, found.in_order) == (2, [0, 1, 2, 90])
+    assert [line[0] for line in found.audit] == ["granted"] * 2 + ["refused"] * 3
 
 
 # --- once -----------------------------------------------------------------------------------------------------------
