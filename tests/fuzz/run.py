@@ -44,7 +44,9 @@ WRITTEN: Final = (
 )
 # Of what the targets call, those modules that read bytes: each line of them costs time when its coverage is measured.
 INSTRUMENTED: Final = [
-    "aerobee_proto", "aerobee_store", "aerobee_access", "aerobee_broker.settings.config_files",
+    "aerobee_proto", "aerobee_access", "aerobee_store.index", "aerobee_store.log", "aerobee_store.queues",
+    "aerobee_store.records", "aerobee_store.recovery", "aerobee_store.timer", "aerobee_store.walking",
+    "aerobee_broker.settings.config_files",
     "aerobee_broker.catalog", "aerobee_broker.messages.recall_handles", "aerobee_broker.members.filters",
     "aerobee_broker.pop", "aerobee_broker.schedule.delay_offsets", "aerobee_nameserver.kv_config",
     "aerobee_service.settings.settings", "aerobee_service.tls.validity", "aerobee_service.operators.http_responder",
