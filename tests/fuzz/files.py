@@ -1,7 +1,6 @@
 """Targets for what people and programs write into files beside the messages: settings, tables, users and policies."""
 
 import io
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
@@ -211,9 +210,9 @@ def access_files(data: bytes) -> None:
         table = AccessTable(cast("Sealer", _NoSealer()))
         with suppress(AccessFileDamaged):
             AccessFile(_path("access.json", data[1:]), table).load()
-            written = table.to_json()
-            table.take(table.parse(json.loads(json.dumps(written))))
-            assert table.to_json() == written
+            written = encode_config(table.to_json())
+            table.take(table.parse(decode_config(written)))
+            assert encode_config(table.to_json()) == written
         return
     text = data[1:].decode("utf-8", "replace")
     resource, *words = text.split("|")
