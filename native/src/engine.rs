@@ -331,10 +331,10 @@ impl Engine {
         nearby: pulls::Nearby<'py>,
         tags: Option<&[u8]>,
         offset: i64,
-        codec: u8,
-        opaque: i32,
         suggested: i64,
+        to: (u8, i32),
     ) -> PyResult<Option<(Bound<'py, PyBytes>, usize, usize, i64)>> {
+        let (codec, opaque) = to;
         let found = Found { opaque, suggested, next_offset: offset, max_offset: nearby.7, min_offset: nearby.6 };
         guarded(|| pulls::gather(py, &mut self.rooms, &nearby, tags, codec, found))
             .unwrap_or_else(|fault| Err(EngineFault::new_err(fault)))

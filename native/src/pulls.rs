@@ -21,7 +21,7 @@ const KEY_SIZE_MAX: usize = 1024;
 const KNOWN_MAX: usize = 2048;
 const ENTRY_SIZE: usize = 20;
 /// Bytes that are copied in the time in which one more piece of the log is asked for.
-const SIZE_OF_A_PIECE: usize = 3072;
+const SIZE_OF_A_PIECE: usize = 6144;
 const BODY_SIZE_MAX: usize = 1 << 29;
 const MAGIC_V1: u32 = 0xDAA3_20A7;
 const MAGIC_V2: u32 = 0xDAA3_20AB;

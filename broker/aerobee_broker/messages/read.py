@@ -222,7 +222,9 @@ class Reading:
         query, offsets, live = asked.query, self._offsets, self._live.value
         if offsets.has_resets:
             return None
-        is_known = asked.settings is live and asked.changes == self._changes()
+        topics = self._topics
+        changes = topics.changes + topics.revision + self._groups.revision
+        is_known = asked.settings is live and asked.changes == changes
         message_filter = asked.message_filter if is_known else self._check_usual(asked)
         if message_filter.selector is not None:
             return None
@@ -237,21 +239,21 @@ class Reading:
             return None
         answer, found_count, size, next_offset = gathered
         if query.commit_offset is not None:
-            self._commit(query, commit_offset, caller)
+            if caller.was_overtaken:
+                self._commit(query, commit_offset, caller)
+            else:
+                offsets.commit(group, topic, queue_id, commit_offset)
         offsets.note_pull(group, topic, queue_id, next_offset)
         self._stats.got(group, topic, found_count, size)
         return answer
-
-    def _changes(self) -> int:
-        """Moves when a topic or a group changes."""
-        topics = self._topics
-        return topics.changes + topics.revision + self._groups.revision
 
     def _check_usual(self, asked: UsualQuery) -> Filter:
         """Check a query; one that brings a small filter itself need not be checked again until something changes."""
         message_filter = self._check(asked.query)
         if asked.query.has_filter and message_filter.size <= KNOWN_FILTER_SIZE:
-            asked.settings, asked.changes = self._live.value, self._changes()
+            topics = self._topics  # each of these numbers grows when a topic or a group changes
+            asked.settings = self._live.value
+            asked.changes = topics.changes + topics.revision + self._groups.revision
             asked.message_filter = message_filter
         return message_filter
 

@@ -31,7 +31,7 @@ __all__ = [
 log = structlog.get_logger()
 
 MODULE: Final = "aerobee_native"
-INTERFACE: Final = 4  # to be equal to that of the module
+INTERFACE: Final = 5  # to be equal to that of the module
 WAY_OUT: Final = (
     "install it (pip install 'aerobee[native]', or ./dev setup with cargo there), or set sendEngine = auto"
 )
@@ -111,13 +111,12 @@ class NativeEngine(Protocol):
         nearby: Nearby,
         tags: bytes | None,
         offset: int,
-        codec: int,
-        opaque: int,
         suggested: int,
+        to: tuple[int, int],
     ) -> Gathered | None:
         """The answer to a pull of what is nearby, from the queue offset `offset` on. `tags` has the sorted hashes that
-        are wanted, as i32 of this machine, `suggested` is a broker id. None when nothing is found, or anything is
-        unusual."""
+        are wanted, as i32 of this machine, `suggested` is a broker id, `to` the codec and the opaque. None when nothing
+        is found, or anything is unusual."""
 
 
 class EngineMaker(Protocol):

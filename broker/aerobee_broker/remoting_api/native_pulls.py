@@ -17,7 +17,7 @@ from typing import Final, cast
 import msgspec
 
 from aerobee_broker.messages.read import Reading, UsualQuery
-from aerobee_broker.native.engine import FoundPull, Gathered, NativeEngine, SendEngine
+from aerobee_broker.native.engine import FoundPull, NativeEngine, SendEngine
 from aerobee_broker.remoting_api.native_sends import NativeSends
 from aerobee_broker.remoting_api.pull import query_of
 from aerobee_proto.codes import RequestCode
@@ -27,7 +27,6 @@ from aerobee_proto.headers import PullMessageHeader
 from aerobee_proto.requests import RequestDecoder
 from aerobee_remoting.exchange.gate import Judge
 from aerobee_remoting.exchange.handlers import Channel, FrontTaken, HandlerTable
-from aerobee_store.reading.get_message import Nearby
 
 __all__ = ["NativePulls"]
 
@@ -77,31 +76,25 @@ class NativePulls:
             return self._sends.take(channel, data, judge)
         if judge is not None:
             return None  # it judges sends alone
-        pull = self._native.pull
+        pull, gather = self._native.pull, self._native.gather
         at = requests = size = code = version = 0
         while size < ANSWERS_SIZE:
             try:
                 found = pull(data, at)
-            except Exception as failed:
-                self._engine.give_up(failed)
-                break
-            if found is None:
-                break
-            known, end, offset, commit_offset, _ = found
-            asked = self._learn(data, found, at) if known is None else cast(_Pull, known)
-            if asked is None or (requests and asked.code != code):
-                break
-            try:
+                if found is None:
+                    break
+                known, end, offset, commit_offset, opaque = found
+                asked = self._learn(data, found, at) if known is None else cast(_Pull, known)
+                if asked is None or (requests and asked.code != code):
+                    break
                 answer = self._reading.read_nearby(
-                    asked.usual,
-                    offset,
-                    commit_offset,
-                    channel,
-                    self._gather,
-                    (asked.codec, found),
+                    asked.usual, offset, commit_offset, channel, gather, (asked.codec, opaque)
                 )
             except (AerobeeError, OSError):
                 break  # who asks is told why the usual way
+            except Exception as failed:
+                self._engine.give_up(failed)
+                break
             if answer is None:
                 break
             channel.write_now(answer)
@@ -110,22 +103,6 @@ class NativePulls:
             size += len(answer)
             code, version = asked.code, asked.version
         return FrontTaken(at, requests, code, version) if requests else None
-
-    def _gather(
-        self,
-        nearby: Nearby,
-        tags: bytes | None,
-        offset: int,
-        suggested: int,
-        asked: tuple[int, FoundPull],
-    ) -> Gathered | None:
-        """The answer to `asked`, a codec and what the engine has found."""
-        codec, (_, _, _, _, opaque) = asked
-        try:
-            return self._native.gather(nearby, tags, offset, codec, opaque, suggested)
-        except Exception as failed:
-            self._engine.give_up(failed)
-            return None
 
     def _learn(self, data: bytes, found: FoundPull, at: int) -> _Pull | None:
         """Read a request in full, for it and all that are such as it; None for one that is not usual after all."""
@@ -143,8 +120,5 @@ class NativePulls:
             return None
         usual = UsualQuery(query_of(envelope.code, header))
         learned = _Pull(usual, codec, envelope.code, envelope.version)
-        try:
-            self._native.learn_pull(learned)
-        except Exception as failed:
-            self._engine.give_up(failed)
+        self._native.learn_pull(learned)
         return learned

@@ -581,10 +581,11 @@ class ConsumeQueue(AppendState):
         end = min(offset + max_entries, self.max_offset)
         if not self._first_data <= offset < end:
             return _NOTHING
-        file = self._files.find(offset * ENTRY_SIZE)
+        begin = offset * ENTRY_SIZE
+        files = self._files.files
+        file = files[-1] if files and begin >= files[-1].offset else self._files.find(begin)
         if file is None:
             return _NOTHING
-        begin = offset * ENTRY_SIZE
         return _piece(file, begin - file.offset, min(end * ENTRY_SIZE, file.end) - begin)
 
     def file_of(self, offset: int) -> MappedFile | None:

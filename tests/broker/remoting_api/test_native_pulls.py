@@ -13,11 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from struct import Struct
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from aerobee_broker.broker import Broker
 from aerobee_broker.native.engine import MODULE
@@ -26,7 +28,7 @@ from aerobee_proto.codes import PullFlag, RequestCode
 from aerobee_proto.frames import Command, FrameDecoder, decode_command, encode_command
 from aerobee_proto.javahash import tag_hash
 from aerobee_remoting.exchange.connection import Connection
-from broker.in_memory import broker_in_memory
+from broker.in_memory import broker_in_memory, talking_in_memory
 from broker.remoting_api.test_native_sends import Transport, count_taken
 from broker.support import Clock
 from engines import need_engine
@@ -395,6 +397,26 @@ def test_settings_mean_the_same_to_both(more: dict[str, Any]) -> None:
     compare([*STORED, *asked, Pull(group="newcomers"), Pull(group="newcomers")], **more)
 
 
+@pytest.mark.parametrize("what", ["pull", "learn_pull", "gather"])
+async def test_after_a_fault_pulls_are_answered_in_python(what: str) -> None:
+    def failing(*_: Any) -> None:
+        raise RuntimeError("a fault")
+
+    async with (
+        broker_in_memory(send_engine="native", flush_disk_type="ASYNC_FLUSH") as broker,
+        talking_in_memory(broker) as client,
+    ):
+        front: Any = broker.handlers.front
+        found = {name: getattr(front._native, name) for name in ("pull", "learn_pull", "gather", "take")}
+        front._native = SimpleNamespace(**found | {what: failing})
+        await client.put("T", b"x")
+        with capture_logs() as logs:
+            answers = [await client.pull("T") for _ in range(3)]
+        assert [answer.remark for answer in answers] == ["FOUND"] * 3
+        assert [entry["event"] for entry in logs].count("broker.engine_failed") == 1
+        assert (broker.parts.observed.engine(), broker.handlers.front) == ("python", None)
+
+
 # --- the engine alone ---------------------------------------------------------------------------------------------
 
 
@@ -487,7 +509,7 @@ def gathered(
         0,
         99,
     )
-    return engine.gather(nearby, tags, 5, 0, 1, 0)
+    return engine.gather(nearby, tags, 5, 0, (0, 1))
 
 
 @pytest.mark.parametrize("gap", [0, 30, 20_000])
