@@ -8,6 +8,7 @@ import asyncio
 import importlib
 import json
 import random
+import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from aerobee_broker.broker import Broker
-from aerobee_broker.native.engine import MODULE
+from aerobee_broker.native.engine import INTERFACE, MODULE
 from aerobee_proto.bodies import TopicConfig
 from aerobee_proto.codes import PullFlag, RequestCode
 from aerobee_proto.frames import Command, FrameDecoder, decode_command, encode_command
@@ -398,17 +399,21 @@ def test_settings_mean_the_same_to_both(more: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("what", ["pull", "learn_pull", "gather"])
-async def test_after_a_fault_pulls_are_answered_in_python(what: str) -> None:
+async def test_after_a_fault_pulls_are_answered_in_python(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: Any) -> None:
         raise RuntimeError("a fault")
 
+    def faulty(**form: Any) -> Any:
+        engine = real.Engine(**form)
+        all_ = {name: getattr(engine, name) for name in dir(engine) if not name.startswith("_")}
+        return SimpleNamespace(**all_ | {what: failing})
+
+    real = importlib.import_module(MODULE)
+    monkeypatch.setitem(sys.modules, MODULE, SimpleNamespace(INTERFACE=INTERFACE, Engine=faulty))
     async with (
         broker_in_memory(send_engine="native", flush_disk_type="ASYNC_FLUSH") as broker,
         talking_in_memory(broker) as client,
     ):
-        front: Any = broker.handlers.front
-        found = {name: getattr(front._native, name) for name in ("pull", "learn_pull", "gather", "take")}
-        front._native = SimpleNamespace(**found | {what: failing})
         await client.put("T", b"x")
         with capture_logs() as logs:
             answers = [await client.pull("T") for _ in range(3)]
