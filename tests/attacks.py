@@ -127,6 +127,15 @@ def _clients(number: int) -> bytes:
     return _heartbeat(number, _json({"clientID": f"c{number}", "producerDataSet": [{"groupName": "crowd"}]}))
 
 
+def _members(number: int) -> bytes:
+    """Two hundred members of one group, on one connection."""
+    group = {"groupName": "throng", "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING"}
+    return b"".join(
+        _heartbeat(one, _json({"clientID": f"c{number}-{one}", "consumerDataSet": [group]}))
+        for one in range(200)
+    )
+
+
 def _groups(number: int) -> bytes:
     made = [{"groupName": f"g{number}-{i}", "consumeType": "CONSUME_PASSIVELY"} for i in range(2000)]
     return _heartbeat(number, _json({"clientID": "x", "consumerDataSet": made, "producerDataSet": []}))
@@ -292,6 +301,7 @@ def _attacks() -> Iterator[Attack]:
     )
     yield Attack("heartbeats of 10,000 subscriptions", "broker", "pipeline", _subscriptions)
     yield Attack("heartbeats of ever new clients", "broker", "pipeline", _clients)
+    yield Attack("many members that come and go together", "broker", "churn", _members, 4)
     yield Attack("heartbeats of ever new groups", "broker", "pipeline", _groups)
     yield Attack("ever new tag expressions of 16 KiB", "broker", "pipeline", _tags)
     yield Attack("batches of 180,000 messages", "broker", "pipeline", _batch)

@@ -101,12 +101,20 @@ def subscriptions(number: int) -> Command:
     return heartbeat(f"s{number}", consumerDataSet=[consumer(f"group-{number % 50}", *expected)])
 
 
+def alike(number: int) -> Command:
+    expected: list[dict[str, object]] = [
+        {"topic": f"topic-{topic}", "subString": "*"} for topic in range(100)
+    ]
+    return heartbeat(f"a{number}".ljust(100, "-"), consumerDataSet=[consumer("alike", *expected)])
+
+
 WAYS: dict[str, tuple[Callable[[int], Command], str]] = {
     "pulls": (pull, "held pulls"),
     "pulls with filters of their own": (tagged_pull, "filters of held pulls"),
     "pops": (pop, "held pops"),
     "notifications": (notification, "held pops"),
     "members of a group": (member, "members of groups"),
+    "members that subscribe alike": (alike, "members of groups"),
     "producers": (producer, "members of producer groups"),
     "subscriptions": (subscriptions, "subscriptions of groups"),
     "what members subscribe to": (subscriptions, "subscriptions of members"),
