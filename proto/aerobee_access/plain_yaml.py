@@ -194,7 +194,9 @@ def _after_key(value: Value, indent: int) -> str:
 
 
 def _item(value: Value, indent: int) -> str:
-    if isinstance(value, dict | list) and value:
+    if isinstance(value, list) and value:
+        return "\n" + write_yaml(value, indent)
+    if isinstance(value, dict) and value:
         return write_yaml(value, indent)[indent:]
     return f"{_word(value)}\n"
 

@@ -125,6 +125,13 @@ def test_a_key_that_is_no_plain_word_is_written_in_quotes(key: str) -> None:
     assert read_yaml(write_yaml({key: 1})) == {key: 1}
 
 
+@pytest.mark.parametrize("text", ["- [1, 2]", "-\n  - 1\n  -\n    - a: b\n"])
+def test_a_list_in_a_list_is_written_as_it_is_read(text: str) -> None:
+    """It was written behind the dash of the other one, where it was read as a text."""
+    content = read_yaml(text)
+    assert read_yaml(write_yaml(content)) == content
+
+
 @given(st.text(max_size=60))
 def test_any_text_gives_a_value_or_one_error(text: str) -> None:
     with suppress(FormatError):
