@@ -74,4 +74,4 @@ def test_the_corpus_is_small_and_of_targets_that_there_are() -> None:
 def test_the_ledger_counts_every_target() -> None:
     ledger = json.loads(LEDGER.read_text())
     assert ledger.keys() == TARGETS.keys()
-    assert sum(entry["runs"] for entry in ledger.values()) > 1_000_000
+    assert sum(entry["runs"] for entry in ledger.values()) > RUNS_MIN
