@@ -272,6 +272,13 @@ TABLE: Final = (
     ),
     Row(
         "entries",
+        "locks of queues, of one group and of all",
+        ("aerobee_broker.members.queue_locks:LOCKS_PER_GROUP_MAX",),
+        ("aerobee_broker.members.queue_locks:LOCKS_MAX",),
+        "the lock is not granted",
+    ),
+    Row(
+        "entries",
         "held pulls",
         ("broker:maxHeldPullsPerConnection",),
         ("broker:maxHeldPulls",),

@@ -7,7 +7,10 @@ Touches  nothing; the time comes in.
 
 A lock runs out 60 s after it was last taken or renewed (clients renew each 20 s and trust it for 30 s).
 
-Invariant: a lock is held by one client id; another gets it only after unlock or expiry.
+Invariants
+- A lock is held by one client id; another gets it only after unlock or expiry.
+- There are at most LOCKS_MAX of them, and LOCKS_PER_GROUP_MAX of one group: what is more is not granted, as if another
+  client held it.
 """
 
 from collections.abc import Iterable
@@ -16,9 +19,11 @@ from typing import Final
 from aerobee_proto.bodies import MessageQueue
 from aerobee_service.turns.slices import Steps, at_once
 
-__all__ = ["LOCK_EXPIRY_MS", "QueueLocks"]
+__all__ = ["LOCKS_MAX", "LOCKS_PER_GROUP_MAX", "LOCK_EXPIRY_MS", "QueueLocks"]
 
 LOCK_EXPIRY_MS: Final = 60_000
+LOCKS_PER_GROUP_MAX: Final = 32_768
+LOCKS_MAX: Final = 4 * LOCKS_PER_GROUP_MAX
 
 
 class QueueLocks:
@@ -26,9 +31,10 @@ class QueueLocks:
 
     def __init__(self) -> None:
         self._locks: dict[str, dict[MessageQueue, tuple[str, int]]] = {}  # -> (client id, taken at, ms)
+        self._count = 0  # of all of them
 
     def __len__(self) -> int:
-        return sum(map(len, self._locks.values()))
+        return self._count
 
     def lock(
         self, group: str, client_id: str, queues: Iterable[MessageQueue], now_ms: int
@@ -38,9 +44,14 @@ class QueueLocks:
         granted = []
         for queue in queues:
             holder = locks.get(queue)
-            if holder is None or holder[0] == client_id or now_ms - holder[1] > LOCK_EXPIRY_MS:
-                locks[queue] = (client_id, now_ms)
-                granted.append(queue)
+            if holder is None:
+                if self._count >= LOCKS_MAX or len(locks) >= LOCKS_PER_GROUP_MAX:
+                    continue
+                self._count += 1
+            elif holder[0] != client_id and now_ms - holder[1] <= LOCK_EXPIRY_MS:
+                continue
+            locks[queue] = (client_id, now_ms)
+            granted.append(queue)
         if not locks:
             del self._locks[group]
         return granted
@@ -56,6 +67,7 @@ class QueueLocks:
             if holder is not None and holder[0] == client_id:
                 del locks[queue]
                 released += 1
+        self._count -= released
         if not locks:
             del self._locks[group]
         return released
@@ -82,6 +94,7 @@ class QueueLocks:
             locks = self._locks.get(group, {})
             gone = [queue for queue, (_, taken) in locks.items() if now_ms - taken > LOCK_EXPIRY_MS]
             dropped += len(gone)
+            self._count -= len(gone)
             for queue in gone:
                 del locks[queue]
             if gone and not locks:

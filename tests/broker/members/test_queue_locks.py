@@ -1,8 +1,10 @@
 """Queue locks as tables: who gets what, and when a lock runs out."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aerobee_broker.members import queue_locks
 from aerobee_broker.members.queue_locks import LOCK_EXPIRY_MS, QueueLocks
 from aerobee_proto.bodies import MessageQueue
 
@@ -34,6 +36,23 @@ def test_a_lock_runs_out_after_a_minute_without_renewal() -> None:
     assert not locks.is_locked("g", 1_001 + LOCK_EXPIRY_MS)
     assert locks.holder("g", Q0, 1_001 + LOCK_EXPIRY_MS) is None
     assert locks.lock("g", "b", [Q0], 1_001 + LOCK_EXPIRY_MS) == [Q0]
+
+
+def test_there_is_a_bound_for_a_group_and_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """9,000 queues a request could be locked, for every group there is."""
+    monkeypatch.setattr(queue_locks, "LOCKS_PER_GROUP_MAX", 3)
+    monkeypatch.setattr(queue_locks, "LOCKS_MAX", 4)
+    locks = QueueLocks()
+    queues = [MessageQueue("T", "b", at) for at in range(5)]
+    assert locks.lock("g", "a", queues, 0) == queues[:3]
+    assert locks.lock("g", "a", queues, 1) == queues[:3]  # renewed all the same
+    assert locks.lock("h", "a", queues, 1) == queues[:1]
+    assert locks.lock("i", "a", queues, 1) == []
+    assert len(locks) == 4
+    assert locks.unlock("g", "a", queues) == 3
+    assert locks.lock("i", "a", queues, 1) == queues[:3]
+    assert locks.forget_expired(2 + LOCK_EXPIRY_MS) == len(queues) - 1
+    assert len(locks) == 0
 
 
 def test_expired_locks_are_forgotten() -> None:
