@@ -313,9 +313,7 @@ class Broker:
             self._link.take_topics(parts.topics.adopt)
         if self._ha_listener is not None and isinstance(parts.replication, MasterSide):
             enforced = parts.config.tls_server_mode == "enforcing" and parts.tls.server is not None
-            await parts.replication.server.serve(
-                self._ha_listener, parts.tls.server() if enforced and parts.tls.server else None
-            )
+            await parts.replication.server.serve(self._ha_listener, parts.tls.server if enforced else None)
         if self._listens:
             parts.registrar.start(parts.replication.master_found if parts.config.is_slave else None)
 

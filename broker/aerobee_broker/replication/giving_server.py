@@ -14,8 +14,7 @@ Invariants
 import asyncio
 import contextlib
 import socket
-import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Final, cast
 
 import structlog
@@ -25,12 +24,15 @@ from aerobee_broker.replication.giving import GivenLog, GivingBounds, GivingLink
 from aerobee_broker.replication.replicas import Replica, Replicas
 from aerobee_broker.settings.config import LiveConfig
 from aerobee_proto.errors import FormatError
+from aerobee_remoting.peers.tls import TlsContext, context_of
 
 __all__ = ["GivingServer"]
 
 log = structlog.get_logger()
 
 CONNECTIONS_MAX: Final = 64
+HANDSHAKE_S: Final = 10.0
+ACCEPT_PAUSE_S: Final = 0.1
 WRITE_HIGH: Final = 1 << 20  # bytes
 TURN_SIZE: Final = 1 << 20  # bytes
 TICK_MIN_S: Final = 0.01
@@ -58,15 +60,52 @@ class GivingServer:
         self._on_first = on_first
         self._loop = asyncio.get_running_loop()
         self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()  # that accept, and those whose handshake is under way
         self._links: set[_Giving] = set()
         self._scheduled = False
         self._begun = False
         self._closed = False
         self._moved = asyncio.Event()  # some slave has come further, or left
 
-    async def serve(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
-        """Accept slaves at a socket that has taken its address."""
-        self._server = await self._loop.create_server(lambda: _Giving(self), sock=listener, ssl=tls)
+    async def serve(self, listener: socket.socket, tls: TlsContext | None = None) -> None:
+        """Accept slaves at a socket that has taken its address; over TLS, if given, by what it is when each comes."""
+        if tls is None:
+            self._server = await self._loop.create_server(lambda: _Giving(self), sock=listener)
+            return
+        listener.setblocking(False)
+        listener.listen(CONNECTIONS_MAX)
+        self._start(self._accept(listener, tls), "slaves over TLS")
+
+    def _start(self, work: Coroutine[None, None, None], name: str) -> None:
+        task = self._loop.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self, listener: socket.socket, tls: TlsContext) -> None:
+        with listener:
+            while True:
+                try:
+                    accepted, (host, port, *_) = await self._loop.sock_accept(listener)
+                except OSError as failed:  # descriptors used up: wait for one to come free
+                    log.warning("replication.accept_failed", reason=str(failed))
+                    await asyncio.sleep(ACCEPT_PAUSE_S)
+                    continue
+                if len(self._links) + len(self._tasks) > CONNECTIONS_MAX:
+                    accepted.close()
+                else:
+                    self._start(self._greet(accepted, f"{host}:{port}", tls), f"slave {host}:{port}")
+
+    async def _greet(self, accepted: socket.socket, peer: str, tls: TlsContext) -> None:
+        try:
+            await self._loop.connect_accepted_socket(
+                lambda: _Giving(self), accepted, ssl=context_of(tls), ssl_handshake_timeout=HANDSHAKE_S
+            )
+        except (OSError, TimeoutError) as failed:
+            accepted.close()
+            log.info("replication.handshake_failed", peer=peer, reason=str(failed) or type(failed).__name__)
+        except asyncio.CancelledError:
+            accepted.close()
+            raise
 
     def grew(self) -> None:
         """There may be more to give. Called very often."""
@@ -92,6 +131,10 @@ class GivingServer:
         self._closed = True
         if self._server is not None:
             self._server.close()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         for link in list(self._links):
             link.hang_up("this broker is stopping")
         if self._server is not None:

@@ -10,8 +10,10 @@ import trustme
 from structlog.testing import capture_logs
 
 from aerobee_broker.broker import Broker
+from aerobee_broker.replication import giving_server
 from aerobee_proto.bodies import HaStatus
 from aerobee_proto.codes import RequestCode, ResponseCode
+from aerobee_service.tls import live_context
 from broker.replication.pairs import (
     FAST,
     caught_up,
@@ -82,6 +84,54 @@ async def test_a_master_that_speaks_tls_alone_gives_nothing_to_others(tmp_path: 
                 assert not slave.parts.replication.is_linked
                 assert slave.parts.store.end_offset == 0
                 assert master.parts.replication.status().in_sync_slave_nums == 0
+
+
+async def test_the_link_shows_a_renewed_certificate_and_trusts_renewed_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had those of the start for as long as the master ran."""
+    monkeypatch.setattr(live_context, "LOOK_S", 0.01)
+    authority, renewed = trustme.CA(), trustme.CA()
+
+    async def is_served(whose: trustme.CA) -> bool:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=dialling(whose, "client"))
+        except OSError:
+            return False
+        writer.transport.abort()
+        return True
+
+    files = write_files(authority, tmp_path)
+    async with running_broker(tmp_path / "master", **(FAST | files)) as master:
+        port = ha_port(master)
+        assert await is_served(authority)
+        assert not await is_served(renewed)
+        write_files(renewed, tmp_path)
+        async with asyncio.timeout(20):
+            while not await is_served(renewed):
+                pass
+        assert not await is_served(authority)
+        await put_over_tls(master, renewed)
+        async with running_slave(tmp_path / "slave", **files) as slave:
+            meet(slave, master)
+            await caught_up(master, slave)
+    assert log_files(tmp_path / "slave") == log_files(tmp_path / "master") != {}
+
+
+async def test_who_is_silent_in_the_handshake_of_the_link_is_hung_up_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(giving_server, "HANDSHAKE_S", 0.05)
+    files = write_files(trustme.CA(), tmp_path)
+    async with running_broker(tmp_path / "master", **(FAST | files)) as master:
+        with capture_logs() as logs:
+            reader, writer = await asyncio.open_connection("127.0.0.1", ha_port(master))
+            async with asyncio.timeout(20):
+                assert await reader.read() == b""
+            writer.close()
+            await eventually(lambda: any(line["event"] == "replication.handshake_failed" for line in logs))
+        _, last = await asyncio.open_connection("127.0.0.1", ha_port(master))
+    last.close()  # it was silent when the master stopped, which did not wait for it
 
 
 async def test_both_say_how_they_stand(tmp_path: Path) -> None:
