@@ -792,7 +792,7 @@ class _Check:
         return True
 
     def _edge_holds(self, entry: ConsumeQueueEntry, offset: int, previous_end: int) -> bool:
-        sound = entry.physical_offset >= previous_end and 0 < entry.size < BLANK_SIZE
+        sound = previous_end <= entry.physical_offset < _NEVER and 0 < entry.size < BLANK_SIZE
         return sound and self._verified(entry, offset)
 
     def _verified(self, entry: ConsumeQueueEntry, offset: int) -> bool:
@@ -820,7 +820,7 @@ class _Check:
         bounds = np.empty_like(begins)
         bounds[0] = previous_end
         np.add(begins[:-1], sizes[:-1], out=bounds[1:])
-        return _leading_true((sizes > 0) & (sizes < BLANK_SIZE) & (begins >= bounds))
+        return _leading_true((sizes > 0) & (sizes < BLANK_SIZE) & (begins >= bounds) & (begins < _NEVER))
 
     def _first_unverified(self, entries: _Entries, base: int) -> int:
         """Leading entries that agree with their records."""

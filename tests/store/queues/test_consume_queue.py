@@ -225,6 +225,7 @@ DAMAGE: dict[str, bytes] = {
     "negative size": ENTRY.pack(300, -1, 9),
     "negative offset": ENTRY.pack(-300, 100, 9),
     "overlaps the one before": ENTRY.pack(299, 100, 9),
+    "ends behind every number": ENTRY.pack((1 << 63) - 50, 100, 9),
     "a blank": BLANK_ENTRY,
 }
 
@@ -313,6 +314,16 @@ def test_damage_in_an_old_file_is_found_at_its_edges(tmp_path: Path) -> None:
     assert queue.recover(refuse()).max_offset == 2 * PER_FILE - 1
     assert names(tmp_path) == [0, FILE_SIZE]
     queue.check()
+
+
+def test_an_old_file_whose_last_entry_ends_behind_every_number_is_cut_there(tmp_path: Path) -> None:
+    """Fuzzing: what comes behind it was compared with an end that is no 64-bit number, and recovery ended."""
+    filled(tmp_path, 2 * PER_FILE).close()
+    overwrite(file_of(tmp_path, 0), (PER_FILE - 1) * ENTRY_SIZE, ENTRY.pack((1 << 63) - 50, 100, 9))
+    for proven in (0, 2 * PER_FILE * RECORD):
+        queue = open_queue(tmp_path, load=True)
+        assert queue.recover(proven_offset=proven).max_offset == PER_FILE - 1
+        queue.close()
 
 
 def test_a_hole_inside_an_old_file_is_found_when_nothing_is_proven(tmp_path: Path) -> None:
