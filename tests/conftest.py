@@ -23,6 +23,8 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
+from aerobee_service.logs.event_log import LOGGER_NAME
+
 pytest_plugins = ["workers", "engines"]
 
 settings.register_profile(
@@ -51,6 +53,8 @@ for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
 
 LOGS_AT_FIRST = structlog.get_config()
 LEVEL_AT_FIRST = logging.getLogger().level
+CLIENT = logging.getLogger(LOGGER_NAME)
+CLIENT_AT_FIRST = CLIENT.level, list(CLIENT.handlers)
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +68,9 @@ def logs_as_at_first() -> Iterator[None]:
         if isinstance(handler.formatter, structlog.stdlib.ProcessorFormatter):
             root.removeHandler(handler)  # what a program put there; pytest's own stay
             root.setLevel(LEVEL_AT_FIRST)
+    # A command that ran in this process has set the client's to its own: the next test would miss events.
+    level, CLIENT.handlers[:] = CLIENT_AT_FIRST
+    CLIENT.setLevel(level)
     for module in list(sys.modules.values()):
         logger = getattr(module, "__dict__", {}).get("log")
         if isinstance(logger, structlog._config.BoundLoggerLazyProxy):

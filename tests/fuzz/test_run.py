@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from fuzz.targets import PARTS, TARGETS, parts
 pytestmark = pytest.mark.spread
 
 RUN = Path(__file__).with_name("run.py")
+SEED = 20261123  # the day on which it was chosen
 
 
 def fuzzed(findings: Path, *words: str) -> dict[str, int]:
@@ -42,9 +42,9 @@ def fuzzed(findings: Path, *words: str) -> dict[str, int]:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_nothing_is_found_in_its_part_of_three_million_runs(part: int, tmp_path: Path) -> None:
-    """Other inputs each day, the same ones on one day: the seed is the date, and a finding says it."""
+    """The same inputs each time, as long as the code is the same: a change must not fail for a fault that was there
+    before it. `./dev fuzz` makes up others each time."""
     names = parts()[part]
-    seed = f"{datetime.now(UTC):%Y%m%d}"
-    ran = fuzzed(tmp_path / "findings", "--ci", "--seed", seed, *names)
+    ran = fuzzed(tmp_path / "findings", "--ci", "--seed", str(SEED), *names)
     assert ran.keys() == set(names)
     assert {name: runs for name, runs in ran.items() if runs < TARGETS[name].runs} == {}
