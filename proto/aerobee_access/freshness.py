@@ -110,6 +110,10 @@ class Freshness:
             found = self._numbers[caller] = Numbers(secrets.token_hex(8))
         return found
 
+    def greeting(self, caller: Peer) -> Mapping[str, str]:
+        """What a connection is told when it begins: its challenge."""
+        return {CHALLENGE: self.of(caller).challenge.decode()}
+
     def check(self, numbers: Numbers, user: str, code: int, content: bytes) -> None:
         """NotFresh unless a request that `user` has signed (`content`, which may end before the body) counts now."""
         if not content.startswith(PREFIX):

@@ -25,7 +25,7 @@ from weakref import WeakKeyDictionary
 
 from aerobee_access.audit import AuditLog
 from aerobee_access.decision import Verdict, decide
-from aerobee_access.freshness import CHALLENGE, Freshness, NotFresh, Numbers
+from aerobee_access.freshness import Freshness, NotFresh, Numbers
 from aerobee_access.judging import Judgement, judging_by
 from aerobee_access.policies import Action
 from aerobee_access.refusals import Refusals
@@ -209,9 +209,7 @@ class AccessGate(Gate):
         return True
 
     def greeting(self, caller: Peer) -> Mapping[str, str]:
-        if self._freshness is None:
-            return {}
-        return {CHALLENGE: self._freshness.of(caller).challenge.decode()}
+        return {} if self._freshness is None else self._freshness.greeting(caller)
 
     def _known_of(self, caller: Peer) -> _Known:
         known = self._known.get(caller)

@@ -12,7 +12,7 @@ from typing import Final
 from weakref import WeakKeyDictionary
 
 from aerobee_access.audit import AuditLog
-from aerobee_access.freshness import CHALLENGE, Freshness, NotFresh
+from aerobee_access.freshness import Freshness, NotFresh
 from aerobee_access.judging import Judgement, judging_by
 from aerobee_access.plain_acl import Account, Perm, PlainAcl
 from aerobee_access.refusals import Refusals
@@ -107,9 +107,7 @@ class PlainGate(Gate):
             raise _refused(reason)
 
     def greeting(self, caller: Peer) -> Mapping[str, str]:
-        if self._freshness is None:
-            return {}
-        return {CHALLENGE: self._freshness.of(caller).challenge.decode()}
+        return {} if self._freshness is None else self._freshness.greeting(caller)
 
     def lets_all(self, caller: Peer) -> bool:
         return self._trusts(caller) or self._accounts().is_white(caller.peer_host)
