@@ -30,6 +30,7 @@ from aerobee_remoting.exchange.gate import Judge
 from aerobee_remoting.exchange.handlers import Channel, FrontTaken
 from aerobee_store.disk.io import Buffer
 from broker.support import Clock, make_test_parts
+from quiet_transport import QuietTransport
 from send_frames import BATCH, V1, V2
 from store.memory_io import MemoryFile, MemoryIo
 
@@ -108,36 +109,20 @@ class _Disk:
         return
 
 
-class _Transport(asyncio.Transport):
+class _Transport(QuietTransport):
     """Keeps what is written until it is asked for."""
 
     def __init__(self, peer: tuple[str, int]) -> None:
-        super().__init__({"peername": peer, "sockname": ("127.0.0.1", 10911)})
+        super().__init__(peer)
         self.written: list[bytes] = []
         self.lose: Callable[[None], None] = lambda _: None
-        self._closing = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.written.append(bytes(data))
 
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        return
-
-    def pause_reading(self) -> None:
-        return
-
-    def resume_reading(self) -> None:
-        return
-
-    def is_closing(self) -> bool:
-        return self._closing
-
     def close(self) -> None:
-        if not self._closing:
-            self._closing = True
+        if not self.closing:
+            self.closing = True
             self.lose(None)
 
     def abort(self) -> None:

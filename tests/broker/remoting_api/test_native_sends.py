@@ -28,6 +28,7 @@ from aerobee_remoting.exchange.connection import Connection
 from broker.in_memory import broker_in_memory
 from broker.support import Clock
 from engines import need_engine
+from quiet_transport import QuietTransport
 from send_frames import BATCH, V1, V2, Spec, fields_of, frame_of, frames, joined, usual
 from store.memory_io import MemoryIo
 
@@ -193,29 +194,13 @@ Step = Callable[[Broker], None]
 """What is done to a broker between two reads, or before the first."""
 
 
-class Transport(asyncio.Transport):
+class Transport(QuietTransport):
     def __init__(self) -> None:
-        super().__init__({"peername": ("10.1.2.3", 4567), "sockname": ("127.0.0.1", 10911)})
+        super().__init__(("10.1.2.3", 4567))
         self.written = bytearray()
-        self.closing = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.written += data
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        return
-
-    def pause_reading(self) -> None:
-        return
-
-    def resume_reading(self) -> None:
-        return
-
-    def is_closing(self) -> bool:
-        return self.closing
 
     def close(self) -> None:
         self.closing = True
