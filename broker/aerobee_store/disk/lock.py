@@ -28,8 +28,11 @@ def is_left_by_another(root: Path, io: StoreIo) -> bool:
 
     Such a program wrote by its own rules: what a checkpoint of ours promises of all records need not hold any more.
     """
-    left = io.read_bytes(root / "abort")
-    return left is not None and left.split(b"\n")[1:2] != [_PROGRAM]
+    return _is_of_another(io.read_bytes(root / "abort"))
+
+
+def _is_of_another(abort: bytes | None) -> bool:
+    return abort is not None and abort.split(b"\n")[1:2] != [_PROGRAM]
 
 
 class StoreGuard:
@@ -47,8 +50,9 @@ class StoreGuard:
     def enter(self) -> None:
         """Take the lock and look whether the last run ended in order. StoreLocked if it is taken."""
         self._lock = self._io.lock(self._lock_path)
-        self.was_aborted = self._io.read_bytes(self._abort_path) is not None
-        self.was_left_by_another = is_left_by_another(self._abort_path.parent, self._io)
+        abort = self._io.read_bytes(self._abort_path)
+        self.was_aborted = abort is not None
+        self.was_left_by_another = _is_of_another(abort)
 
     def announce_changes(self, process_id: int) -> None:
         """From now on a crash is seen as one by the next start."""
