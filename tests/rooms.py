@@ -91,6 +91,7 @@ HOUSE: Final[dict[str, dict[str, set[str]]]] = {
         "members": set(),
         "reading": set(),
         "settings": set(),
+        "election": set(),
         "native": set(),
         "process": set(),
         "stats": set(),
@@ -170,7 +171,7 @@ HOUSE: Final[dict[str, dict[str, set[str]]]] = {
 }
 # Rooms, floors, arrows.
 COUNTS: Final = {
-    "aerobee_broker": (19, 6, 63),
+    "aerobee_broker": (20, 6, 63),
     "aerobee_store": (17, 7, 84),
     "aerobee_remoting": (3, 3, 3),
     "aerobee_service": (8, 3, 4),
