@@ -93,6 +93,7 @@ HOUSE: Final[dict[str, dict[str, set[str]]]] = {
         "settings": set(),
         "election": set(),
         "native": set(),
+        "lives": set(),
         "process": set(),
         "stats": set(),
     },
@@ -171,7 +172,7 @@ HOUSE: Final[dict[str, dict[str, set[str]]]] = {
 }
 # Rooms, floors, arrows.
 COUNTS: Final = {
-    "aerobee_broker": (20, 6, 63),
+    "aerobee_broker": (21, 6, 63),
     "aerobee_store": (17, 7, 84),
     "aerobee_remoting": (3, 3, 3),
     "aerobee_service": (8, 3, 4),
