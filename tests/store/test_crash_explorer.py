@@ -27,11 +27,11 @@ pytestmark = pytest.mark.spread
 
 PROCESSES = 2
 LONG = bool(os.environ.get("AEROBEE_LONG"))
-PIECES = 15 if LONG else 10  # each a test of its own, with seeds of its own, so that workers share them
+PIECES = 15 if LONG else 5  # each a test of its own, with seeds of its own, so that workers share them
 SEEDS_PER_PIECE = 5
 FIRST_SEED, NEXT_PIECE = 1000, 1000
 SAMPLE = WHOLE if LONG else Sample(50)
-OF_REGRESSIONS = WHOLE if LONG else Sample(20, each_kind=True)
+OF_REGRESSIONS = WHOLE if LONG else Sample(100, each_kind=True)
 TWICE_EACH = 1 if LONG else 8
 STATES_MIN = 5000 if LONG else 600  # of a piece, distinct; some 1500 come of a whole scenario
 STEPS = {
