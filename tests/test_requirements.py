@@ -37,7 +37,10 @@ def expected(*extras: str) -> list[Requirement]:
 
 @pytest.mark.parametrize(
     ("lock", "extras"),
-    [("run.txt", ("broker", "cli", "compression")), ("test.txt", ("broker", "cli", "compression", "test"))],
+    [
+        ("run.txt", ("broker", "cli", "compression", "election")),
+        ("test.txt", ("broker", "cli", "compression", "election", "test")),
+    ],
 )
 def test_every_dependency_is_locked_to_a_version_that_is_allowed(lock: str, extras: tuple[str, ...]) -> None:
     locked = pins(lock)

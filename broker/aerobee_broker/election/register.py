@@ -14,7 +14,7 @@ What a register has to hold
 - A call that raises RegisterUnreachable may have been done, or be done later. Nothing else raises it.
 """
 
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from typing import Final, NamedTuple, Protocol
 
 from aerobee_proto.errors import AerobeeError
@@ -122,7 +122,7 @@ class Register(Protocol):
         """
         ...
 
-    def watch(self, prefix: str, after_revision: int) -> AsyncIterator[list[Change]]:
+    def watch(self, prefix: str, after_revision: int) -> AsyncGenerator[list[Change], None]:
         """Every change of keys that begin so, after this revision, in order; those of one revision come together.
 
         It goes on for ever, whatever happens to the way to the register. Raises ChangesLost.
