@@ -18,11 +18,12 @@ import structlog
 
 from aerobee_broker.catalog.topics import TopicTable
 from aerobee_broker.messages.message_writer import MessageWriter
+from aerobee_broker.messages.stored_properties import whole_number
 from aerobee_broker.reading.cold_reads import ColdReads
 from aerobee_broker.stats import BrokerStats
 from aerobee_proto import properties
 from aerobee_proto.errors import FormatError
-from aerobee_proto.names import HALF_TOPIC
+from aerobee_proto.names import HALF_TOPIC, TIMER_TOPIC
 from aerobee_proto.records import StoredRecord, decode_record
 from aerobee_store.store import MessageStore
 from aerobee_store.terms.messages import NewMessage
@@ -122,6 +123,28 @@ class ScheduledMessages:
             decode_record(bytes(raw)).prepared_transaction_offset == record.physical_offset
             for raw in found.body
         )
+
+    def rolled_copy(self, record: StoredRecord) -> StoredRecord | None:
+        """The record as which a timer message was written anew on its way to a time far away; None when it was not, as
+        far as the index of keys knows."""
+        key = record.unique_key
+        if key is None:
+            return None
+        stops, recalls = _roll_times(record), properties.TIMER_DEL_UNIQKEY in record.property_map
+        for raw in self._store.keys.query(TIMER_TOPIC, key, SAME_KEY_MAX, 0, FOREVER_MS).body:
+            other = decode_record(bytes(raw))
+            if (
+                other.physical_offset > record.physical_offset
+                and _roll_times(other) > stops
+                and other.born_timestamp == record.born_timestamp  # a client may send one message twice
+                and (properties.TIMER_DEL_UNIQKEY in other.property_map) is recalls  # it has the other's key
+            ):
+                return other
+        return None
+
+
+def _roll_times(record: StoredRecord) -> int:
+    return whole_number(record.property_map.get(properties.TIMER_ROLL_TIMES, "")) or 0
 
 
 async def wait_for_due(due_ms: int | None, changed: asyncio.Event, clock: Callable[[], int]) -> None:

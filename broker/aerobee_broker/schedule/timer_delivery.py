@@ -10,7 +10,10 @@ Too far away   A message that is due more than `timerRollWindowSlot` slots from 
                when half the way, or a window, is over: so its record is not deleted by age.
 Recall         A message with TIMER_DEL_UNIQKEY in the slot of another takes that one out.
 Crash          The checkpoint is written each second while something happens. What was delivered after it is found
-               by the index and not delivered twice; without the index it is (at least once).
+               by the index and not delivered twice; without the index it is (at least once). The same holds for
+               what was put back into the timer topic.
+Copies         A slave has the timer topic, and no timer log of what waited before it became master: everything is read
+               anew, and what was done by then found by the index.
 Wall clock     Set forward, deliveries come sooner by as much; set back, later. They are never before their time.
 
 Invariants
@@ -112,6 +115,8 @@ class TimerDelivery:
         self._refused_logged_ms = 0
         self.doubtful_ms = 0
         self._rebuilt_until = 0  # messages below had a unit in a log that was lost
+        self._old_end = 0  # messages of the timer topic below were there before this run
+        self._counted_until = 0  # messages below were counted by the units that they had then
         self._dirty = False
         self._snapshot: Snapshot | None = None  # waits for the disk
         self._writing: asyncio.Future[None] | None = None  # of a checkpoint
@@ -127,6 +132,7 @@ class TimerDelivery:
         if files.queue_offset > high:
             log.warning("broker.timer_offset_corrected", logical_offset=files.queue_offset, max_offset=high)
         files.queue_offset = min(max(files.queue_offset, low), high)
+        self._old_end, self._counted_until = high, files.queue_offset
         self._counts.recount(files.topic_hashes(), topics)
         self._wakeups.timer_came.set()
 
@@ -218,24 +224,26 @@ class TimerDelivery:
             return
         due = self._due_of(record, out_ms)
         slot = self._files.slot_of(due - 1)
+        topic = mapping.get(properties.REAL_TOPIC, "")
         if slot < self._files.read_ms:
             if offset >= self._rebuilt_until:
-                self._counts.add(mapping.get(properties.REAL_TOPIC, ""), 1, self._clock())
+                self._counts.add(topic, 1, self._clock())
                 self._deliver_now(record)
             return
-        magic, at_ms = self._place(due)
-        if properties.TIMER_DEL_UNIQKEY in mapping:
-            magic |= MAGIC_DELETE
         now_ms = self._clock()
-        topic = mapping.get(properties.REAL_TOPIC, "")
-        unit = TimerUnit(-1, magic, now_ms, at_ms, record.physical_offset, record.size, java_hash(topic))
-        position = self._files.add(unit)
+        deletes = properties.TIMER_DEL_UNIQKEY in mapping
+        if offset >= self._old_end or self._scheduled.rolled_copy(record) is None:
+            magic, at_ms = self._place(due)
+            magic |= MAGIC_DELETE if deletes else 0
+            place = (record.physical_offset, record.size, java_hash(topic))
+            unit = TimerUnit(-1, magic, now_ms, at_ms, *place)
+            position = self._files.add(unit)
+            slot = self._files.slot_of(at_ms)
+            if slot in self._open:
+                self._take_in(slot, position, unit)
         if properties.TIMER_ROLL_TIMES not in mapping:  # else it counts already
-            self._counts.add(topic, -1 if unit.deletes else 1, now_ms)
+            self._counts.add(topic, -1 if deletes else 1, now_ms)
         self._counts.enqueued.add(1)
-        slot = self._files.slot_of(at_ms)
-        if slot in self._open:
-            self._take_in(slot, position, unit)
 
     def _due_of(self, record: StoredRecord, out_ms: int) -> int:
         """When the message is due: exact when its properties tell, never over a step behind TIMER_OUT_MS."""
@@ -346,13 +354,15 @@ class TimerDelivery:
         record = self._scheduled.read(TIMER_TOPIC, unit.physical_offset) if unit is not None else None
         if unit is None or record is None:
             return None
+        is_doubtful = entry >> POSITION_BITS <= self.doubtful_ms
         if unit.rolls:
-            return self._rolled(record)
+            return self._rolled(record, is_doubtful=is_doubtful)
         recalled = self._open[self._files.slot_of(unit.at_ms)].recalled
         topic = record.property_map.get(properties.REAL_TOPIC, "")
         if recalled and recall_key(topic, record.unique_key or "") in recalled:
             return None
-        if entry >> POSITION_BITS <= self.doubtful_ms and self._scheduled.was_delivered(record):
+        if is_doubtful and self._scheduled.was_delivered(record):
+            self._counts.add(topic, -1, self._clock())
             return None
         return self._delivery(record, unit.write_ms)
 
@@ -369,8 +379,13 @@ class TimerDelivery:
             },
         )
 
-    def _rolled(self, record: StoredRecord) -> NewMessage:
-        """The message for the timer topic again."""
+    def _rolled(self, record: StoredRecord, *, is_doubtful: bool) -> NewMessage | None:
+        """The message for the timer topic again; None when it is there already."""
+        copy = self._scheduled.rolled_copy(record) if is_doubtful else None
+        if copy is not None:
+            if copy.queue_offset < self._counted_until:
+                self._counts.add(record.property_map.get(properties.REAL_TOPIC, ""), -1, self._clock())
+            return None
         mapping = dict(record.property_map)
         times = whole_number(mapping.get(properties.TIMER_ROLL_TIMES, "")) or 0
         mapping[properties.TIMER_ROLL_TIMES] = str(times + 1)

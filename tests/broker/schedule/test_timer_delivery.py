@@ -317,6 +317,38 @@ async def test_a_message_beyond_the_window_is_written_anew_on_its_way(root: Path
         assert len(run.records()) == 1
 
 
+@pytest.mark.parametrize("lost", ["nothing", "timer log", "checkpoint"])
+async def test_what_was_written_anew_is_delivered_once_after_a_kill(
+    root: Path, clock: Clock, lost: str
+) -> None:
+    """A run that read it again, as its checkpoint was older or it had none, wrote it anew once more for each stop."""
+    due = START_MS + 350_000
+    far: dict[str, Any] = {"timer_roll_window_slot": 100, "timer_max_delay_sec": 1000}
+    with running(root, clock, **far) as run:
+        for body in ("a", "b", "recalled"):
+            run.send(body, TIMER_DELIVER_MS=due)
+        run.recall("recalled", due)
+        await run.at(START_MS)
+        await run.save()
+        for second in range(1, 120):
+            await run.at(START_MS + second * 1000)
+        if lost == "nothing":
+            await run.save()
+        await run.at(START_MS + 120_000)
+    if lost == "timer log":
+        (root / "timerlog" / ("0" * 20)).unlink()
+    with running(root, clock, **far) as run:
+        for second in range(120, 351):
+            await run.at(START_MS + second * 1000)
+        assert run.bodies() == ["a", "b"]
+        assert dict(run.parts.timer_counts.waiting()) == {}
+    for name in ("config/timercheck", f"timerlog/{0:020}"):  # as of a copy that never delivered
+        (root / name).unlink()
+    with running(root, clock, **far) as run:
+        assert await run.at(due + HOUR_MS) == ["a", "b"]
+        assert dict(run.parts.timer_counts.waiting()) == {}
+
+
 # --- the official files -------------------------------------------------------------------------------------------
 
 
