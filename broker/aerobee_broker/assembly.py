@@ -170,7 +170,7 @@ class Tables:
         if live.value.is_slave:
             self.topics.is_copy = True
             self.groups.become_copy()
-            self.offsets.become_copy()
+        self._is_copy = live.value.is_slave
         self.request_modes = RequestModes(on_dirty=changed.set)
         self.orders = OrderTable(clock)
         self.delay_offsets = DelayOffsets(clock)
@@ -191,6 +191,8 @@ class Tables:
         """Fill the tables from their files and make them agree with what is stored. CorruptStore names the file when
         neither it nor its backup can be read."""
         self.files.load()
+        if self._is_copy:
+            self.offsets.become_copy()
         self.offsets.clamp(store.reading.readable_range)
         self.topics.restore(
             {

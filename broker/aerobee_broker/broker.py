@@ -295,7 +295,7 @@ class Broker:
         parts.flusher.start(parts.visibility.advanced, self._disk_failed)
         if not parts.config.is_slave:
             parts.transactions.load()
-            parts.pop.load(crashed=crashed)
+            parts.pop.load(crashed=crashed or parts.offsets.was_copy)
             parts.delays.begin()
             master_ends.push_async_callback(parts.pop.close)
             if parts.timers is not None:

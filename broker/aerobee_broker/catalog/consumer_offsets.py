@@ -4,6 +4,7 @@ Touches  nothing by itself; `config_files` writes the table every `flushConsumer
 
     {"dataVersion": {...}, "groupTopicMap": {"group": ["topic"]}, "offsetTable": {"topic@group": {0: 15, 1: 7}}}
 
+A slave writes `"copyOfMaster": true` beside them: what it has of its master may be some seconds old.
 `groupTopicMap` is derived and ignored on reading. Keys with more than one `@` belong to others (broadcast
 offsets that a proxy keeps) and travel through untouched.
 
@@ -16,7 +17,7 @@ Invariants
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import structlog
@@ -36,6 +37,7 @@ log = structlog.get_logger()
 KEYS_A_STEP: Final = 256  # some 0.1 ms
 COMMITS_PER_VERSION: Final = 500  # the version is for slaves that copy the table; it need not move each time
 OFFSET_MAX: Final = 2**63 - 1
+COPY_MARK: Final = "copyOfMaster"
 
 
 def offset_key(group: str, topic: str) -> str:
@@ -58,6 +60,14 @@ def starting_offset(
     return None
 
 
+class ParsedOffsets(NamedTuple):
+    """The content of the file."""
+
+    offsets: dict[str, dict[int, int]]
+    version: DataVersion
+    of_copy: bool  # a slave wrote it
+
+
 class ConsumerOffsets:
     """The offsets of all groups. All calls from the event loop."""
 
@@ -74,6 +84,8 @@ class ConsumerOffsets:
         self._commits = 0
         # Of a slave: what was committed here, and may be further than at the master. None: this is no slave.
         self._own: dict[str, set[int]] | None = None
+        # Whether the file was a slave's: it follows its master at intervals, so the log may say more than the file.
+        self.was_copy = False
         self.version = DataVersion(timestamp=clock())
         self.revision = 0
 
@@ -191,14 +203,13 @@ class ConsumerOffsets:
     # --- of a slave -------------------------------------------------------------------------------------------
 
     def become_copy(self) -> None:
-        """From now on this is a slave's table."""
+        """From now on this is a slave's table, and its file will say so. After the file was read."""
         self._own = {}
+        self.revision += 1
 
-    def following(
-        self, theirs: tuple[dict[str, dict[int, int]], DataVersion]
-    ) -> Steps[list[tuple[GroupQueue, int]]]:
+    def following(self, theirs: ParsedOffsets) -> Steps[list[tuple[GroupQueue, int]]]:
         """Become what the master's table is; what groups have committed here further on stays, and is returned."""
-        offsets, self.version = theirs
+        offsets, self.version, _ = theirs
         own = self._own if self._own is not None else {}
         further: list[tuple[GroupQueue, int]] = []
         for key in list(own):
@@ -351,21 +362,23 @@ class ConsumerOffsets:
 
         Which keys there are is of this moment; the offsets of a key are those of the moment when they are written.
         """
-        return {
+        content: dict[str, Any] = {
             "dataVersion": msgspec.to_builtins(self.version),
             "groupTopicMap": self.group_topics(),
             "offsetTable": dict(self._offsets),
         }
+        return content if self._own is None else content | {COPY_MARK: True}
 
-    def parse(self, content: Mapping[str, object]) -> tuple[dict[str, dict[int, int]], DataVersion]:
+    def parse(self, content: Mapping[str, object]) -> ParsedOffsets:
         """A file's content as the table keeps it. FormatError when it is not an offset table."""
         table = table_of(content, "offsetTable")
         offsets = {str(key): _queues(key, value) for key, value in table.items()}
-        return offsets, bodies.convert(content.get("dataVersion", {}), DataVersion)
+        version = bodies.convert(content.get("dataVersion", {}), DataVersion)
+        return ParsedOffsets(offsets, version, content.get(COPY_MARK) is True)
 
-    def take(self, parsed: tuple[dict[str, dict[int, int]], DataVersion]) -> None:
+    def take(self, parsed: ParsedOffsets) -> None:
         """Put parsed content in place of the table's own."""
-        offsets, self.version = parsed
+        offsets, self.version, self.was_copy = parsed
         self._offsets, self._keys_of_topic, self._keys_of_group, self._groups = {}, {}, {}, {}
         for key, queues in offsets.items():
             self._put(key, queues)

@@ -168,6 +168,8 @@ class Acknowledging:
         stored = self._offsets.get(*queue)
         if stored is not None and offset < stored:
             return
+        if offset != (stored or 0) and queue not in self._orders:
+            return  # as after a crash: nobody knows what else its pop handed out, so it all comes again
         try:
             following = self._orders.ack(queue, offset, pop_time)
         except LookupError as error:

@@ -4,7 +4,8 @@ Touches  the store and the offsets.
 
 Where a group stands is known here at once, and goes into `consumerOffset.json` only after the record of the
 check-point is on disk: a crash may hand messages out again, but never passes over one. The other way round, a
-crash may leave that file behind; then the check-points that the revive topic has say how far the groups were.
+crash may leave that file behind, and a slave's is behind its log; then the check-points that the revive topic has say
+how far the groups were.
 
 How far the revive topic is done with stands in the same file (group CID_RMQ_SYS_REVIVE_GROUP: the last record that
 nobody needs, as RocketMQ counts). Both are moved in the same turn, so one file never holds half of a step.
@@ -105,7 +106,8 @@ class Ledger:
     def load(self, *, crashed: bool) -> int:
         """Read what the revive topic still says; how many records those were.
 
-        `crashed`: `consumerOffset.json` may be behind the revive topic, so positions are taken from there.
+        `crashed`: `consumerOffset.json` may be behind the revive topic, so positions are taken from there. So it is
+        for who was a slave before, too.
         """
         records: list[tuple[int, CheckPoint | Position, int]] = []
         count = 0

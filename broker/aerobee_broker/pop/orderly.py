@@ -119,6 +119,10 @@ class OrderTable:
     def __len__(self) -> int:
         return len(self._queues)
 
+    def __contains__(self, queue: object) -> bool:
+        """Whether the last pop of the queue is known."""
+        return queue in self._queues
+
     @property
     def release_count(self) -> int:
         """Ends of blocks that are kept, those too that have been moved since; a few for each queue at most."""

@@ -156,6 +156,15 @@ def test_keys_of_others_travel_through() -> None:
     assert offsets.groups_of("T") == ["g"]
 
 
+def test_the_file_of_a_slave_says_that_it_is_one() -> None:
+    master, slave, promoted = make_offsets(), make_offsets(), make_offsets()
+    slave.become_copy()
+    master.take(master.parse(master.to_json()))
+    promoted.take(promoted.parse(slave.to_json()))
+    assert (master.was_copy, promoted.was_copy) == (False, True)
+    assert "copyOfMaster" not in promoted.to_json()
+
+
 def test_impossible_offsets_in_a_file_are_dropped() -> None:
     offsets = make_offsets()
     offsets.take(offsets.parse({"offsetTable": {"T@g": {"0": -5, "-1": 3, "2": 4, "3": 1 << 64}}}))

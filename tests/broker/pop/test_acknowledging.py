@@ -231,6 +231,18 @@ async def test_in_order_only_what_the_last_pop_handed_out_can_be_acknowledged(po
     assert code_of(refused) == ResponseCode.MESSAGE_ILLEGAL
 
 
+async def test_in_order_who_knows_nothing_of_the_pop_passes_over_nothing(pop: PopGround) -> None:
+    """An acknowledgement behind a crash moved the group past what was not acknowledged before it."""
+    pop.put(b"a", b"b", b"c")
+    found = pop.found(in_order=True, count=3)
+    await acked(pop, found, 0)
+    pop.orders.clear(PLACE)
+    await acked(pop, found, 2)
+    assert pop.offsets.get(G, T, 0) == 1
+    await acked(pop, found, 1)
+    assert pop.offsets.get(G, T, 0) == 2
+
+
 async def test_in_order_more_time_blocks_longer(pop: PopGround, clock: Clock) -> None:
     pop.put(b"a")
     found = pop.found(in_order=True)

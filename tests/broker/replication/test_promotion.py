@@ -1,14 +1,47 @@
-"""A slave that becomes the master: what waited at the old one is there, and is done once."""
+"""A slave that becomes the master: what waited at the old one is there, and is done once.
 
+Its tables are some seconds older than its log then: `behind` leaves them as they are while the log goes on.
+"""
+
+import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from aerobee_broker.broker import Broker
 from aerobee_proto.codes import RequestCode, ResponseCode
-from broker.replication.pairs import caught_up, eventually, pair
-from system.running import running_broker, talking, text_of
-from system.transacting import COMMIT, end, send_half
+from aerobee_proto.frames import Command
+from aerobee_proto.records import decode_records
+from broker.replication.pairs import caught_up, eventually, pair, slave_side
+from broker.support import START_MS, Clock
+from system.popping import extra_infos, popping
+from system.running import Talker, running_broker, talking, text_of
+from system.transacting import COMMIT, ROLLBACK, end, join_group, next_question, send_half
 
 LEVEL_1 = text_of({"DELAY": "1"})
+MINUTE = 60_000
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock(START_MS)
+
+
+async def behind(slave: Broker, topic: str = "T") -> None:
+    """From now on its tables stay as they are; they have this topic."""
+    await eventually(lambda: topic in slave.parts.topics)
+    await slave_side(slave).metadata.close()
+
+
+def wake(broker: Broker) -> None:
+    """The clock was turned: let what waits look at it."""
+    broker.parts.wakeups.level_came.set()
+    broker.parts.wakeups.timer_came.set()
+
+
+def bodies_of(answer: Command) -> list[bytes]:
+    return [record.body for record in decode_records(answer.body)] if answer.code == 0 else []
 
 
 async def test_delayed_and_half_messages_of_the_old_master_are_delivered_once(tmp_path: Path) -> None:
@@ -47,3 +80,151 @@ async def test_groups_go_on_where_they_were(tmp_path: Path) -> None:
         assert (answer.code, answer.ext["offset"]) == (ResponseCode.SUCCESS, "3")
         (record,) = await client.records("T", 3, queueId=0)
         assert record.body == b"3"
+
+
+async def test_what_the_old_master_delivered_after_its_tables_were_read_is_not_delivered_again(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """Levels and timers, those too that were written anew on their way, and messages that were recalled."""
+    settings: dict[str, Any] = {"clock": clock, "message_delay_level": "1s 90s", "timer_roll_window_slot": 60}
+    delays = [{"DELAY": "1"}, {"DELAY": "2"}, {"TIMER_DELAY_MS": "2500"}, {"TIMER_DELAY_SEC": "80"}]
+    delivered = [b"0", b"2"]
+    async with pair(tmp_path, **settings) as (master, slave), talking(master) as client:
+        reading = master.parts.store.reading
+        for number, delay in enumerate(delays):
+            assert (await client.put("T", b"%d" % number, queue_id=0, properties=text_of(delay))).code == 0
+        await behind(slave)
+        clock.now_ms += 5_000
+        wake(master)
+        await eventually(lambda: reading.max_offset("T", 0) == len(delivered))
+        clock.now_ms += 60_000
+        wake(master)
+        await eventually(lambda: reading.max_offset("rmq_sys_wheel_timer", 0) == 3)  # written anew once
+        await caught_up(master, slave)
+    async with running_broker(tmp_path / "slave", **settings) as promoted, talking(promoted) as client:
+        reading = promoted.parts.store.reading
+        wake(promoted)
+        timers = promoted.parts.timers
+        assert timers is not None
+        await eventually(lambda: timers.offset_behind == 0)
+        assert [record.body for record in await client.records("T", queueId=0)] == delivered
+        clock.now_ms += 60_000
+        wake(promoted)
+        await eventually(lambda: reading.max_offset("T", 0) >= 4)
+        await eventually(lambda: timers.waiting_count == 0)
+        bodies = [record.body for record in await client.records("T", queueId=0)]
+        assert (bodies[:2], sorted(bodies[2:])) == (delivered, [b"1", b"3"])
+
+
+async def test_what_was_popped_at_the_old_master_stays_invisible_and_comes_back(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """The offsets of a slave are older than the check-points in its log: it handed out again what others had."""
+    async with pair(tmp_path, clock=clock) as (master, slave), popping(master) as client:
+        for number in range(8):
+            await client.put("T", b"%d" % number, queue_id=0)
+        assert bodies_of(await client.pop("T", maxMsgNums=1)) == [b"0"]
+        await eventually(lambda: slave.parts.offsets.get("test-group", "T", 0) == 1)
+        await behind(slave)
+        popped = await client.pop("T", maxMsgNums=4)
+        names = extra_infos(popped, "T")
+        assert bodies_of(popped) == [b"1", b"2", b"3", b"4"]
+        assert (await client.ack("T", names[1])).code == 0
+        await caught_up(master, slave)
+    async with running_broker(tmp_path / "slave", clock=clock) as promoted, popping(promoted) as client:
+        assert (await client.ack("T", names[3])).code == 0  # popped there, acknowledged here
+        assert bodies_of(await client.pop("T", maxMsgNums=8)) == [b"5", b"6", b"7"]
+        clock.now_ms += MINUTE
+        retry = "%RETRY%test-group_T"
+        await eventually(lambda: promoted.parts.store.reading.max_offset(retry, 0) == 6)
+        again = await client.records(retry, queueId=0)
+        assert sorted(record.body for record in again) == [b"0", b"1", b"3", b"5", b"6", b"7"]
+
+
+async def test_a_group_that_pops_in_order_goes_on_in_order(tmp_path: Path, clock: Clock) -> None:
+    async with pair(tmp_path, clock=clock) as (master, slave), popping(master) as client:
+        for number in range(4):
+            await client.put("T", b"%d" % number, queue_id=0)
+        await behind(slave)
+        names = extra_infos(await client.pop("T", maxMsgNums=3, order="true"), "T")
+        assert (await client.ack("T", names[0])).code == 0
+        await caught_up(master, slave)
+    async with running_broker(tmp_path / "slave", clock=clock) as promoted, popping(promoted) as client:
+        assert (await client.ack("T", names[2])).code == 0  # what came before it is not done
+        assert bodies_of(await client.pop("T", order="true")) == [b"1", b"2", b"3"]
+
+
+async def test_transactions_are_asked_about_and_ended_once(tmp_path: Path, clock: Clock) -> None:
+    """Also those of which the old master did not write down any more that they had ended."""
+    settings: dict[str, Any] = {
+        "clock": clock,
+        "transaction_time_out": 6000,
+        "transaction_check_interval": 50,
+    }
+    async with pair(tmp_path, **settings) as (master, slave), talking(master) as client:
+        halves = [await send_half(client, "T", b"half %d" % number, key=f"K{number}") for number in range(3)]
+        await end(client, halves[0], COMMIT)
+        await caught_up(master, slave)
+        await behind(slave)
+        await slave.close()  # before the master's orderly end writes the marks
+    async with running_broker(tmp_path / "slave", **settings) as promoted, talking(promoted) as client:
+        assert promoted.parts.transactions.open_count == 3
+        await join_group(client)
+        clock.now_ms += MINUTE
+        for _ in range(2):  # what the old master had stored is found, and not asked about
+            half, _, record = await next_question(client)
+            await end(client, half, ROLLBACK if record.body == b"half 2" else COMMIT, check=True)
+        assert promoted.parts.transactions.open_count == 0
+        assert sorted(record.body for record in await client.records("T", queueId=0)) == [
+            b"half 0",
+            b"half 1",
+        ]
+
+
+async def lock(client: Talker, client_id: str) -> list[object]:
+    """Queues that the client has now."""
+    queue = {"brokerName": "test-a", "topic": "T", "queueId": 0}
+    body = {"consumerGroup": "test-group", "clientId": client_id, "mqSet": [queue]}
+    answer = await client.ask(RequestCode.LOCK_BATCH_MQ, body=json.dumps(body).encode())
+    assert answer.code == 0
+    return list(json.loads(answer.body)["lockOKMQSet"])
+
+
+async def test_queues_are_locked_anew_at_the_new_master(tmp_path: Path) -> None:
+    """A lock is of its master: at the new one whoever comes first has the queue, and nobody beside it."""
+    async with pair(tmp_path) as (master, slave), talking(master) as client:
+        await client.put("T", queue_id=0)
+        assert await lock(client, "one")
+        await caught_up(master, slave)
+    async with running_broker(tmp_path / "slave") as promoted, talking(promoted) as client:
+        assert await lock(client, "two")
+        assert await lock(client, "one") == []
+        assert await lock(client, "two")
+
+
+async def test_no_offset_is_given_twice_and_all_keys_are_found(tmp_path: Path) -> None:
+    """A topic of the last moment is there, too, with its queues."""
+    async with pair(tmp_path) as (master, slave), talking(master) as client:
+        await client.put("T", b"0", queue_id=0, properties=text_of({"KEYS": "K", "UNIQ_KEY": "U0"}))
+        await behind(slave)
+        assert (await client.make_topic("Late", queues=3)).code == 0
+        await client.put("Late", b"late", queue_id=2, properties=text_of({"KEYS": "L"}))
+        await client.put("T", b"1", queue_id=0, properties=text_of({"KEYS": "K", "UNIQ_KEY": "U1"}))
+        await caught_up(master, slave)
+        assert "Late" not in slave.parts.topics
+    async with running_broker(tmp_path / "slave") as promoted, talking(promoted) as client:
+        offsets = [
+            int((await client.put("T", queue_id=0, properties=text_of({"KEYS": "K"}))).ext["queueOffset"]),
+            int((await client.put("Late", queue_id=2)).ext["queueOffset"]),
+        ]
+        assert offsets == [2, 1]
+        assert [record.queue_offset for record in await client.records("T", queueId=0)] == [0, 1, 2]
+        for topic, key, count in (("T", "K", 3), ("Late", "L", 1)):
+            ask = {
+                "topic": topic,
+                "key": key,
+                "maxNum": "32",
+                "beginTimestamp": "0",
+                "endTimestamp": f"{1 << 62}",
+            }
+            assert len(decode_records((await client.ask(RequestCode.QUERY_MESSAGE, ask)).body)) == count
