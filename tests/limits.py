@@ -83,6 +83,13 @@ TABLE: Final = (
         "no more is read from it",
     ),
     Row(
+        "memory",
+        "lines of the log that nobody reads",
+        NONE,
+        ("aerobee_service.logs.log_writer:WAITING_SIZE_MAX",),
+        "left out, and told as a number",
+    ),
+    Row(
         "descriptors",
         "connections",
         ("broker:maxConnectionsPerHost", "nameserver:maxConnectionsPerHost"),

@@ -30,7 +30,7 @@ from aerobee_broker.workers.layout import refused_layout
 from aerobee_broker.workers.link import WorkerLink
 from aerobee_broker.workers.service import run_workers
 from aerobee_proto.errors import AerobeeError
-from aerobee_service.logs.logs import configure_logging
+from aerobee_service.logs.logs import configure_logging, finish_logs
 from aerobee_service.program.serving import run_server, stop_event
 from aerobee_service.program.start_failures import explain
 from aerobee_service.program.systemd import ServiceNotifier, StartSigns
@@ -57,6 +57,7 @@ FAILPOINTS_VARIABLE: Final = "AEROBEE_FAILPOINTS"
 # A start that meets one of these has the same disk to blame as a failed sync.
 DISK_ERRORS: Final = frozenset({errno.EIO, errno.EROFS, errno.ENXIO, errno.ENODEV, errno.ESTALE})
 STOP_AFTER_FAILURE_S: Final = 0.7  # a broker that cannot write is gone within a second
+LAST_LINES_S: Final = 0.2  # and so are its last lines, whether somebody reads them or not
 WORKERS: Final = 4  # threads for work that must not hold up the event loop, besides those of the store
 
 
@@ -209,5 +210,5 @@ def _exit_code(broker: Broker) -> int:
 
 def _end_now(code: int) -> NoReturn:
     """Without waiting for threads: one of them may be inside a sync that never returns."""
-    sys.stdout.flush()
+    finish_logs(LAST_LINES_S)
     os._exit(code)

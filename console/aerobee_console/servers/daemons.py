@@ -122,8 +122,8 @@ def store_settings(file: Path | None, overrides: dict[str, str]) -> "StoreSettin
     return to_store_config(broker_settings(file, overrides))
 
 
-def configure_logs(stream: TextIO) -> None:
-    """Events of the servers' rooms go to `stream`."""
+def configure_logs(stream: TextIO, *, by_thread: bool = False) -> None:
+    """Events of the servers' rooms go to `stream`; a server must not wait for its reader."""
     from aerobee_service.logs.logs import configure_logging
 
-    configure_logging(stream=stream)
+    configure_logging(stream=stream, by_thread=by_thread)

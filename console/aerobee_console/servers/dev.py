@@ -70,7 +70,7 @@ def dev(
     are on. --set changes settings of the broker.
     """
     overrides = EVERYTHING_ON | parse_settings(settings)
-    configure_logs(sys.stderr)  # standard output is for the addresses
+    configure_logs(sys.stderr, by_thread=True)  # standard output is for the addresses
     import uvloop
 
     with _folder(store) as folder, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
+import structlog
 import uvloop
 
 from aerobee_service.logs.logs import stray_errors_logged
@@ -17,7 +18,10 @@ from aerobee_service.program.systemd import ServiceNotifier
 
 __all__ = ["run_server", "stop_event"]
 
+log = structlog.get_logger()
+
 THREADS_MAX: Final = 8
+FAILED: Final = 1  # exit code
 
 
 def run_server(
@@ -27,6 +31,7 @@ def run_server(
 ) -> int:
     """Run `serve` to its end in an event loop of its own; its exit code. Logs are set up already.
 
+    What it raises is a line of the log, not a trace on standard error, whose reader may hang.
     `executor` makes the threads for work that must not hold the loop up; without it there are at most THREADS_MAX.
     """
     set_up_interpreter()
@@ -35,7 +40,11 @@ def run_server(
             ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="worker") if executor is None else executor()
         )
         runner.get_loop().set_default_executor(threads)
-        return runner.run(_looked_after(serve(ServiceNotifier.of_process())))
+        try:
+            return runner.run(_looked_after(serve(ServiceNotifier.of_process())))
+        except Exception:
+            log.exception("process.failed")
+            return FAILED
 
 
 async def _looked_after(serving: Coroutine[object, object, int]) -> int:
