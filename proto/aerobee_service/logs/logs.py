@@ -154,7 +154,12 @@ def stray_errors_logged() -> Iterator[None]:
         )
 
     def log_warning(
-        message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: object
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
     ) -> None:
         log.warning("process.warned", where=f"{filename}:{lineno}", reason=f"{category.__name__}: {message}")
 

@@ -1,5 +1,6 @@
 """Lines of a log and their reader: one that hangs, one that comes back, one that goes away. Real pipes."""
 
+import atexit
 import logging
 import os
 import threading
@@ -128,7 +129,7 @@ def restored_configuration() -> Iterator[None]:
 @pytest.mark.usefixtures("restored_configuration")
 def test_both_kinds_of_loggers_write_by_it_and_the_count_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "_writers", [])
-    monkeypatch.setattr(logs.atexit, "register", lambda _: None)
+    monkeypatch.setattr(atexit, "register", lambda _: None)
     with pipe() as (inlet, outlet):
         with os.fdopen(os.dup(outlet), "w") as stream:
             for _ in range(2):  # as programs do: with their settings, and again when they begin
