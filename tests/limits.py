@@ -322,6 +322,16 @@ TABLE: Final = (
     ),
     Row(
         "time",
+        "a fence in front of what writes, and the wait for a slave, in a hand-over",
+        (
+            "aerobee_broker.remoting_api.role_handlers:FENCE_MILLIS_MAX",
+            "aerobee_broker.remoting_api.role_handlers:LEVEL_MILLIS_MAX",
+        ),
+        NONE,
+        "INVALID_PARAMETER",
+    ),
+    Row(
+        "time",
         "a proxy's header; the first byte, and the handshake, where TLS is told from plain; s each",
         ("aerobee_remoting.ends.server:FIRST_BYTE_S",),
         NONE,

@@ -48,6 +48,7 @@ HOUSE: Final[dict[str, dict[str, set[str]]]] = {
             "catalog",
             "cluster",
             "in_process",
+            "lives",
             "members",
             "messages",
             "metrics",
@@ -66,6 +67,7 @@ HOUSE: Final[dict[str, dict[str, set[str]]]] = {
         },
         "remoting_api": {
             "catalog",
+            "lives",
             "members",
             "messages",
             "metrics",
@@ -93,7 +95,7 @@ HOUSE: Final[dict[str, dict[str, set[str]]]] = {
         "settings": set(),
         "election": set(),
         "native": set(),
-        "lives": set(),
+        "lives": {"settings"},
         "process": set(),
         "stats": set(),
     },
@@ -172,7 +174,7 @@ HOUSE: Final[dict[str, dict[str, set[str]]]] = {
 }
 # Rooms, floors, arrows.
 COUNTS: Final = {
-    "aerobee_broker": (21, 6, 63),
+    "aerobee_broker": (21, 6, 66),
     "aerobee_store": (17, 7, 84),
     "aerobee_remoting": (3, 3, 3),
     "aerobee_service": (8, 3, 4),

@@ -33,6 +33,7 @@ from aerobee_broker.catalog.groups import SubscriptionGroups
 from aerobee_broker.catalog.topics import TopicTable
 from aerobee_broker.cluster.registration import NameserverRegistrar, Nameservers
 from aerobee_broker.cluster.routes import Routes
+from aerobee_broker.lives.role import RoleControl
 from aerobee_broker.members.consumers import ConsumerTable
 from aerobee_broker.members.filters import Filters
 from aerobee_broker.members.group_notices import GroupNotices
@@ -74,6 +75,7 @@ from aerobee_broker.remoting_api.broker_handlers import BrokerHandlers
 from aerobee_broker.remoting_api.client_handlers import ClientHandlers
 from aerobee_broker.remoting_api.client_relay import ClientRelay
 from aerobee_broker.remoting_api.cold_requests import wait_for_disk
+from aerobee_broker.remoting_api.fence import Fence
 from aerobee_broker.remoting_api.group_handlers import GroupHandlers
 from aerobee_broker.remoting_api.native_pulls import NativePulls
 from aerobee_broker.remoting_api.native_sends import NativeSends
@@ -86,6 +88,7 @@ from aerobee_broker.remoting_api.recalls import Recalls
 from aerobee_broker.remoting_api.replication_handlers import ReplicationHandlers
 from aerobee_broker.remoting_api.replies import Replies
 from aerobee_broker.remoting_api.retries import Retries
+from aerobee_broker.remoting_api.role_handlers import RoleHandlers
 from aerobee_broker.remoting_api.send import SendProcessor
 from aerobee_broker.remoting_api.settings_handlers import SettingsHandlers
 from aerobee_broker.remoting_api.slave_gate import SlaveGate
@@ -147,6 +150,7 @@ class Ground:
     tls: ProgramTls  # of its ports, and of what it dials
     access: AccessControl
     on_topic_created: Callable[[TopicConfig], None] = lambda _: None  # by a send, here
+    roles: RoleControl | None = None  # who takes operators' wishes for another role
 
 
 class Tables:
@@ -306,6 +310,7 @@ class Parts:
     clients: ClientScan
     figures: Figures
     observed: Observed
+    fence: Fence
 
     @property
     def config(self) -> BrokerConfig:
@@ -632,6 +637,17 @@ def assemble(
     ReplicationHandlers(
         replication.status, identity=identity, store=store, look_for_master=registrar.register_all
     ).register(handlers)
+    fence = Fence(store, handlers)
+    RoleHandlers(
+        ground.roles,
+        fence,
+        live=live,
+        identity=identity,
+        store=store,
+        promises=promises,
+        is_linked=lambda: replication.is_linked,
+        level=replication.level,
+    ).register(handlers)
     wait_for_disk(handlers, cold)
     return Parts(
         live=live,
@@ -692,6 +708,7 @@ def assemble(
         clients=ClientScan(live, clock, members, notifies=groups.notifies),
         figures=figures,
         observed=observed,
+        fence=fence,
     )
 
 

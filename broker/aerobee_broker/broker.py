@@ -19,7 +19,7 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +30,7 @@ from aerobee_access.port_guard import OperatorsGuard
 from aerobee_broker.assembly import Ground, Parts, Tables, assemble
 from aerobee_broker.in_process.adapter import InProcess
 from aerobee_broker.in_process.caller import Admission, LocalCaller
+from aerobee_broker.lives.role import Role, RoleControl
 from aerobee_broker.metrics.metrics import MetricsServer
 from aerobee_broker.metrics.stats_line import run_stats
 from aerobee_broker.process.descriptors import descriptors_of_process
@@ -55,14 +56,27 @@ from aerobee_store.disk.reserve import Reserve, ReservedIo
 from aerobee_store.faults.errors import FileGone, StoreError
 from aerobee_store.store import MessageStore
 
-__all__ = ["Broker"]
+__all__ = ["Broker", "Life"]
 
 log = structlog.get_logger()
 
+DRAIN_S: Final = 1.0  # for slaves to get the last bytes
+GOODBYE_S: Final = 3.0  # for connections to take their last answers
+BRIEF_S: Final = 0.05  # the same, when another life follows
 SYNC_PAUSE_TIMES: Final = 10  # what a round of syncs took, before the next one
 # A store into a page that was just synced costs about 10 us; half a percent of the time may go there.
 SYNC_PAUSE_OF_FILE_S: Final = 0.002
 SYNC_PAUSE_MAX_S: Final = 60.0
+
+
+@dataclass(slots=True, frozen=True)
+class Life:
+    """One life of a process: a broker has one."""
+
+    role: Role  # of which the settings are made: `settings_of`
+    roles: RoleControl | None = None  # who takes operators' wishes for another role; None: nobody
+    port: int = 0  # of the life before; 0: as the settings say
+    link: WorkerLink | None = None  # joins it to the other workers of its service
 
 
 class Broker:
@@ -78,22 +92,22 @@ class Broker:
         on_recovery: Callable[[str, int], None] = lambda step, size: None,
         gate: Gate | None = None,
         listens: bool = True,
-        link: WorkerLink | None = None,
+        life: "Life | None" = None,
     ) -> None:
-        """`settings_file` is where changes of settings by request are kept; without it they last for this run.
-        `gate` lets in who asks; without one everybody may do everything.
-        `on_recovery` is told, in a thread, which step of a recovery is how many bytes of the log further.
-        `link` joins it to the other workers of its service.
-        Where it does not listen, no port is taken and no nameserver hears of it: it is there for `in_process` alone."""
+        """`life` is which one of its process it is; without one it is a broker of another program. `settings_file` is
+        where changes of settings by request are kept; without it they last for this run. `gate` lets in who asks;
+        without one everybody may do everything. `on_recovery` is notified, in a thread, of which step of a recovery is
+        how many bytes of the log further. Where it does not listen, no port is taken and no nameserver hears of it: it
+        is there for `in_process` alone."""
         self._config = config
         self._settings_file = settings_file
+        self.life = life or Life(Role(not config.is_slave, member=config.broker_id))
         disk = io or DiskIo()
         self._reserve = Reserve(config.store_path_root_dir / "reserve", disk)
         self._io: StoreIo = ReservedIo(disk, self._reserve)
         self._clock = clock
         self._listens = listens
         self._on_recovery = on_recovery
-        self._link = link
         self.access = AccessControl(
             config,
             cluster_name=config.broker_cluster_name,
@@ -111,6 +125,7 @@ class Broker:
         self._store: MessageStore | None = None
         self._parts: Parts | None = None
         self._ha_listener: socket.socket | None = None
+        self._is_brief = False  # the end: another life follows
         self.failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         self.port = 0
 
@@ -125,6 +140,11 @@ class Broker:
     def address(self) -> str:
         """The address that clients use, `host:port`; there after `start`."""
         return self.parts.identity.broker_addr
+
+    @property
+    def settings(self) -> BrokerConfig:
+        """Those in use now; what is hot may have changed since the start."""
+        return self._config if self._parts is None else self._parts.config
 
     def in_process(self, name: str) -> InProcess:
         """What a program in this process may ask, in the event loop of the broker, after `start` and until `close`.
@@ -170,7 +190,7 @@ class Broker:
         )
         self._ends.push_async_callback(server.close)
         if self._listens:
-            self.port = server.bind(config.bind_address, config.listen_port)
+            self.port = server.bind(config.bind_address, self.life.port or config.listen_port)
             self._ha_listener = self._bind_for_slaves()
         parts = self._parts = await self._make(store, server, tls)
         await self._begin(parts, crashed=recovered.aborted)
@@ -226,7 +246,7 @@ class Broker:
 
     async def _make(self, store: MessageStore, server: RemotingServer, tls: ProgramTls) -> Parts:
         """All parts, joined, with their tables loaded; none of them runs yet."""
-        link = self._link
+        link = self.life.link
         ha_port = 0 if self._ha_listener is None else self._ha_listener.getsockname()[1]
         identity = identity_of(self._config, self.port, link.text if link is not None else "", ha_port)
         ground = Ground(
@@ -241,6 +261,7 @@ class Broker:
             tls=tls,
             on_topic_created=link.topic_created if link is not None else lambda _: None,
             access=self.access,
+            roles=self.life.roles,
         )
         tables = Tables(ground)
         self._ends.push_async_callback(self._close_tables, tables.files)
@@ -271,15 +292,16 @@ class Broker:
         master_ends, late_master_ends = AsyncExitStack(), AsyncExitStack()
         self._ends.pop_all()  # from here on all of it
         self._end_in_order(
-            parts.registrar.stop,
+            lambda: parts.registrar.stop(stays=self._is_brief),
             _awaited(parts.visibility.close),
+            _awaited(parts.fence.close),
             self._end_tasks,
             _awaited(parts.server.quiesce),  # while sends keep coming, there is always something to sync
             _awaited(parts.promises.close),
             parts.flusher.drain,
-            parts.replication.close,
+            lambda: parts.replication.close(0.0 if self._is_brief else DRAIN_S),
             metrics.close,
-            parts.server.close,
+            lambda: parts.server.close(BRIEF_S if self._is_brief else GOODBYE_S),
             parts.flusher.close,
             master_ends.aclose,
             parts.routes.close,
@@ -309,13 +331,16 @@ class Broker:
         if self._has_metrics:
             await metrics.start()
         await parts.server.serve()
-        if self._link is not None:
-            self._link.take_topics(parts.topics.adopt)
+        if self.life.link is not None:
+            self.life.link.take_topics(parts.topics.adopt)
         if self._ha_listener is not None and isinstance(parts.replication, MasterSide):
             enforced = parts.config.tls_server_mode == "enforcing" and parts.tls.server is not None
             await parts.replication.server.serve(self._ha_listener, parts.tls.server if enforced else None)
         if self._listens:
             parts.registrar.start(parts.replication.master_found if parts.config.is_slave else None)
+            role = self.life.role
+            if role.master_addr:
+                parts.replication.master_found(role.master_ha_addr, role.master_addr)
 
     async def _port_guard(self, tls: ProgramTls) -> OperatorsGuard | None:
         """Who looks at the visitors of the port for metrics; None where there is no such port. TokenUnusable."""
@@ -443,8 +468,10 @@ class Broker:
 
     # --- stop -------------------------------------------------------------------------------------------------
 
-    async def close(self) -> None:
-        """Stop in order; also after a failed or partial start."""
+    async def close(self, *, briefly: bool = False) -> None:
+        """Stop in order; also after a failed or partial start. `briefly`: another life of this process follows, so no
+        peer is waited for, and nameservers hear from that one."""
+        self._is_brief = briefly
         await self._ends.aclose()
         await asyncio.to_thread(self.access.close)
         log.info("broker.stopped", failed=self.failed.done())

@@ -19,7 +19,9 @@ from typing import Any, Final, NoReturn
 
 import structlog
 
-from aerobee_broker.broker import Broker
+from aerobee_broker.broker import Broker, Life
+from aerobee_broker.lives.fixed_role import FixedRole
+from aerobee_broker.lives.role import Role, RoleSource, settings_of
 from aerobee_broker.process.crash_notes import explain_crashes
 from aerobee_broker.process.descriptors import raise_open_files_limit
 from aerobee_broker.process.exit_codes import EXIT_DISK_FAILED, EXIT_FAILED, EXIT_FILE_GONE, EXIT_USAGE
@@ -58,6 +60,10 @@ FAILPOINTS_VARIABLE: Final = "AEROBEE_FAILPOINTS"
 DISK_ERRORS: Final = frozenset({errno.EIO, errno.EROFS, errno.ENXIO, errno.ENODEV, errno.ESTALE})
 STOP_AFTER_FAILURE_S: Final = 0.7  # a broker that cannot write is gone within a second
 LAST_LINES_S: Final = 0.2  # and so are its last lines, whether somebody reads them or not
+OF_ONE_WORKER: Final = (
+    "this broker is one of several workers of a service: its role is that of the settings file that all of them have "
+    "in common; change brokerRole there and start the service again"
+)
 WORKERS: Final = 4  # threads for work that must not hold up the event loop, besides those of the store
 
 
@@ -98,7 +104,7 @@ def start(file: Path | None, overrides: Mapping[str, str]) -> int:
     link = _link_of_process()
     config = load_config(file, overrides, ready=lambda config: _set_up_logs(config, link))
     if config.workers == 1:
-        return run(config, file, link)
+        return run(config, file, link, overrides)
     if (stray := stray_store(config)) is not None:
         print(f"aerobee broker: {stray}", file=sys.stderr)
         return EXIT_USAGE
@@ -121,10 +127,15 @@ def _set_up_logs(config: BrokerConfig, link: WorkerLink | None) -> None:
         configure_logging(facts={"worker": config.broker_name})
 
 
-def run(config: BrokerConfig, settings_file: Path | None = None, link: WorkerLink | None = None) -> int:
+def run(
+    config: BrokerConfig,
+    settings_file: Path | None = None,
+    link: WorkerLink | None = None,
+    overrides: Mapping[str, str] | None = None,
+) -> int:
     """Serve until SIGTERM, SIGINT or SIGHUP, a worker also until its supervisor ends. Returns the exit code.
 
-    Workers have a settings file in common, so none of them writes it.
+    Workers have a settings file in common, so none of them writes it. `overrides` are the settings of the command line.
     """
     _set_up_logs(config, link)
     misplaced = stray_store(config) or refused_layout(config) or foreign_folder(config.store_path_root_dir)
@@ -141,7 +152,7 @@ def run(config: BrokerConfig, settings_file: Path | None = None, link: WorkerLin
     raise_open_files_limit()
     explain_crashes(config.store_path_root_dir)
     return run_server(
-        lambda notifier: serve(config, notifier, settings_file if link is None else None, link),
+        lambda notifier: serve(config, notifier, settings_file if link is None else None, link, overrides),
         executor=lambda: started_executor(WORKERS, "worker"),
     )
 
@@ -166,13 +177,59 @@ async def serve(
     notifier: ServiceNotifier,
     settings_file: Path | None = None,
     link: WorkerLink | None = None,
+    overrides: Mapping[str, str] | None = None,
 ) -> int:
-    """Start, tell systemd, wait for a signal or a failure, stop. Returns the exit code."""
+    """One life after the other, each with the role asked for, until a signal or a failure. Returns the exit code.
+
+    systemd is told of the first start and of the end; between two lives the service stays as it is.
+    """
     stop = stop_event()
     if link is not None:
         link.watch(stop.set)
-    broker = Broker(config, settings_file=settings_file, on_recovery=StartSigns(notifier), link=link)
-    broker.failed.add_done_callback(lambda _: stop.set())
+    roles = FixedRole(
+        config,
+        settings_file,
+        refusal="" if link is None else OF_ONE_WORKER,
+        read_again=lambda: load_config(settings_file, overrides or {}),
+    )
+    signs = asyncio.Event()  # the end of the service, as the watchdog sees it
+    watchdog: asyncio.Task[None] | None = None
+    role, port = await roles.first(), 0
+    try:
+        while True:
+            broker = Broker(
+                settings_of(config, role),
+                settings_file=settings_file,
+                on_recovery=StartSigns(notifier),
+                life=Life(role, roles, port, link),
+            )
+            broker.failed.add_done_callback(lambda _: stop.set())
+            if (code := await _start(broker)) is not None:
+                return code
+            if watchdog is None:
+                serving = notifier.serving(f"serving on {broker.address}", signs)
+                watchdog = asyncio.create_task(serving, name="service manager")
+            following = await _next_role(roles, role, stop)
+            if following is None:
+                signs.set()
+                return await _stop(broker)
+            config, port = broker.settings, broker.port
+            log.info("broker.role_changing", **_facts_of(role), next_role=_facts_of(following)["role"])
+            if (code := await _end_life(broker)) is not None:
+                return code
+            role = following
+    finally:
+        signs.set()
+        if watchdog is not None:
+            await watchdog
+
+
+def _facts_of(role: Role) -> dict[str, object]:
+    return {"role": "master" if role.is_master else "slave", "member": role.member, "epoch": role.epoch}
+
+
+async def _start(broker: Broker) -> int | None:
+    """The exit code of one that could not start."""
     try:
         await broker.start()
     except (AerobeeError, OSError, ValueError) as failed:
@@ -182,13 +239,31 @@ async def serve(
         await broker.close()
         by_disk = not broker.store_has_failed and getattr(failed, "errno", None) in DISK_ERRORS
         return EXIT_DISK_FAILED if by_disk else _exit_code(broker)
-    await notifier.serving(f"serving on {broker.address}", stop)
-    return await _stop(broker)
+    return None
 
 
-async def _stop(broker: Broker) -> int:
+async def _next_role(roles: RoleSource, role: Role, stop: asyncio.Event) -> Role | None:
+    """The role of the next life; None when this is the last one."""
+    following = asyncio.create_task(roles.next(role), name="next role")
+    stopped = asyncio.create_task(stop.wait(), name="stop")
+    try:
+        await asyncio.wait({following, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        return None if stop.is_set() else following.result()
+    finally:
+        for task in (following, stopped):
+            task.cancel()
+        await asyncio.gather(following, stopped, return_exceptions=True)
+
+
+async def _end_life(broker: Broker) -> int | None:
+    """End a life because of another role; the exit code when it is the last one, as the broker has failed."""
+    code = await _stop(broker, briefly=True)
+    return code if broker.failed.done() else None
+
+
+async def _stop(broker: Broker, *, briefly: bool = False) -> int:
     # A disk that fails during an orderly stop bounds the rest of it too.
-    closing = asyncio.create_task(broker.close(), name="close")
+    closing = asyncio.create_task(broker.close(briefly=briefly), name="close")
     ends: set[asyncio.Future[Any]] = {closing, broker.failed}
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     if broker.failed.done():

@@ -484,3 +484,32 @@ class DeleteTopicInNameserverHeader(RequestHeader, kw_only=True):
 
 
 __all__ = [name for name in dir() if name.endswith("Header")] + ["I64", "ext_of"]
+
+
+# --- roles in a set: ours -------------------------------------------------------------------------------------
+
+
+class ChangeRoleHeader(RequestHeader, kw_only=True):
+    """CHANGE_ROLE. What is None stays as the broker's settings say. `broker_role` is SLAVE, a master's, or MASTER: one
+    that waits for slaves if the settings say for how many. The addresses are those of a slave's master."""
+
+    broker_role: str
+    broker_id: I32 | None = None
+    in_sync_replicas: I32 | None = None
+    min_in_sync_replicas: I32 | None = None
+    master_addr: str = ""
+    master_ha_addr: str = ""
+    force: bool = False
+
+
+class FenceWritesHeader(RequestHeader, kw_only=True):
+    """FENCE_WRITES: nothing is written for so long; 0 ends that."""
+
+    millis: I32
+
+
+class AwaitLevelHeader(RequestHeader, kw_only=True):
+    """AWAIT_LEVEL: the end of the master's log, and how long to wait for it."""
+
+    end_offset: I64
+    millis: I32

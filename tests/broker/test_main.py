@@ -12,16 +12,18 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from aerobee_broker import main
-from aerobee_proto.codes import ResponseCode
+from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.frames import Command
 from aerobee_proto.records import decode_record
 from aerobee_service.program.systemd import ServiceNotifier
 from aerobee_store.faults import failpoints
+from broker.replication.pairs import eventually
 from programs import Server
 from system.running import Talker, broker_config, running_broker, send_request, talking, text_of
 
@@ -175,6 +177,47 @@ async def test_a_start_after_a_crash_tells_the_service_manager_how_far_it_is(tmp
         os.kill(os.getpid(), signal.SIGTERM)
         assert await serving == 0
     assert [text.split(",")[0] for text in notifier.texts] == ["starting: log and queues"]
+
+
+async def test_another_role_is_another_life_of_the_same_process(tmp_path: Path) -> None:
+    """What was stored is there, the port is the same, and the settings file has the role."""
+    file, store = tmp_path / "broker.conf", tmp_path / "store"
+    file.write_text("listenPort = 0\n")
+    notifier = Watched()
+    config = broker_config(store, broker_id=0)
+
+    def ready(logs: list[Any]) -> list[Any]:
+        return [entry for entry in logs if entry["event"] == "broker.ready"]
+
+    with capture_logs() as logs:
+        serving = asyncio.create_task(main.serve(config, notifier, file))
+        async with asyncio.timeout(20):
+            await notifier.is_ready.wait()
+            port = int(ready(logs)[0]["address"].rpartition(":")[2])
+            async with talking(port) as client:
+                assert (await client.put("T", b"of the first life")).code == 0
+                change = {"brokerRole": "SLAVE", "brokerId": "3"}
+                answer = await client.ask(RequestCode.CHANGE_ROLE, change)
+                assert (answer.code, answer.ext["note"]) == (0, "")
+                assert await client.reader.read() == b"", "the life has ended"
+            await eventually(lambda: len(ready(logs)) == 2)
+            async with talking(port) as client:
+                assert (await client.put("T", b"to a slave")).code == ResponseCode.SYSTEM_BUSY
+                back = await client.ask(RequestCode.CHANGE_ROLE, {"brokerRole": "MASTER"})
+                assert back.code == 0
+            await eventually(lambda: len(ready(logs)) == 3)
+            async with talking(port) as client:
+                assert (await client.put("T", b"of the third life")).code == 0
+                bodies = [record.body for record in await client.records("T")]
+                assert bodies == [b"of the first life", b"of the third life"]
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert await serving == 0
+    assert file.read_text() == "listenPort = 0\nbrokerId=3\nbrokerRole=ASYNC_MASTER\n"
+    roles = [
+        (entry["role"], entry["next_role"]) for entry in logs if entry["event"] == "broker.role_changing"
+    ]
+    assert roles == [("master", "slave"), ("slave", "master")]
+    assert not (store / "abort").exists()
 
 
 def test_failpoints_that_are_not_understood_are_refused(

@@ -173,16 +173,18 @@ class NameserverRegistrar:
         await asyncio.gather(*(event.wait() for event in list(self._first_round.values())))
         return self.registered_count
 
-    async def stop(self) -> None:
-        """Unregister everywhere, as far as nameservers answer within 3 s, and end the tasks."""
+    async def stop(self, *, stays: bool = False) -> None:
+        """Unregister everywhere, as far as nameservers answer within 3 s, and end the tasks. `stays`: the broker comes
+        back at once, with another role, and registers with that: nameservers keep what they know until then."""
         tasks = [*self._tasks.values(), *self._notices]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._tasks.clear()
-        await asyncio.gather(
-            *(self._unregister(state) for state in self._states.values() if state.registered)
-        )
+        if not stays:
+            await asyncio.gather(
+                *(self._unregister(state) for state in self._states.values() if state.registered)
+            )
         await self._client.close()
 
     # --- events -----------------------------------------------------------------------------------------------

@@ -12,9 +12,19 @@ Invariants
 - A role never changes: another role is another life.
 """
 
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import Final, NamedTuple, Protocol
 
-__all__ = ["Role", "RoleSource"]
+from aerobee_broker.settings.config import BrokerConfig
+from aerobee_service.settings.settings import apply_changes
+
+__all__ = ["ROLE_KEYS", "Role", "RoleControl", "RoleSource", "settings_of"]
+
+# Settings that a role may bring along, by their outside names. None of them is hot.
+ROLE_KEYS: Final = frozenset(
+    {"brokerRole", "brokerId", "inSyncReplicas", "minInSyncReplicas", "haMasterAddress"}
+)
+_ORIGIN: Final = "of the role"
 
 
 class Role(NamedTuple):
@@ -39,3 +49,29 @@ class RoleSource(Protocol):
     async def next(self, role: Role) -> Role:
         """Return when a life with this role has to end, with the role of the next one. May be cancelled."""
         ...
+
+
+class RoleControl(Protocol):
+    """Where an operator's wish for another role goes."""
+
+    async def change(self, settings: Mapping[str, str], master_addr: str, master_ha_addr: str) -> str:
+        """Let the next life begin soon, with these of ROLE_KEYS. What there is to say about the next start of the
+        process: "" when it has the same role. RequestError when there is to be no change."""
+        ...
+
+
+def settings_of(config: BrokerConfig, role: Role) -> BrokerConfig:
+    """The settings of a life with this role, made of those in use. SettingsError when they do not go together.
+
+    A master that was a slave by its settings waits for slaves if these say for how many.
+    """
+    if role.settings:
+        config = apply_changes(config, dict(role.settings), origin=_ORIGIN)
+    if role.is_master != config.is_slave:
+        return config
+    if role.is_master:
+        waits = max(config.in_sync_replicas, config.min_in_sync_replicas) > 1
+        changes = {"brokerRole": "SYNC_MASTER" if waits else "ASYNC_MASTER"}
+    else:
+        changes = {"brokerRole": "SLAVE", "brokerId": str(role.member)}
+    return apply_changes(config, changes, origin=_ORIGIN)

@@ -38,6 +38,7 @@ log = structlog.get_logger()
 
 SYNC_S: Final = 3.0
 COVERED_S: Final = 0.05  # between two looks whether the log has caught up with what was asked
+LEVEL_S: Final = 0.002  # the same, when somebody waits for it
 TIMEOUT_S: Final = 5.0
 FORWARDED_MAX: Final = 1000  # offsets committed at the master in one round
 
@@ -105,6 +106,7 @@ class MetadataSync:
         self.master_addr = ""
         self.master_end_offset = 0  # as last heard
         self._reported = ""
+        self._in_round = asyncio.Lock()
         self.synced_at = 0.0  # by the loop's clock; 0.0: never
 
     def master_found(self, addr: str) -> None:
@@ -130,15 +132,31 @@ class MetadataSync:
             self._reported = ""
             self.synced_at = asyncio.get_running_loop().time()
 
-    async def round(self, addr: str) -> None:
-        """Read everything once. RemotingError, FormatError: from there on nothing was taken."""
+    async def level(self, end_offset: int) -> None:
+        """Return when everything below this physical offset is as safe here as it is promised to be, and the tables are
+        those that the master had after this call. RemotingError, FormatError as `round`."""
+        if not self.master_addr:
+            raise FormatError("where the master answers is not known: no nameserver has told it")
+        while True:
+            if self._safe.kept_offset >= end_offset:
+                break
+            await asyncio.sleep(LEVEL_S)
+        await self.round(self.master_addr, end_offset)
+
+    async def round(self, addr: str, end_offset: int | None = None) -> None:
+        """Read everything once. RemotingError, FormatError: from there on nothing was taken. `end_offset` is where the
+        master's log ends, where that need not be asked. One round at a time."""
+        async with self._in_round:
+            await self._round(addr, end_offset)
+
+    async def _round(self, addr: str, end_offset: int | None) -> None:
         for code, follow in self._prompt.items():
             content = await self._read(addr, code)
             if content is not None:
                 await follow(content)
         offsets = await self._read(addr, RequestCode.GET_ALL_CONSUMER_OFFSET)
         delays = await self._read(addr, RequestCode.GET_ALL_DELAY_OFFSET)
-        end = await self.master_end(addr)
+        end = await self.master_end(addr) if end_offset is None else end_offset
         while self._safe.kept_offset < end:
             if not self._linked.is_set():
                 return

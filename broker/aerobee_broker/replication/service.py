@@ -5,7 +5,6 @@ Touches  nothing but through its parts.
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final
 
 from aerobee_broker.replication.following import Follower
 from aerobee_broker.replication.giving_server import GivingServer
@@ -14,8 +13,6 @@ from aerobee_broker.replication.replicas import Replicas
 from aerobee_proto.bodies import HaStatus
 
 __all__ = ["MasterSide", "ReplicationStatistics", "SlaveSide"]
-
-DRAIN_S: Final = 1.0
 
 
 @dataclass(slots=True, frozen=True)
@@ -51,6 +48,9 @@ class MasterSide:
     def master_found(self, ha_addr: str, addr: str) -> None:
         """A master has none."""
 
+    async def level(self, end_offset: int) -> None:
+        """A master follows nobody."""
+
     def status(self) -> HaStatus:
         """What 907 shows."""
         return HaStatus(
@@ -66,9 +66,10 @@ class MasterSide:
         behind = max((one.link.behind_bytes for one in connected), default=0)
         return ReplicationStatistics(len(connected), self.replicas.in_sync_count, behind, 1, 0)
 
-    async def close(self) -> None:
-        """Let the slaves have the last bytes, for a moment, and hang up."""
-        await self.server.drain(DRAIN_S)
+    async def close(self, drain_s: float) -> None:
+        """Let the slaves have the last bytes, for so long at most, and hang up."""
+        if drain_s:
+            await self.server.drain(drain_s)
         await self.server.close()
 
 
@@ -101,6 +102,10 @@ class SlaveSide:
         self.metadata.master_found(addr)
         self.follower.master_found(ha_addr)
 
+    async def level(self, end_offset: int) -> None:
+        """Return when this slave has the master's log up to there, and its tables. RemotingError, FormatError."""
+        await self.metadata.level(end_offset)
+
     def status(self) -> HaStatus:
         """What 907 shows."""
         return HaStatus(ha_client_runtime_info=self.follower.status(), master=False)
@@ -111,6 +116,6 @@ class SlaveSide:
         ahead = max(0, self.metadata.master_end_offset - status.max_offset)
         return ReplicationStatistics(0, 0, 0, int(self.is_linked), ahead)
 
-    async def close(self) -> None:
+    async def close(self, drain_s: float) -> None:
         """Hang up."""
         await self.metadata.close()

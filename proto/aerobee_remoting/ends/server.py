@@ -44,6 +44,7 @@ __all__ = ["RemotingServer", "ServerConfig", "TlsMode", "listening_socket"]
 log = structlog.get_logger()
 
 SWEEP_S: Final = 1.0
+GOODBYE_S: Final = 3.0
 FIRST_BYTE_S: Final = 10.0  # for a proxy's header, again for the first byte, and again for a TLS handshake
 TLS_HANDSHAKE: Final = b"\x16"
 SOCKET_BACKLOG: Final = 1024
@@ -162,8 +163,9 @@ class RemotingServer:
         for connection in self.connections:
             connection.stop_reading()
 
-    async def close(self) -> None:
-        """Stop listening, close every connection and wait until they are gone."""
+    async def close(self, goodbye_s: float = GOODBYE_S) -> None:
+        """Stop listening, close every connection and wait until they are gone: `goodbye_s` for last answers to leave,
+        then whatever is left of them."""
         self.quiesce()
         self.watch.close()
         if self._sweeper is not None:
@@ -175,7 +177,7 @@ class RemotingServer:
         for connection in connections:
             connection.close("the server is stopping")
         if connections:
-            _, stuck = await asyncio.wait([c.closed for c in connections], timeout=3.0)
+            _, stuck = await asyncio.wait([c.closed for c in connections], timeout=goodbye_s)
             for connection in connections:
                 if connection.closed in stuck:
                     connection.abort("the server is stopping")

@@ -13,7 +13,7 @@ Three kinds of handler, told apart when they are registered:
 """
 
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar, cast, overload
 
 import msgspec
@@ -342,9 +342,39 @@ class HandlerTable:
         """Serve `code` with a batch handler. ValueError as for `register`."""
         self._add(Entry(int(code), None, handler, header, needs, body_size_max))
 
+    def refuse(self, codes: Collection[int], refusal: RequestError) -> Callable[[], None]:
+        """Answer those of these codes that are served with the refusal, to whom the gate lets in, until what is
+        returned is called."""
+
+        def refused(_: AnyRequest) -> Response:
+            raise refusal
+
+        before = [entry for code, entry in self.by_code.items() if code in codes]
+        for entry in before:
+            self._put(
+                Entry(
+                    entry.code,
+                    refused,
+                    None,
+                    entry.header,
+                    entry.needs,
+                    entry.body_size_max,
+                    overtakes=entry.overtakes,
+                )
+            )
+
+        def undo() -> None:
+            for entry in before:
+                self._put(entry)
+
+        return undo
+
     def _add(self, entry: Entry) -> None:
         if entry.code in self.by_code:
             raise ValueError(f"request code {entry.code} has a handler already")
+        self._put(entry)
+
+    def _put(self, entry: Entry) -> None:
         self.by_code[entry.code] = entry
         for codec, key in code_keys(entry.code):
             self.by_key[codec][key] = entry

@@ -2,7 +2,8 @@
 
 import pytest
 
-from aerobee_broker.replication import following, metadata, service
+from aerobee_broker import broker
+from aerobee_broker.replication import following, metadata
 
 
 @pytest.fixture(autouse=True)
@@ -10,4 +11,4 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "SYNC_S", 0.05)
     monkeypatch.setattr(metadata, "COVERED_S", 0.01)
     monkeypatch.setattr(following, "RETRY_FIRST_S", 0.01)
-    monkeypatch.setattr(service, "DRAIN_S", 0.2)
+    monkeypatch.setattr(broker, "DRAIN_S", 0.2)
