@@ -11,7 +11,7 @@ use crate::answers::{Common, Found, Stored};
 use crate::judging::Judge;
 use crate::records::{Form, Message};
 use crate::requests::{self, SEND_BATCH_MESSAGE};
-use crate::{javahash, properties, pulls};
+use crate::{decoding, javahash, properties, pulls};
 
 create_exception!(aerobee_native, EngineFault, PyRuntimeError, "The engine has a fault.");
 
@@ -173,6 +173,19 @@ fn guarded<T>(work: impl FnOnce() -> T) -> Result<T, String> {
             .or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
         told.unwrap_or_default()
     })
+}
+
+/// The records that fill an answer; `decoding::decoded` says how they are made. EngineFault: made in Python then.
+#[pyfunction]
+pub fn stored_records<'py>(
+    body: &Bound<'py, PyBytes>,
+    make: &Bound<'py, PyAny>,
+    host: &Bound<'py, PyAny>,
+    topic: &Bound<'py, PyAny>,
+    is_checked: bool,
+) -> PyResult<Option<Bound<'py, PyList>>> {
+    guarded(|| decoding::decoded(body, make, host, topic, is_checked))
+        .unwrap_or_else(|fault| Err(EngineFault::new_err(fault)))
 }
 
 #[pymethods]

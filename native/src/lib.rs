@@ -4,10 +4,11 @@
 //! keys and answers of them. `Engine.pull` reads usual pulls, and `Engine.gather` makes an answer of the entries of a
 //! queue and the file of the log that they lead to. It does no I/O and knows no clock, no thread and no fault: Python
 //! owns every state, decides who is let in, writes what is made here, and does by itself whatever is unusual. Nothing is
-//! changed by a call that fails.
+//! changed by a call that fails. `stored_records` is for whoever reads an answer: clients, and the broker itself.
 
 mod answers;
 mod bytes;
+mod decoding;
 mod engine;
 mod javahash;
 mod json;
@@ -27,7 +28,14 @@ mod aerobee_native {
     #[pymodule_export]
     use crate::engine::EngineFault;
 
+    #[pymodule_export]
+    use crate::engine::stored_records;
+
     /// To be equal to the number that the broker was written for.
     #[pymodule_export]
     const INTERFACE: u32 = 5;
+
+    /// The same for what clients use, that is `stored_records`.
+    #[pymodule_export]
+    const RECORDS_INTERFACE: u32 = 1;
 }

@@ -13,6 +13,7 @@ use pyo3::types::{PyBytes, PySlice};
 
 use crate::answers::Found;
 use crate::json::{Json, whole};
+use crate::records::{MAGIC_V1, MAGIC_V2};
 use crate::requests::{Cursor, I32, JSON, MSGPACK, ROCKETMQ};
 
 /// Bytes of a key; headers that are longer are unusual.
@@ -23,8 +24,6 @@ const ENTRY_SIZE: usize = 20;
 /// Bytes that are copied in the time in which one more piece of the log is asked for.
 const SIZE_OF_A_PIECE: usize = 6144;
 const BODY_SIZE_MAX: usize = 1 << 29;
-const MAGIC_V1: u32 = 0xDAA3_20A7;
-const MAGIC_V2: u32 = 0xDAA3_20AB;
 const HEAD_SIZE: usize = 36; // of a record: up to its physical offset
 
 /// The numbers that change.

@@ -5,13 +5,20 @@ use crate::bytes::{hex8, hex16};
 const HOST_V6: usize = 20;
 const BORN_V6: i32 = 0x10;
 const STORE_V6: i32 = 0x20;
-const CHECKSUM: &[u8] = b"__CRC32C\x01";
-const CHECKSUM_SIZE: usize = 34;
+/// First number behind the size of a record whose topic has a length of one byte, and of two.
+pub const MAGIC_V1: u32 = 0xDAA3_20A7;
+/// The other.
+pub const MAGIC_V2: u32 = 0xDAA3_20AB;
+/// How the checksum over a whole record begins among its properties.
+pub const CHECKSUM: &[u8] = b"__CRC32C\x01";
+/// Bytes of it.
+pub const CHECKSUM_SIZE: usize = 34;
 const PROPERTY_CRC: &[u8] = b"__CRC32#\x01";
 const PROPERTY_CRC_SIZE: usize = 20;
 /// Bytes of properties at most: their length is a signed 16-bit number.
 pub const PROPERTIES_SIZE_MAX: usize = 32767;
-const CRC_MASK: u32 = 0x7FFF_FFFF;
+/// Of a CRC-32, what is stored.
+pub const CRC_MASK: u32 = 0x7FFF_FFFF;
 /// Everything but hosts, body, topic and properties, the length of the properties with it.
 const FIXED: usize = 74;
 

@@ -39,6 +39,7 @@ from aerobee_proto.checksum import (
     seal_record,
 )
 from aerobee_proto.errors import RecordError
+from aerobee_proto.native_records import NativeRecords
 from aerobee_proto.properties import (
     KEYS,
     KEYS_NAME,
@@ -410,12 +411,18 @@ def iterate_records(buffer: Buffer, *, check_crc: bool = True) -> Iterator[Store
         position += record.size
 
 
+native: Final = NativeRecords()
+
+
 def decode_records(body: Buffer, *, check_crc: bool = True) -> list[StoredRecord]:
     """All records of a pull, query or view answer; RecordError when any of them is broken.
 
-    About 3.0 us a record, 1.7 us with check_crc off (timeit, 32 records of 128 body bytes, CPython 3.11).
+    About 3.0 us a record, 1.7 us with check_crc off (timeit, 32 records of 128 body bytes, CPython 3.11); with the
+    native engine a quarter of that. What the engine finds unusual or broken is read here, so both say the same.
     """
-    return list(iterate_records(bytes(body), check_crc=check_crc))  # slices of bytes are cheaper than views
+    data = bytes(body)  # slices of bytes are cheaper than views
+    found = native.decoded(data, StoredRecord, decode_host, _topic_text, check_crc)
+    return list(iterate_records(data, check_crc=check_crc)) if found is None else found
 
 
 class RecordHeader:
