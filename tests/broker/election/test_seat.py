@@ -1,0 +1,341 @@
+"""Seats on one register, with logs that are modelled: whatever is lost, late or stopped, what was answered stays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from aerobee_broker.election.records import Keys, MasterRecord, SetView, decode_view
+from aerobee_broker.election.register import ABSENT, NO_LEASE, Entry, View
+from aerobee_broker.election.seat import LogFacts, Proposal, Seat, Wanted
+
+KEYS = Keys("/aerobee/", "c", "b")
+TTL_S = 3.0
+DRIFT = 0.05  # clocks run that much faster or slower
+MARGIN = 0.15  # of the lease, for two clocks that drift apart
+MEMBERS = (1, 2, 3)
+
+
+class ModelRegister:
+    """A register that does what is asked at once; leases are ended by whoever calls `lapse`."""
+
+    def __init__(self) -> None:
+        self.revision = 1
+        self.entries: dict[str, Entry] = {}
+        self.leases: dict[int, float] = {}  # number: when it may lapse, in true time
+        self._numbers = 0
+
+    def grant(self, now: float) -> int:
+        self._numbers += 1
+        self.leases[self._numbers] = now + TTL_S
+        return self._numbers
+
+    def lapse(self, now: float) -> None:
+        for lease in [one for one, end in self.leases.items() if end <= now]:
+            self.end(lease)
+
+    def end(self, lease: int) -> None:
+        self.leases.pop(lease, None)
+        gone = [key for key, entry in self.entries.items() if entry.lease == lease]
+        if gone:
+            self.revision += 1
+        for key in gone:
+            del self.entries[key]
+
+    def swap(self, proposal: Proposal) -> int | None:
+        for key, revision in proposal.conditions.items():
+            entry = self.entries.get(key)
+            if (entry.mod_revision if entry else ABSENT) != revision:
+                return None
+        if any(put.lease and put.lease not in self.leases for put in proposal.puts.values()):
+            return None
+        self.revision += 1
+        for key, put in proposal.puts.items():
+            self.entries[key] = Entry(put.value, self.revision, put.lease)
+        for key in proposal.deletes:
+            self.entries.pop(key, None)
+        return self.revision
+
+    def view(self) -> SetView:
+        return decode_view(View(self.revision, dict(self.entries)), KEYS)
+
+
+@dataclass
+class Life:
+    """What a broker is at the moment."""
+
+    wanted: Wanted | None = None
+    acked: dict[int, int] = field(default_factory=dict)  # of a master: how many records its slaves have
+    confirmed: int = 0  # of a master: how many it has acknowledged
+    is_linked: bool = False  # of a slave
+
+
+class Member:
+    def __init__(self, number: int, rate: float) -> None:
+        self.number = number
+        self.rate = rate
+        self.store = f"store-{number}"
+        self.log: list[tuple[int, int]] = []
+        self.restart()
+
+    def restart(self) -> None:
+        self.seat = Seat(KEYS, self.number, len(MEMBERS))
+        self.lease = NO_LEASE
+        self.life = Life()
+
+    def clock(self, now: float) -> float:
+        return 1000 + now * self.rate
+
+    def serve(self) -> None:
+        last_epoch = self.log[-1][0] if self.log else 0
+        self.seat.serves(LogFacts("a", "h", len(self.log), last_epoch, self.store))
+
+
+members = st.sampled_from(MEMBERS)
+FATES = st.sampled_from(["answered", "answered", "answered", "unanswered", "late", "lost"])
+
+
+class Seats(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.register = ModelRegister()
+        self.members: dict[int, Member] = {}
+        self.late: list[Proposal] = []
+        self.acknowledged: list[tuple[int, int]] = []
+        self.records = 0
+        self.epochs: dict[int, int] = {}  # epoch: who was its master
+
+    @initialize(rates=st.tuples(*[st.sampled_from([1 - DRIFT, 1.0, 1 + DRIFT])] * len(MEMBERS)))
+    def begin(self, rates: tuple[float, ...]) -> None:
+        for number, rate in zip(MEMBERS, rates, strict=True):
+            self.members[number] = Member(number, rate)
+        for number in MEMBERS:
+            self.renew(number, "answered")
+            self.step(number, "answered", 0)
+        for number in MEMBERS:  # the set is written, and its master knows
+            self.step(number, "answered", 0)
+            self.step(number, "answered", 0)
+
+    # --- time and crashes -------------------------------------------------------------------------------------
+
+    @rule(seconds=st.sampled_from([0.1, 0.5, 1.0, 2.0, 4.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule()
+    def leases_lapse(self) -> None:
+        self.register.lapse(self.now)
+
+    @rule(number=members)
+    def process_is_killed(self, number: int) -> None:
+        self.members[number].restart()
+
+    @precondition(lambda self: len(self.register.view().set.in_sync if self.register.view().set else ()) > 1)
+    @rule(number=members)
+    def disk_is_lost(self, number: int) -> None:
+        """Of one machine of several that are in sync."""
+        member = self.members[number]
+        if any(not one.log for one in self.members.values() if one is not member):
+            return
+        member.restart()
+        member.log, member.store = [], f"{member.store}+"
+
+    @rule()
+    def request_arrives_late(self) -> None:
+        if self.late:
+            self.register.swap(self.late.pop(0))
+
+    # --- all is well ------------------------------------------------------------------------------------------
+
+    @rule(running=st.sets(members), seconds=st.sampled_from([0.0, 0.5]), choice=st.integers(0, 7))
+    def some_go_on(self, running: set[int], seconds: float, choice: int) -> None:
+        """Those that are not stopped do what they have to."""
+        self.now += seconds
+        for work in (self.renew, self.step, self.step):
+            for number in running:
+                work(number, "answered", *((choice,) if work == self.step else ()))
+        for work in (self.live, self.link, self.append, self.replicate, self.answer):
+            for number in running:
+                work(number)
+
+    @rule(running=st.sets(members, min_size=2))
+    def the_master_is_replaced(self, running: set[int]) -> None:
+        """Some go on for as long as it takes."""
+        for _ in range(3):
+            self.now += TTL_S / 2
+            for number in running:
+                self.renew(number, "answered")
+            self.register.lapse(self.now)
+        self.some_go_on(running, 0.0, 7)
+        self.some_go_on(running, 0.0, 7)
+
+    # --- the driver's part --------------------------------------------------------------------------------------
+
+    @rule(number=members, fate=FATES)
+    def renew(self, number: int, fate: str) -> None:
+        member = self.members[number]
+        sent = member.clock(self.now)
+        until = sent + TTL_S * (1 - MARGIN)
+        if member.lease not in self.register.leases:
+            if member.lease:
+                member.seat.lease_gone()
+                member.lease = NO_LEASE
+            if fate == "answered":
+                member.lease = self.register.grant(self.now)
+                member.seat.leased(member.lease, until)
+            return
+        if fate != "lost":
+            self.register.leases[member.lease] = self.now + TTL_S
+        if fate == "answered":
+            member.seat.leased(member.lease, until)
+
+    @rule(number=members, fate=FATES, choice=st.integers(0, 7))
+    def step(self, number: int, fate: str, choice: int) -> None:
+        """Read, and propose what there is to propose."""
+        member = self.members[number]
+        seat, now = member.seat, member.clock(self.now)
+        seat.saw(self.register.view())
+        member.serve()
+        proposal = seat.proposal(now, self.chosen_in_sync(member, choice))
+        if proposal is None or fate == "lost":
+            return
+        if fate == "late":
+            self.late.append(proposal)
+            return
+        done = self.register.swap(proposal)
+        if fate == "answered":
+            seat.answered(proposal, done)
+            seat.saw(self.register.view())
+
+    @rule(number=members)
+    def read(self, number: int) -> None:
+        self.members[number].seat.saw(self.register.view())
+
+    def chosen_in_sync(self, master: Member, choice: int) -> dict[int, str] | None:
+        """Any others, but new ones only if they have what was acknowledged."""
+        if master.life.wanted is None or not master.life.wanted.is_master:
+            return None
+        present = master.seat.in_sync
+        chosen = {master.number: master.store}
+        for bit, number in enumerate(MEMBERS):
+            other = self.members[number]
+            if number == master.number or not choice >> bit & 1:
+                continue
+            has = self.follows(other, master) and master.life.acked.get(number, 0) >= master.life.confirmed
+            if number in present or has:
+                chosen[number] = present.get(number, other.store)
+                if has:
+                    chosen[number] = other.store
+        return chosen
+
+    @rule(number=members)
+    def live(self, number: int) -> None:
+        """Begin another life, if another part is wanted."""
+        member = self.members[number]
+        life, wanted = member.life, member.seat.wanted(member.clock(self.now))
+        was_master = life.wanted is not None and life.wanted.is_master
+        if wanted == life.wanted or (wanted is None and not was_master):
+            return
+        member.life = Life(wanted)
+
+    # --- logs ---------------------------------------------------------------------------------------------------
+
+    def follows(self, slave: Member, master: Member) -> bool:
+        mine, its = slave.life.wanted, master.life.wanted
+        return (
+            slave.life.is_linked
+            and mine is not None
+            and its is not None
+            and its.is_master
+            and mine == Wanted(False, its.epoch, master.number)
+        )
+
+    def master_of(self, slave: Member) -> Member | None:
+        wanted = slave.life.wanted
+        if wanted is None or wanted.is_master:
+            return None
+        return self.members[wanted.master]
+
+    @rule(number=members)
+    def link(self, number: int) -> None:
+        """A slave finds its master, and gives up what that does not have."""
+        slave = self.members[number]
+        master = self.master_of(slave)
+        if master is None:
+            return
+        slave.life.is_linked = True
+        if not self.follows(slave, master):
+            slave.life.is_linked = False
+            return
+        common = 0
+        while common < min(len(slave.log), len(master.log)) and slave.log[common] == master.log[common]:
+            common += 1
+        del slave.log[common:]
+        master.life.acked[number] = common
+
+    @rule(number=members)
+    def append(self, number: int) -> None:
+        member = self.members[number]
+        if member.life.wanted is None or not member.life.wanted.is_master:
+            return
+        self.records += 1
+        member.log.append((member.life.wanted.epoch, self.records))
+
+    @rule(number=members, count=st.integers(1, 3))
+    def replicate(self, number: int, count: int = 3) -> None:
+        slave = self.members[number]
+        master = self.master_of(slave)
+        if master is None or not self.follows(slave, master):
+            return
+        slave.log += master.log[len(slave.log) : len(slave.log) + count]
+        master.life.acked[number] = len(slave.log)
+
+    @rule(number=members)
+    def answer(self, number: int) -> None:
+        """What every member in sync has is acknowledged."""
+        member = self.members[number]
+        life = member.life
+        if life.wanted is None or not life.wanted.is_master:
+            return
+        tenure = member.seat.tenure
+        if tenure is None or tenure.epoch != life.wanted.epoch or not tenure.holds(member.clock(self.now)):
+            return
+        has = [len(member.log), *(life.acked.get(one, 0) for one in member.seat.waited_for)]
+        reached = min(has)
+        if reached <= life.confirmed:
+            return
+        view = self.register.view()
+        assert view.master == MasterRecord(number, life.wanted.epoch), "it answers, and is not master"
+        life.confirmed = reached
+        if reached > len(self.acknowledged):
+            self.acknowledged = member.log[:reached]
+
+    # --- what holds ---------------------------------------------------------------------------------------------
+
+    @invariant()
+    def the_master_has_what_was_acknowledged(self) -> None:
+        the_set = self.register.view().set
+        if the_set is None:
+            return
+        assert self.epochs.setdefault(the_set.epoch, the_set.master) == the_set.master
+        assert the_set.epoch == max(self.epochs)
+        master = self.members[the_set.master]
+        if the_set.in_sync.get(master.number) == master.store:
+            assert master.log[: len(self.acknowledged)] == self.acknowledged
+
+    @invariant()
+    def whoever_is_in_sync_has_what_was_acknowledged(self) -> None:
+        the_set = self.register.view().set
+        for number, store in the_set.in_sync.items() if the_set else ():
+            member = self.members[number]
+            if member.store == store:
+                assert member.log[: len(self.acknowledged)] == self.acknowledged
+
+
+TestSeats = pytest.mark.slow(Seats.TestCase)
+TestSeats.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
