@@ -31,7 +31,7 @@ from aerobee_broker.election.records import (
 )
 from aerobee_broker.election.register import ABSENT, NO_LEASE, Put
 
-__all__ = ["LogFacts", "Problem", "Proposal", "Seat", "Tenure", "Wanted"]
+__all__ = ["LogFacts", "Part", "Problem", "Proposal", "Seat", "Tenure"]
 
 NEVER: Final = float("-inf")
 
@@ -46,7 +46,7 @@ class LogFacts(NamedTuple):
     store: str
 
 
-class Wanted(NamedTuple):
+class Part(NamedTuple):
     """The part that this member should play."""
 
     is_master: bool
@@ -168,17 +168,17 @@ class Seat:
 
     # --- what it wants ----------------------------------------------------------------------------------------
 
-    def wanted(self, now: float) -> Wanted | None:
+    def part(self, now: float) -> Part | None:
         """Its part; None while there is no master, or none that it may follow."""
         if self.holds(now) and self.tenure is not None:
-            return Wanted(True, self.tenure.epoch, self._me)
+            return Part(True, self.tenure.epoch, self._me)
         view = self.view
         if view is None or view.set is None or view.master is None or self._went_back(view):
             return None
         master = view.master
         if master.member == self._me or master.epoch != view.set.epoch:
             return None
-        return Wanted(False, master.epoch, master.member)
+        return Part(False, master.epoch, master.member)
 
     @property
     def waited_for(self) -> frozenset[int]:
@@ -245,7 +245,7 @@ class Seat:
             # The seat was lost by the clock alone: let go of it, for whoever may take it.
             made = Proposal("leave", {self._keys.master: view.master_revision}, {}, (self._keys.master,))
         elif facts is not None and not self._went_back(view) and not self._taken_by_other(view):
-            made = self._announce(view, facts) or self._create(view, facts) or self._take(view, facts)
+            made = self._take(view, facts) or self._announce(view, facts) or self._create(view, facts)
         if made is None and facts is not None and not self._taken_by_other(view):
             made = self._announce(view, facts)
         if made is not None and made.kind == "in_sync":

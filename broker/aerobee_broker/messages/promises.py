@@ -7,20 +7,23 @@ a replica, in any number. `kept_offset` is the smallest of their offsets. Withou
 append. Promises wait in order of their log position; one that waits for a source longer than that source's time is
 refused with its code: stored, but not known to be safe.
 
+A master by election may answer as long as nobody else can be one: `may_answer` is asked at the moment of each answer.
+
 Invariants
 - Nothing is kept beyond `kept_offset`.
+- Nothing is kept once `may_answer` has said no.
 - Nothing is kept after a failure: whatever waits is refused, and whatever comes.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 import structlog
 
 from aerobee_proto.codes import ResponseCode
-from aerobee_store.faults.errors import StorePoisoned
+from aerobee_store.faults.errors import NotMaster, StoreError, StorePoisoned
 
 __all__ = ["AppendedLog", "Promised", "Promises", "PutMeter", "Source"]
 
@@ -111,9 +114,12 @@ class Promises:
         store: AppendedLog,
         *,
         meter: PutMeter,
+        may_answer: Callable[[], bool] | None = None,
     ) -> None:
+        """`may_answer` says whether this broker is the master at this moment; without one it always is."""
         # Fixed for life.
         self._store = store
+        self._may_answer = may_answer
         self._meter = meter
         self._loop = asyncio.get_running_loop()
         # A source leaves, or one more comes, only when somebody decides so, who calls `advanced` then.
@@ -147,10 +153,26 @@ class Promises:
 
     # --- making -----------------------------------------------------------------------------------------------
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing may be answered with success any more."""
+        if self.failed is None and self._may_answer is not None and not self._may_answer():
+            self.fail(NotMaster())
+        return self.failed is not None
+
+    def _check(self) -> None:
+        if self.is_over:
+            raise self._over()
+
+    def _over(self) -> StoreError:
+        if isinstance(self.failed, NotMaster):
+            return NotMaster()
+        return StorePoisoned(f"the store has failed: {self.failed}")
+
     def are_kept(self) -> bool:
-        """Whether everything appended so far is as safe as promised. StorePoisoned: it never will be."""
-        if self.failed is not None:
-            raise StorePoisoned(f"the store has failed: {self.failed}")
+        """Whether everything appended so far is as safe as promised. StorePoisoned, NotMaster: it never will be."""
+        if self.failed is not None or self._may_answer is not None:
+            self._check()
         return not self.sources or self.kept_offset >= self._store.end_offset
 
     def promise(self, promised: Promised) -> None:
@@ -160,9 +182,8 @@ class Promises:
         self.hurry()
 
     async def settled(self) -> None:
-        """Return when everything appended so far is as safe as promised. StorePoisoned: it never will be."""
-        if self.failed is not None:
-            raise StorePoisoned(f"the store has failed: {self.failed}")
+        """Return when everything appended so far is as safe as promised. StorePoisoned, NotMaster: it never will be."""
+        self._check()
         end_offset = self._store.end_offset
         if self.kept_offset >= end_offset:
             return
@@ -180,7 +201,7 @@ class Promises:
 
     def advanced(self) -> None:
         """A source has moved, or the sources have changed: keep what can be kept now."""
-        if self.failed is not None or self._store.has_failed:
+        if self.is_over or self._store.has_failed:
             return
         kept_offset = self.kept_offset
         waiting = self._waiting
@@ -209,11 +230,13 @@ class Promises:
         while self._settling:
             done = self._settling.popleft()[1]
             if not done.done():
-                done.set_exception(StorePoisoned(f"the store has failed: {failed}"))
+                done.set_exception(self._over())
 
     def _tick(self) -> None:
         """Refuse what has waited too long; it is at the head, since promises are made in order."""
         now = self._loop.time()
+        if self._waiting and self.is_over:
+            return
         while self._waiting and (source := self._late_source(self._waiting[0], now)) is not None:
             late = self._waiting.popleft()
             source.log_late(late.promised.peer, late.promised.count)

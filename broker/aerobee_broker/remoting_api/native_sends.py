@@ -25,7 +25,7 @@ from aerobee_proto.frames import CODEC_ROCKETMQ, FrameDecoder, decode_command, e
 from aerobee_proto.requests import code_keys
 from aerobee_remoting.exchange.gate import Judge
 from aerobee_remoting.exchange.handlers import Channel, FrontTaken
-from aerobee_store.faults.errors import StoreError, StorePoisoned
+from aerobee_store.faults.errors import NotMaster, StoreError, StorePoisoned
 from aerobee_store.index.index import KeyedBlock
 from aerobee_store.writing.appender import PackedRecords, Touched
 from aerobee_store.writing.packing import Packing
@@ -112,7 +112,7 @@ class NativeSends:
         intake.refresh()
         if intake.config is not self._used:
             self._use(intake)
-        if not self._is_able or self._promises.failed is not None:
+        if not self._is_able or self._promises.is_over:
             return None
         place = self._packing.place()
         if place is None:
@@ -172,7 +172,7 @@ class NativeSends:
             if promises.are_kept():
                 channel.write(payload)
                 return
-        except StorePoisoned:
+        except (StorePoisoned, NotMaster):
             channel.write(with_code(payload, ResponseCode.SERVICE_NOT_AVAILABLE))
             return
         channel.hold(count)

@@ -32,7 +32,7 @@ from aerobee_proto.headers import SendHeader, SendMessageHeader, SendMessageV2He
 from aerobee_proto.requests import Incoming
 from aerobee_remoting.exchange.handlers import MESSAGE_BODY_SIZE_MAX, Channel, HandlerTable, Response
 from aerobee_remoting.exchange.needs import PUB, SUB, on_topic
-from aerobee_store.faults.errors import StorePoisoned
+from aerobee_store.faults.errors import NotMaster, StorePoisoned
 from aerobee_store.terms.messages import Appended
 
 __all__ = ["SendProcessor"]
@@ -213,7 +213,8 @@ class SendProcessor:
     def _answer(self, connection: Channel, replies: list[Reply], at_once: list[Reply]) -> None:
         """Answer those that do not wait for the disk now, the others when their promise is kept."""
         if at_once:
-            connection.write(self._encode(at_once, ResponseCode.SUCCESS))
+            code = ResponseCode.SERVICE_NOT_AVAILABLE if self._promises.is_over else ResponseCode.SUCCESS
+            connection.write(self._encode(at_once, code))
         if not replies:
             self._promises.hurry()
             return
@@ -222,7 +223,7 @@ class SendProcessor:
             if self._promises.are_kept():
                 connection.write(payload)
                 return
-        except StorePoisoned:
+        except (StorePoisoned, NotMaster):
             connection.write(self._encode(replies, ResponseCode.SERVICE_NOT_AVAILABLE))
             return
         connection.hold(len(replies))

@@ -9,9 +9,14 @@ As a source of promises it stands for the slaves: everything is there that so ma
     enableAutoInSyncReplicas        no more copies than are in sync, but minInSyncReplicas
     minInSyncReplicas               with fewer in sync, sends are refused before they are stored
 
+In a set with an election the members in sync are those that the register names. Each of them is waited for, whichever
+others have it, and inSyncReplicas copies at least.
+
 Invariants
 - `offset` never falls: what slaves have said they have, they have.
 - A slave counts once, and only for what it has acknowledged.
+- With an election: everything below `offset` is at every member that is waited for, also at one that comes later, as
+  only who has all of it may be added.
 """
 
 from collections.abc import Callable
@@ -31,13 +36,15 @@ log = structlog.get_logger()
 
 
 class Replica:
-    """One connected slave."""
+    """One connected slave. `member` and `store` are what it has said of itself; None and "": it has not."""
 
-    __slots__ = ("link", "peer", "speed")
+    __slots__ = ("link", "member", "peer", "speed", "store")
 
-    def __init__(self, link: GivingLink, peer: str) -> None:
+    def __init__(self, link: GivingLink, peer: str, member: int | None = None, store: str = "") -> None:
         self.link = link
         self.peer = peer
+        self.member = member
+        self.store = store
         self.speed = 0  # bytes a second, over the last second
 
 
@@ -52,6 +59,9 @@ class Replicas:
         self._end_offset = end_offset
         self._connected: list[Replica] = []
         self.offset = 0
+        # Of a set with an election: members that a send waits for, and those of them that the register names.
+        self._waited_for: frozenset[int] | None = None
+        self._in_sync: frozenset[int] = frozenset()
 
     # --- who is there -----------------------------------------------------------------------------------------
 
@@ -67,21 +77,35 @@ class Replicas:
     def connected(self) -> tuple[Replica, ...]:
         return tuple(self._connected)
 
+    def of_member(self, member: int) -> Replica | None:
+        """The connection of a member, the one that has most if there are several."""
+        found = [one for one in self._connected if one.member == member]
+        return max(found, key=lambda one: one.link.acked_offset, default=None)
+
+    def wait_for(self, waited_for: frozenset[int], in_sync: frozenset[int]) -> None:
+        """From now on each of these members has to have a send; `in_sync` are those that the register names. Without
+        this master, both. Whoever is new here has everything below `offset`."""
+        self._waited_for, self._in_sync = waited_for, in_sync
+
     def is_in_sync(self, replica: Replica) -> bool:
-        """Whether it is near enough to count."""
+        """Whether it is near enough to count; with an election, whether the register names it."""
         link = replica.link
+        if self._waited_for is not None:
+            return link.has_begun and replica.member in self._in_sync
         return link.has_begun and link.behind_bytes < self._live.value.ha_max_gap_not_in_sync
 
     @property
     def in_sync_count(self) -> int:
         """Slaves in sync, without this master."""
+        if self._waited_for is not None:
+            return len(self._in_sync)
         return sum(map(self.is_in_sync, self._connected))
 
     # --- promises ---------------------------------------------------------------------------------------------
 
     @property
     def needed(self) -> int:
-        """Slaves that have to have a message before its sender is told so."""
+        """Slaves that have to have a message before its sender is told so; with an election, how many at least."""
         config = self._live.value
         if not config.waits_for_replicas:
             return 0
@@ -109,17 +133,28 @@ class Replicas:
 
     def advanced(self) -> bool:
         """A slave has said something, or has left, or settings have changed; whether `offset` has moved by it."""
-        needed = self.needed
-        if not needed:
-            reached = self._end_offset()
-        elif needed > len(self._connected):
-            return False
-        else:
-            reached = sorted((one.link.acked_offset for one in self._connected), reverse=True)[needed - 1]
+        reached = min(self._reached_by_count(), self._reached_by_members())
         if reached <= self.offset:
             return False
         self.offset = reached
         return True
+
+    def _reached_by_count(self) -> int:
+        needed = self.needed
+        if not needed:
+            return self._end_offset()
+        if needed > len(self._connected):
+            return 0
+        return sorted((one.link.acked_offset for one in self._connected), reverse=True)[needed - 1]
+
+    def _reached_by_members(self) -> int:
+        reached = self._end_offset()
+        for member in self._waited_for or ():
+            replica = self.of_member(member)
+            if replica is None:
+                return 0
+            reached = min(reached, replica.link.acked_offset)
+        return reached
 
     def check_enough(self) -> None:
         """TooFewCopies when too few are in sync for anything to be taken."""

@@ -32,6 +32,7 @@ __all__ = [
     "FileGone",
     "NamesNotSynced",
     "NotInLog",
+    "NotMaster",
     "OutOfResources",
     "StoreError",
     "StoreFull",
@@ -110,6 +111,13 @@ class TooFewCopies(StoreError):
             f"in-sync replicas not enough: there are {self.count} with this master,"
             f" {self.needed} are wanted (minInSyncReplicas)"
         )
+
+
+class NotMaster(StoreError):
+    """Nothing is taken, and nothing answered with success, as another broker may be the master by now."""
+
+    def __str__(self) -> str:
+        return "this broker is not the master of its set any more, or cannot be sure of it: its lease may have lapsed"
 
 
 class NotInLog(StoreError):

@@ -9,9 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from aerobee_broker.election.records import Keys, MasterRecord, SetView, decode_view
+from aerobee_broker.election.records import Keys, MasterRecord, SetRecord, SetView, decode_view, encode_record
 from aerobee_broker.election.register import ABSENT, NO_LEASE, Entry, View
-from aerobee_broker.election.seat import LogFacts, Proposal, Seat, Wanted
+from aerobee_broker.election.seat import LogFacts, Part, Proposal, Seat
+from aerobee_proto.errors import FormatError
 
 KEYS = Keys("/aerobee/", "c", "b")
 TTL_S = 3.0
@@ -68,7 +69,7 @@ class ModelRegister:
 class Life:
     """What a broker is at the moment."""
 
-    wanted: Wanted | None = None
+    part: Part | None = None
     acked: dict[int, int] = field(default_factory=dict)  # of a master: how many records its slaves have
     confirmed: int = 0  # of a master: how many it has acknowledged
     is_linked: bool = False  # of a slave
@@ -218,7 +219,7 @@ class Seats(RuleBasedStateMachine):
 
     def chosen_in_sync(self, master: Member, choice: int) -> dict[int, str] | None:
         """Any others, but new ones only if they have what was acknowledged."""
-        if master.life.wanted is None or not master.life.wanted.is_master:
+        if master.life.part is None or not master.life.part.is_master:
             return None
         present = master.seat.in_sync
         chosen = {master.number: master.store}
@@ -235,31 +236,31 @@ class Seats(RuleBasedStateMachine):
 
     @rule(number=members)
     def live(self, number: int) -> None:
-        """Begin another life, if another part is wanted."""
+        """Begin another life, if another part is part."""
         member = self.members[number]
-        life, wanted = member.life, member.seat.wanted(member.clock(self.now))
-        was_master = life.wanted is not None and life.wanted.is_master
-        if wanted == life.wanted or (wanted is None and not was_master):
+        life, part = member.life, member.seat.part(member.clock(self.now))
+        was_master = life.part is not None and life.part.is_master
+        if part == life.part or (part is None and not was_master):
             return
-        member.life = Life(wanted)
+        member.life = Life(part)
 
     # --- logs ---------------------------------------------------------------------------------------------------
 
     def follows(self, slave: Member, master: Member) -> bool:
-        mine, its = slave.life.wanted, master.life.wanted
+        mine, its = slave.life.part, master.life.part
         return (
             slave.life.is_linked
             and mine is not None
             and its is not None
             and its.is_master
-            and mine == Wanted(False, its.epoch, master.number)
+            and mine == Part(False, its.epoch, master.number)
         )
 
     def master_of(self, slave: Member) -> Member | None:
-        wanted = slave.life.wanted
-        if wanted is None or wanted.is_master:
+        part = slave.life.part
+        if part is None or part.is_master:
             return None
-        return self.members[wanted.master]
+        return self.members[part.master]
 
     @rule(number=members)
     def link(self, number: int) -> None:
@@ -281,10 +282,10 @@ class Seats(RuleBasedStateMachine):
     @rule(number=members)
     def append(self, number: int) -> None:
         member = self.members[number]
-        if member.life.wanted is None or not member.life.wanted.is_master:
+        if member.life.part is None or not member.life.part.is_master:
             return
         self.records += 1
-        member.log.append((member.life.wanted.epoch, self.records))
+        member.log.append((member.life.part.epoch, self.records))
 
     @rule(number=members, count=st.integers(1, 3))
     def replicate(self, number: int, count: int = 3) -> None:
@@ -300,17 +301,17 @@ class Seats(RuleBasedStateMachine):
         """What every member in sync has is acknowledged."""
         member = self.members[number]
         life = member.life
-        if life.wanted is None or not life.wanted.is_master:
+        if life.part is None or not life.part.is_master:
             return
         tenure = member.seat.tenure
-        if tenure is None or tenure.epoch != life.wanted.epoch or not tenure.holds(member.clock(self.now)):
+        if tenure is None or tenure.epoch != life.part.epoch or not tenure.holds(member.clock(self.now)):
             return
         has = [len(member.log), *(life.acked.get(one, 0) for one in member.seat.waited_for)]
         reached = min(has)
         if reached <= life.confirmed:
             return
         view = self.register.view()
-        assert view.master == MasterRecord(number, life.wanted.epoch), "it answers, and is not master"
+        assert view.master == MasterRecord(number, life.part.epoch), "it answers, and is not master"
         life.confirmed = reached
         if reached > len(self.acknowledged):
             self.acknowledged = member.log[:reached]
@@ -338,4 +339,206 @@ class Seats(RuleBasedStateMachine):
 
 
 TestSeats = pytest.mark.slow(Seats.TestCase)
-TestSeats.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestSeats.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+
+
+# --- one thing at a time --------------------------------------------------------------------------------------------
+
+
+class Scene:
+    """Three members; the first is master, and alone in sync."""
+
+    def __init__(self) -> None:
+        self.register = ModelRegister()
+        self.members = {number: Member(number, 1.0) for number in MEMBERS}
+        for member in self.members.values():
+            member.lease = self.register.grant(0.0)
+            member.seat.leased(member.lease, member.clock(TTL_S))
+        for _ in range(2):
+            for number in MEMBERS:
+                self.step(number)
+        assert self.seat(1).part(self.clock) == Part(True, 1, 1)
+
+    clock = 1000.0
+
+    def seat(self, number: int) -> Seat:
+        return self.members[number].seat
+
+    def propose(self, number: int, in_sync: dict[int, str] | None = None) -> Proposal | None:
+        member = self.members[number]
+        member.seat.saw(self.register.view())
+        member.serve()
+        return member.seat.proposal(self.clock, in_sync)
+
+    def step(self, number: int, in_sync: dict[int, str] | None = None) -> Proposal | None:
+        proposal = self.propose(number, in_sync)
+        if proposal is not None:
+            self.seat(number).answered(proposal, self.register.swap(proposal))
+            self.seat(number).saw(self.register.view())
+        return proposal
+
+    def grow(self, *numbers: int) -> None:
+        self.step(1, {number: f"store-{number}" for number in (1, *numbers)})
+
+    def end_master(self) -> None:
+        self.register.end(self.members[1].lease)
+
+
+def test_whoever_is_to_be_added_is_waited_for_before_the_register_hears_of_it() -> None:
+    scene = Scene()
+    assert scene.seat(1).waited_for == set()
+    proposal = scene.propose(1, {1: "store-1", 2: "store-2"})
+    assert proposal is not None
+    assert scene.seat(1).waited_for == {2}
+    scene.seat(1).saw(scene.register.view())  # not done yet, and may be
+    assert scene.seat(1).waited_for == {2}
+    scene.seat(1).answered(proposal, None)  # it never will be
+    assert scene.seat(1).waited_for == set()
+
+
+def test_a_proposal_without_an_answer_counts_until_the_set_is_another_one() -> None:
+    scene = Scene()
+    lost = scene.propose(1, {1: "store-1", 2: "store-2"})
+    assert lost is not None
+    scene.step(2)
+    scene.seat(1).saw(scene.register.view())
+    assert scene.seat(1).waited_for == {2}
+    scene.grow(3)
+    assert scene.seat(1).waited_for == {3}
+    assert scene.register.swap(lost) is None
+
+
+def test_whoever_is_to_leave_is_waited_for_until_the_register_has_confirmed_it() -> None:
+    scene = Scene()
+    scene.grow(2, 3)
+    proposal = scene.propose(1, {1: "store-1", 3: "store-3"})
+    assert proposal is not None
+    assert scene.seat(1).waited_for == {2, 3}
+    scene.seat(1).answered(proposal, scene.register.swap(proposal))
+    assert scene.seat(1).waited_for == {2, 3}
+    scene.seat(1).saw(scene.register.view())
+    assert scene.seat(1).waited_for == {3}
+
+
+def test_a_master_whose_key_is_gone_changes_nothing_any_more() -> None:
+    scene = Scene()
+    proposal = scene.propose(1, {1: "store-1", 2: "store-2"})
+    assert proposal is not None
+    scene.end_master()
+    assert scene.register.swap(proposal) is None
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_only_who_is_in_sync_takes_the_seat(number: int) -> None:
+    scene = Scene()
+    scene.grow(2)
+    scene.end_master()
+    scene.step(number)
+    expected = Part(True, 2, 2) if number == 2 else None
+    assert scene.seat(number).part(scene.clock) == expected
+    if number == 3:
+        problem = scene.seat(3).problem(scene.clock)
+        assert problem is not None
+        assert problem.kind == "not_in_sync"
+
+
+def test_a_member_with_another_disk_is_not_in_sync() -> None:
+    scene = Scene()
+    scene.grow(2)
+    scene.end_master()
+    scene.members[2].store = "new"
+    scene.step(2)
+    scene.step(2)
+    assert scene.seat(2).part(scene.clock) is None
+
+
+def test_those_that_do_not_run_are_not_waited_for_by_the_next_master() -> None:
+    scene = Scene()
+    scene.grow(2, 3)
+    scene.end_master()
+    scene.step(2)
+    assert scene.seat(2).in_sync == {2: "store-2", 3: "store-3"}
+    assert scene.seat(2).waited_for == {3}
+
+
+def test_the_seat_is_lost_by_the_clock_and_not_taken_back() -> None:
+    scene = Scene()
+    seat, member = scene.seat(1), scene.members[1]
+    tenure = seat.tenure
+    assert tenure is not None
+    late = member.clock(TTL_S)
+    assert not tenure.holds(late)
+    assert seat.part(late) is None
+    seat.leased(member.lease, late + TTL_S)  # the answer was on its way
+    assert not tenure.holds(late)
+    assert seat.part(late) is None
+    seat.saw(scene.register.view())
+    assert seat.part(late) is None
+    leaving = seat.proposal(late)
+    assert leaving is not None
+    assert leaving.kind == "leave"
+    scene.register.swap(leaving)
+    scene.clock = late
+    scene.step(1)
+    assert seat.part(late) == Part(True, 2, 1)
+
+
+def test_a_set_begins_with_the_longest_log_when_all_are_there() -> None:
+    register = ModelRegister()
+    members = {number: Member(number, 1.0) for number in MEMBERS}
+    members[2].log, members[3].log = [(1, 1), (1, 2)], [(1, 1)]
+    for present in ((3,), (3, 2), (3, 2, 1)):
+        for _ in range(2):
+            for number in present:
+                member = members[number]
+                if not member.lease:
+                    member.lease = register.grant(0.0)
+                    member.seat.leased(member.lease, 2000.0)
+                member.seat.saw(register.view())
+                member.serve()
+                proposal = member.seat.proposal(1000.0)
+                if proposal is not None:
+                    member.seat.answered(proposal, register.swap(proposal))
+        the_set = register.view().set
+        assert (the_set is None) == (len(present) < 3)
+        if the_set is None:
+            problem = members[3].seat.problem(1000.0)
+            assert problem is not None
+            assert problem.kind == "incomplete"
+    assert the_set == SetRecord(2, 2, {2: "store-2"})
+
+
+def test_a_register_that_has_lost_its_memory_is_not_trusted() -> None:
+    scene = Scene()
+    scene.grow(2)
+    scene.end_master()
+    scene.step(2)
+    old = scene.register.entries[KEYS.set]
+    scene.register.end(scene.members[2].lease)
+    record = SetRecord(1, 1, {1: "store-1", 2: "store-2"})
+    scene.register.entries[KEYS.set] = old._replace(value=encode_record(record))
+    scene.step(2)
+    problem = scene.seat(2).problem(scene.clock)
+    assert problem is not None
+    assert problem.kind == "went_back"
+    assert scene.seat(2).part(scene.clock) is None
+
+
+def test_two_brokers_with_one_number_do_not_both_run() -> None:
+    scene = Scene()
+    twin = Member(2, 1.0)
+    twin.store = "another"
+    twin.lease = scene.register.grant(0.0)
+    twin.seat.leased(twin.lease, 2000.0)
+    twin.seat.saw(scene.register.view())
+    twin.serve()
+    assert twin.seat.proposal(1000.0) is None
+    problem = twin.seat.problem(1000.0)
+    assert problem is not None
+    assert problem.kind == "number_taken"
+
+
+def test_a_value_that_nobody_of_ours_has_written_is_named() -> None:
+    for key in (KEYS.set, KEYS.master, KEYS.member(1)):
+        with pytest.raises(FormatError, match=key):
+            decode_view(View(1, {key: Entry(b"{", 1, NO_LEASE)}), KEYS)

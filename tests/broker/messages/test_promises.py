@@ -15,7 +15,7 @@ from aerobee_broker.messages.flusher import Flusher
 from aerobee_broker.messages.promises import Promises
 from aerobee_broker.messages.visibility import Visibility
 from aerobee_broker.stats import BrokerStats
-from aerobee_store.faults.errors import StorePoisoned
+from aerobee_store.faults.errors import NotMaster, StorePoisoned
 from aerobee_store.terms.messages import Arrival
 
 LATE, REPLICA_LATE, FAILED = 10, 12, 14
@@ -582,3 +582,63 @@ async def test_a_failure_of_the_disk_is_final_for_every_source() -> None:
         assert client.got == ["ok 14"]
         with pytest.raises(StorePoisoned):
             await made.promises.settled()
+
+
+# --- masters by election ------------------------------------------------------------------------------------------
+
+
+class Seat:
+    """Whether this broker is the master."""
+
+    is_master = True
+
+    def __call__(self) -> bool:
+        return self.is_master
+
+
+def elected(disk: Disk, seat: Seat, *replicas: Replica) -> Promises:
+    return Promises(replicas, disk, meter=BrokerStats("c", 0), may_answer=seat)
+
+
+async def test_nothing_is_answered_with_success_once_another_may_be_master() -> None:
+    disk, replica, seat, client = Disk(), Replica(), Seat(), Client()
+    promises = elected(disk, seat, replica)
+    disk.append()
+    assert not promises.are_kept()
+    promises.promise(Answer(client, "ok", 1))
+    settled = asyncio.create_task(promises.settled())
+    await asyncio.sleep(0)
+    replica.offset = disk.end_offset
+    seat.is_master = False
+    promises.advanced()
+    assert client.got == [f"ok {FAILED}"]
+    with pytest.raises(NotMaster):
+        await settled
+    seat.is_master = True  # over is over
+    assert promises.is_over
+    with pytest.raises(NotMaster):
+        promises.are_kept()
+    with pytest.raises(NotMaster):
+        await promises.settled()
+
+
+@pytest.mark.parametrize("count", [0, 1])
+async def test_what_would_be_answered_at_once_is_not_either(count: int) -> None:
+    disk, seat = Disk(), Seat()
+    promises = elected(disk, seat, *[Replica()] * count)
+    assert promises.are_kept()
+    seat.is_master = False
+    with pytest.raises(NotMaster):
+        promises.are_kept()
+
+
+async def test_who_waits_is_told_soon_that_there_is_another_master() -> None:
+    """Without a word of a slave."""
+    disk, seat, client = Disk(), Seat(), Client()
+    promises = elected(disk, seat, Replica(timeout_ms=20))
+    disk.append()
+    promises.start()
+    promises.promise(Answer(client, "ok", 1))
+    seat.is_master = False
+    assert await client.received(1) == [f"ok {FAILED}"]
+    promises.close()

@@ -88,3 +88,57 @@ def test_nothing_is_taken_while_too_few_are_in_sync() -> None:
 def test_whoever_waits_too_long_is_told_that_slaves_are_late() -> None:
     made = replicas(inSyncReplicas=2, slaveTimeout=1234)
     assert (made.late_code, made.timeout_ms()) == (ResponseCode.FLUSH_SLAVE_TIMEOUT, 1234)
+
+
+# --- with an election ---------------------------------------------------------------------------------------------
+
+
+def elected(acked: dict[int, int], waited_for: set[int], in_sync: set[int], **settings: object) -> Replicas:
+    """Slaves by their member numbers."""
+    made = replicas(**settings)
+    for member, offset in acked.items():
+        made.joined(Replica(Link(offset), f"10.0.0.{member}:1", member))  # type: ignore[arg-type]
+    made.offset = 0
+    made.wait_for(frozenset(waited_for), frozenset(in_sync))
+    made.advanced()
+    return made
+
+
+@pytest.mark.parametrize(
+    ("acked", "waited_for", "offset"),
+    [
+        ({}, set(), END),
+        ({2: 70, 3: 90}, set(), END),
+        ({2: 70, 3: 90}, {2}, 70),
+        ({2: 70, 3: 90}, {3}, 90),
+        ({2: 70, 3: 90}, {2, 3}, 70),
+        ({2: 70}, {2, 3}, 0),
+        ({}, {2}, 0),
+    ],
+)
+def test_every_member_in_sync_is_waited_for_and_nobody_else(
+    acked: dict[int, int], waited_for: set[int], offset: int
+) -> None:
+    assert elected(acked, waited_for, waited_for).offset == offset
+
+
+def test_as_many_copies_as_the_settings_want_are_waited_for_too() -> None:
+    assert elected({2: 70, 3: 90}, {3}, {3}, inSyncReplicas=3).offset == 70
+    assert elected({2: 70}, {2}, {2}, inSyncReplicas=3).offset == 0
+    settings: dict[str, object] = {"inSyncReplicas": 3, "enableAutoInSyncReplicas": True}
+    assert elected({2: 70}, {2}, {2}, **settings).offset == 70
+
+
+def test_what_counts_as_in_sync_is_what_the_register_says() -> None:
+    made = elected({2: END, 3: 0}, {2, 3}, {3}, inSyncReplicas=3, minInSyncReplicas=3)
+    assert [one.in_sync for one in made.status()] == [False, True]
+    with pytest.raises(TooFewCopies, match="there are 2 with this master, 3 are wanted"):
+        made.check_enough()
+    elected({}, {2, 3}, {2, 3}, inSyncReplicas=3, minInSyncReplicas=3).check_enough()
+
+
+def test_a_member_that_connects_again_counts_for_what_it_has_most() -> None:
+    made = elected({2: 70}, {2}, {2})
+    made.joined(Replica(Link(90), "10.0.0.9:1", 2))  # type: ignore[arg-type]
+    assert made.advanced()
+    assert made.offset == 90
