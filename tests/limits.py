@@ -123,9 +123,20 @@ TABLE: Final = (
     Row(
         "event loop",
         "work for requests that were read, seconds of a turn",
-        ("aerobee_service.turns.turns:SLICE_S",),
-        ("aerobee_service.turns.turns:TURN_S",),
-        "the rest waits for later turns",
+        ("aerobee_service.turns.turns:SLICE_S", "aerobee_service.turns.turns:FIRST_S"),
+        (
+            "aerobee_service.turns.turns:TURN_S",
+            "aerobee_service.turns.turns:ROW_S",
+            "aerobee_service.turns.turns:CONTROL_S",
+        ),
+        "the rest waits for later turns, and who has used least is served first",
+    ),
+    Row(
+        "event loop",
+        "connections that are accepted in one turn, at each address; hosts that are gone and owe time",
+        NONE,
+        ("aerobee_remoting.ends.server:ACCEPTED_MAX", "aerobee_service.turns.turns:HOSTS_GONE_MAX"),
+        "others wait for later turns; the oldest is forgotten",
     ),
     Row(
         "event loop",

@@ -48,6 +48,7 @@ GOODBYE_S: Final = 3.0
 FIRST_BYTE_S: Final = 10.0  # for a proxy's header, again for the first byte, and again for a TLS handshake
 TLS_HANDSHAKE: Final = b"\x16"
 SOCKET_BACKLOG: Final = 1024
+ACCEPTED_MAX: Final = 16  # connections that are accepted in one turn of the event loop, at each address
 BROKEN_OFF: Final = ("frame", "handshake", "plain", "proxy_header")  # reasons
 
 
@@ -141,6 +142,9 @@ class RemotingServer:
         loop = asyncio.get_running_loop()
         self._turns = self._turns or Turns()
         bound, self._bound = self._bound, []
+        # The event loop accepts one connection of a socket in a turn. Where a turn is long, because much is asked for,
+        # those that come would wait for as many turns as there are others before them, whoever these belong to.
+        bound += [listener.dup() for listener in bound for _ in range(ACCEPTED_MAX - 1)]
         for listener in bound:
             if self._config.tls_mode is TlsMode.DISABLED and not self._config.proxies:
                 server = await loop.create_server(self.new_connection, sock=listener, backlog=SOCKET_BACKLOG)

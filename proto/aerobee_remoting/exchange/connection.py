@@ -7,7 +7,8 @@ the futures that wait for them. One read is one batch: all whole frames are cut,
 answer leaves in one write.
 
 Who asks for much does not hold up who asks for little: a server's connections share `Turns`. What one may not handle at
-once is held back, in order, but for small control requests, which overtake what their own connection held back; what
+once is held back, in order, but for small control requests, which overtake what their own connection held back: they
+are handled at once as long as `Turns` spares time for them, and else first when it is the connection's turn. What
 overtakes stays in order too.
 
 What is buffered for the peer is counted in its account (`PeerMemory`), in steps: after a read that leaves something,
@@ -55,7 +56,7 @@ from aerobee_remoting.peers.errors import ConnectionLost
 from aerobee_remoting.peers.peer_memory import PEER_LIMIT
 from aerobee_remoting.peers.tls import subject_of
 from aerobee_service.logs.event_log import event_logger
-from aerobee_service.turns.turns import AT_ONCE, LATER, TURN_S
+from aerobee_service.turns.turns import AT_ONCE, LATER, TURN_S, Account
 
 __all__ = ["Connection"]
 
@@ -109,9 +110,11 @@ class Connection(asyncio.Protocol):
         "_source",
         "_tasks",
         "_turns",
+        "_urgent",
         "_waits",
         "_write_blocked",
         "_write_scheduled",
+        "account",
         "blocked_since",
         "closed",
         "codec",
@@ -159,6 +162,7 @@ class Connection(asyncio.Protocol):
         self.peer = "unknown"  # host:port
         self.peer_host = ""  # host alone
         self.subject = ""  # common name of its certificate, verified; "" where it has shown none
+        self.account: Account = None  # type: ignore[assignment]  # of its turns; set by connection_made
         self.closed: asyncio.Future[None] = self._loop.create_future()  # done when the connection is gone
         self._limits_logged: set[str] = set()
         # Learned from the peer's frames.
@@ -178,7 +182,9 @@ class Connection(asyncio.Protocol):
         self._alone = 0  # pieces of work that what was read later has to wait for
         # Read, and to be handled in a later turn, or when what waits to be sent has shrunk.
         self._held_back: deque[Frame] = deque()
-        self._held_back_size = 0  # bytes of those
+        # What overtakes those, and is not handled either.
+        self._urgent: deque[Frame] = deque()
+        self._held_back_size = 0  # bytes of both
         self._waits = False  # for its turn
         # Requests that have overtaken what is held back; at the bound they stay in order.
         self._overtaking = 0
@@ -204,6 +210,8 @@ class Connection(asyncio.Protocol):
         self.peer = format_addr(peer)
         self.peer_host = str(peer[0]) if isinstance(peer, tuple) else ""
         self.subject = subject_of(transport)
+        if self._turns is not None:
+            self.account = self._turns.open(self.peer_host)
         if self._on_open is not None:
             self._on_open(self)
 
@@ -215,6 +223,8 @@ class Connection(asyncio.Protocol):
             self._last_call.cancel()
         for task in self._tasks:
             task.cancel()
+        if self._turns is not None:
+            self._turns.close(self.account)
         self._memory.give(self, BUFFERS, self._counted)
         self._counted = 0
         if not self.closed.done():
@@ -260,21 +270,18 @@ class Connection(asyncio.Protocol):
         decoder, turns = self.decoder, self._turns
         self._in_read = True
         try:
-            deadline = LATER
-            if self._handlers.front is not None and not self._held_back and not self._alone:
-                deadline = time.perf_counter() + TURN_S if turns is None else turns.enter()
-            frames = decoder.feed(data, self._take_front if deadline else None)
-            if self._held_back or self._alone:
-                self._hold_back(frames)
-            elif frames:
-                if self._handlers.front is None:
-                    deadline = time.perf_counter() + TURN_S if turns is None else turns.enter()
-                if deadline and len(frames) <= SLICE_FRAMES_MAX:
+            deadline = time.perf_counter() + TURN_S if turns is None else turns.enter(self.account)
+            if deadline and not (self._held_back or self._urgent or self._alone):
+                left = frames = decoder.feed(data, self._take_front)
+                if 0 < len(frames) <= SLICE_FRAMES_MAX:
                     left = self._handle(frames, deadline)
-                    if left:
-                        self._hold_back(left)
-                else:
-                    self._hold_back(frames)
+            else:
+                deadline = LATER
+                left = frames = decoder.feed(data)
+            if left:
+                self._hold_back(left)
+            if turns is not None:
+                turns.left(self.account, is_served=deadline != LATER)
             if decoder.error is not None:
                 self._break(decoder.error)
         finally:
@@ -306,22 +313,39 @@ class Connection(asyncio.Protocol):
         by_key = self._handlers.by_key
         for frame in frames:
             codec, header, body = frame
+            row = self._held_back
             if self._overtaking < OVERTAKING_MAX and codec < len(by_key):
                 entry = by_key[codec].get(request_code_key(codec, header))
                 if entry is not None and entry.overtakes:
-                    if not self._alone:
+                    if self._alone:
+                        self._overtaking = OVERTAKING_MAX  # it waits, so those behind it do
+                    else:
                         self._overtaking += 1
-                        self._handle([frame], AT_ONCE)
-                        continue
-                    self._overtaking = OVERTAKING_MAX  # it waits, so those behind it do
-            self._held_back.append(frame)
+                        if not self._urgent and self._handle_spared(frame):
+                            continue
+                        row = self._urgent
+            row.append(frame)
             self._held_back_size += len(header) + len(body)
         self._wait()
         self._gate_reading()
 
+    def _handle_spared(self, frame: Frame) -> bool:
+        """Handle a control request in this turn, if there is time for it."""
+        turns = self._turns
+        if turns is None:
+            self._handle([frame], AT_ONCE)
+            return True
+        if not turns.spares(self.account):
+            return False
+        began = self._clock()
+        self._handle([frame], AT_ONCE)
+        turns.spared(self._clock() - began)
+        return True
+
     def _wait(self) -> None:
-        """Stand in the queue for the next turns."""
-        if self._held_back and not self._waits and not self._write_blocked and not self._alone:
+        """Stand in the row for the next turns."""
+        has_more = bool(self._held_back or self._urgent)
+        if has_more and not self._waits and not self._write_blocked and not self._alone:
             self._waits = True
             if self._turns is None:
                 self._loop.call_soon(lambda: self.go_on(time.perf_counter() + TURN_S))
@@ -330,32 +354,46 @@ class Connection(asyncio.Protocol):
 
     def go_on(self, deadline: float) -> bool:
         """Handle some of what was held back, as far as the peer reads the answers; whether to go on in a later turn."""
-        held, self._waits = self._held_back, False
-        if self._write_blocked or self._alone or not held or self.transport.is_closing():
-            return False
-        frames = [held.popleft() for _ in range(min(len(held), SLICE_FRAMES_MAX))]
-        self._held_back_size -= _size_of(frames)
-        self.was_overtaken = self._overtaking > 0
-        self._in_read = True
-        try:
-            left = self._handle(frames, deadline)
-        finally:
-            self.was_overtaken = False
-            self._in_read = False
-            if self._out:
-                self._write_out()
-        held.extendleft(reversed(left))
-        self._held_back_size += _size_of(left)
-        if not held:
-            self._overtaking = 0
-        self._gate_reading()
-        if not held or self._write_blocked or self._alone:
+        self._waits = False
+        if self._can_go_on:
+            self._in_read = True
+            try:
+                is_over = False
+                if self._urgent:
+                    self._handle_some(self._urgent, deadline)
+                    is_over = bool(self._urgent) or self._clock() >= deadline
+                if self._can_go_on and not is_over:
+                    self.was_overtaken = self._overtaking > 0
+                    self._handle_some(self._held_back, deadline)
+            finally:
+                self.was_overtaken = False
+                self._in_read = False
+                if self._out:
+                    self._write_out()
+            if not self._held_back:
+                self._overtaking = 0
+            self._gate_reading()
+        if not self._can_go_on:
             return False
         if self._turns is None:
             self._wait()
             return False
         self._waits = True
         return True
+
+    @property
+    def _can_go_on(self) -> bool:
+        """Whether something is held back that may be handled."""
+        has_more = bool(self._held_back or self._urgent)
+        return has_more and not self._write_blocked and not self._alone and not self.transport.is_closing()
+
+    def _handle_some(self, row: deque[Frame], deadline: float) -> None:
+        """Handle the first of these; what the deadline leaves stays."""
+        frames = [row.popleft() for _ in range(min(len(row), SLICE_FRAMES_MAX))]
+        self._held_back_size -= _size_of(frames)
+        left = self._handle(frames, deadline)
+        row.extendleft(reversed(left))
+        self._held_back_size += _size_of(left)
 
     # --- what the peer sends ----------------------------------------------------------------------------------
 

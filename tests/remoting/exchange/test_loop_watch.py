@@ -105,6 +105,8 @@ async def as_task(steps: list[float]) -> None:
 async def test_requests_of_one_read_share_a_turn_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of ten pipelined requests may take its time; others are answered between them."""
     monkeypatch.setattr(turns_of_servers, "SLICE_S", -1.0)
+    monkeypatch.setattr(turns_of_servers, "FIRST_S", -1.0)
+    monkeypatch.setattr(turns_of_servers, "ROW_S", -1.0)
     handlers, turn = HandlerTable(), [0]
     turns: list[int] = []
     handlers.register(PLAIN, lambda _: turns.append(turn[0]), needs=Open("a test"))

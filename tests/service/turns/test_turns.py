@@ -1,10 +1,13 @@
-"""Who is served when: slices, turns, round robin, and small control requests that overtake. The clock is a counter."""
+"""Who is served when: slices, turns, who has used least, and control requests that overtake. The clock is a counter."""
 
 import asyncio
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aerobee_proto.frames import Command, encode_command
 from aerobee_proto.requests import NoFields
@@ -12,7 +15,7 @@ from aerobee_remoting.exchange.connection import OVERTAKING_MAX, READ_AHEAD
 from aerobee_remoting.exchange.handlers import AnyRequest, Channel, HandlerTable, Response
 from aerobee_remoting.exchange.limits import Common
 from aerobee_remoting.exchange.needs import Open
-from aerobee_service.turns.turns import AT_ONCE, LATER, Turns
+from aerobee_service.turns.turns import AT_ONCE, HOSTS_GONE_MAX, LATER, NEW_S, Turns
 from broker.support import Peer
 
 PULL, SEND, BEAT, COMMIT = 11, 310, 34, 15
@@ -31,6 +34,10 @@ class Worked:
 
     def __call__(self) -> float:
         return self.now
+
+    def forget(self) -> None:
+        """What was served until now."""
+        self.served.clear()
 
     def of(self, code: int) -> list[tuple[str, int]]:
         return [(name, opaque) for _, name, served, opaque in self.served if served == code]
@@ -79,6 +86,11 @@ def peers(worked: Worked, count: int) -> list[Peer]:
         peer = Peer(handlers, port=50_000 + number, common=Common(turns=turns))
         worked.names[peer.connection] = "abcdefghijklmnop"[number]
         made.append(peer)
+    # They are there for long, each with a place of its own.
+    worked.now += NEW_S
+    for peer in made:
+        peer.connection.data_received(frames(BEAT, 1))
+    worked.forget()
     return made
 
 
@@ -93,7 +105,7 @@ async def test_one_connection_works_for_a_slice_and_then_it_is_the_next_ones_tur
         peer.connection.data_received(frames(PULL, 100))
     await worked.turns(200)
     order = "".join(name for name, _ in worked.of(PULL))
-    assert order.startswith("aaaa" + ("aaaa" + "bbbb" + "cccc") * 3)  # the first read found nobody waiting
+    assert order.startswith(("aaaa" + "bbbb" + "cccc") * 3)  # the first read found nobody waiting
     assert (len(order), order.count("a"), order.count("b")) == (300, 100, 100)
     for name in "abc":  # each in the order in which it asked
         assert [opaque for one, opaque in worked.of(PULL) if one == name] == list(range(100))
@@ -110,7 +122,18 @@ async def test_who_asks_for_one_thing_waits_for_a_slice_of_each_other_one_at_mos
     while ("i", 0) not in worked.of(PULL):
         await worked.turns(1)
     order = [name for name, _ in worked.of(PULL)]
-    assert order.index("i") - before == 8 * 4
+    assert order.index("i") - before <= 8 * 4
+    # From now on it has used less than the others when it comes: it waits for no more than the slice that runs.
+    for number in range(1, 6):
+        await worked.turns(2)
+        before = len(worked.served)
+        light.connection.data_received(frames(PULL, 1, first=number))
+        while ("i", number) not in worked.of(PULL):
+            await worked.turns(1)
+        assert (
+            worked.served.index(next(one for one in worked.served if one[1:] == ("i", PULL, number)))
+            == before
+        )
 
 
 async def test_a_heartbeat_is_answered_in_the_turn_in_which_it_is_read(worked: Worked) -> None:
@@ -204,38 +227,201 @@ async def test_a_connection_that_is_lost_while_it_waits_is_passed_over(worked: W
     assert [name for name, _ in worked.of(PULL)].count("a") == 4
 
 
-async def test_turns_by_themselves() -> None:
+# --- the row by itself ----------------------------------------------------------------------------------------------
+
+
+class Worker:
+    """Stands in the row, and takes `cost_s` of each slice: as often as it is let, or so many times."""
+
+    def __init__(
+        self,
+        worked: Worked,
+        turns: Turns,
+        host: str,
+        cost_s: float,
+        times: float = math.inf,
+        *,
+        stays: bool = True,
+    ) -> None:
+        self.account = turns.open(host)
+        self.host = host
+        self.cost_s = cost_s
+        self.left = times
+        self.had_s = 0.0
+        self.waited: list[float] = []  # for each slice, while others had theirs
+        self._worked = worked
+        self._turns = turns
+        if stays:
+            worked.now += NEW_S
+            turns.enter(self.account)
+            turns.left(self.account, is_served=True)
+        self._since = worked.now
+
+    def ask(self, times: float = math.inf) -> None:
+        self.left = times
+        self._since = self._worked.now
+        self._turns.join(self)
+
+    def go_on(self, deadline: float) -> bool:
+        assert self._worked.now < deadline < AT_ONCE
+        self.waited.append(self._worked.now - self._since)
+        self._worked.now += self.cost_s
+        self.had_s += self.cost_s
+        self.left -= 1
+        self._since = self._worked.now
+        if self.left <= 0:
+            self._turns.close(self.account)
+        return self.left > 0
+
+
+def made_turns() -> tuple[Worked, Turns]:
     worked = Worked()
-    turns = Turns(worked, turn_s=0.02, slice_s=0.005)
-    assert turns.enter() == pytest.approx(0.005)
+    return worked, Turns(worked, turn_s=0.02, slice_s=0.005)
+
+
+COSTS = st.sampled_from((0.001, 0.004, 0.005, 0.007, 0.02))
+COST_MAX_S = 0.02
+
+
+async def test_turns_by_themselves() -> None:
+    worked, turns = made_turns()
+    one, other = turns.open("h"), turns.open("h")
+    assert turns.enter(one) == pytest.approx(0.005)
+    turns.left(one, is_served=True)
     worked.now = 0.019
-    assert turns.enter() == pytest.approx(0.024)
+    assert turns.enter(one) == pytest.approx(0.024)
     worked.now = 0.02
-    assert turns.enter() == LATER  # the turn is over
+    assert turns.enter(one) == LATER  # the turn is over
     await asyncio.sleep(0)
-    assert turns.enter() == pytest.approx(0.025)  # the next one
-
-    log: list[str] = []
-
-    class One:
-        def __init__(self, name: str, slices: int) -> None:
-            self.name, self.slices = name, slices
-
-        def go_on(self, deadline: float) -> bool:
-            assert worked.now < deadline < AT_ONCE
-            worked.now += 0.008
-            log.append(self.name)
-            self.slices -= 1
-            return self.slices > 0
-
-    for name in "abcde":
-        turns.join(One(name, 2))
-    assert turns.enter() == LATER  # others wait
+    assert turns.enter(one) == pytest.approx(0.025)  # the next one
+    turns.left(one, is_served=True)
     await asyncio.sleep(0)
-    assert "".join(log) == "abc"  # 24 ms
-    assert turns.enter() == LATER
-    for _ in range(6):
+
+    workers = [Worker(worked, turns, "h", 0.008, 2) for _ in range(5)]
+    await asyncio.sleep(0)
+    for worker in workers:
+        worker.ask(2)
+    await asyncio.sleep(0)
+    assert [worker.had_s for worker in workers] == [
+        0.008,
+        0.008,
+        0,
+        0,
+        0,
+    ]  # 10 ms, and what the last one overran
+    assert turns.enter(other) == LATER  # others wait, and the turn has not that long
+    for _ in range(5):
         await asyncio.sleep(0)
-    assert "".join(log) == "abcdeabcde"
+    assert [worker.had_s for worker in workers] == [0.016] * 5
     assert len(turns) == 0
-    assert turns.enter() > 0
+    assert turns.enter(other) > 0
+
+
+@given(st.lists(st.lists(COSTS, min_size=1, max_size=6), min_size=2, max_size=5))
+def test_a_host_with_many_connections_gets_no_more_than_one_with_one(hosts: list[list[float]]) -> None:
+    async def run() -> None:
+        worked, turns = made_turns()
+        by_host = [[Worker(worked, turns, f"h{i}", cost) for cost in costs] for i, costs in enumerate(hosts)]
+        for workers in by_host:
+            for worker in workers:
+                worker.ask()
+        began = worked.now
+        while worked.now < began + 1:  # noqa: ASYNC110  # each is a turn
+            await asyncio.sleep(0)
+        had = [sum(worker.had_s for worker in workers) for workers in by_host]
+        assert max(had) - min(had) <= 2 * COST_MAX_S + SLICE_S
+        for workers in by_host:  # and so it is among the connections of a host
+            each = [worker.had_s for worker in workers]
+            assert max(each) - min(each) <= 2 * COST_MAX_S + SLICE_S
+
+    asyncio.run(run())
+
+
+@given(st.integers(1, 30), COSTS, COSTS, st.booleans())
+def test_connections_that_come_and_go_have_the_share_of_a_few(
+    at_a_time: int, cost_s: float, their_cost_s: float, own_host: bool
+) -> None:
+    """They were served a slice each as soon as they came, and whoever stayed waited for all of them."""
+
+    async def run() -> None:
+        worked, turns = made_turns()
+        stays = Worker(worked, turns, "h", cost_s)
+        stays.ask()
+        theirs: list[Worker] = []
+        began = worked.now
+        while worked.now < began + 1:
+            theirs = [one for one in theirs if one.left > 0]
+            for _ in range(at_a_time - len(theirs)):
+                theirs.append(Worker(worked, turns, "g" if own_host else "h", their_cost_s, 3, stays=False))
+                theirs[-1].ask(3)
+            await asyncio.sleep(0)
+        places = 2 if own_host else 3
+        assert stays.had_s >= (worked.now - began) / places - 4 * COST_MAX_S
+
+    asyncio.run(run())
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), COSTS, st.integers(1, 4), st.booleans()), min_size=1, max_size=40
+    ),
+    st.integers(0, 3),
+)
+def test_whoever_waits_is_served(asked: list[tuple[str, float, int, bool]], endless: int) -> None:
+    async def run() -> None:
+        worked, turns = made_turns()
+        for number in range(endless):
+            Worker(worked, turns, "abc"[number % 3], 0.005).ask()
+        workers = []
+        for host, cost_s, times, stays in asked:
+            workers.append(Worker(worked, turns, host, cost_s, stays=stays))
+            workers[-1].ask(times)
+            await asyncio.sleep(0)
+        for _ in range(4000):
+            if all(worker.left <= 0 for worker in workers):
+                break
+            await asyncio.sleep(0)
+        assert all(worker.left <= 0 for worker in workers)
+        assert len(turns) == endless
+
+    asyncio.run(run())
+
+
+async def test_who_asks_for_little_now_and_then_is_the_next() -> None:
+    """However many come and go on the same host, and however many stay and ask without end."""
+    worked, turns = made_turns()
+    light = Worker(worked, turns, "h", 0.0001)
+    heavy = [Worker(worked, turns, "h", 0.005) for _ in range(20)]
+    for one in heavy:
+        one.ask()
+    for number in range(200):
+        for _ in range(5):
+            Worker(worked, turns, "h", 0.005, stays=False).ask(2)
+        await asyncio.sleep(0)
+        if number % 10 == 9:
+            light.ask(2)  # the second time behind a slice of another, at most
+            await asyncio.sleep(0)
+            assert light.left <= 1
+            await asyncio.sleep(0)
+    assert max(light.waited[2:]) <= 0.005
+
+
+async def test_what_a_host_owes_is_remembered_when_all_its_connections_are_gone() -> None:
+    worked, turns = made_turns()
+    owes = turns.open("g")
+    turns.enter(owes)
+    other = Worker(worked, turns, "h", 0.005)
+    other.ask()  # so that it does not work alone
+    turns.charge(owes, 0.1)
+    turns.close(owes)
+    back = Worker(worked, turns, "g", 0.005, stays=False)
+    back.ask()
+    for _ in range(8):
+        await asyncio.sleep(0)
+    assert other.had_s >= 0.08
+    assert back.had_s <= 0.005
+    for number in range(HOSTS_GONE_MAX + 10):
+        account = turns.open(f"x{number}")
+        turns.charge(account, 5.0)
+        turns.close(account)
+    assert turns.host_count == HOSTS_GONE_MAX + 2
