@@ -52,6 +52,7 @@ from aerobee_store.disk.lock import StoreGuard
 from aerobee_store.disk.queue_files import DESCRIPTORS_A_FILE
 from aerobee_store.faults import failpoints
 from aerobee_store.faults.errors import (
+    CutRefused,
     OutOfResources,
     StoreError,
     StoreFull,
@@ -70,7 +71,9 @@ from aerobee_store.reading.get_message import MessageReader
 from aerobee_store.reading.key_lookup import KeyLookup
 from aerobee_store.reading.residency import Residency
 from aerobee_store.reading.stored_messages import StoredMessages
+from aerobee_store.recovery.cutting import begin_cut, end_cut
 from aerobee_store.recovery.recovery import QUARANTINE, REBUILD_MARKER, Parts, RecoveryReport, recover
+from aerobee_store.replicas.epochs import EPOCH_FILE, EpochFile
 from aerobee_store.replicas.raw_log import RawLog
 from aerobee_store.terms.config import StoreConfig
 from aerobee_store.terms.messages import Appended, Arrival, NewMessage, PutStatus
@@ -144,6 +147,8 @@ class MessageStore:
             self._log, self._queues, config, on_wrong_entry=_log_wrong_entry, residency=self.residency
         )
         self._tombstones = Tombstones(config.root, io)
+        # Which mastership of its set wrote which part of the log.
+        self.epochs = EpochFile(config.root / EPOCH_FILE, io)
         # Whether anything can be written any more.
         self.health = StoreHealth(
             config.root,
@@ -194,6 +199,7 @@ class MessageStore:
             verify=self._timer_message,
             is_message=self._is_timer_message,
             log_range=lambda: (self._log.min_offset, self._log.end_offset),
+            queue_end=self._timer_queue_end,
         )
         # In the order in which they are opened and recovered; closed the other way round.
         index = (self._index,) if config.index_enabled else ()
@@ -244,8 +250,11 @@ class MessageStore:
 
     # --- start and end ---------------------------------------------------------------------------------
 
-    def open(self) -> RecoveryReport:
+    def open(self, cut_to: int | None = None) -> RecoveryReport:
         """Take the lock, load and recover the store; what recovery found.
+
+        With `cut_to` its log ends at that physical offset at most: all messages behind it go, for good, and whatever
+        leads to them. CutRefused when no message begins or ends there; nothing has changed then.
 
         Raises StoreLocked when another process has it, CorruptStore when an operator must decide (the
         text names the file and the way out), StoreFull when there is no room to go on. Nothing stays
@@ -255,7 +264,7 @@ class MessageStore:
             raise StoreError("the store is open already")
         try:
             self._guard.enter()
-            report = self._load_and_recover()
+            report = self._load_and_recover(cut_to)
         except BaseException:
             self._release()
             raise
@@ -264,7 +273,7 @@ class MessageStore:
         self._log_recovery(report)
         return report
 
-    def _load_and_recover(self) -> RecoveryReport:
+    def _load_and_recover(self, cut_to: int | None) -> RecoveryReport:
         aborted = self._guard.was_aborted
         if not aborted:
             self._guard.announce_changes(os.getpid())
@@ -275,6 +284,7 @@ class MessageStore:
             if self._guard.was_left_by_another:
                 self._checkpoint.distrust()
             self._tombstones.load()
+            self.epochs.load()
             self._share_descriptors()
         except (StoreError, OSError):
             if not aborted:
@@ -294,8 +304,17 @@ class MessageStore:
             self._tombstones,
             self._on_progress,
         )
-        report = recover(parts, aborted=aborted)
-        if aborted:
+        try:
+            cut = begin_cut(parts, cut_to, interrupted=aborted and not self._guard.was_left_by_another)
+        except CutRefused:
+            if not aborted:
+                self._guard.all_changes_durable()
+            raise
+        report = recover(parts, aborted=aborted or cut is not None)
+        report.cut = cut
+        if cut is not None:
+            self.epochs.cut(cut.physical_offset)
+        if report.aborted:
             # What was cut and found zero may have been made so by a run that ended before its sync.
             self._queues.flush()
         # Messages that are written where deleted ones were lost are not theirs.
@@ -356,6 +375,9 @@ class MessageStore:
             self._guard.announce_changes(os.getpid())
         if self._io.read_bytes(self._config.root / REBUILD_MARKER) is not None:
             self._io.unlink(self._config.root / REBUILD_MARKER)
+        if report.cut is not None:
+            failpoints.hit("cutting.recovered")
+            end_cut(self._config.root, self._io)
 
     def _read_with_care_below(self, physical_offset: int) -> None:
         for reader in (self._reader, self._asking_reader):
@@ -376,7 +398,11 @@ class MessageStore:
             log.warning("store.queue_rebuilt", topic=topic, queue_id=queue_id, path=file, reason=reason)
         for text in report.lost:
             log.error("store.loss_accepted", reason=text)
+        if report.cut is not None:
+            size = report.cut.end_offset - report.cut.physical_offset
+            log.warning("store.log_cut", size=size, **asdict(report.cut))
         facts: dict[str, Any] = asdict(report)
+        del facts["cut"]
         for name in ("cut_queues", "damage", "dropped", "lost", "shifted_queues", "removed_index_files"):
             facts[name] = len(facts[name])
         log.info("store.recovered", **facts)
@@ -765,6 +791,10 @@ class MessageStore:
         if not out_ms.isdigit() or len(out_ms) > _MS_DIGITS_MAX:
             return None
         return Verified(record.queue_offset, int(out_ms))
+
+    def _timer_queue_end(self) -> int:
+        queue = self._queues.get(TIMER_TOPIC, 0)
+        return 0 if queue is None else queue.max_offset
 
     def _is_timer_message(self, physical_offset: int, size: int) -> bool:
         if self._log.is_damaged(physical_offset):

@@ -29,6 +29,7 @@ __all__ = [
     "NO_ROOM_ERRORS",
     "RESOURCE_ERRORS",
     "CorruptStore",
+    "CutRefused",
     "FileGone",
     "NamesNotSynced",
     "NotInLog",
@@ -118,6 +119,18 @@ class NotMaster(StoreError):
 
     def __str__(self) -> str:
         return "this broker is not the master of its set any more, or cannot be sure of it: its lease may have lapsed"
+
+
+class CutRefused(StoreError):
+    """The log cannot be cut back to the physical offset `physical_offset`; nothing was changed."""
+
+    def __init__(self, physical_offset: int, reason: str) -> None:
+        super().__init__(physical_offset, reason)
+        self.physical_offset = physical_offset
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"the log cannot be cut back to {self.physical_offset}: {self.reason}"
 
 
 class NotInLog(StoreError):

@@ -18,13 +18,22 @@ from aerobee_store.terms.config import StoreConfig
 from aerobee_store.terms.parts import StorePart
 from aerobee_store.walking.log_reader import Damage
 
-__all__ = ["STEPS", "Parts", "RecoveryReport", "StartEarlier", "lose"]
+__all__ = ["STEPS", "LogCut", "Parts", "RecoveryReport", "StartEarlier", "lose"]
 
 # What recovery goes through the log for, in order.
 STEPS: Final = ("log and queues", "index")
 _ACCEPT_LOSS: Final = (
     "restore the missing bytes from a copy, or start once with accept_loss to go on without them"
 )
+
+
+@dataclass(slots=True, frozen=True)
+class LogCut:
+    """What was cut off a log on purpose: the messages in [physical_offset, end_offset)."""
+
+    physical_offset: int
+    end_offset: int
+    message_count: int
 
 
 @dataclass(slots=True)
@@ -54,6 +63,8 @@ class RecoveryReport:
     cut_queues: list[tuple[str, int, str, str]] = field(default_factory=list)
     damage: list[Damage] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
+    # What was cut off the log before, on purpose.
+    cut: LogCut | None = None
 
 
 class StartEarlier(Exception):

@@ -29,7 +29,7 @@ Threads: one thread calls everything but `sync`, which may run in another.
 import heapq
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
@@ -86,6 +86,7 @@ MAGIC_DELETE: Final = 4
 MAGIC_MASK: Final = 0xF
 NOTHING: Final = -1
 EXACT: Final = 1
+ENDLESS: Final = 2**63 - 1
 
 
 class TimerUnit(NamedTuple):
@@ -179,8 +180,13 @@ class TimerFiles:
             self.version_ms, self.version_count = fields[5], fields[6]
         self._files.load()
 
-    def recover(self, verify: Verify) -> None:
-        """Cut what a crash left half written, and find what waits; after load(). StoreFull and OSError."""
+    def recover(self, verify: Verify, message_end: int = ENDLESS, queue_end: int = ENDLESS) -> None:
+        """Cut what a crash left half written, and find what waits; after load(). StoreFull and OSError.
+
+        The log of messages ends at `message_end`, the timer topic at `queue_end`: what was on disk of more than that,
+        before the log was cut, is let go.
+        """
+        self._let_go(verify, message_end, queue_end)
         sound = all(
             self._load(file, verify) for file in self._files.files if file.offset <= self._log_reach()
         )
@@ -191,6 +197,40 @@ class TimerFiles:
         heapq.heapify(self._order)
         if self._slots or self._wheel_exists():
             self._mend_wheel()
+
+    def _let_go(self, verify: Verify, message_end: int, queue_end: int) -> None:
+        """Units of messages that the log has lost ask for nothing, each about one that is left. Without such a one the
+        log of units begins anew. Durable on return: other messages may come to lie there."""
+        lost = [place for place, row in self._durable_rows(lambda ends: ends > message_end)]
+        kept = (row for _, row in self._durable_rows(lambda ends: ends <= message_end)) if lost else ()
+        left = next(
+            (row for row in kept if verify(int(row["physical_offset"]), int(row["record_size"]))), None
+        )
+        if left is not None:
+            for file, at in lost:
+                _ask_for_nothing(file, at, left)
+        elif lost:
+            self._files.destroy()
+            self._synced_end = 0
+        if lost or self.queue_offset > queue_end:
+            log.warning(
+                "store.timer_cut", unit_count=len(lost), logical_offset=min(self.queue_offset, queue_end)
+            )
+            self.queue_offset = min(self.queue_offset, queue_end)
+            files = tuple(dict.fromkeys(file for file, _ in lost)) if self._files.files else ()
+            self.sync(Snapshot(self.read_ms, self.queue_offset, self._synced_end, 0, files), self.version_ms)
+
+    def _durable_rows(
+        self, chosen: Callable[[NDArray[np.int64]], NDArray[np.bool_]]
+    ) -> "Iterator[tuple[tuple[MappedFile, int], np.void]]":
+        """Where units that are known to be on disk lie in their files, and what they say, newest first; of those whose
+        messages end at `chosen` physical offsets."""
+        for file in reversed(self._files.files):
+            size = min(self._synced_end - file.offset, self._files.file_size - BLANK.size)
+            rows = np.frombuffer(file.view, UNIT_DTYPE, count=max(size, 0) // UNIT.size)
+            ends = rows["physical_offset"].astype(np.int64) + rows["record_size"]
+            for index in np.flatnonzero(sound_units(rows, file.offset) & chosen(ends))[::-1].tolist():
+                yield (file, index * UNIT.size), rows[index]
 
     def _log_reach(self) -> int:
         """Where the log may go on: behind what was read of it, and in the first file of all."""
@@ -435,6 +475,14 @@ class TimerFiles:
         if self._wheel is not None:
             self._wheel.close()
             self._wheel = None
+
+
+def _ask_for_nothing(file: MappedFile, at: int, left: "np.void") -> None:
+    """The unit at position `at` is about another message, and takes nothing out that waits."""
+    size, previous, _, write_ms, delay_ms, *_ = UNIT.unpack_from(file.view, at)
+    place = (int(left["physical_offset"]), int(left["record_size"]), int(left["topic_hash"]))
+    raw = UNIT.pack(size, previous, MAGIC_DEFAULT | MAGIC_DELETE, write_ms, delay_ms, *place, EXACT)
+    file.data.write(at, raw)
 
 
 def sound_units(rows: "NDArray[np.void]", offset: int) -> "NDArray[np.bool_]":

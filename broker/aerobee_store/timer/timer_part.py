@@ -41,14 +41,16 @@ class TimerPart:
         verify: Verify,
         is_message: IsMessage,
         log_range: Callable[[], tuple[int, int]],
+        queue_end: Callable[[], int],
     ) -> None:
         """`shape` None: nobody delivers here. `verify` and `is_message` ask the log for a timer message; `log_range`
-        is what the log has, physical offsets."""
+        is what the log has, physical offsets; `queue_end` the end of the timer topic."""
         self._root = root
         self._io = io
         self._verify = verify
         self._is_message = is_message
         self._log_range = log_range
+        self._queue_end = queue_end
         # None: nobody delivers here.
         self.files: TimerFiles | None = None
         if shape is not None:
@@ -63,7 +65,7 @@ class TimerPart:
     def recover_to(self, begin: int, end: int) -> None:
         """As StorePart: units of messages that the log does not have, and that were not on disk yet, go."""
         if self.files is not None:
-            self.files.recover(self._verify)
+            self.files.recover(self._verify, end, self._queue_end())
 
     def flush(self) -> int:
         """As StorePart; what they say of themselves, the checkpoint, is another's: see TimerFiles.sync()."""

@@ -1,6 +1,7 @@
 """Copies of damaged stretches of the log, kept for people; their names keep readers away from the places.
 
-Touches  quarantine/ below the store's root: a file <first offset>-<one past the last> for each stretch.
+Touches  quarantine/ below the store's root: a file <first offset>-<one past the last> for each stretch, and .cut behind
+         that once the log was cut back below it.
 """
 
 from collections.abc import Iterable
@@ -11,7 +12,7 @@ from aerobee_store.disk.io import StoreIo
 from aerobee_store.log.commit_log import CommitLog
 from aerobee_store.walking.log_reader import Damage
 
-__all__ = ["QUARANTINE", "keep_out", "put_aside", "quarantined"]
+__all__ = ["QUARANTINE", "forget_behind", "keep_out", "put_aside", "quarantined"]
 
 QUARANTINE: Final = "quarantine"
 
@@ -41,3 +42,11 @@ def quarantined(io: StoreIo, root: Path) -> tuple[tuple[int, int], ...]:
         if begin.isdecimal() and end.isdecimal():
             found.append((int(begin), int(end)))
     return tuple(found)
+
+
+def forget_behind(io: StoreIo, root: Path, physical_offset: int) -> None:
+    """The log ends at `physical_offset`: what is written behind it is not what lay there. The copies stay."""
+    for begin, end in quarantined(io, root):
+        if end > physical_offset:
+            path = root / QUARANTINE / f"{begin:020d}-{end:020d}"
+            io.rename(path, path.with_name(path.name + ".cut"))

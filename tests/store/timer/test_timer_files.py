@@ -234,3 +234,70 @@ def test_the_checkpoint_is_the_official_one(tmp_path: Path, messages: Messages) 
     assert CHECKPOINT.unpack_from(raw) == (NOW_MS + 1000, UNIT.size, 1, 1, 0, NOW_MS, 2)
     assert files.checkpoint() == raw[: CHECKPOINT.size]
     files.close()
+
+
+# --- a log of messages that was cut back ---------------------------------------------------------------------
+
+
+def cut(root: Path, messages: Messages, left: int, io: DiskIo | MemoryIo | None = None) -> TimerFiles:
+    """The files as a start finds them when the log has the first `left` messages and no more."""
+    del messages.outs[left:]
+    files = TimerFiles(root, io or DiskIo(), precision_ms=1000, log_file_size=FILE_SIZE)
+    files.load()
+    files.recover(messages.verify, left * 100, left)
+    return files
+
+
+@pytest.mark.parametrize("count", [5, PER_FILE, 2 * PER_FILE + 7])
+@pytest.mark.parametrize("left", [1, 4])
+def test_messages_that_the_log_has_lost_do_not_wait_any_more(
+    tmp_path: Path, messages: Messages, count: int, left: int
+) -> None:
+    files = opened(tmp_path, messages)
+    for number in range(count):
+        files.add(messages.new(NOW_MS + number % 3 * 1000 + number))
+        files.queue_offset = number + 1
+    checkpoint(files)
+    files.close()
+    again = cut(tmp_path, messages, left)
+    assert again.queue_offset == left
+    assert again.lost_queue_offset == 0
+    asks = [
+        unit for slot in range(3) for at in again.positions(NOW_MS + slot * 1000) if (unit := again.unit(at))
+    ]
+    assert sorted(unit.physical_offset for unit in asks if not unit.deletes) == [100 * n for n in range(left)]
+    assert all(unit.physical_offset < left * 100 for unit in asks)
+    again.add(messages.new(NOW_MS))
+    again.queue_offset = left + 1
+    again.close()
+    # It is on disk: a start that knows nothing of the cut finds the same.
+    assert opened(tmp_path, messages).queue_offset >= left
+
+
+def test_units_begin_anew_when_no_message_is_left(tmp_path: Path, messages: Messages) -> None:
+    files = opened(tmp_path, messages)
+    for number in range(PER_FILE + 3):
+        files.add(messages.new(NOW_MS + number))
+    files.queue_offset = PER_FILE + 3
+    files.finish(NOW_MS - 1000)
+    checkpoint(files)
+    files.close()
+    again = cut(tmp_path, messages, 0)
+    assert (again.queue_offset, again.count, again.log_end, again.read_ms) == (0, 0, 0, NOW_MS)
+    again.close()
+    once_more = opened(tmp_path, messages)
+    assert (once_more.queue_offset, once_more.count, once_more.log_end) == (0, 0, 0)
+    once_more.close()
+
+
+def test_what_counts_up_to_behind_the_topics_end_is_taken_back(tmp_path: Path, messages: Messages) -> None:
+    """A copy that grew again before anybody looked would have passed over what came instead."""
+    files = opened(tmp_path, messages)
+    files.add(messages.new(NOW_MS))
+    files.queue_offset = 7
+    checkpoint(files)
+    files.close()
+    cut(tmp_path, messages, 1).close()
+    again = opened(tmp_path, messages)
+    assert again.queue_offset == 1
+    again.close()
