@@ -95,9 +95,10 @@ from aerobee_broker.remoting_api.slave_gate import SlaveGate
 from aerobee_broker.remoting_api.topic_changes import TopicChanges
 from aerobee_broker.remoting_api.topic_handlers import TopicHandlers
 from aerobee_broker.remoting_api.transaction_handlers import TransactionHandlers
+from aerobee_broker.replication.followed_topics import FollowedTopics
 from aerobee_broker.replication.following import Follower
 from aerobee_broker.replication.giving_server import GivingServer
-from aerobee_broker.replication.metadata import MetadataSync
+from aerobee_broker.replication.metadata import FollowedCatalog, MetadataSync
 from aerobee_broker.replication.replicas import Replicas
 from aerobee_broker.replication.service import MasterSide, SlaveSide
 from aerobee_broker.schedule.delay_offsets import DelayOffsets
@@ -752,8 +753,15 @@ def _slave_side(
     ground: Ground, store: MessageStore, tables: Tables, promises: Promises, visibility: Visibility
 ) -> SlaveSide:
     linked = asyncio.Event()
+
+    def appended() -> None:
+        promises.hurry()
+        visibility.appended()
+
     metadata = MetadataSync(
-        tables.catalog,
+        FollowedCatalog(
+            FollowedTopics(tables.topics, store.topics, on_planned=appended), tables.groups, tables.offsets
+        ),
         tables.request_modes,
         tables.delay_offsets,
         tables.files,
@@ -764,10 +772,6 @@ def _slave_side(
             config=RemotingClientConfig(tls=ground.tls.client), signer=ground.access.signer
         ),
     )
-
-    def appended() -> None:
-        promises.hurry()
-        visibility.appended()
 
     follower = Follower(
         ground.live,

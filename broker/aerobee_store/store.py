@@ -180,6 +180,7 @@ class MessageStore:
         )
         # Records that somebody else has made.
         self.packing = Packing(self._log, self._appender, clock, is_ready=self._is_ready, write=self._write)
+        self._raw = RawLog(self._log, self._appender, self._tombstones, config)
         # Which topics there are, and how they come and go.
         self.topics = StoredTopics(
             self._log,
@@ -187,6 +188,7 @@ class MessageStore:
             self._appender,
             self._tombstones,
             self.health,
+            plan_again=self._raw.plan_again,
             is_open=lambda: self.is_open,
         )
         shape = None
@@ -212,7 +214,6 @@ class MessageStore:
         )
         # Of these what dispatch makes from the log, durable at intervals; the queues first.
         self._dispatched: tuple[StorePart, ...] = (self._queues, *index)
-        self._raw = RawLog(self._log, self._appender, self._tombstones, config)
         # Deletes old files; see there which thread may do what.
         self.cleaner = Cleaner(self._log, self._queues, self._index, self.timers, io)
         rows: list[OpenFiles] = [

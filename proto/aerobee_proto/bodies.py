@@ -30,6 +30,7 @@ __all__ = [
     "REFERENCES_MAX",
     "AllDelayOffsets",
     "AllGroups",
+    "AllTopics",
     "BrokerConsumeStats",
     "BrokerData",
     "BrokerMemberGroup",
@@ -509,6 +510,13 @@ class TopicConfigWrapper(JsonBody):
     topic_config_table: dict[str, TopicConfig] = field(default_factory=dict)
     topic_queue_mapping_detail_map: dict[str, Any] = field(default_factory=dict)
     topic_queue_mapping_info_map: dict[str, Any] = field(default_factory=dict)
+
+
+class AllTopics(TopicConfigWrapper):
+    """What 21 answers here: `deleted_topics` are those that were deleted, each with the log's end at that time.
+    RocketMQ has no such field, and passes over it."""
+
+    deleted_topics: dict[str, Long] = field(default_factory=dict)
 
 
 class RegisterBrokerBody(JsonBody):

@@ -17,6 +17,7 @@ from aerobee_broker.remoting_api.request_bodies import answer
 from aerobee_broker.settings.identity import BrokerIdentity
 from aerobee_broker.stats import BrokerStats
 from aerobee_proto.bodies import (
+    AllTopics,
     ConsumeQueueData,
     ConsumeTimeSpan,
     ConsumeTimeSpanBody,
@@ -24,7 +25,6 @@ from aerobee_proto.bodies import (
     MessageQueue,
     QueryConsumeQueueBody,
     TopicConfig,
-    TopicConfigWrapper,
     TopicList,
     TopicOffset,
     TopicStatsTable,
@@ -102,7 +102,11 @@ class TopicHandlers:
     def all_configs(self, request: Request[NoFields]) -> None:
         """Settings of all topics, for replicas and exports."""
         topics = self._topics
-        wrapper = TopicConfigWrapper(data_version=topics.version, topic_config_table=topics.all())
+        wrapper = AllTopics(
+            data_version=topics.version,
+            topic_config_table=topics.all(),
+            deleted_topics=self._store.topics.deletions,
+        )
         answer_in_slices(request, wrapper)
 
     def stats(self, request: Request[TopicHeader]) -> None:

@@ -16,12 +16,14 @@ Invariants
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Final, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 import structlog
 
-from aerobee_broker.catalog.catalog import Catalog
+from aerobee_broker.catalog.consumer_offsets import ConsumerOffsets
+from aerobee_broker.catalog.groups import SubscriptionGroups
 from aerobee_broker.replication.faults import LinkFault
+from aerobee_broker.replication.followed_topics import FollowedTopics
 from aerobee_broker.settings.config_files import AnyTable, ConfigFiles, PersistentTable, decode_config
 from aerobee_proto.bodies import HaStatus
 from aerobee_proto.codes import RequestCode, ResponseCode
@@ -32,7 +34,7 @@ from aerobee_remoting.ends.client import RemotingClient
 from aerobee_remoting.peers.errors import RemotingError
 from aerobee_service.turns.slices import in_slices
 
-__all__ = ["FollowedTable", "MetadataSync"]
+__all__ = ["FollowedCatalog", "FollowedTable", "MetadataSync"]
 
 log = structlog.get_logger()
 
@@ -74,12 +76,20 @@ class _End(Protocol):
     def end_offset(self) -> int: ...
 
 
+class FollowedCatalog(NamedTuple):
+    """What there is for messages to come and go, as the master has it."""
+
+    topics: FollowedTopics
+    groups: SubscriptionGroups
+    offsets: ConsumerOffsets
+
+
 class MetadataSync:
     """Keeps the tables of a slave as its master's are. `run` until it is cancelled, then `close`."""
 
     def __init__(
         self,
-        catalog: Catalog,
+        catalog: FollowedCatalog,
         request_modes: FollowedTable[M],
         delay_offsets: FollowedTable[D],
         files: ConfigFiles,
@@ -90,14 +100,15 @@ class MetadataSync:
         client: RemotingClient,
     ) -> None:
         """`linked` is set while the link to the master works. `client` is this one's alone."""
-        self._catalog = catalog
+        self._offsets = catalog.offsets
+        self._topics = catalog.topics
         self._files = files
         self._log = own_log
         self._safe = safe
         self._linked = linked
         self._client = client
         self._prompt: dict[int, _Take] = {
-            RequestCode.GET_ALL_TOPIC_CONFIG: partial(_follow, catalog.topics),
+            RequestCode.GET_ALL_TOPIC_CONFIG: catalog.topics.follow,
             RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: partial(_follow, catalog.groups),
             RequestCode.GET_ALL_MESSAGE_REQUEST_MODE: partial(_follow, request_modes),
         }
@@ -157,6 +168,7 @@ class MetadataSync:
         offsets = await self._read(addr, RequestCode.GET_ALL_CONSUMER_OFFSET)
         delays = await self._read(addr, RequestCode.GET_ALL_DELAY_OFFSET)
         end = await self.master_end(addr) if end_offset is None else end_offset
+        self._topics.ends_at(end)
         while self._safe.kept_offset < end:
             if not self._linked.is_set():
                 return
@@ -164,8 +176,8 @@ class MetadataSync:
         if delays is not None and await self._delays(delays):
             await self._files.save(self._delay_table)
         if offsets is not None:
-            parsed = await asyncio.to_thread(self._catalog.offsets.parse, offsets)
-            further = await in_slices(self._catalog.offsets.following(parsed))
+            parsed = await asyncio.to_thread(self._offsets.parse, offsets)
+            further = await in_slices(self._offsets.following(parsed))
             await self._forward(addr, further)
 
     async def _read(self, addr: str, code: int) -> Mapping[str, object] | None:
@@ -191,12 +203,18 @@ class MetadataSync:
         return self.master_end_offset
 
     async def check_master(self) -> None:
-        """LinkFault when the master's log is shorter than this one: it has lost what this slave has."""
+        """LinkFault when the master's log is shorter than this one: it has lost what this slave has.
+
+        Its topics are read, too: the queues of what comes are made by them.
+        """
         if not self.master_addr:
             return
         own_end = self._log.end_offset
         try:
             end = await self.master_end(self.master_addr)
+            content = await self._read(self.master_addr, RequestCode.GET_ALL_TOPIC_CONFIG)
+            if content is not None:
+                await self._topics.follow(content)
         except AerobeeError as failed:
             log.debug("replication.master_not_asked", master_addr=self.master_addr, reason=str(failed))
             return
@@ -221,7 +239,7 @@ class MetadataSync:
                 addr, RequestCode.UPDATE_CONSUMER_OFFSET, header, timeout=TIMEOUT_S
             )
             if answer.code == ResponseCode.SUCCESS:
-                self._catalog.offsets.forwarded(queue, offset)
+                self._offsets.forwarded(queue, offset)
 
     async def close(self) -> None:
         """Hang up."""

@@ -154,6 +154,24 @@ class RawLog:
     def _record_size_max(self) -> int:
         return max(self._config.body_size_max + _RECORD_OVERHEAD_MAX, self._config.commit_log_file_size)
 
+    def plan_again(self, topic: str, begin: int) -> None:
+        """Give a topic that has no queues those that its records from the physical offset `begin` on make. CorruptStore
+        when what lies there is no log. It holds the caller up: it is for what came a moment ago."""
+        runs: dict[ConsumeQueue, _Run] = {}
+        at, end = max(begin, self._log.min_offset), self._log.end_offset
+        while at < end and (file := self._log.mapped.find(at)) is not None:
+            content = file.view[at - file.offset : min(end, file.end) - file.offset]
+            found, size = self._whole(content, at, file.end)
+            if not size:
+                raise self._wrong(at, "no whole record")
+            self._newest = max(self._newest, *map(_newest, found), 0)
+            for record in _records(found):
+                if record.topic == topic and record.is_queued:
+                    run = self._run_of(runs, topic, record.queue_id, record.physical_offset)
+                    self._plan_one(run, record)
+            at += size
+        self._enter(runs, [])
+
     # --- queues and index ------------------------------------------------------------------------------
 
     def _planned(self, found: list[_Found]) -> dict[ConsumeQueue, "_Run"]:

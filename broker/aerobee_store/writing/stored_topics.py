@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterable
 from aerobee_store.faults.errors import StoreError, StoreFull
 from aerobee_store.faults.health import StoreHealth
 from aerobee_store.log.commit_log import CommitLog
+from aerobee_store.queues.consume_queue import ENTRY
 from aerobee_store.queues.queue_table import QueueTable
 from aerobee_store.queues.tombstones import Tombstones
 from aerobee_store.writing.appender import Appender
@@ -30,13 +31,16 @@ class StoredTopics:
         tombstones: Tombstones,
         health: StoreHealth,
         *,
+        plan_again: Callable[[str, int], None],
         is_open: Callable[[], bool],
     ) -> None:
-        """`is_open`: whether the store is; deletions are saved only then."""
+        """`plan_again` gives a topic the queues that its records from a physical offset on make. `is_open`: whether the
+        store is; deletions are saved only then."""
         self._log = log
         self._queues = queues
         self._appender = appender
         self._tombstones = tombstones
+        self._plan_again = plan_again
         self._health = health
         self._is_open = is_open
 
@@ -95,8 +99,11 @@ class StoredTopics:
     def deletion(self, topic: str) -> Generator[None, None, int]:
         """As delete(), in steps of a queue each. The topic has no queue from this call on, and may have new ones
         before the last step."""
+        return self._deletion(topic, self._log.end_offset)
+
+    def _deletion(self, topic: str, log_end: int) -> Generator[None, None, int]:
         self._appender.forget_topic(topic)
-        self._tombstones.add(topic, self._log.end_offset)
+        self._tombstones.add(topic, log_end)
         # First, as queues that are gone without a reason are built again under numbers that were given out anew.
         with contextlib.suppress(OSError, StoreFull):
             self._tombstones.save()
@@ -111,6 +118,59 @@ class StoredTopics:
             return (yield from steps)
         except OSError as error:
             raise self._health.fail(self._queues.title, error) from error
+
+    # --- of a replica ----------------------------------------------------------------------------------
+
+    @property
+    def deletions(self) -> dict[str, int]:
+        """Topics that were deleted, each with the physical offset below which its messages are dead."""
+        return self._tombstones.topics
+
+    def follow_deletion(self, topic: str, log_end: int) -> bool:
+        """The source of this replica has deleted the topic when its log ended at `log_end`, which may lie before this
+        one's end, or behind it: what came since is of a topic that was made anew, and gets its queues again. Whether
+        anything was to be done. Errors as delete(), and CorruptStore when the log cannot be read."""
+        if self._tombstones.end_of(topic) >= log_end or log_end <= self._log.min_offset:
+            return False
+        is_batch = self.is_batch(topic)
+        for _ in self._deletion(topic, log_end):
+            pass
+        if log_end < self._log.end_offset:
+            if is_batch:
+                self.make_batch(topic)
+            self._plan_again(topic, log_end)
+        return True
+
+    def become_batch(self, topic: str) -> bool:
+        """The source of this replica says that the topic has queues of batches; plain ones that it has are made again.
+        Whether anything was to be done; errors as follow_deletion()."""
+        if self.is_batch(topic):
+            return False
+        begin = self._begin_of(topic)
+        if begin is not None:
+            self._appender.forget_topic(topic)
+            for _ in self._steps(self._queues.deletion(topic)):
+                pass
+        self.make_batch(topic)
+        if begin is not None:
+            self._plan_again(topic, begin)
+        return True
+
+    def _begin_of(self, topic: str) -> int | None:
+        """Physical offset of the first record of the topic that has a place in a queue, or will have one; None without
+        one."""
+        found = [
+            ENTRY.unpack_from(entries)[0]
+            for batch in self._appender.pending
+            for queue, _, entries in batch.touched
+            if queue.topic == topic
+        ]
+        for queue_id in self._queues.queue_ids(topic):
+            queue = self._queues.get(topic, queue_id)
+            entry = queue.entry(queue.min_offset) if queue is not None else None
+            if entry is not None:
+                found.append(entry.physical_offset)
+        return min(found, default=None)
 
     def is_dead(self, topic: str, physical_offset: int) -> bool:
         """Whether a message of `topic` that came at `physical_offset` died with the topic, which was deleted later."""

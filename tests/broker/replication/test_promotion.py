@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from aerobee_broker.broker import Broker
+from aerobee_proto.batch import BatchEntry
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.frames import Command
 from aerobee_proto.records import decode_records
-from broker.replication.pairs import caught_up, eventually, pair, slave_side
+from broker.replication.pairs import caught_up, eventually, meet, pair, running_slave, slave_side
 from broker.support import START_MS, Clock
 from system.popping import extra_infos, popping
 from system.running import Talker, running_broker, talking, text_of
@@ -228,3 +229,68 @@ async def test_no_offset_is_given_twice_and_all_keys_are_found(tmp_path: Path) -
                 "endTimestamp": f"{1 << 62}",
             }
             assert len(decode_records((await client.ask(RequestCode.QUERY_MESSAGE, ask)).body)) == count
+
+
+async def test_a_topic_that_was_made_again_has_its_new_messages_alone(tmp_path: Path) -> None:
+    """A slave kept the queues of a deleted topic: its messages came back with the next start, and those of a topic of
+    the same name were passed over, as their numbers had been given."""
+    async with pair(tmp_path) as (master, slave), talking(master) as client:
+        for topic in ("Again", "Late", "Gone"):
+            for number in range(3):
+                await client.put(topic, b"old %d" % number, queue_id=number % 2)
+        await caught_up(master, slave)
+        await eventually(lambda: "Gone" in slave.parts.topics)
+        for topic in ("Gone", "Again"):
+            assert (await client.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic})).code == 0
+            if topic == "Gone":
+                await eventually(lambda: "Gone" not in slave.parts.store.topics.names())
+            await client.put("T", b"between", queue_id=0)
+            await client.put("Late", b"between", queue_id=3)
+        await client.put("Again", b"new 3", queue_id=3)
+        await client.put("Again", b"new 0", queue_id=0)
+        await caught_up(master, slave)
+        await eventually(lambda: slave.parts.store.reading.max_offset("Again", 1) == 0)
+        await client.put("Again", b"new 1", queue_id=0)
+        await caught_up(master, slave)
+        assert slave.parts.store.topics.deletions == master.parts.store.topics.deletions
+    for _ in range(2):
+        async with running_broker(tmp_path / "slave") as promoted, talking(promoted) as client:
+            assert "Gone" not in promoted.parts.topics
+            found = [
+                [record.body for record in await client.records("Again", queueId=one)] for one in range(4)
+            ]
+            assert found == [[b"new 0", b"new 1"], [], [], [b"new 3"]]
+            assert len(await client.records("Late", queueId=3)) == 2
+
+
+@pytest.mark.parametrize("known", ["before", "late"])
+async def test_a_topic_of_batches_is_one_at_the_slave(tmp_path: Path, known: str) -> None:
+    """It got plain queues there, and did not start again with them."""
+    async with (
+        running_broker(tmp_path / "master", ha_send_heartbeat_interval=200) as master,
+        talking(master) as client,
+    ):
+        assert (await client.make_topic("B", attributes="+queue.type=BatchCQ")).code == 0
+        await client.put("B")
+        await batch(client)
+        async with running_slave(tmp_path / "slave") as slave:
+            if known == "late":  # its records come before anything is known of it
+                side = slave_side(slave)
+                side.follower.master_found(master.parts.identity.ha_addr)
+                await caught_up(master, slave)
+                assert not slave.parts.store.topics.is_batch("B")
+            meet(slave, master)
+            await eventually(lambda: slave.parts.store.topics.is_batch("B"))
+            await batch(client)
+            await caught_up(master, slave)
+            await eventually(lambda: slave.parts.store.reading.max_offset("B", 0) == 7)
+    async with running_broker(tmp_path / "slave") as promoted, talking(promoted) as client:
+        await batch(client)
+        records = await client.records("B")
+        assert [record.queue_offset for record in records] == [0, 1, 4, 7]
+
+
+async def batch(client: Talker) -> None:
+    """Three messages as one record."""
+    entries = [BatchEntry(at, b"m%d" % at, text_of({"UNIQ_KEY": f"K{at}"})) for at in range(3)]
+    assert (await client.put_batch("B", entries, properties=text_of({"UNIQ_KEY": "ALL"}))).code == 0
