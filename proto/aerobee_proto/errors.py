@@ -8,7 +8,15 @@ Whoever owns the bytes says what a FormatError means: remoting closes the connec
 own CorruptStore from it. The other members of the family live beside what raises them.
 """
 
-__all__ = ["AerobeeError", "FormatError", "FrameError", "LimitReached", "RecordError", "RequestError"]
+__all__ = [
+    "AerobeeError",
+    "FormatError",
+    "FrameError",
+    "LimitReached",
+    "RecordError",
+    "RequestError",
+    "forget_frames",
+]
 
 
 class AerobeeError(Exception):
@@ -48,3 +56,17 @@ class LimitReached(RequestError):
     def __init__(self, code: int, remark: str, limit: str) -> None:
         super().__init__(code, f"{remark} ({limit})")
         self.limit = limit
+
+
+def forget_frames(error: BaseException) -> None:
+    """Cut an exception that has been dealt with, and those that led to it, off from the calls that they came through.
+
+    Where one of those calls still knows the exception (as a value, or by the future that brought it), they hold each
+    other: all that the calls had in hand, the request first of all, stays until somebody searches for garbage.
+    """
+    rest: list[BaseException | None] = [error]
+    while rest:
+        one = rest.pop()
+        if one is not None and one.__traceback__ is not None:
+            one.__traceback__ = None
+            rest += (one.__cause__, one.__context__)

@@ -26,7 +26,7 @@ from aerobee_broker.remoting_api.client_versions import reconsume_limit_of
 from aerobee_broker.settings.config import BrokerConfig, LiveConfig
 from aerobee_proto import properties
 from aerobee_proto.codes import RequestCode, ResponseCode
-from aerobee_proto.errors import LimitReached, RequestError
+from aerobee_proto.errors import LimitReached, RequestError, forget_frames
 from aerobee_proto.frames import CODEC_JSON, FLAG_ONEWAY, FLAG_RESPONSE, Command, encode_command
 from aerobee_proto.headers import SendHeader, SendMessageHeader, SendMessageV2Header
 from aerobee_proto.requests import Incoming
@@ -297,6 +297,7 @@ class SendProcessor:
     # --- answers ----------------------------------------------------------------------------------------------
 
     def _refuse(self, connection: Channel, item: Send, refused: RequestError) -> None:
+        forget_frames(refused)
         log.debug("broker.send_refused", peer=connection.peer, code=refused.code, reason=refused.remark)
         if isinstance(refused, LimitReached):
             connection.log_limit(refused.limit, refused.remark)

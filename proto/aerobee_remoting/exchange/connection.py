@@ -32,7 +32,7 @@ from typing import Final, cast
 import msgspec
 
 from aerobee_proto.codes import VERSION, ResponseCode
-from aerobee_proto.errors import FrameError, RequestError
+from aerobee_proto.errors import FrameError, RequestError, forget_frames
 from aerobee_proto.frames import (
     CODEC_JSON,
     FLAG_ONEWAY,
@@ -282,7 +282,7 @@ class Connection(asyncio.Protocol):
                 self._hold_back(left)
             if turns is not None:
                 turns.left(self.account, is_served=deadline != LATER)
-            if decoder.error is not None:
+            if decoder.error is not None and not self.transport.is_closing():  # or it is known already
                 self._break(decoder.error)
         finally:
             self._in_read = False
@@ -603,6 +603,7 @@ class Connection(asyncio.Protocol):
         self._dispatcher.refuse_stranger(self, command, frame, refused)
 
     def _break(self, broken: FrameError) -> None:
+        forget_frames(broken)  # the decoder keeps it
         forged = isinstance(broken, ProxyHeaderError)
         self.common.broken_off["proxy_header" if forged else "frame"] += 1
         event = "remoting.proxy_header_refused" if forged else "remoting.frame_refused"

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from aerobee_proto.codes import ResponseCode
-from aerobee_proto.errors import AerobeeError, LimitReached, RequestError
+from aerobee_proto.errors import AerobeeError, LimitReached, RequestError, forget_frames
 from aerobee_proto.frames import Command, Frame
 from aerobee_proto.requests import AnyIncoming, Envelope, Incoming, NoFields
 from aerobee_remoting.exchange.gate import RefusedSlowly, Row
@@ -176,6 +176,7 @@ class Dispatcher:
 
     def _refuse(self, channel: Channel, item: AnyIncoming, refused: RequestError) -> None:
         """Answer what was refused before it had a handler; now, or when who asks has waited."""
+        forget_frames(refused)
         if isinstance(refused, RefusedSlowly):
             self._refuse_late(channel, [item], refused)
         elif not item.oneway:
@@ -183,11 +184,12 @@ class Dispatcher:
 
     def _refuse_late(self, channel: Channel, items: Sequence[AnyIncoming], refused: RefusedSlowly) -> None:
         """Answer these when the peer has waited; nothing else that it has sent is handled before."""
+        forget_frames(refused)
         answers = [(item.codec, item.envelope.opaque) for item in items if not item.oneway]
-        response = Response(refused.code, refused.remark)
+        response, delay_s = Response(refused.code, refused.remark), refused.delay_s
 
         async def wait() -> None:
-            await asyncio.sleep(refused.delay_s)
+            await asyncio.sleep(delay_s)
             for codec, opaque in answers:
                 channel.respond(codec, opaque, response)
 
@@ -220,6 +222,7 @@ class Dispatcher:
             )
         else:
             self._log.exception("remoting.handler_failed", exc_info=failed, peer=channel.peer, code=code)
+        forget_frames(failed)
         return Response(ResponseCode.SYSTEM_ERROR, f"{type(failed).__name__}: {failed}")
 
     def _unchecked(self, channel: Channel, code: int, failed: Exception) -> Response:
@@ -228,6 +231,7 @@ class Dispatcher:
 
     def _refusal(self, channel: Channel, entry: Entry, refused: RequestError) -> Response:
         entry.refused += 1
+        forget_frames(refused)
         if isinstance(refused, LimitReached):
             channel.log_limit(refused.limit, refused.remark)
         return Response(refused.code, refused.remark)

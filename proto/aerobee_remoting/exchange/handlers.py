@@ -20,7 +20,7 @@ import msgspec
 
 from aerobee_proto.bodies import JsonBody
 from aerobee_proto.codes import ResponseCode
-from aerobee_proto.errors import LimitReached, RequestError
+from aerobee_proto.errors import LimitReached, RequestError, forget_frames
 from aerobee_proto.frames import Command, decode_command, language_name
 from aerobee_proto.headers import ext_of
 from aerobee_proto.requests import AnyIncoming, Incoming, NoFields, RequestDecoder, code_keys
@@ -157,6 +157,7 @@ class Request(msgspec.Struct, Generic[H_co], eq=False):
     def fail(self, failed: Exception) -> None:
         """Answer later that this came between, or that it is refused. To be called where it is handled."""
         if isinstance(failed, RequestError):
+            forget_frames(failed)
             if isinstance(failed, LimitReached):
                 self.connection.log_limit(failed.limit, failed.remark)
             self.respond(Response(failed.code, failed.remark))

@@ -109,6 +109,7 @@ def in_timed_steps(
         except StopIteration as end:
             return end.value
         finally:
+            given = None  # what was thrown knows this frame: neither is to keep the other
             took_s = perf_counter() - began
             if took_s >= held_s:
                 took(took_s)
@@ -120,3 +121,4 @@ def in_timed_steps(
             raise
         except BaseException as thrown:  # passed on to the work as it is
             step, given = steps.throw, thrown
+        waits_for = None  # a future that failed knows its error, which knows this frame

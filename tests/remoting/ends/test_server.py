@@ -23,6 +23,7 @@ from aerobee_remoting.exchange.handlers import Channel, HandlerTable, Request, R
 from aerobee_remoting.exchange.limits import ConnectionLimits
 from aerobee_remoting.exchange.needs import Open
 from aerobee_remoting.peers.errors import ConnectFailed, ConnectionLost
+from circles import circles
 from remoting.pair import RawPeer, raw_peer, serving
 
 
@@ -176,6 +177,18 @@ async def test_a_broken_stream_is_closed_after_its_good_frames_and_others_notice
         assert await bad.is_closed_by_the_server()
         good.send(echo(2))
         assert (await good.receive()).opaque == 2
+
+
+async def test_a_frame_that_is_broken_inside_is_told_once() -> None:
+    """The reader of requests and the reader of bytes both told it."""
+    header = b"{" * 30
+    data = (4 + len(header)).to_bytes(4, "big") + len(header).to_bytes(4, "big") + header
+    with capture_logs() as logs:
+        async with serving(table()) as (server, port), raw_peer(port) as peer:
+            peer.writer.write(data)
+            assert await peer.is_closed_by_the_server()
+            assert server.broken_off == {"frame": 1}
+    assert [one["event"] for one in logs].count("remoting.frame_refused") == 1
 
 
 def captured_nonsense() -> list[Any]:
@@ -337,6 +350,28 @@ async def test_a_quiet_server_reads_nothing_more_and_still_answers_what_it_read(
         await server.close()
         assert await peer.is_closed_by_the_server()
     assert seen == [1]
+
+
+async def test_a_peer_that_goes_leaves_no_circle_of_what_it_asked() -> None:
+    """Each of its requests stayed in memory, with its cancelled task, until somebody searched for garbage."""
+    locked, handlers = asyncio.Lock(), HandlerTable()
+
+    async def waits(_: Request[Any]) -> Response:
+        async with locked:
+            return Response()
+
+    handlers.register(SLOW, waits, needs=Open("a test"))
+    async with serving(handlers) as (server, port), raw_peer(port) as peer:
+        await locked.acquire()
+        with circles() as found:
+            for opaque in range(10):
+                peer.send(Command(SLOW, opaque=opaque))
+            (connection,) = await connected(server, lambda c: c.in_flight == 10)
+            peer.writer.close()
+            await asyncio.wait_for(connection.closed, 10)
+            await asyncio.sleep(0)  # the tasks end
+            del connection
+    assert found == {}
 
 
 async def test_close_ends_connections_and_running_requests() -> None:
