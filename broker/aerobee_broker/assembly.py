@@ -151,6 +151,7 @@ class Ground:
     tls: ProgramTls  # of its ports, and of what it dials
     access: AccessControl
     on_topic_created: Callable[[TopicConfig], None] = lambda _: None  # by a send, here
+    epoch: int = 0  # of the mastership in which this life began
     roles: RoleControl | None = None  # who takes operators' wishes for another role
 
 
@@ -636,7 +637,18 @@ def assemble(
         clean=cleaner.request,
     ).register(handlers)
     ReplicationHandlers(
-        replication.status, identity=identity, store=store, look_for_master=registrar.register_all
+        replication.status,
+        identity=identity,
+        store=store,
+        look_for_master=registrar.register_all,
+        facts=lambda: {
+            "brokerRole": live.value.broker_role,
+            "brokerId": str(live.value.broker_id),
+            "epoch": str(ground.epoch),
+            "endOffset": str(store.end_offset),
+            "newestMessageMillis": str(store.newest_timestamp),
+            **replication.standing,
+        },
     ).register(handlers)
     fence = Fence(store, handlers)
     RoleHandlers(

@@ -262,6 +262,7 @@ class Broker:
             on_topic_created=link.topic_created if link is not None else lambda _: None,
             access=self.access,
             roles=self.life.roles,
+            epoch=self.life.role.epoch,
         )
         tables = Tables(ground)
         self._ends.push_async_callback(self._close_tables, tables.files)

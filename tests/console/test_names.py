@@ -26,8 +26,8 @@ OTHERS: Final = frozenset(
     {
         "accept_loss", "all_groups", "all_topics", "attributes", "begin", "body", "born_within_ms", "broadcast",
         "changes", "check", "commit_log", "compression", "config", "consume", "count", "connect", "delay", "delta",
-        "dry_run", "end", "entries", "file", "folder", "follow", "html", "json", "last", "listen", "master", "name",
-        "nameserver", "offline", "option", "order", "output", "path", "permission", "port", "properties",
+        "dry_run", "end", "entries", "file", "folder", "follow", "force", "html", "json", "last", "listen", "master",
+        "name", "nameserver", "offline", "option", "order", "output", "path", "permission", "port", "properties",
         "property_crc", "queues", "records", "resume", "retries", "send", "settings", "sharding_key", "slots", "sql",
         "accounts", "client", "days", "key_file", "renew", "servers", "tls_cert", "tls_key",
         "start", "store", "tags", "threads", "timeout", "tls", "tls_ca", "to", "trace", "until", "workers",
@@ -123,6 +123,10 @@ CASES: Final[dict[tuple[str, str], tuple[list[str], int, list[str]]]] = {
     ("group lag", "group"): (["group", "lag", "n-groop"], NOT_FOUND, ["'n-groop'", "n-group"]),
     ("group delete", "group"): (["group", "delete", "n-groop", "--yes"], NOT_FOUND, ["'n-groop'", "n-group"]),
     ("cluster status", "broker"): (["cluster", "status", "broker-x"], NOT_FOUND, ["'broker-x'", "broker-a"]),
+    ("cluster replicas", "broker"): (["cluster", "replicas", "broker-x"], NOT_FOUND, ["'broker-x'", "broker-a"]),
+    ("cluster switch", "broker"): (["cluster", "switch", "broker-x"], NOT_FOUND, ["'broker-x'", "broker-a"]),
+    ("cluster promote", "broker"): (["cluster", "promote", "127.0.0.1:1"], NOT_FOUND, ["'127.0.0.1:1'"]),
+    ("cluster follow", "broker"): (["cluster", "follow", "127.0.0.1:1"], NOT_FOUND, ["'127.0.0.1:1'"]),
     ("cluster config", "broker"): (["cluster", "config", "broker-x"], NOT_FOUND, ["'broker-x'", "broker-a"]),
     ("cluster config", "keys"): (
         ["cluster", "config", "broker-a", "brokerIp1"], NOT_FOUND, ["brokerIp1", "did you mean brokerIP1"],

@@ -7,7 +7,6 @@ Touches  nothing.
 
 from collections.abc import Callable
 
-from aerobee_broker.remoting_api.request_bodies import answer
 from aerobee_broker.settings.identity import BrokerIdentity
 from aerobee_proto.bodies import HaStatus
 from aerobee_proto.codes import RequestCode
@@ -29,12 +28,15 @@ class ReplicationHandlers:
         identity: BrokerIdentity,
         store: MessageStore,
         look_for_master: Callable[[], None],
+        facts: Callable[[], dict[str, str]],
     ) -> None:
-        """`status` is how the copies stand; `look_for_master` asks the nameservers who the master is."""
+        """`status` is how the copies stand, `facts` what ours tell besides; `look_for_master` asks the nameservers who
+        the master is."""
         self._status = status
         self._identity = identity
         self._store = store
         self._look_for_master = look_for_master
+        self._facts = facts
 
     def register(self, table: HandlerTable) -> None:
         """Add the handlers to a table."""
@@ -64,8 +66,9 @@ class ReplicationHandlers:
         )
 
     def replication(self, _: Request[NoFields]) -> Response:
-        """The state of replication: of a master its slaves and the end of its log, of a slave its link."""
-        return answer(self._status())
+        """The state of replication: of a master its slaves and the end of its log, of a slave its link. The fields are
+        ours; official tools pass over them."""
+        return Response(ext=self._facts(), body=self._status().to_bytes())
 
     def reset_master_flush(self, _: Request[NoFields]) -> Response:
         """Success without a change: a slave compares its log with its master's when they meet."""

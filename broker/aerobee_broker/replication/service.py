@@ -3,8 +3,9 @@
 Touches  nothing but through its parts.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from aerobee_broker.replication.following import Follower
 from aerobee_broker.replication.giving_server import GivingServer
@@ -30,6 +31,9 @@ class MasterSide:
     """What a master does for its slaves."""
 
     is_linked = True
+
+    # What a slave says of itself besides what every broker does.
+    standing: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, replicas: Replicas, server: GivingServer, end_offset: Callable[[], int]) -> None:
         self.replicas = replicas
@@ -109,6 +113,15 @@ class SlaveSide:
     def status(self) -> HaStatus:
         """What 907 shows."""
         return HaStatus(ha_client_runtime_info=self.follower.status(), master=False)
+
+    @property
+    def standing(self) -> Mapping[str, str]:
+        """What operators see of a slave: its master, and how far behind it is as far as it knows."""
+        return {
+            "linked": "true" if self.is_linked else "false",
+            "masterAddr": self.metadata.master_addr,
+            "masterEndOffset": str(self.metadata.master_end_offset),
+        }
 
     def statistics(self) -> ReplicationStatistics:
         """For figures and metrics."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from aerobee.admin.group_admin import GroupAdmin, TopicLag
+from aerobee.admin.set_admin import BrokerNode, SetAdmin, nodes_of
 from aerobee.admin.topic_admin import PERMISSIONS, PermissionText, QueueOffsets, TopicAdmin
 from aerobee.errors import (
     UNKNOWN_TOPIC,
@@ -51,16 +52,6 @@ BROKERS_NAMED_MAX: Final = 20
 PROPERTY_ESCAPES: Final = str.maketrans(
     {char: f"\\{char}" for char in "\\=:#! "} | {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\f": "\\f"}
 )
-
-
-@dataclass(slots=True, frozen=True)
-class BrokerNode:
-    """One broker process. `broker_id` 0 is the master."""
-
-    cluster_name: str
-    broker_name: str
-    broker_id: int
-    addr: str
 
 
 @dataclass(slots=True, frozen=True)
@@ -133,13 +124,7 @@ class Admin:
 
     async def brokers(self) -> list[BrokerNode]:
         """Every broker process, ordered by cluster, name and id."""
-        info = await self.cluster()
-        nodes = [
-            BrokerNode(broker.cluster or "", broker.broker_name, broker_id, addr)
-            for broker in info.broker_addr_table.values()
-            for broker_id, addr in broker.broker_addrs.items()
-        ]
-        return sorted(nodes, key=lambda node: (node.cluster_name, node.broker_name, node.broker_id))
+        return nodes_of(await self.cluster())
 
     async def broker_runtime_info(self, broker: str) -> dict[str, str]:
         """Figures of a running broker; `broker` is its address or its name (then the master is asked)."""
@@ -174,6 +159,11 @@ class Admin:
             RequestCode.UPDATE_BROKER_CONFIG,
             body=text.encode(),
         )
+
+    @property
+    def sets(self) -> SetAdmin:
+        """Members of sets: masters and their slaves, their state and their roles."""
+        return SetAdmin(self._peers, self._nameservers)
 
     # --- topics -----------------------------------------------------------------------------------------------
 

@@ -75,8 +75,9 @@ ELSEWHERE_CODES: Final = frozenset(
 )
 # SYSTEM_ERROR is what brokers say to faults of all kinds. One that comes so often is not going to pass.
 SYSTEM_ERRORS_MAX: Final = 8
-# Too much to do: a new route would not help.
+# Too much to do: a new route seldom helps, so it is asked for now and then. A master that is a slave now says so, too.
 BUSY_CODES: Final = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL})
+BUSY_ROUTE_S: Final = 0.2
 WARN_AFTER_S: Final = 1.0  # a broker that takes no messages for so long is worth a warning
 TROUBLES_MAX: Final = 1024  # brokers
 OUTCOMES_MAX: Final = 4  # different ways to fail that an error tells of one address
@@ -181,6 +182,7 @@ class Delivery:
         self._attempts_max = math.inf if config.attempts_max is None else config.attempts_max
         # Moved by tries.
         self._troubles: dict[str, _Trouble] = {}  # by broker name
+        self._busy_route_at = 0.0  # when a broker that is busy is next a reason to ask for the route
         self.retried_count = 0  # tries that failed, since the start
         self.failed_count = 0  # messages that failed alone while the rest of their batch went on
 
@@ -374,8 +376,9 @@ class Delivery:
         )
         tries.add(queue.broker_name, addr, text, started, ended)
         self.retried_count += 1
-        if not busy:
+        if not busy or ended >= self._busy_route_at:
             self._routes.refresh_soon(queue.topic)
+            self._busy_route_at = ended + BUSY_ROUTE_S
         log.debug("client.send_retried", queue=str(queue), addr=addr, outcome=text)
         self._note_trouble(queue.broker_name, addr, text, started)
         if tries.system_errors >= SYSTEM_ERRORS_MAX:

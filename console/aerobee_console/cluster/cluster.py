@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import App, Parameter
 
+from aerobee_console.cluster.replicas import add_commands
 from aerobee_console.cluster.workers import WORKER_COLUMNS, WorkerRow, workers_of
 from aerobee_console.terminal.failures import NOT_FOUND, OK, REFUSED, USAGE, Failure
 from aerobee_console.terminal.messages import time_text
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = App(
-    "cluster", help="List the brokers of a cluster; show figures and settings of one.", help_epilogue=""
+    "cluster",
+    help="List the brokers of a cluster; show figures and settings of one; change the master of a set.",
+    help_epilogue="",
 )
 Broker = Annotated[str, Parameter(help="Name or address of a broker.")]
 BrokerOrService = Annotated[
@@ -223,6 +226,9 @@ def _show_changes(output: str, moved: dict[str, Change]) -> int:
             f"{key}: {old} -> {new}, in effect now\n" if old != new else f"{key}: {new}, as before\n"
         )
     return OK
+
+
+add_commands(app)
 
 
 def readable(figures: Mapping[str, str]) -> dict[str, str]:

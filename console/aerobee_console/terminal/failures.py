@@ -51,6 +51,7 @@ CODES: Final = {
     "RequestTimeout": UNREACHABLE,
     "BrokerUnreachable": UNREACHABLE,
     "BrokerRefused": REFUSED,
+    "HandOverRefused": REFUSED,
     "SendFailed": UNREACHABLE,
     "DamagedRecord": FAULT,
     "OSError": USAGE,
