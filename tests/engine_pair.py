@@ -26,7 +26,7 @@ from aerobee_proto.bodies import TopicConfig
 from aerobee_proto.codes import ResponseCode
 from aerobee_proto.frames import FrameDecoder, decode_command
 from aerobee_remoting.exchange.connection import Connection
-from aerobee_remoting.exchange.gate import Judge
+from aerobee_remoting.exchange.gate import Judging
 from aerobee_remoting.exchange.handlers import Channel, FrontTaken
 from aerobee_store.disk.io import Buffer
 from broker.support import Clock, make_test_parts
@@ -136,8 +136,8 @@ class _Counting:
         self._front = front
         self.taken = 0
 
-    def take(self, channel: Channel, data: bytes, judge: Judge | None) -> FrontTaken | None:
-        found: FrontTaken | None = self._front.take(channel, data, judge)
+    def take(self, channel: Channel, data: bytes, judging: Judging | None) -> FrontTaken | None:
+        found: FrontTaken | None = self._front.take(channel, data, judging)
         if found is not None:
             self.taken += found.request_count
         return found

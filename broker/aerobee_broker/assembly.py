@@ -741,7 +741,7 @@ def _engine(config: BrokerConfig, store: MessageStore, store_host: bytes) -> Sen
     if make is None:
         return SendEngine(None)
     form = store.packing.form
-    return SendEngine(
+    engine = SendEngine(
         make(
             store_host=store_host,
             record_checksum=form.checksum,
@@ -751,6 +751,8 @@ def _engine(config: BrokerConfig, store: MessageStore, store_host: bytes) -> Sen
             record_size_max=form.size_max,
         )
     )
+    store.reading.use_prover(engine.is_sound)
+    return engine
 
 
 def _warn_of_roles(config: BrokerConfig) -> None:

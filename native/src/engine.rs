@@ -139,6 +139,17 @@ impl Made {
     }
 }
 
+/// What was learned of a pull, where it ends, its three numbers, its signature and its freshness.
+type FoundPull<'py> = (
+    Option<Bound<'py, PyAny>>,
+    usize,
+    i64,
+    i64,
+    i32,
+    Option<Bound<'py, PyBytes>>,
+    Option<Bound<'py, PyBytes>>,
+);
+
 /// See `aerobee_broker.native.engine.NativeEngine`.
 #[pyclass]
 pub struct Engine {
@@ -313,27 +324,44 @@ impl Engine {
     }
 
     /// The pull at this place of `data`; None when there is none, or an unusual one. What it comes to, but for the
-    /// numbers that change, is what was learned of such a request; nothing where that is nothing yet.
+    /// values that change, is what was learned of such a request; nothing where that is nothing yet.
     fn pull<'py>(
         &mut self,
         py: Python<'py>,
         data: &Bound<'py, PyBytes>,
         at: usize,
-    ) -> PyResult<Option<(Option<Bound<'py, PyAny>>, usize, i64, i64, i32)>> {
+    ) -> PyResult<Option<FoundPull<'py>>> {
         guarded(|| {
             let (codec, header, body, end) = requests::frame(data.as_bytes(), at, self.frame_size_max)?;
             if !body.is_empty() {
                 return None;
             }
             let varying = pulls::read(codec, header, &mut self.pulls.key)?;
-            Some((self.pulls.get(py), end, varying.offset, varying.commit_offset, varying.opaque))
+            let text = |value: Option<&[u8]>| value.map(|value| PyBytes::new(py, value));
+            let (signature, freshness) = (text(varying.signature), text(varying.freshness));
+            let known = self.pulls.get(py);
+            Some((known, end, varying.offset, varying.commit_offset, varying.opaque, signature, freshness))
         })
         .map_err(EngineFault::new_err)
     }
 
-    /// Requests that differ from the last one in those numbers alone come to this.
+    /// Requests that differ from the last one in those values alone come to this.
     fn learn_pull(&mut self, what: Py<PyAny>) -> PyResult<()> {
         guarded(|| self.pulls.add(what)).map_err(EngineFault::new_err)
+    }
+
+    /// Whether the record at this place of a file of the log is whole, of this topic, and was written at this physical
+    /// offset; `is_sealed`: it has to have the checksum over all of it. A no says nothing.
+    fn is_sound(
+        &mut self,
+        view: &Bound<'_, PyAny>,
+        place: (usize, usize),
+        physical_offset: i64,
+        topic: &[u8],
+        is_sealed: bool,
+    ) -> PyResult<bool> {
+        guarded(|| pulls::is_sound(&mut self.rooms, view, place, physical_offset, topic, is_sealed))
+            .unwrap_or_else(|fault| Err(EngineFault::new_err(fault)))
     }
 
     /// The answer to a pull of what is nearby, as `pulls::Nearby` names it: the whole frame, messages, bytes of records,

@@ -1,7 +1,8 @@
 //! Pulls: what changes from one request of a reader to the next, and an answer made of queue entries and the log.
 //!
-//! A reader asks for the same again and again, but for three numbers. The rest of its header is a key, byte by byte, to
-//! what Python has once read in it; so no field has two meanings, and none is read here but those numbers.
+//! A reader asks for the same again and again, but for three numbers, and for two texts where it signs. The rest of its
+//! header is a key, byte by byte, to what Python has once read in it; so no field has two meanings, and none is read here
+//! but those.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -12,7 +13,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PySlice};
 
 use crate::answers::Found;
-use crate::json::{Json, whole};
+use crate::json::{Json, is_text, whole};
+use crate::proof;
 use crate::records::{MAGIC_V1, MAGIC_V2};
 use crate::requests::{Cursor, I32, JSON, MSGPACK, ROCKETMQ};
 
@@ -26,15 +28,19 @@ const SIZE_OF_A_PIECE: usize = 6144;
 const BODY_SIZE_MAX: usize = 1 << 29;
 const HEAD_SIZE: usize = 36; // of a record: up to its physical offset
 
-/// The numbers that change.
+/// What changes.
 #[derive(Default)]
-pub struct Varying {
+pub struct Varying<'a> {
     /// Number of the message that the reader wants next.
     pub offset: i64,
     /// What it has done with, if it says so.
     pub commit_offset: i64,
     /// Number of the request on its connection.
     pub opaque: i32,
+    /// Who has asked has signed so, if it has signed.
+    pub signature: Option<&'a [u8]>,
+    /// When, and for which connection, if it says so.
+    pub freshness: Option<&'a [u8]>,
     seen: u8,
 }
 
@@ -42,8 +48,10 @@ const OFFSET: u8 = 1;
 const COMMIT_OFFSET: u8 = 2;
 const OPAQUE: u8 = 4;
 const ALL: u8 = 7;
+const SIGNATURE: u8 = 8;
+const FRESHNESS: u8 = 16;
 
-impl Varying {
+impl<'a> Varying<'a> {
     /// Take note of a number; None when it was there before.
     fn set(&mut self, which: u8, value: i64) -> Option<()> {
         if self.seen & which != 0 {
@@ -57,18 +65,34 @@ impl Varying {
         }
         Some(())
     }
+
+    /// Take note of a field by its text; None when it was there before, or is no such text. Binary codecs have two
+    /// meanings for none.
+    fn note(&mut self, which: u8, value: &'a [u8]) -> Option<()> {
+        if which <= ALL {
+            return self.set(which, whole(value)?);
+        }
+        if self.seen & which != 0 || value.is_empty() {
+            return None;
+        }
+        self.seen |= which;
+        *(if which == SIGNATURE { &mut self.signature } else { &mut self.freshness }) = Some(value);
+        Some(())
+    }
 }
 
 fn of_field(name: &[u8]) -> Option<u8> {
     match name {
         b"queueOffset" => Some(OFFSET),
         b"commitOffset" => Some(COMMIT_OFFSET),
+        b"Signature" => Some(SIGNATURE),
+        b"AccessFreshness" => Some(FRESHNESS),
         _ => None,
     }
 }
 
-/// The numbers of a header of PULL_MESSAGE or LITE_PULL_MESSAGE, and the rest in `key`; None when it is unusual.
-pub fn read(codec: u8, header: &[u8], key: &mut Vec<u8>) -> Option<Varying> {
+/// What changes in a header of PULL_MESSAGE or LITE_PULL_MESSAGE, and the rest in `key`; None when it is unusual.
+pub fn read<'a>(codec: u8, header: &'a [u8], key: &mut Vec<u8>) -> Option<Varying<'a>> {
     key.clear();
     if header.len() > KEY_SIZE_MAX {
         return None;
@@ -81,10 +105,10 @@ pub fn read(codec: u8, header: &[u8], key: &mut Vec<u8>) -> Option<Varying> {
         MSGPACK => packed(header, key, &mut varying)?,
         _ => return None,
     }
-    (varying.seen == ALL).then_some(varying)
+    (varying.seen & ALL == ALL).then_some(varying)
 }
 
-/// Puts into the key what stands between the numbers. A zero byte, which JSON has nowhere, stands for each of them.
+/// Puts into the key what stands between what changes. A zero byte, which JSON has nowhere, stands for each of those.
 struct Rest<'a, 'k> {
     header: &'a [u8],
     key: &'k mut Vec<u8>,
@@ -99,7 +123,7 @@ impl Rest<'_, '_> {
     }
 }
 
-fn json(header: &[u8], key: &mut Vec<u8>, varying: &mut Varying) -> Option<()> {
+fn json<'a>(header: &'a [u8], key: &mut Vec<u8>, varying: &mut Varying<'a>) -> Option<()> {
     let code = header.strip_prefix(b"{\"code\":")?;
     let at = 8 + if code.starts_with(b"11,") {
         2
@@ -139,7 +163,7 @@ fn json(header: &[u8], key: &mut Vec<u8>, varying: &mut Varying) -> Option<()> {
     json.is_over().then_some(())
 }
 
-fn json_fields(json: &mut Json, rest: &mut Rest, varying: &mut Varying) -> Option<()> {
+fn json_fields<'a>(json: &mut Json<'a>, rest: &mut Rest, varying: &mut Varying<'a>) -> Option<()> {
     json.expect(b'{')?;
     loop {
         let name = json.plain()?;
@@ -147,7 +171,7 @@ fn json_fields(json: &mut Json, rest: &mut Rest, varying: &mut Varying) -> Optio
         let begin = json.place() + 1;
         let value = json.plain()?;
         if let Some(which) = of_field(name) {
-            varying.set(which, whole(value)?)?;
+            varying.note(which, value)?;
             rest.cut(begin, json.place() - 1);
         }
         match json.next()? {
@@ -159,13 +183,14 @@ fn json_fields(json: &mut Json, rest: &mut Rest, varying: &mut Varying) -> Optio
 }
 
 /// A field that does not change, or the name of one that does, in a form that stands for one field only.
-fn put(key: &mut Vec<u8>, name: &[u8], value: &[u8], varying: &mut Varying) -> Option<()> {
+fn put<'a>(key: &mut Vec<u8>, name: &[u8], value: &'a [u8], varying: &mut Varying<'a>) -> Option<()> {
     let which = of_field(name);
     key.extend_from_slice(&(name.len() as u32).to_be_bytes());
     key.extend_from_slice(name);
     match which {
         Some(which) => {
-            varying.set(which, whole(value)?)?;
+            is_text(value).then_some(())?;
+            varying.note(which, value)?;
             key.push(0);
         }
         None => {
@@ -177,7 +202,7 @@ fn put(key: &mut Vec<u8>, name: &[u8], value: &[u8], varying: &mut Varying) -> O
     Some(())
 }
 
-fn binary(header: &[u8], key: &mut Vec<u8>, varying: &mut Varying) -> Option<()> {
+fn binary<'a>(header: &'a [u8], key: &mut Vec<u8>, varying: &mut Varying<'a>) -> Option<()> {
     let mut cursor = Cursor::new(header);
     let fixed = cursor.take(5)?; // code, language, version
     if !matches!(fixed[..2], [0, 11] | [1, 0x69]) {
@@ -201,7 +226,7 @@ fn binary(header: &[u8], key: &mut Vec<u8>, varying: &mut Varying) -> Option<()>
     Some(())
 }
 
-fn packed(header: &[u8], key: &mut Vec<u8>, varying: &mut Varying) -> Option<()> {
+fn packed<'a>(header: &'a [u8], key: &mut Vec<u8>, varying: &mut Varying<'a>) -> Option<()> {
     if !(header.starts_with(&[0x97, 11]) || header.starts_with(&[0x97, 0xcd, 1, 0x69])) {
         return None;
     }
@@ -380,6 +405,23 @@ pub struct Rooms {
     entries: Vec<u8>,
     header: Vec<u8>,
     records: Vec<u8>,
+}
+
+/// Whether a record of so many bytes that lies there in a file is the one that should be there.
+pub fn is_sound(
+    rooms: &mut Rooms,
+    view: &Bound<PyAny>,
+    (at, size): (usize, usize),
+    physical_offset: i64,
+    topic: &[u8],
+    is_sealed: bool,
+) -> PyResult<bool> {
+    if size > BODY_SIZE_MAX {
+        return Ok(false);
+    }
+    rooms.records.resize(size, 0);
+    copy(view, at, &mut rooms.records)?;
+    Ok(proof::is_sound(&rooms.records, physical_offset, topic, is_sealed))
 }
 
 /// The answer as a whole frame, how many messages it has, their bytes, and how many entries were looked at; None when

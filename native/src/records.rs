@@ -2,22 +2,27 @@
 
 use crate::bytes::{hex8, hex16};
 
-const HOST_V6: usize = 20;
-const BORN_V6: i32 = 0x10;
-const STORE_V6: i32 = 0x20;
-/// First number behind the size of a record whose topic has a length of one byte, and of two.
+/// Of a record that begins with a topic of at most 127 bytes.
 pub const MAGIC_V1: u32 = 0xDAA3_20A7;
-/// The other.
+/// Of one with a longer topic.
 pub const MAGIC_V2: u32 = 0xDAA3_20AB;
-/// How the checksum over a whole record begins among its properties.
+/// Bytes of an IPv6 address and a port.
+pub const HOST_V6: usize = 20;
+/// Bit of the sys flag: the producer's address is an IPv6 one.
+pub const BORN_V6: i32 = 0x10;
+/// Bit of the sys flag: the broker's address is an IPv6 one.
+pub const STORE_V6: i32 = 0x20;
+/// How the property begins that has the checksum over all of a record.
 pub const CHECKSUM: &[u8] = b"__CRC32C\x01";
-/// Bytes of it.
+/// Bytes of that property.
 pub const CHECKSUM_SIZE: usize = 34;
-const PROPERTY_CRC: &[u8] = b"__CRC32#\x01";
-const PROPERTY_CRC_SIZE: usize = 20;
+/// How the property begins that has RocketMQ's checksum.
+pub const PROPERTY_CRC: &[u8] = b"__CRC32#\x01";
+/// Bytes of that property.
+pub const PROPERTY_CRC_SIZE: usize = 20;
 /// Bytes of properties at most: their length is a signed 16-bit number.
 pub const PROPERTIES_SIZE_MAX: usize = 32767;
-/// Of a CRC-32, what is stored.
+/// The bits of a CRC-32 that records keep.
 pub const CRC_MASK: u32 = 0x7FFF_FFFF;
 /// Everything but hosts, body, topic and properties, the length of the properties with it.
 const FIXED: usize = 74;

@@ -9,7 +9,8 @@ Touches  nothing.
 The signature of every request is checked: it says who sent these bytes, and nothing else does. A request that
 says when it was signed, and for which connection, is let in once (`freshness`). What a user is allowed
 is kept for each connection until users or policies change, so a granted send costs the signature and a look-up. Sends
-that nobody has read as requests are judged by what is kept alone: the first of each kind is admitted the usual way.
+and pulls that nobody has read as requests are judged by what is kept alone: the first of each kind is admitted the
+usual way.
 
 Invariants
 - Whatever fails refuses; nobody is let in by an error.
@@ -78,11 +79,12 @@ class _Known:
     judgements: dict[Asked, Judgement] = field(default_factory=dict)
 
 
-class _Sent(NamedTuple):
-    """The header fields of a send that policies are about."""
+class _Named(NamedTuple):
+    """The header fields of a send or a pull that policies are about."""
 
     topic: str
     producer_group: str
+    consumer_group: str  # the same: a request has one of them
 
 
 class _NoUser(RequestError):
@@ -131,7 +133,7 @@ class AccessGate(Gate):
 
     @property
     def judgements_kept(self) -> int:
-        """What is kept of sends that nobody reads as requests, for all connections."""
+        """What is kept of requests that nobody reads as such, for all connections."""
         return sum(len(known.judgements) for known in self._known.values())
 
     def admit(self, caller: Peer, row: Row, request: AnyIncoming) -> None:
@@ -240,8 +242,9 @@ class AccessGate(Gate):
         if not name:
             return None
         if rules.authorization and code not in rules.free_codes:
-            naming, sent = self._naming_of(row), _Sent(topic.decode(), group.decode())
-            if naming is None or (name, code, naming(sent)) not in known.granted:
+            naming, group_name = self._naming_of(row), group.decode()
+            named = _Named(topic.decode(), group_name, group_name)
+            if naming is None or (name, code, naming(named)) not in known.granted:
                 return None
         if not rules.authentication or code in rules.unsigned_codes or _is_for_anybody(row):
             return Judgement(name, None, is_let_in=True)

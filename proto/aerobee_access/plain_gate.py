@@ -41,6 +41,7 @@ OLD_SIGNATURE: Final = 0  # of that version; one field is never part of it
 SENDS: Final = {10: ("topic", "group"), 310: ("b", "a")}
 GROUPS: Final = {36: "group", 35: "consumerGroup", 38: "consumerGroup"}
 READS: Final = frozenset({11, 15})
+NEWER_READS: Final = frozenset({361})  # 4.9 does not know it, and asks for nothing
 NOBODY: Final = b"nobody has this secret"
 Needs = tuple[dict[str, Perm], dict[str, Perm]]
 
@@ -185,8 +186,9 @@ def _reason(account: Account, topics: dict[str, Perm], groups: dict[str, Perm]) 
 
 
 def _judgement(acl: PlainAcl, address: str, asked: Asked) -> Judgement:
-    """As `PlainGate._admit`, for a send; no to one to a retry topic, whose group may be named by a field of its own."""
-    code, access_key, topic_name, _ = asked
+    """As `PlainGate._admit`, for a send or a pull; no to a send to a retry topic, whose group may be named by a field
+    of its own."""
+    code, access_key, topic_name, group_name = asked
     name = access_key.decode() if access_key is not None else ""
     account = acl.accounts.get(name)
     if account is None:
@@ -194,9 +196,17 @@ def _judgement(acl: PlainAcl, address: str, asked: Asked) -> Judgement:
     if account.white_address and _matches(account.white_address, address):
         return Judgement(name, None, is_let_in=True)
     topic = topic_name.decode()
-    topics = {topic: Perm.PUB} if code in SENDS else {}
-    may = not is_retry_topic(topic) and not _reason(account, topics, {})
-    return Judgement(name, account.secret_key.encode(), may)
+    topics: dict[str, Perm] = {}
+    groups: dict[str, Perm] = {}
+    is_clear = True
+    if code in READS:
+        _reads(topic, topics, groups)
+        _reads_for(group_name.decode(), groups)
+    elif code not in NEWER_READS:
+        is_clear = not is_retry_topic(topic)
+        if code in SENDS:
+            topics[topic] = Perm.PUB
+    return Judgement(name, account.secret_key.encode(), is_clear and not _reason(account, topics, groups))
 
 
 def _matches(pattern: str, address: str) -> bool:

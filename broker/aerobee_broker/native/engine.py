@@ -31,7 +31,7 @@ __all__ = [
 log = structlog.get_logger()
 
 MODULE: Final = "aerobee_native"
-INTERFACE: Final = 5  # to be equal to that of the module
+INTERFACE: Final = 6  # to be equal to that of the module
 WAY_OUT: Final = (
     "install it (pip install 'aerobee[native]', or ./dev setup with cargo there), or set sendEngine = auto"
 )
@@ -60,6 +60,8 @@ FoundPull = tuple[
     int,  # queue offset that it asks for
     int,  # commit offset
     int,  # opaque
+    bytes | None,  # its signature, as it stands there
+    bytes | None,  # what says that it counts once
 ]
 
 Gathered = tuple[
@@ -101,10 +103,16 @@ class NativeEngine(Protocol):
 
     def pull(self, data: bytes, at: int) -> FoundPull | None:
         """The pull at this place of a read; None when there is none whole, or an unusual one. Two pulls that differ in
-        queue offset, commit offset and opaque alone are such as each other."""
+        these numbers, signature and freshness alone are such as each other."""
 
     def learn_pull(self, what: object) -> None:
         """Give this for such pulls as the last one, until 2,048 others were learned and it was not asked for."""
+
+    def is_sound(
+        self, view: memoryview, place: tuple[int, int], physical_offset: int, topic: bytes, is_sealed: bool
+    ) -> bool:
+        """Whether the record in the view of a file, at a position and of a size, is whole and sound, of this topic, and
+        was written at this physical offset. `is_sealed`: it has to have our checksum. A no says nothing."""
 
     def gather(
         self,
@@ -173,6 +181,18 @@ class SendEngine:
     def when_ended(self, call: Callable[[], None]) -> None:
         """Have this called when the native engine is used no more."""
         self._on_end.append(call)
+
+    def is_sound(
+        self, view: memoryview, place: tuple[int, int], physical_offset: int, topic: bytes, is_sealed: bool
+    ) -> bool:
+        """As of `NativeEngine`; no when there is none, or when it has a fault."""
+        if self.native is None:
+            return False
+        try:
+            return self.native.is_sound(view, place, physical_offset, topic, is_sealed)
+        except Exception as failed:
+            self.give_up(failed)
+            return False
 
     def give_up(self, failed: Exception) -> None:
         """The native engine has a fault: go on in Python. Told once; to be called where it is handled."""

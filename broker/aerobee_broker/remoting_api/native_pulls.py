@@ -3,10 +3,11 @@
 Touches  connections to answer on.
 
 A request is read in Python once, as all others are; what it asks is learned (`learn_pull`), and the engine finds it
-again by the bytes of its header, of which it reads nothing but the three numbers that change. Checked, committed,
-counted and found it is here each time, by the parts that do it for all other pulls (`Reading.read_nearby`). Their
-answer, header and records, the engine makes in one piece. Whatever is unusual goes on to `PullHandlers`: what finds
-nothing, or filters by properties, or is not in memory, or was written before this run.
+again by the bytes of its header, of which it reads nothing but the three numbers that change, and what makes one
+signature differ from the next. Judged, checked, committed, counted and found it is here each time, by the parts that
+do it for all other pulls (`Reading.read_nearby`). Their answer, header and records, the engine makes in one piece.
+Whatever is unusual goes on to `PullHandlers`: who is not let in, what finds nothing, or filters by properties, or is
+not in memory, or was written before this run.
 
 `bench/profile_pull.py --engine native` measures it.
 """
@@ -16,6 +17,8 @@ from typing import Final, cast
 
 import msgspec
 
+from aerobee_access.judging import AskedAgain, asked_again
+from aerobee_access.signature import FRESHNESS
 from aerobee_broker.messages.read import Reading, UsualQuery
 from aerobee_broker.native.engine import FoundPull, NativeEngine, SendEngine
 from aerobee_broker.remoting_api.native_sends import NativeSends
@@ -25,7 +28,7 @@ from aerobee_proto.errors import AerobeeError
 from aerobee_proto.frames import FLAG_ONEWAY, FLAG_RESPONSE
 from aerobee_proto.headers import PullMessageHeader
 from aerobee_proto.requests import RequestDecoder
-from aerobee_remoting.exchange.gate import Judge
+from aerobee_remoting.exchange.gate import Judging
 from aerobee_remoting.exchange.handlers import Channel, FrontTaken, HandlerTable
 
 __all__ = ["NativePulls"]
@@ -37,15 +40,18 @@ ANSWERS_SIZE: Final = (
     262_144  # bytes of answers in one turn, about: what else was read then goes the usual way
 )
 _WORDS: Final = struct.Struct(">ii")
+# The fields that change and are signed, in the order of their names, and how they are written.
+PLACES: Final = {FRESHNESS: b"%b", "commitOffset": b"%d", "queueOffset": b"%d"}
 
 
 class _Pull(msgspec.Struct, gc=False, frozen=True):
-    """What pulls ask that differ in offsets and opaque alone."""
+    """What pulls ask that differ in offsets, opaque, signature and freshness alone."""
 
     usual: UsualQuery
     codec: int
     code: int
     version: int
+    signed: AskedAgain | None  # how they are judged; None: the usual way
 
 
 class NativePulls:
@@ -70,22 +76,23 @@ class NativePulls:
 
         self._engine.when_ended(ended)
 
-    def take(self, channel: Channel, data: bytes, judge: Judge | None) -> FrontTaken | None:
+    def take(self, channel: Channel, data: bytes, judging: Judging | None) -> FrontTaken | None:
         """As `Front`."""
         if not data.startswith(FIRST, 8):
-            return self._sends.take(channel, data, judge)
-        if judge is not None:
-            return None  # it judges sends alone
+            return self._sends.take(channel, data, judging)
         pull, gather = self._native.pull, self._native.gather
         at = requests = size = code = version = 0
+        served = None if judging is None else judging.mark()  # what was let in before it
         while size < ANSWERS_SIZE:
             try:
                 found = pull(data, at)
                 if found is None:
                     break
-                known, end, offset, commit_offset, opaque = found
+                known, end, offset, commit_offset, opaque, *_ = found
                 asked = self._learn(data, found, at) if known is None else cast(_Pull, known)
                 if asked is None or (requests and asked.code != code):
+                    break
+                if judging is not None and not _is_let_in(judging, asked, found):
                     break
                 answer = self._reading.read_nearby(
                     asked.usual, offset, commit_offset, channel, gather, (asked.codec, opaque)
@@ -102,15 +109,20 @@ class NativePulls:
             at = end
             size += len(answer)
             code, version = asked.code, asked.version
+            if judging is not None:
+                served = judging.mark()
+        if judging is not None:
+            judging.go_back(served)
         return FrontTaken(at, requests, code, version) if requests else None
 
     def _learn(self, data: bytes, found: FoundPull, at: int) -> _Pull | None:
         """Read a request in full, for it and all that are such as it; None for one that is not usual after all."""
-        _, end, offset, commit_offset, opaque = found
+        _, end, offset, commit_offset, opaque, *_ = found
         _, word = _WORDS.unpack_from(data, at)
         codec, header_end = word >> 24 & 0xFF, at + 8 + (word & 0xFFFFFF)
+        frame = codec, data[at + 8 : header_end], data[header_end:end]
         try:
-            envelope = self._decoder.decode((codec, data[at + 8 : header_end], data[header_end:end]))
+            envelope = self._decoder.decode(frame)
         except AerobeeError:
             return None
         header = envelope.ext
@@ -119,6 +131,18 @@ class NativePulls:
         if (header.queue_offset, header.commit_offset, envelope.opaque) != (offset, commit_offset, opaque):
             return None
         usual = UsualQuery(query_of(envelope.code, header))
-        learned = _Pull(usual, codec, envelope.code, envelope.version)
+        names = {"topic": header.topic, "consumerGroup": header.consumer_group}
+        signed = asked_again(frame, envelope.code, envelope.version, names, PLACES)
+        learned = _Pull(usual, codec, envelope.code, envelope.version, signed)
         self._native.learn_pull(learned)
         return learned
+
+
+def _is_let_in(judging: Judging, asked: _Pull, found: FoundPull) -> bool:
+    """Whether the judge says so, of a pull such as this."""
+    if asked.signed is None:
+        return False
+    _, _, offset, commit_offset, _, signature, freshness = found
+    kind, content = asked.signed
+    values = (commit_offset, offset) if freshness is None else (freshness, commit_offset, offset)
+    return judging.judge(kind, signature, content % values, b"")

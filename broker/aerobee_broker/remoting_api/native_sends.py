@@ -23,7 +23,7 @@ from aerobee_broker.stats import BrokerStats, TopicCounters
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.frames import CODEC_ROCKETMQ, FrameDecoder, decode_command, encode_command
 from aerobee_proto.requests import code_keys
-from aerobee_remoting.exchange.gate import Judge
+from aerobee_remoting.exchange.gate import Judging
 from aerobee_remoting.exchange.handlers import Channel, FrontTaken
 from aerobee_store.faults.errors import NotMaster, StoreError, StorePoisoned
 from aerobee_store.index.index import KeyedBlock
@@ -104,7 +104,7 @@ class NativeSends:
 
         self._engine.when_ended(ended)
 
-    def take(self, channel: Channel, data: bytes, judge: Judge | None) -> FrontTaken | None:
+    def take(self, channel: Channel, data: bytes, judging: Judging | None) -> FrontTaken | None:
         """As `Front`."""
         if data[8:10] not in FIRST_OF_OTHERS and data[8 : data.find(b",", 16, 21) + 1] not in FIRST_OF_JSON:
             return None
@@ -118,6 +118,7 @@ class NativeSends:
         if place is None:
             return None
         begin, limit, now_ms = place
+        judge = None if judging is None else judging.judge
         try:
             taken = self._native.take(data, begin, limit, now_ms, born_host(channel.peer), judge)
         except Exception as failed:

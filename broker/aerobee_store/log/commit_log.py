@@ -16,6 +16,7 @@ the new file over under a lock, for which `roll()` waits as long as the allocati
 """
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from aerobee_proto.records import BLANK_MAGIC, SIZE_AND_MAGIC
@@ -25,7 +26,11 @@ from aerobee_store.faults import failpoints
 from aerobee_store.faults.errors import CorruptStore
 from aerobee_store.records.record_scan import Blank, RecordFault, ScannedRecord, scan_record
 
-__all__ = ["BLANK_SIZE_MIN", "CommitLog"]
+__all__ = ["BLANK_SIZE_MIN", "CommitLog", "Prover"]
+
+# Whether a record is whole and sound, from whoever is quick at it: the view of its file, its position and size there,
+# its physical offset, its topic, and whether it has to have our checksum. A no says nothing.
+Prover = Callable[[memoryview, tuple[int, int], int, bytes, bool], bool]
 
 # A record fits only if this much stays free behind it for the blank record that closes the file.
 BLANK_SIZE_MIN = 8
@@ -56,6 +61,8 @@ class CommitLog:
         self.proven_from = 0
         # Every record from here on was written with the whole-record checksum; None: nothing is known.
         self.checksum_from: int | None = None
+        # Asked before a record is proven; None: nobody is.
+        self.prover: Prover | None = None
         # Moved by flush() (and recovery) only.
         self.flushed_offset = 0
         # Bytes that recover_to() found behind the end and removed: the torn part.
@@ -242,6 +249,17 @@ class CommitLog:
         return scan_record(
             file.view, position, physical_offset, property_crc=property_crc, sealed=sealed, proven=proven
         )
+
+    def has_proven(self, view: memoryview, at: int, size: int, physical_offset: int, topic: str) -> bool:
+        """Whether the prover says of a record in the view of its file, at a position, that it is sound and of a topic.
+
+        Of 4 KiB it takes 4 us, where `prove` takes 25, of 128 bytes 0.5 us. After a no it is for `prove`.
+        """
+        prover = self.prover
+        if prover is None or not topic.isascii():
+            return False
+        is_sealed = self.checksum_from is not None and physical_offset >= self.checksum_from
+        return prover(view, (at, size), physical_offset, topic.encode(), is_sealed)
 
     def prove(self, physical_offset: int, size: int) -> ScannedRecord | None:
         """As scan(); a record of `size` bytes that does not hold is known to be damaged from now on."""

@@ -367,7 +367,9 @@ class MessageReader:
                 if damaged and log.is_damaged(physical_offset):
                     known = False
                 elif known and physical_offset < written_from:
-                    if physical_offset < proven_from:
+                    if physical_offset < proven_from and not log.has_proven(
+                        view, at, size, physical_offset, topic
+                    ):
                         proven = log.prove(physical_offset, size)
                         known = proven is not None and (
                             proven.topic == topic
@@ -586,7 +588,11 @@ class MessageReader:
             return None
         if log.damaged and log.is_damaged(physical_offset):
             return None
-        if physical_offset < log.proven_from and log.prove(physical_offset, size) is None:
+        if (
+            physical_offset < log.proven_from
+            and not log.has_proven(file.view, at, size, physical_offset, header.topic)
+            and log.prove(physical_offset, size) is None
+        ):
             return None
         named = (header.queue_offset, header.queue_id, header.topic)
         if named != (offset, queue.queue_id, queue.topic) and not self._agrees(

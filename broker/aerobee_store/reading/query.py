@@ -82,7 +82,12 @@ def _header_at(log: CommitLog, physical_offset: int) -> RecordHeader | None:
         header = scan_header(file.view, physical_offset - file.offset)
     except RecordError:
         return None
-    if physical_offset < log.proven_from and log.prove(physical_offset, header.size) is None:
+    at = physical_offset - file.offset
+    if (
+        physical_offset < log.proven_from
+        and not log.has_proven(file.view, at, header.size, physical_offset, header.topic)
+        and log.prove(physical_offset, header.size) is None
+    ):
         return None
     return None if header.is_blank or header.physical_offset != physical_offset else header
 

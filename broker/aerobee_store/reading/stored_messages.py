@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable
 
 from aerobee_proto.records import RECORD_SIZE_MIN, scan_header
-from aerobee_store.log.commit_log import CommitLog
+from aerobee_store.log.commit_log import CommitLog, Prover
 from aerobee_store.log.damage_events import log_new_damage
 from aerobee_store.queues.batch_queue import BatchQueue
 from aerobee_store.queues.consume_queue import ConsumeQueue, ConsumeQueueEntry
@@ -77,6 +77,10 @@ class StoredMessages:
         return found
 
     # --- the range of a queue --------------------------------------------------------------------------
+
+    def use_prover(self, prover: Prover) -> None:
+        """Ask this first of each record that has to be proven before it is read, by whichever reader of the store."""
+        self._log.prover = prover
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         """First readable offset; 0 for an unknown queue."""

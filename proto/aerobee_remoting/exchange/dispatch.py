@@ -117,9 +117,10 @@ class Dispatcher:
             judging = self._gate.judging(channel, self._handlers.by_code)
             if judging is None:
                 return None
-            taken = front.take(channel, data, judging.judge)
+            begin = judging.mark()
+            taken = front.take(channel, data, judging)
             if taken is None:
-                judging.withdraw()
+                judging.go_back(begin)
         if taken is not None:
             entry = self._handlers.by_code[taken.code]
             entry.requests += taken.request_count

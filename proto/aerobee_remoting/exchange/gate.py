@@ -23,18 +23,20 @@ __all__ = ["Asked", "Gate", "Judge", "Judging", "OpenGate", "RefusedSlowly", "Ro
 Refused = tuple[AnyIncoming, Exception]
 
 Asked = tuple[int, bytes | None, bytes, bytes]
-"""A send by what is decided of it: request code, AccessKey (None: it has none), topic, producer group."""
+"""A send or a pull by what is decided of it: request code, AccessKey (None: it has none), topic, group."""
 
 Judge = Callable[[Asked, bytes | None, bytes, bytes], bool]
-"""Whether a send is let in for sure: what it asks, its signature (None: it has none), what that has to cover of the
+"""Whether a request is let in for sure: what it asks, its signature (None: it has none), what that has to cover of the
 header, and the body. It raises nothing."""
 
 
 class Judging(NamedTuple):
-    """Of the sends of one read."""
+    """Of the requests of one read."""
 
     judge: Judge
-    withdraw: Callable[[], None]  # none of those that were let in was served: they come again, the usual way
+    # A moment, and back to it: what was let in since was not served, and comes again, the usual way.
+    mark: Callable[[], object]
+    go_back: Callable[[object], None]
 
 
 class RefusedSlowly(RequestError):
@@ -84,9 +86,9 @@ class Gate(Protocol):
         return False
 
     def judging(self, caller: Peer, rows: Mapping[int, Row]) -> Judging | None:
-        """Who says of this caller's sends, in this turn of the event loop, what `admit` would say of them by what it
-        knows already; None: nobody can. Whoever is not told yes has `admit` asked, which refuses, delays and notes.
-        `rows` are those of the codes that are served."""
+        """Who says of this caller's sends and pulls, in this turn of the event loop, what `admit` would say of them by
+        what it knows already; None: nobody can. Whoever is not told yes has `admit` asked, which refuses, delays and
+        notes. `rows` are those of the codes that are served."""
         return None
 
     def turned_away(self, caller: Peer, row: Row, run: Sequence[AnyIncoming]) -> Sequence[Refused]:

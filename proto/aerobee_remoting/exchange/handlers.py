@@ -24,7 +24,7 @@ from aerobee_proto.errors import LimitReached, RequestError, forget_frames
 from aerobee_proto.frames import Command, decode_command, language_name
 from aerobee_proto.headers import ext_of
 from aerobee_proto.requests import AnyIncoming, Incoming, NoFields, RequestDecoder, code_keys
-from aerobee_remoting.exchange.gate import Gate, Judge, OpenGate, Row
+from aerobee_remoting.exchange.gate import Gate, Judging, OpenGate, Row
 from aerobee_remoting.exchange.needs import Need, Needs
 from aerobee_remoting.peers.peer import Peer
 
@@ -275,7 +275,7 @@ class Front(Protocol):
     so it need know nothing but what is frequent.
     """
 
-    def take(self, channel: Channel, data: bytes, judge: Judge | None) -> FrontTaken | None:
+    def take(self, channel: Channel, data: bytes, judging: Judging | None) -> FrontTaken | None:
         """Serve and answer the first requests of this, as many as it likes; None: none of them. Each has to be let in
         by the judge, where there is one."""
 

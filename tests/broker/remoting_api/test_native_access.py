@@ -182,27 +182,134 @@ def test_each_topic_and_user_of_a_connection_is_asked_for_once_the_usual_way(tmp
     assert [line[0] for line in found.audit] == ["granted", "refused", "granted", "refused"]
 
 
-def test_a_pull_is_never_served_without_its_gate(tmp_path: Path) -> None:
-    """The engine answers usual pulls, too; nobody judges them, so each is admitted the usual way."""
-    fields = {"consumerGroup": "g", "topic": "Topic-A", "queueId": "0", "queueOffset": "0", "maxMsgNums": "8"}
-    fields |= {"sysFlag": "4", "commitOffset": "0", "suspendTimeoutMillis": "0", "subscription": "*"}
-    unsigned = fields
-    signed, guessed = sign(fields, b"", *MAY), sign(fields, b"", *WRONG)
+# --- pulls ----------------------------------------------------------------------------------------------------------
+
+ASYNC = {"flush_disk_type": "ASYNC_FLUSH"}
+PULL, LITE = RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE
+
+
+def readers(broker: Broker) -> None:
+    """Who may send may read what it has sent, too."""
+    read = [entry_of(name, ["Pub", "Sub"], None, "Allow") for name in ("Topic:Topic-A", "Group:g")]
+    broker.access.table.write_acl(MAY[0], [(PolicyType.CUSTOM, read)])
+
+
+def pull_by(
+    user: tuple[str, str] | None,
+    number: int,
+    *,
+    offset: int = 0,
+    code: int = PULL,
+    codec: int = 0,
+    freshness: str | None = None,
+    **changes: str,
+) -> bytes:
+    """A usual pull of this user, with its number as its opaque."""
+    fields = {"consumerGroup": "g", "topic": "Topic-A", "queueId": "0", "queueOffset": str(offset)}
+    fields |= {"maxMsgNums": "8", "sysFlag": "4", "commitOffset": str(offset), "suspendTimeoutMillis": "0"}
+    fields |= {"subscription": "*", "bname": "100 %d"} | changes
+    signed = fields if user is None else sign(fields, b"", *user, freshness=freshness)
+    return encode_command(Command(code, opaque=number, ext_fields=signed, codec=codec))
+
+
+def stored(form: str, folder: Path) -> tuple[list[bytes | Step], dict[str, Any]]:
+    """Three messages, of which the engine takes two; they may be read. And the settings."""
+    more = settings_of(form, folder) | ASYNC
+    if form == "plain":
+        path = folder / "plain_acl.yml"
+        path.write_text(
+            PLAIN.replace("Topic-A=PUB,", "Topic-A=PUB|SUB,").replace("  topicPerms", GROUP_PERMS, 1)
+        )
+    begin: list[bytes | Step] = [] if form == "plain" else [readers]
+    return [*begin, *frames([by(MAY, number) for number in range(3)])], more
+
+
+GROUP_PERMS = "  groupPerms: [g=SUB]\n  topicPerms"
+
+
+@pytest.mark.parametrize("form", ["both", "authentication", "authorization", "plain", "official"])
+@pytest.mark.parametrize("code", [PULL, LITE])
+def test_signed_pulls_are_the_engine_s(tmp_path: Path, form: str, code: int) -> None:
+    """In all codecs and wherever they go on, but for the first, which makes the group and is granted what it needs."""
+    steps, more = stored(form, tmp_path)
     pulls = [
-        encode_command(Command(RequestCode.PULL_MESSAGE, opaque=90 + number, ext_fields=asked))
-        for number, asked in enumerate([signed, unsigned, unsigned, guessed])
+        pull_by(MAY, 90 + number, offset=number % 3, code=code, codec=codec)
+        for codec in (0, 1, 2)
+        for number in range(3 * codec, 3 * codec + 3)
     ]
+    found = compared(tmp_path, [*steps, pulls[0], b"".join(pulls[1:])], **more)
+    assert found.native == 2 + len(pulls) - 1
+    assert found.in_order == [0, 1, 2, *range(90, 99)]
 
-    def may_read(broker: Broker) -> None:
-        read = [entry_of(name, ["Pub", "Sub"], None, "Allow") for name in ("Topic:Topic-A", "Group:g")]
-        broker.access.table.write_acl(MAY[0], [(PolicyType.CUSTOM, read)])
 
-    steps: list[bytes | Step] = [may_read, *frames([by(MAY, number) for number in range(3)]), *pulls]
-    usual_ones = compared(tmp_path, steps, flush_disk_type="ASYNC_FLUSH")
+@pytest.mark.parametrize("form", ["both", "authentication", "plain"])
+@pytest.mark.parametrize("who", [MAY_NOT, WRONG, OFF, NOBODY, None])
+def test_who_may_not_read_is_refused_in_the_middle_of_others(
+    tmp_path: Path, form: str, who: tuple[str, str] | None
+) -> None:
+    steps, more = stored(form, tmp_path)
+    pulls = [pull_by(who if number == 4 else MAY, 90 + number) for number in range(8)]
+    lets_in = who == (OFF if form == "plain" else MAY_NOT)
+    found = compared(tmp_path, [*steps, pulls[0], b"".join(pulls[1:])], **more)
+    assert found.native >= 2 + 3
+    assert (94 in found.in_order) is lets_in
+    assert [line[0] for line in found.audit].count("refused") == (0 if lets_in else 1)
+
+
+@pytest.mark.parametrize("part", ["queueOffset", "Signature"])
+def test_a_pull_that_was_changed_on_the_way_is_refused(tmp_path: Path, part: str) -> None:
+    steps, more = stored("both", tmp_path)
+    good = [pull_by(MAY, 90 + number, offset=1) for number in range(4)]
+    raw = bytearray(good[3])
+    raw[raw.index(part.encode()) + len(part) + 3] ^= 1
+    found = compared(tmp_path, [*steps, *good[:3], bytes(raw), good[1]], **more)
+    assert found.in_order == [0, 1, 2, 90, 91, 92, 91]
+    assert found.audit[-1][-1] == "check signature failed."
+    assert found.native == 2 + 3
+
+
+def test_a_pull_is_never_served_without_its_gate(tmp_path: Path) -> None:
+    steps, more = stored("both", tmp_path)
+    pulls = [pull_by(user, 90 + number) for number, user in enumerate([MAY, None, None, WRONG])]
+    usual_ones = compared(tmp_path, [*steps, *pulls], **ASYNC)
     assert usual_ones.native == 2 + 3, "but for the first, which makes the group"
-    found = compared(tmp_path, steps, flush_disk_type="ASYNC_FLUSH", **BOTH)
+    found = compared(tmp_path, [*steps, *pulls], **more)
     assert (found.native, found.in_order) == (2, [0, 1, 2, 90])
     assert [line[0] for line in found.audit] == ["granted"] * 2 + ["refused"] * 3
+
+
+def test_a_pull_that_has_a_name_twice_is_not_judged_by_one_of_them(tmp_path: Path) -> None:
+    """Python reads the last of two fields of one name; with the engine it is the same."""
+    steps, more = stored("both", tmp_path)
+    twice = [
+        frame.replace(b'"topic":"Topic-A"', b'"topic":"Topic-B","topic":"Topic-A"', 1)
+        for frame in (pull_by(MAY, 90 + number) for number in range(3))
+    ]
+    pulls = [
+        (len(frame) - 4).to_bytes(4, "big") + (len(frame) - 8).to_bytes(4, "big") + frame[8:]
+        for frame in twice
+    ]
+    assert compared(tmp_path, [*steps, *pulls], **more).in_order == [0, 1, 2, 90, 91, 92]
+
+
+@pytest.mark.parametrize("form", ["both", "plain"])
+def test_pulls_count_once_and_again_when_the_engine_has_not_served_them(tmp_path: Path, form: str) -> None:
+    """What finds nothing is answered in Python, where its number must not have come before."""
+
+    def numbered(number: int, count: int, *, offset: int = 0, signed_code: int = 11) -> bytes:
+        fresh = f"aerobee1:{START_MS}:{'07' * 8}:{count}:{signed_code};"
+        return pull_by(MAY, 90 + number, offset=offset, freshness=fresh)
+
+    steps, more = stored(form, tmp_path)
+    pulls = [numbered(0, 1), numbered(1, 2), numbered(2, 3), numbered(3, 4, offset=3), numbered(4, 5)]
+    pulls += [numbered(5, 3), numbered(6, 4, offset=3), numbered(7, 9), numbered(8, 10, signed_code=361)]
+    for reads in (pulls, [pulls[0], b"".join(pulls[1:])]):
+        found = compared(tmp_path, [*steps, *reads], **more)
+        assert found.in_order == [0, 1, 2, 90, 91, 92, 94, 97]
+        assert [line[0] for line in found.audit].count("refused") == 3
+        assert found.native >= 2 + 2
+    every_one = compared(tmp_path, [*steps, *pulls], **more)
+    assert every_one.native == 2 + 4
 
 
 # --- once -----------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from aerobee_access.signature import sign
 from aerobee_broker.broker import Broker
 from aerobee_broker.native.engine import INTERFACE, MODULE
 from aerobee_proto.bodies import TopicConfig
@@ -87,6 +88,8 @@ class Pull:
     style: str = "java"
     body: bytes = b""
     damage: tuple[int, int] | None = None
+    user: tuple[str, str] | None = None  # access key and secret, where it is signed
+    freshness: str | None = None
 
 
 Step = Send | Reset | Pull
@@ -159,6 +162,8 @@ def frame_of(pull: Pull, opaque: int) -> bytes:
         fields["subscription"] = pull.expression
     if pull.kind is not None:
         fields["expressionType"] = pull.kind
+    if pull.user is not None:
+        fields = sign(fields, pull.body, *pull.user, freshness=pull.freshness)
     if pull.codec == 0:
         header = _json_header(pull, fields, opaque)
     else:
@@ -440,10 +445,10 @@ def made_engine() -> Any:
 def test_what_was_learned_is_found_for_other_numbers_and_for_nothing_else(codec: int) -> None:
     engine = made_engine()
     first = frame_of(Pull(codec=codec), 1)
-    assert engine.pull(first, 0) == (None, len(first), 0, 0, 1)
+    assert engine.pull(first, 0) == (None, len(first), 0, 0, 1, None, None)
     engine.learn_pull("what")
     other = frame_of(Pull(codec=codec, offset="123", commit_offset="-1"), 77)
-    assert engine.pull(b"before" + other + b"behind", 6) == ("what", 6 + len(other), 123, -1, 77)
+    assert engine.pull(b"before" + other + b"behind", 6) == ("what", 6 + len(other), 123, -1, 77, None, None)
     for change in (
         {"queue_id": 1},
         {"count": "33"},
@@ -466,7 +471,7 @@ def test_those_who_asked_last_are_remembered() -> None:
     for number in range(10_000):
         for queue_id in (0, number + 1):  # the first one asks again and again
             _, *found = engine.pull(frame_of(Pull(queue_id=queue_id), 1), 0)
-            assert found[1:] == [0, 0, 1]
+            assert found[1:] == [0, 0, 1, None, None]
             if queue_id == number + 1 or number == 0:
                 engine.learn_pull(queue_id)
     known = [engine.pull(frame_of(Pull(queue_id=at), 1), 0)[0] for at in (0, 1, 10_000)]
@@ -477,6 +482,10 @@ def test_changed_pulls_are_no_others() -> None:
     """Whatever is changed in a request, it is read as Python reads it or left to it."""
     engine, rng = made_engine(), random.Random(3)
     base = [frame_of(Pull(codec=codec, style=style), 1) for codec in (0, 1, 2) for style in ("java", "go")]
+    base += [
+        frame_of(Pull(codec=codec, user=("u", "secret"), freshness="aerobee1:1:-:1:11;"), 1)
+        for codec in (0, 1, 2)
+    ]
     for frame in base:
         if engine.pull(frame, 0) is not None:
             engine.learn_pull(decode_command(FrameDecoder().feed(frame)[0]).ext)
@@ -488,8 +497,11 @@ def test_changed_pulls_are_no_others() -> None:
             continue
         taken += 1
         read = decode_command(FrameDecoder().feed(frame[: found[1]])[0])
-        numbers = {"queueOffset": str(found[2]), "commitOffset": str(found[3])}
-        assert (read.ext, read.opaque) == (found[0] | numbers, found[4])
+        changing = {"queueOffset": str(found[2]), "commitOffset": str(found[3])}
+        for name, text in zip(("Signature", "AccessFreshness"), found[5:], strict=True):
+            assert (text is None) is (name not in read.ext)
+            changing |= {} if text is None else {name: text.decode()}
+        assert (read.ext, read.opaque) == (found[0] | changing, found[4])
     assert taken > 100
 
 

@@ -270,10 +270,10 @@ def count_taken(broker: Broker) -> Callable[[], int]:
     taken = 0
 
     class Counting:
-        def take(self, channel: Any, data: bytes, judge: Any) -> Any:
+        def take(self, channel: Any, data: bytes, judging: Any) -> Any:
             nonlocal taken
             assert front is not None
-            found = front.take(channel, data, judge)
+            found = front.take(channel, data, judging)
             taken += 0 if found is None else found.request_count
             return found
 

@@ -1,0 +1,110 @@
+//! Whether a record of the log is one, by all its checksums. `aerobee_store.records.record_scan` says what that is, and
+//! looks itself where the answer here is no.
+
+use crate::bytes::{hex8, hex16};
+use crate::records::{
+    BORN_V6, CHECKSUM, CHECKSUM_SIZE, CRC_MASK, HOST_V6, MAGIC_V1, MAGIC_V2, PROPERTY_CRC, PROPERTY_CRC_SIZE,
+    STORE_V6,
+};
+
+const HOST_V4: usize = 8;
+const CHECKSUM_COVERS_MIN: usize = 36; // up to the physical offset, which it names
+
+/// The bytes of a record, and how far they have been read.
+struct Reader<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, count: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.rest.split_at_checked(count)?;
+        self.rest = rest;
+        Some(taken)
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        Some(u32::from_be_bytes(self.take(4)?.try_into().ok()?))
+    }
+
+    fn i32(&mut self) -> Option<i32> {
+        Some(i32::from_be_bytes(self.take(4)?.try_into().ok()?))
+    }
+
+    fn i64(&mut self) -> Option<i64> {
+        Some(i64::from_be_bytes(self.take(8)?.try_into().ok()?))
+    }
+
+    fn length(&mut self) -> Option<usize> {
+        usize::try_from(i16::from_be_bytes(self.take(2)?.try_into().ok()?)).ok()
+    }
+}
+
+/// Whether these are a whole record of this topic that was written at this place. `is_sealed`: it has to have the
+/// checksum over all of it.
+pub fn is_sound(record: &[u8], physical_offset: i64, topic: &[u8], is_sealed: bool) -> bool {
+    properties_of(record, physical_offset, topic).is_some_and(|properties| match checksum_at(record) {
+        Some(at) => is_sealed_at(record, at, physical_offset),
+        None => !is_sealed && !has(properties, CHECKSUM),
+    })
+}
+
+/// The properties of a record whose lengths, place, topic and body are right.
+fn properties_of<'a>(record: &'a [u8], physical_offset: i64, topic: &[u8]) -> Option<&'a [u8]> {
+    let mut reader = Reader { rest: record };
+    let is_whole = usize::try_from(reader.i32()?).ok()? == record.len();
+    let magic = reader.u32()?;
+    let body_crc = reader.u32()?;
+    let queue_id = reader.i32()?;
+    reader.i32()?; // flag
+    let queue_offset = reader.i64()?;
+    let is_there = reader.i64()? == physical_offset;
+    let sys_flag = reader.i32()?;
+    reader.i64()?; // born
+    reader.take(if sys_flag & BORN_V6 != 0 { HOST_V6 } else { HOST_V4 })?;
+    let stored = reader.i64()?;
+    reader.take(if sys_flag & STORE_V6 != 0 { HOST_V6 } else { HOST_V4 })?;
+    reader.take(12)?; // how often it came back, where a transaction was prepared
+    let body_size = usize::try_from(reader.i32()?).ok()?;
+    let body = reader.take(body_size)?;
+    let topic_size = match magic {
+        MAGIC_V1 => usize::try_from(reader.take(1)?[0] as i8).ok()?,
+        MAGIC_V2 => reader.length()?,
+        _ => return None,
+    };
+    let is_of_topic = reader.take(topic_size)? == topic;
+    let properties_size = reader.length()?;
+    let properties = reader.rest;
+    let is_right = is_whole
+        && is_there
+        && is_of_topic
+        && properties.len() == properties_size
+        && stored > 0
+        && queue_id >= 0
+        && queue_offset >= 0
+        && crc32fast::hash(body) & CRC_MASK == body_crc;
+    is_right.then_some(properties)
+}
+
+/// Where the checksum over all of a record stands: at its end, or before RocketMQ's own.
+fn checksum_at(record: &[u8]) -> Option<usize> {
+    let last = record.len().checked_sub(CHECKSUM_SIZE)?;
+    if record[last..].starts_with(CHECKSUM) {
+        return Some(last);
+    }
+    let at = last.checked_sub(PROPERTY_CRC_SIZE)?;
+    let entry = &record[at..];
+    (entry.starts_with(CHECKSUM) && entry[CHECKSUM_SIZE..].starts_with(PROPERTY_CRC)).then_some(at)
+}
+
+/// One that was copied from another place says nothing of this record: it is not for here.
+fn is_sealed_at(record: &[u8], at: usize, physical_offset: i64) -> bool {
+    let value = &record[at + CHECKSUM.len()..at + CHECKSUM_SIZE];
+    at >= CHECKSUM_COVERS_MIN
+        && value[..16] == hex16(physical_offset as u64)
+        && value[16..24] == hex8(crc32c::crc32c(&record[..at]))
+        && value[24] == 2
+}
+
+fn has(bytes: &[u8], what: &[u8]) -> bool {
+    bytes.windows(what.len()).any(|window| window == what)
+}
