@@ -73,6 +73,7 @@ from aerobee_store.reading.residency import Residency
 from aerobee_store.reading.stored_messages import StoredMessages
 from aerobee_store.recovery.cutting import begin_cut, end_cut
 from aerobee_store.recovery.recovery import QUARANTINE, REBUILD_MARKER, Parts, RecoveryReport, recover
+from aerobee_store.replicas.comparing import LogComparison
 from aerobee_store.replicas.epochs import EPOCH_FILE, EpochFile
 from aerobee_store.replicas.raw_log import RawLog
 from aerobee_store.terms.config import StoreConfig
@@ -214,6 +215,8 @@ class MessageStore:
         )
         # Of these what dispatch makes from the log, durable at intervals; the queues first.
         self._dispatched: tuple[StorePart, ...] = (self._queues, *index)
+        # What the log says of itself to be compared with the one of which it is a copy.
+        self.comparison = LogComparison(self._log)
         # Deletes old files; see there which thread may do what.
         self.cleaner = Cleaner(self._log, self._queues, self._index, self.timers, io)
         rows: list[OpenFiles] = [
