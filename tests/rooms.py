@@ -47,6 +47,7 @@ HOUSE: Final[dict[str, dict[str, set[str]]]] = {
         "face": {
             "catalog",
             "cluster",
+            "election",
             "in_process",
             "lives",
             "members",
@@ -93,8 +94,8 @@ HOUSE: Final[dict[str, dict[str, set[str]]]] = {
         "members": set(),
         "reading": set(),
         "settings": set(),
-        "election": set(),
         "native": set(),
+        "election": {"lives", "settings"},
         "lives": {"settings"},
         "process": set(),
         "stats": set(),
@@ -174,7 +175,7 @@ HOUSE: Final[dict[str, dict[str, set[str]]]] = {
 }
 # Rooms, floors, arrows.
 COUNTS: Final = {
-    "aerobee_broker": (21, 6, 66),
+    "aerobee_broker": (21, 6, 69),
     "aerobee_store": (17, 7, 84),
     "aerobee_remoting": (3, 3, 3),
     "aerobee_service": (8, 3, 4),

@@ -129,6 +129,7 @@ from aerobee_remoting.peers.peer_memory import PeerMemory
 from aerobee_service.tls.ends import ProgramTls
 from aerobee_store.disk.io import StoreIo
 from aerobee_store.disk.reserve import Reserve
+from aerobee_store.faults.errors import NotMaster
 from aerobee_store.store import MessageStore
 
 log = structlog.get_logger()
@@ -153,6 +154,7 @@ class Ground:
     on_topic_created: Callable[[TopicConfig], None] = lambda _: None  # by a send, here
     epoch: int = 0  # of the mastership in which this life began
     roles: RoleControl | None = None  # who takes operators' wishes for another role
+    is_seated: Callable[[], bool] | None = None  # of a master by election: whether it is that at this moment
 
 
 class Tables:
@@ -352,8 +354,11 @@ def assemble(
         meter=stats,
     )
     replicas = Replicas(live, lambda: store.end_offset)
-    waited_for = (replicas,) if live.value.waits_for_replicas and live.value.in_sync_replicas > 1 else ()
-    promises = Promises(((flusher,) if sync else ()) + waited_for, store, meter=stats)
+    waits = live.value.waits_for_replicas and live.value.in_sync_replicas > 1
+    waited_for = (replicas,) if waits or ground.is_seated is not None else ()
+    promises = Promises(
+        ((flusher,) if sync else ()) + waited_for, store, meter=stats, may_answer=ground.is_seated
+    )
     visibility = Visibility(store, promises, on_failure=on_task_failure)
     replication: MasterSide | SlaveSide
     _warn_of_roles(live.value)
@@ -361,7 +366,7 @@ def assemble(
         handlers.gate = SlaveGate(handlers.gate, live)
         replication = _slave_side(ground, store, tables, promises, visibility)
     else:
-        store.condition = replicas.check_enough if live.value.min_in_sync_replicas > 1 else None
+        store.condition = _condition(replicas, live.value, promises if ground.is_seated is not None else None)
         giving = GivingServer(
             live, store, replicas, on_acknowledged=visibility.advanced, on_first=on_first_slave
         )
@@ -757,10 +762,27 @@ def _engine(config: BrokerConfig, store: MessageStore, store_host: bytes) -> Sen
 
 def _warn_of_roles(config: BrokerConfig) -> None:
     """Settings that are taken, and mean less than they seem to."""
+    if config.election_endpoints:
+        return
     if config.waits_for_replicas and config.in_sync_replicas == 1:
         log.warning("replication.nobody_waited_for", way_out="set inSyncReplicas=2, or more")
     if config.broker_id != config.registered_id:
         log.warning("replication.broker_id_ignored", broker_id=config.broker_id, registered_id=0)
+
+
+def _condition(
+    replicas: Replicas, config: BrokerConfig, promises: Promises | None
+) -> Callable[[], None] | None:
+    """What has to hold for anything to be taken; `promises` are those of a master by election."""
+    if promises is None:
+        return replicas.check_enough if config.min_in_sync_replicas > 1 else None
+
+    def check() -> None:
+        if promises.is_over:
+            raise NotMaster
+        replicas.check_enough()
+
+    return check
 
 
 def _slave_side(

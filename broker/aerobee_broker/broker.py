@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +32,7 @@ from aerobee_broker.assembly import Ground, Parts, Tables, assemble
 from aerobee_broker.in_process.adapter import InProcess
 from aerobee_broker.in_process.caller import Admission, LocalCaller
 from aerobee_broker.lives.role import Role, RoleControl
+from aerobee_broker.lives.seating import Seating, Served, SyncRules
 from aerobee_broker.metrics.metrics import MetricsServer
 from aerobee_broker.metrics.stats_line import run_stats
 from aerobee_broker.process.descriptors import descriptors_of_process
@@ -53,7 +55,7 @@ from aerobee_service.program.release import VERSION_OF_AEROBEE
 from aerobee_service.tls.ends import ProgramTls
 from aerobee_store.disk.io import DiskIo, StoreIo
 from aerobee_store.disk.reserve import Reserve, ReservedIo
-from aerobee_store.faults.errors import FileGone, StoreError
+from aerobee_store.faults.errors import FileGone, NotMaster, StoreError
 from aerobee_store.store import MessageStore
 
 __all__ = ["Broker", "Life"]
@@ -77,6 +79,7 @@ class Life:
     roles: RoleControl | None = None  # who takes operators' wishes for another role; None: nobody
     port: int = 0  # of the life before; 0: as the settings say
     link: WorkerLink | None = None  # joins it to the other workers of its service
+    seating: Seating | None = None  # the election that gave the role; None: it is that of the settings
 
 
 class Broker:
@@ -182,6 +185,11 @@ class Broker:
         self._ends.callback(self._close_store, store)
         self._ends.push_async_callback(self._end_worker)
         recovered = await asyncio.get_running_loop().run_in_executor(self._worker, store.open)
+        role = self.life.role
+        if role.is_master and role.epoch:
+            # Before anything is appended: who cuts its log back later has to know where this mastership began.
+            begin = partial(store.epochs.append, role.epoch, store.end_offset)
+            await asyncio.get_running_loop().run_in_executor(self._worker, begin)
         tls = await asyncio.to_thread(ProgramTls, config)
         server = RemotingServer(
             self.handlers,
@@ -263,6 +271,7 @@ class Broker:
             access=self.access,
             roles=self.life.roles,
             epoch=self.life.role.epoch,
+            is_seated=self._is_seated,
         )
         tables = Tables(ground)
         self._ends.push_async_callback(self._close_tables, tables.files)
@@ -331,6 +340,8 @@ class Broker:
         watching.start()
         if self._has_metrics:
             await metrics.start()
+        if self.life.seating is not None:
+            self.life.seating.began(self._served(parts))
         await parts.server.serve()
         if self.life.link is not None:
             self.life.link.take_topics(parts.topics.adopt)
@@ -342,6 +353,36 @@ class Broker:
             role = self.life.role
             if role.master_addr:
                 parts.replication.master_found(role.master_ha_addr, role.master_addr)
+
+    @property
+    def _is_seated(self) -> Callable[[], bool] | None:
+        """Whether this broker is master at the moment of the call; None where no election decides that."""
+        seating, role = self.life.seating, self.life.role
+        if seating is None or not role.is_master:
+            return None
+        return lambda: seating.holds(role.epoch)
+
+    def _served(self, parts: Parts) -> Served:
+        """What the election has to know of this life."""
+        store, live, replication = parts.store, parts.live, parts.replication
+        master = replication if isinstance(replication, MasterSide) else None
+
+        def rules(away_s: float) -> SyncRules:
+            config = live.value
+            return SyncRules(
+                config.ha_max_gap_not_in_sync, config.ha_max_time_slave_not_catchup / 1000, away_s
+            )
+
+        return Served(
+            parts.identity.broker_addr,
+            parts.identity.ha_addr,
+            lambda: store.end_offset,
+            store.epochs.last_epoch,
+            epoch=self.life.role.epoch,
+            replicas=None if master is None else master.replicas,
+            advanced=lambda: None if master is None else master.server.acknowledged(),
+            rules=rules,
+        )
 
     async def _port_guard(self, tls: ProgramTls) -> OperatorsGuard | None:
         """Who looks at the visitors of the port for metrics; None where there is no such port. TokenUnusable."""
@@ -410,6 +451,8 @@ class Broker:
             and self._store is not None
         ):
             self._store.health.fail(name, failed)
+        if isinstance(failed, NotMaster):
+            return  # the election ends this life
         if not self.store_has_failed:
             log.exception("broker.task_failed", task=name)
         self._fail(failed)
@@ -473,6 +516,8 @@ class Broker:
         """Stop in order; also after a failed or partial start. `briefly`: another life of this process follows, so no
         peer is waited for, and nameservers hear from that one."""
         self._is_brief = briefly
+        if self.life.seating is not None:
+            self.life.seating.ended()
         await self._ends.aclose()
         await asyncio.to_thread(self.access.close)
         log.info("broker.stopped", failed=self.failed.done())

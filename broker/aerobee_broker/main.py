@@ -20,6 +20,7 @@ from typing import Any, Final, NoReturn
 import structlog
 
 from aerobee_broker.broker import Broker, Life
+from aerobee_broker.election.starting import ElectionUnavailable, election_of
 from aerobee_broker.lives.fixed_role import FixedRole
 from aerobee_broker.lives.role import Role, RoleSource, settings_of
 from aerobee_broker.process.crash_notes import explain_crashes
@@ -63,6 +64,10 @@ LAST_LINES_S: Final = 0.2  # and so are its last lines, whether somebody reads t
 OF_ONE_WORKER: Final = (
     "this broker is one of several workers of a service: its role is that of the settings file that all of them have "
     "in common; change brokerRole there and start the service again"
+)
+OF_AN_ELECTION: Final = (
+    "the role of this broker is given by an election (electionEndpoints): stop the master, and another member in sync "
+    "takes its place"
 )
 WORKERS: Final = 4  # threads for work that must not hold up the event loop, besides those of the store
 
@@ -186,12 +191,19 @@ async def serve(
     stop = stop_event()
     if link is not None:
         link.watch(stop.set)
-    roles = FixedRole(
+    fixed = FixedRole(
         config,
         settings_file,
-        refusal="" if link is None else OF_ONE_WORKER,
+        refusal=_refusal(config, link),
         read_again=lambda: load_config(settings_file, overrides or {}),
     )
+    try:
+        election = election_of(config) if config.election_endpoints else None
+    except (AerobeeError, OSError) as failed:
+        reason, way_out = explain(failed)
+        log.error("broker.start_failed", reason=reason, way_out=way_out)  # noqa: TRY400  # they say it all
+        return EXIT_USAGE if isinstance(failed, ElectionUnavailable) else EXIT_FAILED
+    roles: RoleSource = election or fixed
     signs = asyncio.Event()  # the end of the service, as the watchdog sees it
     watchdog: asyncio.Task[None] | None = None
     role, port = await roles.first(), 0
@@ -201,7 +213,7 @@ async def serve(
                 settings_of(config, role),
                 settings_file=settings_file,
                 on_recovery=StartSigns(notifier),
-                life=Life(role, roles, port, link),
+                life=Life(role, fixed, port, link, election),
             )
             broker.failed.add_done_callback(lambda _: stop.set())
             if (code := await _start(broker)) is not None:
@@ -219,9 +231,18 @@ async def serve(
                 return code
             role = following
     finally:
+        if election is not None:
+            await election.close()
         signs.set()
         if watchdog is not None:
             await watchdog
+
+
+def _refusal(config: BrokerConfig, link: WorkerLink | None) -> str:
+    """Why operators may not change the role of this broker; "": they may."""
+    if config.election_endpoints:
+        return OF_AN_ELECTION
+    return "" if link is None else OF_ONE_WORKER
 
 
 def _facts_of(role: Role) -> dict[str, object]:

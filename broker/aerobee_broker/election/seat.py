@@ -101,7 +101,7 @@ class Seat:
         self._total = total_replicas
         # Of the lease.
         self._lease = NO_LEASE
-        self._until = NEVER
+        self.until = NEVER  # it does not lapse before
         # Of the register.
         self.view: SetView | None = None
         self.tenure: Tenure | None = None
@@ -118,13 +118,13 @@ class Seat:
         if lease != self._lease:
             self.lease_gone()
             self._lease = lease
-        self._until = max(until, self._until)
+        self.until = max(until, self.until)
         if self.tenure is not None:
             self.tenure.until = max(until, self.tenure.until)
 
     def lease_gone(self) -> None:
         """Its lease has ended, or may have."""
-        self._lease, self._until = NO_LEASE, NEVER
+        self._lease, self.until = NO_LEASE, NEVER
         self._end_tenure()
 
     def serves(self, facts: LogFacts | None) -> None:
@@ -143,7 +143,7 @@ class Seat:
         if not self._is_mine(view) or view.set is None or view.set.epoch <= self._over:
             self._end_tenure()
         elif self.tenure is None:
-            self.tenure = Tenure(view.set.epoch, self._until)
+            self.tenure = Tenure(view.set.epoch, self.until)
 
     def _is_mine(self, view: SetView) -> bool:
         """Whether this very process is master by the register."""
@@ -236,7 +236,7 @@ class Seat:
         From this call on those of it are in `waited_for`.
         """
         view, facts = self.view, self._facts
-        if view is None or self._lease == NO_LEASE or now >= self._until:
+        if view is None or self._lease == NO_LEASE or now >= self.until:
             return None
         made = None
         if self.holds(now):

@@ -58,10 +58,11 @@ class Replicas:
         self._live = live
         self._end_offset = end_offset
         self._connected: list[Replica] = []
-        self.offset = 0
+        self._offset = 0
         # Of a set with an election: members that a send waits for, and those of them that the register names.
         self._waited_for: frozenset[int] | None = None
         self._in_sync: frozenset[int] = frozenset()
+        self._is_alone = False  # nobody is waited for: whatever is appended is kept
 
     # --- who is there -----------------------------------------------------------------------------------------
 
@@ -82,10 +83,13 @@ class Replicas:
         found = [one for one in self._connected if one.member == member]
         return max(found, key=lambda one: one.link.acked_offset, default=None)
 
-    def wait_for(self, waited_for: frozenset[int], in_sync: frozenset[int]) -> None:
+    def wait_for(self, waited_for: frozenset[int], in_sync: frozenset[int]) -> bool:
         """From now on each of these members has to have a send; `in_sync` are those that the register names. Without
-        this master, both. Whoever is new here has everything below `offset`."""
+        this master, both. Whoever is new here has everything below `offset`. Whether anything is new by it."""
+        before, self._offset = (self._waited_for, self._in_sync), self.offset
         self._waited_for, self._in_sync = waited_for, in_sync
+        self._is_alone = not waited_for and not self.needed
+        return before != (waited_for, in_sync)
 
     def is_in_sync(self, replica: Replica) -> bool:
         """Whether it is near enough to count; with an election, whether the register names it."""
@@ -131,12 +135,19 @@ class Replicas:
     def request(self) -> None:
         """Nothing to do: what is appended is sent at once."""
 
+    @property
+    def offset(self) -> int:
+        """Physical offset below which everything is where it has to be."""
+        if self._is_alone:
+            self._offset = self._end_offset()
+        return self._offset
+
     def advanced(self) -> bool:
         """A slave has said something, or has left, or settings have changed; whether `offset` has moved by it."""
         reached = min(self._reached_by_count(), self._reached_by_members())
-        if reached <= self.offset:
+        if reached <= self._offset:
             return False
-        self.offset = reached
+        self._offset = reached
         return True
 
     def _reached_by_count(self) -> int:

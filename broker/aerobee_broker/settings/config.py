@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 import structlog
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from aerobee_access.settings import AccessSettings
 from aerobee_broker.settings.official_keys import PROMISING_KEYS, UNSUPPORTED_KEYS
@@ -408,7 +408,8 @@ class BrokerConfig(AccessSettings):
 
     # Replication.
     total_replicas: Count = _key(
-        1, "Copies of each message, the master's included.", unserved="slaves come and go as they connect"
+        1,
+        "Members of the set, the master included: with an election, how many have to be there when the set begins.",
     )
     in_sync_replicas: Count = _key(
         1, "Copies that a send to a SYNC_MASTER waits for, the master's included; 1: it waits for no slave."
@@ -442,6 +443,29 @@ class BrokerConfig(AccessSettings):
     max_ha_transfer_byte_in_second: int = _key(
         100 * MIB, "That bound.", unit="bytes/s", hot=True, ge=KIB, le=2**40
     )
+    ha_max_time_slave_not_catchup: Millis = _key(
+        15_000,
+        "With an election: a slave that has not caught up for so long is not in sync any more.",
+        unit="ms",
+        hot=True,
+    )
+    election_endpoints: str = _key(
+        "",
+        "The etcd that elects the master of this set, as host:port;host:port. Empty: brokerRole says who it is. Ours.",
+    )
+    election_prefix: str = _key(
+        "/aerobee", "What the keys of all sets begin with there.", pattern=r"^/?[A-Za-z0-9._/-]{1,200}$"
+    )
+    election_lease_millis: Millis = _key(
+        3_000,
+        "A master that is not heard of for so long is replaced; whole seconds, at least 2. Ours.",
+        unit="ms",
+    )
+    election_tls: bool = _key(
+        False, "Speak TLS with etcd, with what tlsClientCertPath, KeyPath and TrustCertPath say. Ours."
+    )
+    election_user: str = _key("", "User of etcd, where it asks for one. Ours.")
+    election_password: SecretStr = _key(SecretStr(""), "That user's password. Ours.")
     acl_enable: bool = _key(
         False, "Access control of 4.x, by accounts in a file; not together with that of 5.x."
     )
@@ -618,6 +642,12 @@ class BrokerConfig(AccessSettings):
         nameserver_addresses(value)
         return value
 
+    @field_validator("election_endpoints")
+    @classmethod
+    def _endpoints(cls, value: str) -> str:
+        nameserver_addresses(value)
+        return value
+
     @field_validator("message_delay_level")
     @classmethod
     def _levels(cls, value: str) -> str:
@@ -652,6 +682,8 @@ class BrokerConfig(AccessSettings):
     def _copies_are_there(self) -> "BrokerConfig":
         if self.is_slave and not self.broker_id:
             raise ValueError("brokerRole=SLAVE needs a brokerId of 1 or more, another one for each slave")
+        if self.election_endpoints:
+            return self._can_be_elected()
         if self.broker_role == "ASYNC_MASTER" and max(self.in_sync_replicas, self.min_in_sync_replicas) > 1:
             raise ValueError(
                 "an ASYNC_MASTER waits for no copy: set brokerRole=SYNC_MASTER, or leave inSyncReplicas and"
@@ -661,6 +693,28 @@ class BrokerConfig(AccessSettings):
             raise ValueError(
                 f"minInSyncReplicas={self.min_in_sync_replicas} must not be above"
                 f" inSyncReplicas={self.in_sync_replicas}: sends would wait for fewer copies than there have to be"
+            )
+        return self
+
+    def _can_be_elected(self) -> "BrokerConfig":
+        """The role is no business of the settings then, and every member in sync is waited for."""
+        if not self.broker_id:
+            raise ValueError(
+                "electionEndpoints needs a brokerId of 1 or more, another one for each broker of the set"
+            )
+        if self.election_lease_millis < 2_000 or self.election_lease_millis % 1_000:
+            raise ValueError(
+                f"electionLeaseMillis={self.election_lease_millis}: etcd counts whole seconds, 2 at least"
+            )
+        if self.workers > 1:
+            raise ValueError("electionEndpoints goes with one worker: each worker would be a set of its own")
+        if self.ha_master_address:
+            raise ValueError(
+                "electionEndpoints and haMasterAddress do not go together: the election says who it is"
+            )
+        if self.duplication_enable:
+            raise ValueError(
+                "electionEndpoints and duplicationEnable do not go together: slaves have to be served"
             )
         return self
 

@@ -82,7 +82,7 @@ _BY_REASON: Final = {
         controllerHeartBeatTimeoutMills dLegerGroup dLegerPeers dLegerSelfId diskFallRecorded
         enableControllerMode enableDLedgerCommitLog
         enableDLegerCommitLog enableRemoteEscape enableSlaveActingMaster enableSplitRegistration
-        fetchControllerAddrByDnsLookup forwardTimeout haMaxTimeSlaveNotCatchup
+        fetchControllerAddrByDnsLookup forwardTimeout
         isBrokerContainer isInBrokerContainer lockInStrictMode
         sendHeartbeatTimeoutMillis skipPreOnline
         splitRegistrationSize storePathBrokerIdentity storePathEpochFile syncBrokerMemberGroupPeriod
@@ -155,11 +155,11 @@ UNSUPPORTED_KEYS: Final[dict[str, str]] = {
 PROMISING_KEYS: Final[dict[str, tuple[str, str]]] = {
     "allAckInSyncStateSet": (
         "false",
-        "there is no set that is kept by an election; name the copies that a send waits for with inSyncReplicas",
+        "with electionEndpoints every member in sync is waited for anyway; without, say how many with inSyncReplicas",
     ),
     "enableControllerMode": (
         "false",
-        "there is no controller, so nobody would take over; leave it out, and set brokerRole and brokerId",
+        "there is no controller; name an etcd in electionEndpoints, or set brokerRole and brokerId",
     ),
     "enableDLedgerCommitLog": (
         "false",

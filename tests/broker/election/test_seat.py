@@ -9,60 +9,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from aerobee_broker.election.records import Keys, MasterRecord, SetRecord, SetView, decode_view, encode_record
-from aerobee_broker.election.register import ABSENT, NO_LEASE, Entry, View
+from aerobee_broker.election.records import MasterRecord, SetRecord, decode_view, encode_record
+from aerobee_broker.election.register import NO_LEASE, Entry, View
 from aerobee_broker.election.seat import LogFacts, Part, Proposal, Seat
 from aerobee_proto.errors import FormatError
+from broker.election.model_register import KEYS, TTL_S, ModelRegister
 
-KEYS = Keys("/aerobee/", "c", "b")
-TTL_S = 3.0
 DRIFT = 0.05  # clocks run that much faster or slower
 MARGIN = 0.15  # of the lease, for two clocks that drift apart
 MEMBERS = (1, 2, 3)
-
-
-class ModelRegister:
-    """A register that does what is asked at once; leases are ended by whoever calls `lapse`."""
-
-    def __init__(self) -> None:
-        self.revision = 1
-        self.entries: dict[str, Entry] = {}
-        self.leases: dict[int, float] = {}  # number: when it may lapse, in true time
-        self._numbers = 0
-
-    def grant(self, now: float) -> int:
-        self._numbers += 1
-        self.leases[self._numbers] = now + TTL_S
-        return self._numbers
-
-    def lapse(self, now: float) -> None:
-        for lease in [one for one, end in self.leases.items() if end <= now]:
-            self.end(lease)
-
-    def end(self, lease: int) -> None:
-        self.leases.pop(lease, None)
-        gone = [key for key, entry in self.entries.items() if entry.lease == lease]
-        if gone:
-            self.revision += 1
-        for key in gone:
-            del self.entries[key]
-
-    def swap(self, proposal: Proposal) -> int | None:
-        for key, revision in proposal.conditions.items():
-            entry = self.entries.get(key)
-            if (entry.mod_revision if entry else ABSENT) != revision:
-                return None
-        if any(put.lease and put.lease not in self.leases for put in proposal.puts.values()):
-            return None
-        self.revision += 1
-        for key, put in proposal.puts.items():
-            self.entries[key] = Entry(put.value, self.revision, put.lease)
-        for key in proposal.deletes:
-            self.entries.pop(key, None)
-        return self.revision
-
-    def view(self) -> SetView:
-        return decode_view(View(self.revision, dict(self.entries)), KEYS)
 
 
 @dataclass

@@ -95,10 +95,10 @@ def test_whoever_waits_too_long_is_told_that_slaves_are_late() -> None:
 
 def elected(acked: dict[int, int], waited_for: set[int], in_sync: set[int], **settings: object) -> Replicas:
     """Slaves by their member numbers."""
-    made = replicas(**settings)
+    config = BrokerConfig.model_validate({"brokerRole": "SYNC_MASTER", **settings})
+    made = Replicas(LiveConfig(config, now_ms=0), lambda: END)
     for member, offset in acked.items():
         made.joined(Replica(Link(offset), f"10.0.0.{member}:1", member))  # type: ignore[arg-type]
-    made.offset = 0
     made.wait_for(frozenset(waited_for), frozenset(in_sync))
     made.advanced()
     return made
@@ -142,3 +142,21 @@ def test_a_member_that_connects_again_counts_for_what_it_has_most() -> None:
     made.joined(Replica(Link(90), "10.0.0.9:1", 2))  # type: ignore[arg-type]
     assert made.advanced()
     assert made.offset == 90
+
+
+def test_alone_everything_is_kept_as_it_is_appended_until_somebody_is_waited_for() -> None:
+    end = 100
+    made = Replicas(
+        LiveConfig(BrokerConfig.model_validate({"brokerRole": "SYNC_MASTER"}), now_ms=0), lambda: end
+    )
+    made.wait_for(frozenset(), frozenset())
+    end = 200
+    assert made.offset == 200
+    made.joined(Replica(Link(150), "10.0.0.2:1", 2))  # type: ignore[arg-type]
+    made.wait_for(frozenset({2}), frozenset())
+    end = 300
+    assert not made.advanced()
+    assert made.offset == 200
+    made.connected[0].link.acked_offset = 250
+    assert made.advanced()
+    assert made.offset == 250

@@ -151,9 +151,9 @@ def test_the_local_address_is_an_address() -> None:
 
 def test_a_setting_without_effect_is_named_when_it_is_set() -> None:
     with capture_logs() as logs:
-        warn_of_unserved(load(totalReplicas="3", timerPrecisionMs="1000"), unserved_keys())
+        warn_of_unserved(load(userCacheMaxNum="3", timerPrecisionMs="1000"), unserved_keys())
     assert [(line["event"], line["key"]) for line in logs] == [
-        ("broker.setting_without_effect", "totalReplicas")
+        ("broker.setting_without_effect", "userCacheMaxNum")
     ]
 
 
@@ -211,3 +211,29 @@ class TestHotChanges:
             "flushDiskType",
             "maxMessageSize",
         }
+
+
+ELECTED = {"electionEndpoints": "e1:2379;e2:2379", "brokerId": "2"}
+
+
+def test_an_election_needs_no_role_and_waits_for_all_in_sync() -> None:
+    config = load(**ELECTED, minInSyncReplicas="2")
+    assert (config.election_prefix, config.election_lease_millis) == ("/aerobee", 3000)
+    assert "secret" not in repr(load(**ELECTED, electionPassword="secret"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"brokerId": "0"}, "needs a brokerId of 1 or more"),
+        ({"electionLeaseMillis": "1000"}, "whole seconds, 2 at least"),
+        ({"electionLeaseMillis": "2500"}, "whole seconds, 2 at least"),
+        ({"workers": "2"}, "one worker"),
+        ({"haMasterAddress": "h:10912"}, "haMasterAddress"),
+        ({"duplicationEnable": "true"}, "duplicationEnable"),
+        ({"electionEndpoints": "e1"}, "not host:port"),
+    ],
+)
+def test_what_does_not_go_with_an_election_is_refused(settings: dict[str, str], text: str) -> None:
+    with pytest.raises(SettingsError, match=text):
+        load(**(ELECTED | settings))

@@ -1,0 +1,103 @@
+"""Which members of a set are in sync, as its master judges them.
+
+Touches  nothing. Times are seconds of one clock.
+
+    stays    connected with everything that is acknowledged, less than haMaxGapNotInSync behind, and at the end of the
+             log within haMaxTimeSlaveNotCatchup; or away for less than half a lease
+    joins    a member that runs, is connected, and has everything up to where the log ended at the last look: sends wait
+             for it from then on, so that it has everything that was acknowledged as soon as it has come that far
+    comes    one that joins, and has
+
+Invariants
+- Who comes has everything that was acknowledged up to this moment, and is waited for already.
+- The master is in sync with itself.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from aerobee_broker.lives.seating import SyncRules
+
+__all__ = ["Chosen", "InSync", "Linked"]
+
+
+class Linked(NamedTuple):
+    """A member that follows this master."""
+
+    store: str  # the identity of its store; "": it has not said
+    acked_offset: int
+
+
+class Chosen(NamedTuple):
+    """Who should be in sync, with the identities of the stores, and who is waited for without that."""
+
+    in_sync: dict[int, str]
+    joining: frozenset[int] = frozenset()
+
+
+class InSync:
+    """What a master remembers of its members; one for each mastership."""
+
+    def __init__(self, me: int, store: str) -> None:
+        # Fixed for life.
+        self._me = me
+        self._store = store
+        # Moved by `chosen`.
+        self._seen_at: dict[int, float] = {}  # when a member was last connected, or first missed
+        self._level_at: dict[int, float] = {}  # when it had everything that there was a look before
+        self._joining: dict[int, int] = {}  # who joins: what it has to have to come
+        self._end_before = 0
+
+    def chosen(
+        self,
+        now: float,
+        present: Mapping[int, str],
+        stores: Mapping[int, str],
+        linked: Mapping[int, Linked],
+        log: tuple[int, int],
+        rules: SyncRules,
+    ) -> Chosen:
+        """Who should be in sync from now on. `present` are those that are, `stores` those that run by the register,
+        both with the identities of their stores; `log` says how far all is acknowledged, and where the log ends."""
+        kept, end = log
+        for member, link in linked.items():
+            self._seen_at[member] = now
+            if link.acked_offset >= self._end_before:
+                self._level_at[member] = now
+        chosen = {self._me: self._store}
+        chosen |= {
+            member: store
+            for member, store in present.items()
+            if member != self._me and self._stays(now, member, store, linked.get(member), log, rules)
+        }
+        joining = {
+            member: self._joining.get(member, end)
+            for member, link in linked.items()
+            if member not in present and self._joins(link, stores.get(member), end, rules)
+        }
+        for member, mark in joining.items():
+            if linked[member].acked_offset >= max(mark, kept):
+                chosen[member] = stores[member]
+        self._joining, self._end_before = joining, end
+        return Chosen(chosen, frozenset(joining))
+
+    def _joins(self, link: Linked, store: str | None, end: int, rules: SyncRules) -> bool:
+        is_level = link.acked_offset >= self._end_before and end - link.acked_offset < rules.gap_max
+        return is_level and store is not None and link.store in ("", store)
+
+    def _stays(
+        self,
+        now: float,
+        member: int,
+        store: str,
+        link: Linked | None,
+        log: tuple[int, int],
+        rules: SyncRules,
+    ) -> bool:
+        kept, end = log
+        if link is None:
+            return now - self._seen_at.setdefault(member, now) < rules.away_s
+        if (link.store and link.store != store) or link.acked_offset < kept:
+            return False
+        level_s = now - self._level_at.setdefault(member, now)
+        return end - link.acked_offset < rules.gap_max and level_s < rules.catch_up_s

@@ -1,0 +1,95 @@
+"""What an election and a life of its broker have to do with each other.
+
+Touches  nothing.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+__all__ = ["Copies", "Seating", "Served", "SyncRules"]
+
+
+class SyncRules(NamedTuple):
+    """When a member is in sync."""
+
+    gap_max: int  # bytes behind at which it is not
+    catch_up_s: float  # time without having been at the end of the log
+    away_s: float  # time without a connection
+
+
+class CopyLink(Protocol):
+    """The link to a slave."""
+
+    @property
+    def acked_offset(self) -> int:
+        """Physical offset below which the slave has everything."""
+        ...
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has said where it stands."""
+        ...
+
+
+class Copy(Protocol):
+    """One connected slave."""
+
+    @property
+    def link(self) -> CopyLink: ...
+
+    @property
+    def member(self) -> int | None:
+        """Its number; None: it has not said."""
+        ...
+
+    @property
+    def store(self) -> str:
+        """The identity of its store; "": it has not said."""
+        ...
+
+
+class Copies(Protocol):
+    """The slaves of a master."""
+
+    @property
+    def connected(self) -> Sequence[Copy]: ...
+
+    @property
+    def offset(self) -> int:
+        """Physical offset below which everything is where it has to be."""
+        ...
+
+    def wait_for(self, waited_for: frozenset[int], in_sync: frozenset[int]) -> bool:
+        """From now on each of these members has to have a send. Whether anything is new by it."""
+        ...
+
+
+@dataclass(slots=True, frozen=True)
+class Served:
+    """A life that serves, as an election sees it."""
+
+    addr: str  # where it answers requests
+    ha_addr: str  # where it gives its log, or would as a master
+    end_offset: Callable[[], int]  # where its log ends
+    last_epoch: int
+    epoch: int = 0  # of a master's life
+    replicas: Copies | None = None  # of a master
+    advanced: Callable[[], None] = lambda: None  # tells a master that fewer or others may be waited for
+    rules: Callable[[float], SyncRules] = lambda away_s: SyncRules(0, 0.0, away_s)  # as its settings say now
+
+
+class Seating(Protocol):
+    """An election. All calls from the event loop."""
+
+    def holds(self, epoch: int) -> bool:
+        """Whether this broker is the master of this epoch at this moment, for certain."""
+        ...
+
+    def began(self, served: Served) -> None:
+        """A life serves."""
+        ...
+
+    def ended(self) -> None:
+        """It is about to end: from here on it answers nothing."""
+        ...
