@@ -212,6 +212,7 @@ class FakeBroker(FakeServer):
         serve(code.HEART_BEAT, self._beat)
         serve(code.UNREGISTER_CLIENT, lambda _: Response(), UnregisterClientHeader)
         # Groups and transactions.
+        self._client_id = ""
         self.members: list[str] = []  # client ids besides the one that asks
         self.locked_by_others: set[int] = set()  # queue ids
         self.client: Peer | None = None  # the connection that sent the last heartbeat
@@ -435,6 +436,18 @@ class FakeCluster:
     @property
     def broker(self) -> FakeBroker:
         return self.brokers[0]
+
+
+@asynccontextmanager
+async def new_master(cluster: FakeCluster, queues: int = 2) -> AsyncIterator[FakeBroker]:
+    """Another broker that has taken the place of the first one in its set; nameservers know it."""
+    broker = FakeBroker(cluster.broker.name)
+    await broker.start()
+    try:
+        cluster.nameserver.add_topic("T", broker, queues=queues)
+        yield broker
+    finally:
+        await broker.close()
 
 
 @asynccontextmanager

@@ -31,7 +31,7 @@ from aerobee.net.peers import Peers
 from aerobee.net.route_table import RouteTable
 from aerobee.terms.config import ClientConfig, ConsumerConfig
 from aerobee.terms.filters import SqlFilter
-from aerobee.terms.routes import MessageQueue, Route
+from aerobee.terms.routes import MASTER_ID, MessageQueue, Route
 from aerobee.terms.start_at import AtTime, Position, QueueEnd
 from aerobee_proto.bodies import CheckClientConfigBody, ConsumerData, ConsumerIdList
 from aerobee_proto.codes import RequestCode
@@ -114,6 +114,8 @@ class GroupMember:
         self.owned: dict[MessageQueue, OwnedQueue] = {}
         self._handing_over: dict[MessageQueue, OwnedQueue] = {}  # no longer ours, and not yet given back
         self._paused: set[MessageQueue] = set()
+        self._masters: dict[str, str] = {}  # broker name -> address
+        self._lock_now = asyncio.Event()
         self._rebalance_now = asyncio.Event()
         self._balancing = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -283,7 +285,8 @@ class GroupMember:
         except ClientError as failed:
             log.warning("client.members_unknown", group=group, addr=addr, reason=str(failed))
             return None
-        return members or None
+        # Who has just become the master has not heard of all: what is ours would be handed over, and taken again.
+        return members if self.settings.client_id in members else None
 
     async def _own(self, topic: str, share: list[MessageQueue]) -> bool:
         assigned = set(share)
@@ -338,6 +341,8 @@ class GroupMember:
         if self.settings.orderly:
             owned.lock_until = self._now() + self.config.lock_valid_s
         self.owned[queue] = owned
+        if (route := self._routes.cached(queue.topic)) is not None:
+            self._look_at_masters(route)
         self._pull(owned)
         return True
 
@@ -439,18 +444,24 @@ class GroupMember:
     # --- locks ------------------------------------------------------------------------------------------------
 
     async def _keep_locked(self) -> None:
+        """Renew the locks in time; soon again where no broker answered, and at once where another one is the master."""
+        pause_s = self.config.lock_s
         while True:
-            await asyncio.sleep(self.config.lock_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._lock_now.wait()
+            self._lock_now.clear()
             asked_at = self._now()
             queues = list(self.owned)
             held = await self._locks.lock(queues)
+            pause_s = self.config.lock_s if held.issuperset(queues) else self.config.suspend_s
             for queue in queues:
                 owned = self.owned.get(queue)
                 if owned is None:
                     continue
                 if queue in held:
                     owned.lock_until = asked_at + self.config.lock_valid_s
-                elif not owned.is_locked(self._now()):
+                elif queue in self._locks.denied or not owned.is_locked(self._now()):
                     self._lose(owned)
 
     def _lose(self, owned: OwnedQueue) -> None:
@@ -475,7 +486,18 @@ class GroupMember:
 
     def _on_route(self, route: Route) -> None:
         if route.topic in self.settings.subscriptions:
+            self._look_at_masters(route)
             self.rebalance_soon()
+
+    def _look_at_masters(self, route: Route) -> None:
+        """A new master knows no locks, and may not have heard of the last commits."""
+        masters = {name: addrs[MASTER_ID] for name, addrs in route.brokers.items() if MASTER_ID in addrs}
+        new = {name for name, addr in masters.items() if self._masters.get(name, addr) != addr}
+        self._masters |= masters
+        for queue, owned in self.owned.items():
+            if queue.broker_name in new:
+                owned.committed = None
+                self._lock_now.set()
 
     def _spawn(
         self, work: "asyncio._CoroutineLike[None]", name: str, kept: set[asyncio.Task[None]] | None = None

@@ -28,6 +28,8 @@ class QueueLocks:
         self._routes = routes
         # Queues that a broker may hold locked for this client: asked for, and not given back.
         self.asked: set[MessageQueue] = set()
+        # Those that a broker did not give when they were asked for last: others have them.
+        self.denied: set[MessageQueue] = set()
 
     async def lock(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
         """Lock queues, or renew their locks: those that this client holds now. A silent broker locks nothing."""
@@ -56,11 +58,18 @@ class QueueLocks:
             locked = body_of(LockedQueues, answer).locked
         except ClientError as failed:
             log.warning("client.lock_failed", group=self._group, addr=addr, reason=str(failed))
+            self.denied.difference_update(queues)
+            for topic in {queue.topic for queue in queues}:
+                self._routes.refresh_soon(topic)  # another broker may be the master by now
             return set()
-        return {MessageQueue(key.topic, key.broker_name, key.queue_id) for key in locked}
+        held = {MessageQueue(key.topic, key.broker_name, key.queue_id) for key in locked}
+        self.denied.difference_update(held)
+        self.denied.update(queue for queue in queues if queue not in held)
+        return held
 
     async def _unlock_at(self, addr: str, queues: list[MessageQueue], *, wait: bool) -> None:
         self.asked.difference_update(queues)
+        self.denied.difference_update(queues)
         body = UnlockBatchBody(client_id=self._client_id, consumer_group=self._group, mq_set=_keys(queues))
         what = f"unlock {len(queues)} queues"
         try:

@@ -8,11 +8,11 @@ Invariants
 import asyncio
 from typing import Literal
 
-from aerobee.errors import BrokerRefused
+from aerobee.errors import BrokerRefused, NoBroker
 from aerobee.net.answers import number_of
 from aerobee.net.peers import Peers
 from aerobee.net.route_table import RouteTable
-from aerobee.terms.routes import MessageQueue
+from aerobee.terms.routes import MASTER_ID, MessageQueue, pull_addr
 from aerobee.terms.start_at import AtOffset, AtTime, Position, QueueEnd
 from aerobee_proto.codes import RequestCode, ResponseCode
 
@@ -20,7 +20,8 @@ __all__ = ["Offsets"]
 
 
 class Offsets:
-    """Asks the master of a queue's broker. The queue's route must be known."""
+    """Asks the master of a queue's broker; while it has none, another member of its set, as official clients do. The
+    queue's route must be known."""
 
     def __init__(self, peers: Peers, routes: RouteTable) -> None:
         self._peers = peers
@@ -122,9 +123,11 @@ class Offsets:
         return number_of(await self._peers.call(what, addr, code, header), "offset", what, addr)
 
     async def _addr(self, queue: MessageQueue) -> str:
-        if self._routes.cached(queue.topic) is None:
-            await self._routes.for_subscribe(queue.topic)
-        return self._routes.master_addr(queue.topic, queue.broker_name)
+        route = self._routes.cached(queue.topic) or await self._routes.for_subscribe(queue.topic)
+        addr = pull_addr(route.brokers.get(queue.broker_name, {}), MASTER_ID)
+        if addr is None:
+            raise NoBroker(queue.topic, f"member of broker {queue.broker_name}", list(route.brokers))
+        return addr
 
 
 def _queue_header(queue: MessageQueue) -> dict[str, str]:

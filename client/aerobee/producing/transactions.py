@@ -29,8 +29,8 @@ __all__ = ["Checker", "Transaction", "TransactionUnresolved", "Transactions", "T
 
 log = event_logger("aerobee.producer")
 
-# SYSTEM_ERROR is how a broker says that it has no such half message.
-CANNOT_NOW_CODES: Final = LATER_CODES - {ResponseCode.SYSTEM_ERROR}
+# SYSTEM_ERROR is how a broker says that it has no such half message, SLAVE_NOT_AVAILABLE that it is a slave by now.
+CANNOT_NOW_CODES: Final = LATER_CODES - {ResponseCode.SYSTEM_ERROR} | {ResponseCode.SLAVE_NOT_AVAILABLE}
 # A rollback that gets lost does no harm; what went wrong in the block is told at once.
 ROLLBACK_TIMEOUT_S: Final = 0.3
 CHECKS_MAX: Final = 256  # check-backs that are being answered; brokers ask again for the others

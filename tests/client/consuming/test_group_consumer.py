@@ -30,7 +30,8 @@ from aerobee_proto.javajson import MessageQueue as QueueKey
 from aerobee_proto.properties import decode_properties
 from aerobee_proto.records import decode_record
 from aerobee_remoting.exchange.handlers import Response
-from client.fakes import FakeBroker, FakeCluster, fake_cluster, silence
+from client.fakes import FakeBroker, FakeCluster, fake_cluster, hang_up, new_master, silence
+from client.inside import session_of
 
 CODE = RequestCode
 Q0, Q1 = MessageQueue("T", "b-a", 0), MessageQueue("T", "b-a", 1)
@@ -367,8 +368,9 @@ async def test_a_queue_that_another_member_has_locked_is_left_alone() -> None:
             await until(lambda: set(consumer.queues) == {Q0, Q1})
 
 
-async def test_a_lock_that_is_lost_ends_the_work_on_its_queue() -> None:
-    async with member(queues=1, orderly=True, lock_s=0.01, lock_valid_s=0.03) as (cluster, _, consumer):
+@pytest.mark.parametrize("valid_s", [0.03, 30.0], ids=["it is over", "another has it"])
+async def test_a_lock_that_is_lost_ends_the_work_on_its_queue(valid_s: float) -> None:
+    async with member(queues=1, orderly=True, lock_s=0.01, lock_valid_s=valid_s) as (cluster, _, consumer):
         cluster.broker.locked_by_others = {0}
         cluster.broker.append("T", 0, b"x")
         await until(lambda: consumer.queues == ())
@@ -376,6 +378,28 @@ async def test_a_lock_that_is_lost_ends_the_work_on_its_queue() -> None:
         assert offsets(cluster.broker) == {}
         cluster.broker.locked_by_others = set()
         assert [message.body for message in await take(consumer, 1)] == [b"x"]
+
+
+async def test_a_new_master_is_asked_for_locks_and_told_offsets_at_once() -> None:
+    async with member(queues=1, orderly=True, commit_s=0.01) as (cluster, mq, consumer):
+        cluster.broker.append("T", 0, b"x")
+        await take(consumer, 1)
+        await until(lambda: offsets(cluster.broker) == {0: 1})
+        async with new_master(cluster, queues=1) as master:
+            await session_of(mq).routes.refresh("T")
+            await master.wait_asked(CODE.LOCK_BATCH_MQ)
+            await until(lambda: offsets(master) == {0: 1})
+            assert consumer.queues == (Q0,)
+            await consumer.close()
+
+
+async def test_locks_are_asked_for_again_soon_where_no_broker_answers() -> None:
+    settings: dict[str, Any] = {"queues": 1, "orderly": True, "lock_s": 0.01, "suspend_s": 0.01}
+    async with member(**settings) as (cluster, _, consumer), new_master(cluster, queues=1) as master:
+        cluster.broker.always(CODE.LOCK_BATCH_MQ, hang_up)
+        await master.wait_asked(CODE.LOCK_BATCH_MQ)
+        assert consumer.queues == (Q0,)
+        await consumer.close()
 
 
 async def test_an_orderly_queue_is_handed_over_when_the_message_in_hand_is_done() -> None:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from aerobee import BrokerRefused, Client, MessageQueue
+from aerobee import BrokerRefused, Client, MessageQueue, NoBroker
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_remoting.exchange.handlers import Response
 from client.fakes import fake_cluster
@@ -47,3 +47,16 @@ async def test_after_a_refusal_the_next_is_the_first() -> None:
         assert [type(result) for result in results] == [BrokerRefused, type(None)]
         await offsets.commit("g", one, 8)
         assert await offsets.committed("g", one) == 8
+
+
+async def test_while_a_set_has_no_master_another_member_is_asked() -> None:
+    async with fake_cluster(queues=1) as cluster, Client(cluster.nameserver.addr) as mq:
+        (broker_data,) = cluster.nameserver.routes["T"].broker_datas
+        broker_data.broker_addrs = {1: cluster.broker.addr}
+        queue = MessageQueue("T", cluster.broker.name, 0)
+        await session_of(mq).offsets.commit("g", queue, 7)
+        assert await session_of(mq).offsets.committed("g", queue) == 7
+        broker_data.broker_addrs = {}
+        await session_of(mq).routes.refresh("T")
+        with pytest.raises(NoBroker, match="member of broker b-a"):
+            await session_of(mq).offsets.committed("g", queue)

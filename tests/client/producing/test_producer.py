@@ -25,7 +25,7 @@ from aerobee_proto.properties import decode_properties
 from aerobee_proto.records import decode_record
 from aerobee_remoting.exchange.handlers import Request, Response
 from client.events import captured_events
-from client.fakes import FakeBroker, FakeCluster, fake_cluster, hang_up, silence, unique_keys
+from client.fakes import FakeBroker, FakeCluster, fake_cluster, hang_up, new_master, silence, unique_keys
 
 SINGLE, BATCH = RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE
 BUSY = Response(ResponseCode.SYSTEM_BUSY, "[PCBUSY_CLEAN_QUEUE]broker busy")
@@ -648,3 +648,13 @@ async def test_unknown_settings_are_named() -> None:
     async with fake_cluster() as cluster, Client(cluster.nameserver.addr) as mq:
         with pytest.raises(InvalidMessage, match=r"unknown setting linger_ms; there are .*linger_s"):
             mq.producer(linger_ms=5)
+
+
+async def test_a_master_that_has_become_a_slave_is_left_for_the_new_one() -> None:
+    """It says that it is busy, as slaves do: until the next route poll, half a minute later, sends went there."""
+    async with producing(send_timeout_s=5) as (cluster, producer):
+        await producer.send("T", b"x")
+        async with new_master(cluster) as master:
+            cluster.broker.always(SINGLE, BUSY)
+            await producer.send("T", b"y")
+            assert master.bodies("T") == [b"y"]

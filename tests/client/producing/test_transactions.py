@@ -17,7 +17,7 @@ from aerobee_proto.properties import decode_properties
 from aerobee_proto.records import decode_record
 from aerobee_remoting.exchange.handlers import Response
 from client.events import captured_events
-from client.fakes import FakeBroker, fake_cluster, hang_up
+from client.fakes import FakeBroker, fake_cluster, hang_up, new_master
 
 CODE = RequestCode
 END = CODE.END_TRANSACTION
@@ -278,3 +278,17 @@ async def test_a_message_that_is_no_request_cannot_be_replied_to() -> None:
             "c_REPLY_TOPIC", "c1", "me",
         )  # fmt: skip
         assert (properties["MSG_TYPE"], properties["TTL"], properties["a"]) == ("reply", "3000", "b")
+
+
+async def test_a_commit_goes_to_the_new_master_when_its_broker_is_a_slave_by_now() -> None:
+    async with (
+        fake_cluster() as cluster,
+        Client(cluster.nameserver.addr) as mq,
+        mq.producer("shop") as producer,
+        new_master(cluster) as master,
+    ):
+        cluster.nameserver.add_topic("T", cluster.broker)
+        async with producer.transaction("T", b"x"):
+            cluster.broker.always(END, Response(ResponseCode.SLAVE_NOT_AVAILABLE, "this broker is a slave"))
+            cluster.nameserver.add_topic("T", master)
+        assert [end["commitOrRollback"] for end in master.asked(END)] == ["8"]
