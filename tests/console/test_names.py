@@ -31,7 +31,7 @@ OTHERS: Final = frozenset(
         "property_crc", "queues", "records", "resume", "retries", "send", "settings", "sharding_key", "slots", "sql",
         "accounts", "client", "days", "key_file", "renew", "servers", "tls_cert", "tls_key",
         "start", "store", "tags", "threads", "timeout", "tls", "tls_ca", "to", "trace", "until", "workers",
-        "write_queues", "yes",
+        "settle", "without_old", "write_queues", "yes",
     }
 )  # fmt: skip
 
@@ -125,6 +125,7 @@ CASES: Final[dict[tuple[str, str], tuple[list[str], int, list[str]]]] = {
     ("cluster status", "broker"): (["cluster", "status", "broker-x"], NOT_FOUND, ["'broker-x'", "broker-a"]),
     ("cluster replicas", "broker"): (["cluster", "replicas", "broker-x"], NOT_FOUND, ["'broker-x'", "broker-a"]),
     ("cluster switch", "broker"): (["cluster", "switch", "broker-x"], NOT_FOUND, ["'broker-x'", "broker-a"]),
+    ("cluster take-over", "broker"): (["cluster", "take-over", "broker-x"], NOT_FOUND, ["'broker-x'", "broker-a"]),
     ("cluster promote", "broker"): (["cluster", "promote", "127.0.0.1:1"], NOT_FOUND, ["'127.0.0.1:1'"]),
     ("cluster follow", "broker"): (["cluster", "follow", "127.0.0.1:1"], NOT_FOUND, ["'127.0.0.1:1'"]),
     ("cluster config", "broker"): (["cluster", "config", "broker-x"], NOT_FOUND, ["'broker-x'", "broker-a"]),

@@ -16,6 +16,7 @@ from aerobee.terms.routes import near_names
 from aerobee_proto.bodies import ClusterInfo, HaStatus, KVTable
 from aerobee_proto.codes import RequestCode
 from aerobee_proto.errors import FormatError
+from aerobee_proto.javajson import loads
 
 __all__ = ["BrokerNode", "MemberState", "SetAdmin", "nodes_of"]
 
@@ -174,6 +175,35 @@ class SetAdmin:
             timeout_s=millis / 1000 + self._peers.timeout_s,
         )
         return answer.ext
+
+    async def carry_offsets(self, source: str, target: str) -> int:
+        """Commit at one broker what groups have committed at another further on; how many offsets that were."""
+        theirs, own = await self._offsets(source), await self._offsets(target)
+        further = [(place, offset) for place, offset in theirs.items() if offset > own.get(place, -1)]
+        for (key, queue_id), offset in further:
+            topic, _, group = key.partition("@")
+            fields = {"consumerGroup": group, "topic": topic, "queueId": str(queue_id)}
+            await self._peers.request(
+                f"commit an offset of group {group!r}",
+                target,
+                RequestCode.UPDATE_CONSUMER_OFFSET,
+                fields | {"commitOffset": str(offset)},
+            )
+        return len(further)
+
+    async def _offsets(self, addr: str) -> dict[tuple[str, int], int]:
+        """Offset by `topic@group` and queue."""
+        what = f"ask broker {addr} for the offsets of its groups"
+        answer = await self._peers.call(what, addr, RequestCode.GET_ALL_CONSUMER_OFFSET)
+        try:
+            table = loads(bytes(answer.body))["offsetTable"]
+            return {
+                (str(key), int(queue_id)): int(offset)
+                for key, queues in table.items()
+                for queue_id, offset in queues.items()
+            }
+        except (FormatError, KeyError, TypeError, ValueError, AttributeError) as rubbish:
+            raise BadAnswer(what, addr, str(rubbish)) from rubbish
 
     async def register_again(self, addr: str) -> None:
         """Let a broker of ours tell the nameservers at once who it is: another one has had its place."""

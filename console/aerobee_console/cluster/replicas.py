@@ -1,4 +1,4 @@
-"""`aerobee cluster replicas, switch, promote, follow`: the members of sets, and another master for one.
+"""`aerobee cluster replicas, switch, promote, follow, take-over`: the members of sets, and another master for one.
 
 Touches  the cluster through the client's admin calls.
 """
@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from cyclopts import App, Parameter
 
 from aerobee_console.terminal.failures import FAULT, OK, Failure
+from aerobee_console.terminal.numbers import SECONDS
 from aerobee_console.terminal.session import Connect, Output, run
 from aerobee_console.terminal.tables import Column, print_json, show
 from aerobee_service.clock import epoch_ms
 
 if TYPE_CHECKING:
     from aerobee import Client
-    from aerobee.admin.hand_over import HandOver, Moved
+    from aerobee.admin.hand_over import Moved
     from aerobee.admin.set_admin import MemberState
+    from aerobee.admin.take_over import TakeOver
 
 __all__ = ["add_commands"]
 
@@ -60,7 +62,7 @@ class ReplicaRow:
 
 def add_commands(app: App) -> None:
     """Make the commands of this module sub-commands of `app`."""
-    for command in (replicas, switch, promote, follow):
+    for command in (replicas, switch, promote, follow, take_over):
         app.command(command)
 
 
@@ -177,14 +179,46 @@ def follow(
     return _led(output, connect, lambda lead: lead.follow(broker, master=master, force=force))
 
 
+def take_over(
+    broker: Set,
+    /,
+    *,
+    to: Annotated[str | None, Parameter(help="Address of our slave, where there are several.")] = None,
+    without_old: Annotated[
+        bool, Parameter(negative=(), help="Leave messages behind that the slave has never had.")
+    ] = False,
+    settle: Annotated[
+        float,
+        Parameter(validator=SECONDS, help="Seconds to carry offsets over that are still committed there."),
+    ] = 40.0,
+    output: Output = "table",
+    connect: Connect | None = None,
+) -> int:
+    """Move a live set of RocketMQ to ours: our slave of its official master becomes the master.
+
+    The official master takes nothing any more, our slave gets the last bytes and all offsets, and takes its place;
+    clients go on. Refused, with everything as before, when something is not as needed. docs/replication.md says more.
+    """
+    return _led(
+        output,
+        connect,
+        lambda lead: lead.take_over(broker, to, without_old=without_old, settle_s=settle),
+    )
+
+
 def _led(
-    output: str, connect: Connect | None, work: "Callable[[HandOver], Coroutine[Any, Any, Moved]]"
+    output: str, connect: Connect | None, work: "Callable[[TakeOver], Coroutine[Any, Any, Moved]]"
 ) -> int:
     async def led(client: "Client") -> "Moved":
-        from aerobee.admin.hand_over import HandOver
+        from aerobee.admin.take_over import TakeOver
+
+        began = time.monotonic()
+
+        def say(line: str) -> None:
+            sys.stderr.write(f"{time.monotonic() - began:6.2f} s  {line}\n")
 
         try:
-            return await work(HandOver(client.admin.sets, _say, time.monotonic))
+            return await work(TakeOver(client.admin.sets, say, time.monotonic, client.admin))
         except TimeoutError as late:
             raise Failure(
                 "the roles were changed, but a broker or a nameserver did not say so in time: aerobee cluster "
@@ -200,7 +234,3 @@ def _led(
     for note in moved.notes:
         sys.stdout.write(f"note: {note}\n")
     return OK
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(f"{line}\n")

@@ -36,6 +36,7 @@ final class Endure {
         DefaultMQProducer producer = new DefaultMQProducer("interop-endure-" + run);
         producer.setNamesrvAddr(arguments.text("namesrv"));
         producer.setSendMsgTimeout(arguments.number("timeout", 3000));
+        producer.setPollNameServerInterval(arguments.number("poll", 30_000));
         producer.setRetryTimesWhenSendFailed(arguments.number("retries", 2));
         producer.start();
         AtomicInteger next = new AtomicInteger();

@@ -28,6 +28,7 @@ public final class Receive {
         consumer.setNamesrvAddr(arguments.text("namesrv"));
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.setHeartbeatBrokerInterval(2_000); // a first heartbeat that failed on a busy machine is soon repeated
+        consumer.setPollNameServerInterval(arguments.number("poll", 30_000));
         consumer.setConsumeMessageBatchMaxSize(32);
         consumer.setAwaitTerminationMillisWhenShutdown(10_000); // the last offsets are kept before it ends
         consumer.subscribe(arguments.text("topic"), arguments.text("filter", "*"));
