@@ -575,7 +575,10 @@ class MessageStore:
         if self._log.checksum_from is not None:
             # Nobody knows what the source seals: the next start must not take its records for damaged ones.
             self._log.checksum_from = None
-            self.write_checkpoint()
+            try:
+                self.write_checkpoint()
+            except OSError as error:
+                raise self.health.fail("checkpoint", error) from error
         try:
             newest = self._raw.append(offset, data)
         except StoreFull as error:

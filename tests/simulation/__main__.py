@@ -5,6 +5,7 @@
 ./dev simulate A- --for 60        from A on, as many as there is time for in 60 s
 ./dev simulate A-B --planted NAME with a fault in the product; stops where it is found
 ./dev simulate A-B --engine native with that engine for sends; without, half of the seeds have each
+./dev simulate A-B --scenario pair  a master with slaves; `broker` is one broker; without, the seed draws it
 """
 
 import argparse
@@ -36,7 +37,8 @@ def main() -> int:
     from aerobee_broker.native.engine import EngineMissing, find_engine
     from simulation.cluster import log_into_history
     from simulation.planted import PLANTED, planted
-    from simulation.scenario import ENGINES, simulate
+    from simulation.scenario import ENGINES
+    from simulation.seeds import SCENARIOS, simulate
 
     parser = argparse.ArgumentParser(
         prog="./dev simulate", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -47,6 +49,7 @@ def main() -> int:
     parser.add_argument("--planted", choices=list(PLANTED), help="put this fault into the product")
     parser.add_argument("--faults", help="only of these kinds, with commas between them")
     parser.add_argument("--engine", choices=ENGINES, help="for sends; drawn without")
+    parser.add_argument("--scenario", choices=list(SCENARIOS), help="drawn without")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at a seed that fails")
     parsed = parser.parse_args()
     kinds = parsed.faults.split(", ") if parsed.faults else None
@@ -65,7 +68,7 @@ def main() -> int:
         if parsed.seconds is not None and time.monotonic() - began_at > parsed.seconds:
             break
         with planted(parsed.planted):
-            outcome = simulate(seed, kinds, parsed.engine)
+            outcome = simulate(seed, kinds, parsed.engine, parsed.scenario)
         done += 1
         simulated += outcome.simulated_s
         messages += outcome.messages
@@ -78,11 +81,12 @@ def main() -> int:
             again = f" --planted '{parsed.planted}'" if parsed.planted else ""
             again += f" --faults '{parsed.faults}'" if parsed.faults else ""
             again += f" --engine {parsed.engine}" if parsed.engine else ""
+            again += f" --scenario {parsed.scenario}" if parsed.scenario else ""
             print(f"seed {seed}: {outcome.failure}\n  again with: ./dev simulate {seed}{again}", flush=True)
             if not parsed.keep_going:
                 break
         if parsed.history:
-            print(f"seed {seed}: {', '.join(outcome.faults)}; digest {outcome.digest}")
+            print(f"seed {seed}, {outcome.scenario}: {', '.join(outcome.faults)}; digest {outcome.digest}")
     took = time.process_time() - began
     print(
         f"{done} seeds, {failed} failed; {messages} messages, {simulated:.0f} s simulated in {took:.1f} s of "

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import structlog
 
@@ -19,7 +19,7 @@ from simulation.network import Network
 from simulation.threads import Threads
 from simulation.world import Process, World
 
-__all__ = ["BROKER_PORT", "NAMESERVER_PORT", "BrokerHost", "Cluster", "Host"]
+__all__ = ["BROKER_PORT", "NAMESERVER_PORT", "BrokerHost", "BrokerSet", "Cluster", "Host", "Target"]
 
 BROKER_PORT: Final = 10911
 NAMESERVER_PORT: Final = 9876
@@ -36,7 +36,9 @@ class Host:
         self.name = name
         self.address = address
         self.disk = SimDisk(cluster.world.chance(f"disk of {name}"))
+        self.disk_number = 0
         self.process: Process | None = None
+        self.is_held = False  # whoever runs it wants it to stay down
         self.loop: NodeLoop | None = None
         self.clock_ahead_ms = 0
         self.clock_rate = 1.0
@@ -80,10 +82,31 @@ class Host:
         self.kill()
         self.disk.power_failed()
 
+    def empty_disk(self) -> None:
+        """A new disk, while nothing runs."""
+        assert not self.is_up
+        self.disk_number += 1
+        self.disk = SimDisk(self.cluster.world.chance(f"disk {self.disk_number} of {self.name}"))
+
     def set_clock(self, ahead_ms: int, rate: float) -> None:
         self.clock_ahead_ms, self.clock_rate = ahead_ms, rate
         if self.process is not None:
             self.process.clock_ahead_ms = ahead_ms
+
+
+class Target(Protocol):
+    """Whom clients of plain requests ask: one broker, or whoever is the master of a set."""
+
+    @property
+    def broker_name(self) -> str:
+        """As nameservers know it."""
+        ...
+
+    @property
+    def broker_addr(self) -> str: ...
+
+    @property
+    def process(self) -> Process | None: ...
 
 
 class BrokerHost(Host):
@@ -91,7 +114,7 @@ class BrokerHost(Host):
 
     def __init__(self, cluster: "Cluster", name: str, address: str, settings: dict[str, Any]) -> None:
         super().__init__(cluster, name, address)
-        self.settings = settings
+        self.settings = settings  # for the next start
         self.serving: Broker | None = None
         # Why the last start was refused.
         self.refused: Exception | None = None
@@ -104,6 +127,15 @@ class BrokerHost(Host):
     @property
     def is_serving(self) -> bool:
         return self.is_up and self.serving is not None
+
+    @property
+    def broker_name(self) -> str:
+        name: str = self.settings.get("broker_name", self.name)
+        return name
+
+    @property
+    def is_slave(self) -> bool:
+        return self.settings.get("broker_role") == "SLAVE"
 
     def start(self) -> None:
         self.serving = None
@@ -150,6 +182,28 @@ class BrokerHost(Host):
         await broker.close()
 
 
+class BrokerSet:
+    """Brokers that share a name."""
+
+    def __init__(self, members: list[BrokerHost]) -> None:
+        self.broker_name = members[0].broker_name
+        self.members = members
+        self.master = members[0]  # as far as whoever runs them knows
+
+    @property
+    def slaves(self) -> list[BrokerHost]:
+        """All but the master."""
+        return [host for host in self.members if host is not self.master]
+
+    @property
+    def broker_addr(self) -> str:
+        return self.master.broker_addr
+
+    @property
+    def process(self) -> Process | None:
+        return self.master.process
+
+
 class Cluster:
     """Everything that is simulated at one time."""
 
@@ -184,9 +238,9 @@ class Cluster:
 
         host.run(main)
 
-    def add_broker(self, **settings: Any) -> BrokerHost:
+    def add_broker(self, name: str = "", **settings: Any) -> BrokerHost:
         number = len(self.brokers)
-        host = BrokerHost(self, f"broker-{chr(97 + number)}", f"10.0.0.{number + 1}", settings)
+        host = BrokerHost(self, name or f"broker-{chr(97 + number)}", f"10.0.0.{number + 1}", settings)
         self.brokers.append(host)
         return host
 

@@ -90,6 +90,21 @@ class Inode:
             live[page * PAGE : (page + 1) * PAGE] = old
         self.dirty, self.syncs, self.lost = {}, [], {}
 
+    def is_safe(self, position: int, data: bytes) -> bool:
+        """Whether these bytes are there whatever becomes of the power."""
+        end = position + len(data)
+        if self.live[position:end] != data or not self.has_length:
+            return False
+        for page in range(position // PAGE, (end - 1) // PAGE + 1):
+            begin = page * PAGE
+            here = slice(max(position, begin), min(end, begin + PAGE))
+            wanted = data[here.start - position : here.stop - position]
+            for states in (*self.syncs, self.dirty, self.lost):
+                state = states.get(page)
+                if state is not None and state[here.start - begin : here.stop - begin] != wanted:
+                    return False
+        return True
+
 
 def _left(states: list[bytes], chance: Random) -> bytes:
     """One of the contents that a page had, or a mixture of two that followed each other."""
@@ -179,6 +194,11 @@ class SimDisk:
         self.names, self.folders = names, folders
         self._sure_names, self._sure_folders = dict(names), set(folders)
         self.used = sum(len(inode.live) for inode in names.values())
+
+    def is_safe(self, path: str, position: int, data: bytes) -> bool:
+        """Whether a file has these bytes, and still has them after a failure of the power."""
+        inode = self._sure_names.get(path)
+        return inode is not None and inode is self.names.get(path) and inode.is_safe(position, data)
 
     def files(self) -> dict[str, bytes]:
         """All files as they are seen now."""

@@ -5,10 +5,10 @@ when the last one is over, everything works again as far as people bring it abou
 disks have room, ways are open. What is left to do then the product has to do by itself.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 from aerobee_proto.codes import RequestCode
 from aerobee_remoting.ends.client import RemotingClient
@@ -26,6 +26,16 @@ STEPS_MAX: Final = 400  # of a disk, in the middle of which a process may be end
 
 class Faults:
     """All faults of one simulation, and the supervisor that starts again what has ended."""
+
+    # Settings that are changed while a broker runs.
+    turned: tuple[str, ...] = (
+        "flushIntervalConsumeQueue=50",
+        "flushIntervalConsumeQueue=1000",
+        "longPollingEnable=false",
+        "longPollingEnable=true",
+        "flushConsumerOffsetInterval=500",
+        "brokerPermission=6",
+    )
 
     def __init__(self, cluster: Cluster, ledger: Ledger, chance: Random) -> None:
         self.cluster = cluster
@@ -46,12 +56,17 @@ class Faults:
 
     def _begin(self, name: str) -> None:
         self.made.append(name)
-        FAULTS[name](self)
+        self.table[name](self)
+
+    @property
+    def table(self) -> Mapping[str, Callable[[Any], None]]:
+        """All that can go wrong, by name."""
+        return FAULTS
 
     def note(self, what: str) -> None:
         self._world.note("-", what)
 
-    def _for_a_while(self, longest_s: float, end: Callable[[], None]) -> None:
+    def for_a_while(self, longest_s: float, end: Callable[[], None]) -> None:
         self.under_way += 1
 
         def over() -> None:
@@ -73,8 +88,8 @@ class Faults:
         process.at_end.append(lambda: self._ended(host, process, start))
 
     def _ended(self, host: Host, process: Process, start: Callable[[], None]) -> None:
-        if isinstance(host, BrokerHost):
-            self._ledger.crashed(host.name)
+        if isinstance(host, BrokerHost) and not host.is_slave:
+            self._ledger.crashed(host.broker_name)
         if self.cluster.is_closing:
             return
         self.note(f"{host.name} has ended")
@@ -83,7 +98,7 @@ class Faults:
 
         def again() -> None:
             self.under_way -= 1
-            if not host.is_up and not self.cluster.is_closing:
+            if not host.is_up and not host.is_held and not self.cluster.is_closing:
                 self.note(f"{host.name} starts")
                 self.supervise(host, start)
 
@@ -116,7 +131,7 @@ class Faults:
             end()
 
         host.disk.steps_left, host.disk.on_last_step = self._chance.randrange(STEPS_MAX), happens
-        self._for_a_while(5.0, lambda: setattr(host.disk, "steps_left", None))
+        self.for_a_while(5.0, lambda: setattr(host.disk, "steps_left", None))
 
     def stop(self) -> None:
         host = self._broker()
@@ -131,7 +146,7 @@ class Faults:
             return
         self.note(f"{host.name} is stopped for a while")
         process.stop()
-        self._for_a_while(8.0, process.go_on)
+        self.for_a_while(8.0, process.go_on)
 
     def slow_down(self) -> None:
         host = self._chance.choice([*self.cluster.brokers, *self.cluster.nameservers])
@@ -140,7 +155,7 @@ class Faults:
             return
         self.note(f"{host.name} is slow for a while")
         process.slowness_s = self._chance.choice((0.0005, 0.005))
-        self._for_a_while(4.0, lambda: setattr(process, "slowness_s", 0.0))
+        self.for_a_while(4.0, lambda: setattr(process, "slowness_s", 0.0))
 
     def kill_nameserver(self) -> None:
         host = self._chance.choice(self.cluster.nameservers)
@@ -153,7 +168,7 @@ class Faults:
         host = self._broker()
         self.note(f"syncs of {host.name} will fail")
         host.disk.syncs_left = self._chance.choice((0, 1, 3, 10, 30))
-        self._for_a_while(3.0, lambda: setattr(host.disk, "syncs_left", None))
+        self.for_a_while(3.0, lambda: setattr(host.disk, "syncs_left", None))
 
     def fail_syncs_then_power(self) -> None:
         """What a failed sync has left in memory alone is gone later, when another start has trusted it."""
@@ -170,13 +185,13 @@ class Faults:
         host = self._broker()
         self.note(f"the disk of {host.name} is slow for a while")
         host.disk.sync_s = self._chance.choice((0.02, 0.2))
-        self._for_a_while(5.0, lambda: setattr(host.disk, "sync_s", SYNC_S))
+        self.for_a_while(5.0, lambda: setattr(host.disk, "sync_s", SYNC_S))
 
     def fill_disk(self) -> None:
         host = self._broker()
         self.note(f"the disk of {host.name} is full for a while")
         host.disk.capacity = host.disk.used + self._chance.choice((0, 100, 5000, 100_000))
-        self._for_a_while(6.0, lambda: setattr(host.disk, "capacity", CAPACITY))
+        self.for_a_while(6.0, lambda: setattr(host.disk, "capacity", CAPACITY))
 
     # --- network ----------------------------------------------------------------------------------------------
 
@@ -199,13 +214,13 @@ class Faults:
                 cluster.network.close_way(other.address, one.address)
             if kind != "to":
                 cluster.network.close_way(one.address, other.address)
-        self._for_a_while(10.0, cluster.network.open_ways)
+        self.for_a_while(10.0, cluster.network.open_ways)
 
     def delay_much(self) -> None:
         network = self.cluster.network
         self.note("the network is slow for a while")
         network.late, network.late_s = LATE
-        self._for_a_while(4.0, network.calm)
+        self.for_a_while(4.0, network.calm)
 
     # --- clocks and operators ---------------------------------------------------------------------------------
 
@@ -215,21 +230,11 @@ class Faults:
         ahead_ms = chance.choice((-3_600_000, -5000, -200, 300, 4000))
         self.note(f"the clock of {host.name} jumps to {ahead_ms} ms ahead")
         host.set_clock(ahead_ms, host.clock_rate)
-        self._for_a_while(8.0, lambda: host.set_clock(0, host.clock_rate))
+        self.for_a_while(8.0, lambda: host.set_clock(0, host.clock_rate))
 
     def change_settings(self) -> None:
         """An operator turns a knob."""
-        host, chance = self._broker(), self._chance
-        setting = chance.choice(
-            (
-                "flushIntervalConsumeQueue=50",
-                "flushIntervalConsumeQueue=1000",
-                "longPollingEnable=false",
-                "longPollingEnable=true",
-                "flushConsumerOffsetInterval=500",
-                "brokerPermission=6",
-            )
-        )
+        host, setting = self._broker(), self._chance.choice(self.turned)
         self.note(f"somebody sets {setting} at {host.name}")
 
         async def main() -> None:

@@ -13,11 +13,12 @@ of it at once, the rest when all faults are over and every queue has been read t
 """
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from simulation.world import World
 
-__all__ = ["Broken", "Ledger", "Place", "Sent"]
+__all__ = ["Broken", "Ledger", "Place", "Queue", "Sent"]
 
 Place = tuple[str, str, int, int]  # broker name, topic, queue, offset
 Queue = tuple[str, str, int]
@@ -65,6 +66,8 @@ class Ledger:
         self.acknowledged = 0
         self.unknown = 0
         self.delivered: defaultdict[str, set[bytes]] = defaultdict(set)  # group -> bodies it has handled
+        # Told of each acknowledged message and of the id that says where in the log it is.
+        self.witness: Callable[[Sent, str], None] = lambda sent, stored_as: None
 
     # --- sending ----------------------------------------------------------------------------------------------
 
@@ -74,13 +77,14 @@ class Ledger:
         made = self.sent[body] = Sent(body, topic, self._world.now, tries_max)
         return made
 
-    def acknowledge(self, sent: Sent, place: Place) -> None:
-        """It was answered that the message is stored there."""
+    def acknowledge(self, sent: Sent, place: Place, stored_as: str) -> None:
+        """It was answered that the message is stored there, with that id."""
         sent.ended = self._world.now
         sent.is_acknowledged = True
         sent.place = place
         self.acknowledged += 1
         self._stands_at(place, sent.body, "acknowledged")
+        self.witness(sent, stored_as)
 
     def acknowledge_somewhere(self, sent: Sent) -> None:
         """It was answered that the message will come."""
@@ -139,12 +143,13 @@ class Ledger:
 
     def crashed(self, broker: str) -> None:
         """The broker's process ended: what was committed a moment ago may be forgotten."""
-        now = self._world.now
+        self.forget_commits(broker, self._world.now - self.commits_kept_s)
+
+    def forget_commits(self, broker: str, since: float) -> None:
+        """What was committed since then may be forgotten."""
         for (_, queue), commits in self._commits.items():
             if queue[0] == broker:
-                commits.acknowledged = [
-                    one for one in commits.acknowledged if one[0] < now - self.commits_kept_s
-                ]
+                commits.acknowledged = [one for one in commits.acknowledged if one[0] < since]
                 commits.floor = max((offset for _, offset in commits.acknowledged), default=0)
 
     # --- the end ----------------------------------------------------------------------------------------------

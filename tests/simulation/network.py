@@ -272,6 +272,13 @@ class Network:
         end.other.reset()
         return True
 
+    def cut_between(self, one: str, other: str) -> None:
+        """Cut all connections between two hosts."""
+        for end in list(self.ends):
+            if end.process.host == one and end.other.process.host == other:
+                end.reset()
+                end.other.reset()
+
     # --- delays -----------------------------------------------------------------------------------------------
 
     def delay(self) -> float:

@@ -1,8 +1,9 @@
-"""One seed: which hosts and settings there are, what goes wrong, and what has to hold in the end."""
+"""One broker under faults: which hosts and settings there are, what goes wrong, and what has to hold in the end.
 
-import gc
+Other scenarios are this one with other brokers, faults and checks.
+"""
+
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final
 
@@ -10,14 +11,13 @@ from aerobee_broker.native.engine import find_engine
 from aerobee_proto.codes import RequestCode
 from aerobee_remoting.ends.client import RemotingClient, RemotingClientConfig
 from plain_remoting import topic_fields
-from simulation.cluster import BrokerHost, Cluster
-from simulation.edges import edges
-from simulation.faults import FAULTS, Faults
-from simulation.ledger import Broken, Ledger
+from simulation.cluster import BrokerHost, Cluster, Host, Target
+from simulation.faults import Faults
+from simulation.ledger import Broken, Ledger, Queue
 from simulation.work import GROUPED, MEMBERS, POPPED, POPPERS, QUEUES, Work, ask_until_answered, read_queue
-from simulation.world import Stuck, World
+from simulation.world import World
 
-__all__ = ["ENGINES", "Outcome", "engine_of", "simulate"]
+__all__ = ["ENGINES", "HEALED_WITHIN_S", "Simulation", "engine_of", "settings_of"]
 
 ENGINES: Final = ("python", "native")  # for sends
 
@@ -34,20 +34,6 @@ SLOWING: Final = frozenset(
         "clock",
     }
 )
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What came of one seed."""
-
-    seed: int
-    failure: str | None = None
-    simulated_s: float = 0.0
-    digest: str = ""
-    messages: int = 0
-    acknowledged: int = 0
-    faults: list[str] = field(default_factory=list)
-    history: list[tuple[float, str, str]] = field(default_factory=list)
 
 
 def settings_of(chance: Random) -> dict[str, Any]:
@@ -80,58 +66,87 @@ def engine_of(world: World) -> str:
 class Simulation:
     """One run of one seed."""
 
+    target: Target  # whom plain clients ask
+    faults: Faults
+
     def __init__(self, seed: int, kinds: list[str] | None, engine: str | None) -> None:
         """`kinds` of faults and the engine for sends, where they are not drawn."""
         self._kinds = kinds
         self.cluster = Cluster(seed)
         self.world = self.cluster.world
         self._engine = engine or engine_of(self.world)
-        chance = self.world.chance("scenario")
+        self.chance = self.world.chance("scenario")
         self.ledger = Ledger(self.world)
         self.work = Work(self.cluster, self.ledger)
+
+    # --- what a scenario is made of ---------------------------------------------------------------------------
+
+    def make_brokers(self, settings: dict[str, Any]) -> None:
+        """Set `target` and `faults`, and start what is to be there."""
         self.faults = Faults(self.cluster, self.ledger, self.world.chance("faults"))
-        self._chance = chance
-        self.broker: BrokerHost = None  # type: ignore[assignment]  # set by `begin`
+        self.target = broker = self.cluster.add_broker(**settings)
+        self.faults.supervise(broker, broker.start)
+
+    @property
+    def master(self) -> BrokerHost:
+        """The broker that takes messages in the end."""
+        return self.cluster.brokers[0]
+
+    def plan_faults(self) -> None:
+        """Draw what goes wrong, once everything works."""
+        chance = self.chance
+        lasts_s = chance.choice((4.0, 8.0, 15.0))
+        table = self.faults.table
+        kinds = chance.sample(sorted(table), chance.choice((1, 2, 4, len(table))))
+        kinds = kinds if self._kinds is None else [kind for kind in self._kinds if kind in table]
+        if any(kind in SLOWING for kind in kinds):
+            self.ledger.commits_kept_s = 30.0
+        self.faults.plan(kinds, chance.choice((1, 2, 4, 7)), self.world.now + lasts_s)
+        self.faults_end = self.world.now + lasts_s
+
+    def start_clients(self) -> None:
+        """Those that go on until the end."""
+        work, target, chance = self.work, self.target, self.chance
+        work.pause_s = chance.choice((0.05, 0.15, 0.5))
+        for number in range(chance.choice((1, 2))):
+            work.start_plain_sender(target, number)
+        work.start_producer(0)
+        work.start_plain_reader(target)
+        work.start_popper(target)
+        for number in range(chance.choice((1, 2))):
+            work.start_member(number)
+
+    def check_brokers(self) -> None:
+        """What has to hold when everything has been read. Nobody sends any more."""
+
+    # --- the run ----------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Broken, AssertionError or another error when something is not as it has to be."""
-        chance, cluster, world = self._chance, self.cluster, self.world
+        chance, cluster, world = self.chance, self.cluster, self.world
+        starts: list[Host] = []
         for _ in range(chance.choice((1, 1, 2))):
-            host = cluster.add_nameserver()
-            self.faults.supervise(host, lambda host=host: cluster.start_nameserver(host))  # type: ignore[misc]
+            starts.append(cluster.add_nameserver())
         world.note("-", f"sends are taken by the {self._engine} engine")
-        broker = self.broker = cluster.add_broker(**settings_of(chance), send_engine=self._engine)
-        self.faults.supervise(broker, broker.start)
-        self._until(lambda: broker.is_serving, 10.0, "the first start")
-        self._as_client("topics", self._make_topics)
-        self.work.pause_s = chance.choice((0.05, 0.15, 0.5))
-        self._start_clients(chance)
-        lasts_s = chance.choice((4.0, 8.0, 15.0))
-        kinds = chance.sample(sorted(FAULTS), chance.choice((1, 2, 4, len(FAULTS))))
-        kinds = kinds if self._kinds is None else self._kinds
-        if any(kind in SLOWING for kind in kinds):
-            self.ledger.commits_kept_s = 30.0
-        self.faults.plan(kinds, chance.choice((1, 2, 4, 7)), world.now + lasts_s)
-        end = world.now + lasts_s
-        self._let_happen(lambda: world.now >= end and not self.faults.under_way)
+        self.make_brokers({**settings_of(chance), "send_engine": self._engine})
+        for host in starts:
+            self.faults.supervise(host, lambda host=host: cluster.start_nameserver(host))  # type: ignore[misc]
+        self.until(self._all_serve, 10.0, "the first start")
+        self.as_client("topics", self._make_topics)
+        self.start_clients()
+        self.plan_faults()
+        self.let_happen(lambda: world.now >= self.faults_end and not self.faults.under_way)
         world.note("-", "no faults any more")
         self._heal()
 
-    def _start_clients(self, chance: Random) -> None:
-        work, broker = self.work, self.broker
-        for number in range(chance.choice((1, 2))):
-            work.start_plain_sender(broker, number)
-        work.start_producer(0)
-        work.start_plain_reader(broker)
-        work.start_popper(broker)
-        for number in range(chance.choice((1, 2))):
-            work.start_member(number)
+    def _all_serve(self) -> bool:
+        return all(host.is_serving for host in self.cluster.brokers)
 
     async def _make_topics(self, remote: RemotingClient) -> None:
         for topic, queues in QUEUES.items():
             fields = topic_fields(topic, queues)
             await ask_until_answered(
-                remote, self.broker.broker_addr, RequestCode.UPDATE_AND_CREATE_TOPIC, fields
+                remote, self.target.broker_addr, RequestCode.UPDATE_AND_CREATE_TOPIC, fields
             )
 
     # --- the end ----------------------------------------------------------------------------------------------
@@ -139,65 +154,71 @@ class Simulation:
     def _heal(self) -> None:
         """Everything works again within a time, and then nothing is missing."""
         began = self.world.now
-        self._until(lambda: self.broker.is_serving, HEALED_WITHIN_S, "the broker serves again")
+        self.until(self._all_serve, HEALED_WITHIN_S, "all brokers serve again")
         acknowledged = self.ledger.acknowledged
-        self._until(
+        self.until(
             lambda: self.ledger.acknowledged > acknowledged + 3, HEALED_WITHIN_S, "messages are taken again"
         )
         self.work.is_sending = False
-        self._until(lambda: not self.work.busy, 30.0, "every send has an outcome")
+        self.until(lambda: not self.work.busy, 30.0, "every send has an outcome")
         # Delayed messages, transactions that are asked about, what was popped and not acknowledged.
         settled = self.world.now + (12.0 if "clock" in self.faults.made else 8.0)
-        self._let_happen(lambda: self.world.now >= settled)
+        self.let_happen(lambda: self.world.now >= settled)
         self.work.is_closing = True
         left = HEALED_WITHIN_S - (self.world.now - began)
-        self._until(
+        self.until(
             lambda: not any(host.is_up for host in self.cluster.clients), max(left, 30.0), "clients end"
         )
-        logs: dict[tuple[str, str, int], list[tuple[int, bytes]]] = {}
-        begins: dict[tuple[str, str, int], int] = {}
-
-        async def read_all(remote: RemotingClient) -> None:
-            for topic, queues in QUEUES.items():
-                for queue_id in range(queues):
-                    key = (self.broker.name, topic, queue_id)
-                    begins[key], logs[key] = await read_queue(
-                        remote, self.broker.broker_addr, topic, queue_id
-                    )
-
-        self._as_client("checker", read_all)
+        logs, begins = self.read_all(self.master)
         self.ledger.check(logs, begins)
         self.ledger.check_handled(MEMBERS, GROUPED)
         self.ledger.check_handled(POPPERS, POPPED)
-        serving = self.broker.serving
-        assert serving is not None
-        process = self.broker.process
-        assert process is not None
-        loop = self.broker.loop
-        assert loop is not None
-        loop.inside(serving.parts.store.check)
+        self.check_brokers()
+        for host in self.cluster.brokers:
+            serving, loop = host.serving, host.loop
+            assert serving is not None
+            assert loop is not None
+            loop.inside(serving.parts.store.check)
         unhandled = self.cluster.unhandled()
         if unhandled:
             raise Broken(f"nobody has handled {unhandled[0]}")
         self.cluster.is_closing = True
-        self.broker.stop()
-        self._until(lambda: not self.broker.is_up, 20.0, "an orderly stop")
+        for host in self.cluster.brokers:
+            host.stop()
+        self.until(lambda: not any(host.is_up for host in self.cluster.brokers), 20.0, "an orderly stop")
+
+    def read_all(self, broker: BrokerHost) -> tuple[dict[Queue, list[tuple[int, bytes]]], dict[Queue, int]]:
+        """What clients find in all queues of a broker, and where these begin."""
+        logs: dict[Queue, list[tuple[int, bytes]]] = {}
+        begins: dict[Queue, int] = {}
+
+        async def read(remote: RemotingClient) -> None:
+            for topic, queues in QUEUES.items():
+                for queue_id in range(queues):
+                    key = (broker.broker_name, topic, queue_id)
+                    begins[key], logs[key] = await read_queue(remote, broker.broker_addr, topic, queue_id)
+
+        self.as_client("checker", read)
+        return logs, begins
 
     # --- time -------------------------------------------------------------------------------------------------
 
-    def _let_happen(self, until: Callable[[], bool]) -> None:
+    def let_happen(self, until: Callable[[], bool]) -> None:
+        """Until that holds."""
         self.world.run(until)
 
-    def _until(self, holds: Callable[[], bool], within_s: float, what: str) -> None:
+    def until(self, holds: Callable[[], bool], within_s: float, what: str | Callable[[], str]) -> None:
         """Let things happen until it holds; Broken when it takes longer."""
         end = self.world.now + within_s
         self.world.run(lambda: holds() or self.world.now > end)
         if not holds():
-            why = f": {self.broker.refused}" if self.broker and self.broker.refused else ""
+            why = "".join(f": {host.refused}" for host in self.cluster.brokers if host.refused)
             unhandled = "".join(f"; {text}" for text in self.cluster.unhandled()[:1])
-            raise Broken(f"not within {within_s:g} s: {what}{why}{unhandled}")
+            said = what if isinstance(what, str) else what()
+            raise Broken(f"not within {within_s:g} s: {said}{why}{unhandled}")
 
-    def _as_client(self, name: str, main: Callable[[RemotingClient], Any]) -> None:
+    def as_client(self, name: str, main: Callable[[RemotingClient], Any]) -> None:
+        """Run a program of plain requests to its end."""
         failures: list[BaseException] = []
 
         async def whole() -> None:
@@ -213,32 +234,3 @@ class Simulation:
         self.cluster.clients.remove(host)
         if failures:
             raise failures[0]
-
-
-def simulate(seed: int, kinds: list[str] | None = None, engine: str | None = None) -> Outcome:
-    """Run one seed; `kinds` of faults and the engine for sends, where they are not drawn."""
-    gc.disable()
-    outcome = Outcome(seed)
-    simulation = Simulation(seed, kinds, engine)
-    world = simulation.world
-    with edges.use(simulation.cluster.threads, simulation.cluster.network):
-        try:
-            simulation.run()
-        except Stuck as stuck:
-            outcome.failure = f"Stuck: {stuck}"
-        except Exception as failed:
-            outcome.failure = f"{type(failed).__name__}: {failed}"
-        if outcome.failure is not None:
-            world.note("-", outcome.failure)
-        simulation.cluster.is_closing = True
-        simulation.cluster.close()
-        outcome.simulated_s, outcome.digest = world.now, world.digest
-        outcome.messages = len(simulation.ledger.sent)
-        outcome.acknowledged = simulation.ledger.acknowledged
-        outcome.faults = simulation.faults.made
-        outcome.history = world.history
-        for loop in simulation.cluster.loops:
-            loop.tasks.clear()
-        del simulation, world
-        gc.collect()
-    return outcome

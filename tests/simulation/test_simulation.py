@@ -14,6 +14,7 @@ import pytest
 from engines import need_engine
 from simulation.edges import HASH_SEED
 from simulation.scenario import ENGINES, engine_of
+from simulation.seeds import SCENARIOS
 from simulation.world import World
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,10 +62,13 @@ def test_nothing_that_was_promised_is_broken_in_many_seeds() -> None:
 @pytest.mark.parametrize("engine", ["python", "native"])
 def test_a_seed_is_the_same_run_each_time(engine: str) -> None:
     """Another process has other addresses in memory, and whatever is walked in their order would be another run."""
-    words = ("11", "17", "--history", "--engine", need_engine(engine))
+    words = ("16-18", "20", "--history", "--engine", need_engine(engine))
     histories = [simulate(*words).stdout.splitlines() for _ in range(2)]
     first, second = ([line for line in one if "processor time" not in line] for one in histories)
-    assert len([line for line in first if re.search("digest [0-9a-f]{16}-", line)]) == 2
+    assert len([line for line in first if re.search("digest [0-9a-f]{16}-", line)]) == 4
+    assert {re.sub("seed [0-9]+, ([a-z]+):.*", r"\1", line) for line in first if "digest" in line} == {
+        *SCENARIOS
+    }
     assert first == second
     assert f"sends are taken by the {engine} engine" in "\n".join(first)
 
@@ -79,7 +83,7 @@ def test_half_of_the_seeds_have_each_engine() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_a_planted_fault_is_found(name: str) -> None:
-    done = simulate(f"1-{SEEDS_MAX}", "--planted", name)
+    done = simulate(f"1-{SEEDS_MAX}", "--planted", name, "--scenario", "broker")
     assert done.returncode == 1, done.stdout[-2000:] + done.stderr
     failed = re.search("seed ([0-9]+):", done.stdout)
     assert failed is not None

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from aerobee.client import Client
 from aerobee.errors import ClientError
-from aerobee.messages.message import Message
+from aerobee.messages.message import Message, SendStatus
 from aerobee.producing.producer import Producer
 from aerobee.terms.config import ClientConfig
 from aerobee_proto.batch import BatchEntry, encode_batch
@@ -20,7 +20,7 @@ from aerobee_proto.frames import Command
 from aerobee_proto.records import decode_records
 from aerobee_remoting.ends.client import RemotingClient, RemotingClientConfig
 from aerobee_remoting.peers.errors import ConnectFailed, RemotingError
-from simulation.cluster import BrokerHost, Cluster, Host
+from simulation.cluster import Cluster, Host, Target
 from simulation.ledger import Ledger, Sent
 from system.popping import Popper, extra_infos
 from system.running import Talker, send_request, text_of
@@ -75,7 +75,7 @@ class Work:
 
     # --- plain requests ---------------------------------------------------------------------------------------
 
-    def start_plain_sender(self, broker: BrokerHost, number: int) -> Host:
+    def start_plain_sender(self, broker: Target, number: int) -> Host:
         name = f"sender-{number}"
         chance = self.cluster.world.chance(name)
 
@@ -96,7 +96,7 @@ class Work:
 
         return self.cluster.start_client(name, main)
 
-    async def _send_one(self, remote: RemotingClient, broker: BrokerHost, who: str, chance: Random) -> None:
+    async def _send_one(self, remote: RemotingClient, broker: Target, who: str, chance: Random) -> None:
         topic = chance.choice((PLAIN, PLAIN, GROUPED, POPPED))
         queue_id = chance.randrange(QUEUES[topic])
         body = self.body(chance, who)
@@ -110,7 +110,7 @@ class Work:
         if answer is not None:
             self._acknowledge([sent], broker, topic, answer)
 
-    async def _send_batch(self, remote: RemotingClient, broker: BrokerHost, who: str, chance: Random) -> None:
+    async def _send_batch(self, remote: RemotingClient, broker: Target, who: str, chance: Random) -> None:
         topic, queue_id = PLAIN, chance.randrange(QUEUES[PLAIN])
         bodies = [self.body(chance, who) for _ in range(chance.randrange(2, 9))]
         sent = [self.ledger.sending(body, topic) for body in bodies]
@@ -123,7 +123,7 @@ class Work:
             self._acknowledge(sent, broker, topic, answer)
 
     async def _ask(
-        self, remote: RemotingClient, broker: BrokerHost, request: Command, sent: list[Sent]
+        self, remote: RemotingClient, broker: Target, request: Command, sent: list[Sent]
     ) -> Command | None:
         """The answer that says where the messages are; None when there is none."""
         self.busy += 1
@@ -143,19 +143,20 @@ class Work:
             return None
         return answer
 
-    def _acknowledge(self, sent: list[Sent], broker: BrokerHost, topic: str, answer: Command) -> None:
+    def _acknowledge(self, sent: list[Sent], broker: Target, topic: str, answer: Command) -> None:
         first = int(answer.ext["queueOffset"])
-        for number, one in enumerate(sent):
-            self.ledger.acknowledge(one, (broker.name, topic, int(answer.ext["queueId"]), first + number))
+        for number, (one, stored_as) in enumerate(zip(sent, answer.ext["msgId"].split(","), strict=True)):
+            place = (broker.broker_name, topic, int(answer.ext["queueId"]), first + number)
+            self.ledger.acknowledge(one, place, stored_as)
 
-    def start_plain_reader(self, broker: BrokerHost) -> Host:
-        """Reads every queue of two topics from its beginning, and commits how far it is."""
-        name = "reader"
+    def start_plain_reader(self, broker: Target, name: str = "reader", *, commits: bool = True) -> Host:
+        """Reads every queue of two topics from its beginning, and commits how far it is; what reads at a slave, which
+        holds no pulls while it has its master, does not."""
         chance = self.cluster.world.chance(name)
 
         async def follow(remote: RemotingClient, topic: str, queue_id: int) -> None:
             offset = 0
-            queue = (broker.name, topic, queue_id)
+            queue = (broker.broker_name, topic, queue_id)
             while not self.is_closing:
                 try:
                     answer = await remote.request(
@@ -176,9 +177,13 @@ class Work:
                         for record in decode_records(answer.body):
                             self.ledger.read((*queue, record.queue_offset), record.body)
                         offset = int(answer.ext["nextBeginOffset"])
-                    elif answer.code not in NONE_HERE:
+                    elif answer.code == ResponseCode.PULL_OFFSET_MOVED:
+                        # A slave that is new has less than its master; one that was behind has more by and by.
+                        offset = max(offset, int(answer.ext["nextBeginOffset"]))
                         await asyncio.sleep(0.2)
-                    if chance.random() < 0.3:
+                    elif answer.code not in NONE_HERE or not commits:
+                        await asyncio.sleep(0.2)
+                    if commits and chance.random() < 0.3:
                         await self._commit(remote, broker, queue, offset)
                 except RemotingError:
                     await asyncio.sleep(chance.random())
@@ -194,7 +199,7 @@ class Work:
         return self.cluster.start_client(name, main)
 
     async def _commit(
-        self, remote: RemotingClient, broker: BrokerHost, queue: tuple[str, str, int], offset: int
+        self, remote: RemotingClient, broker: Target, queue: tuple[str, str, int], offset: int
     ) -> None:
         fields = {"consumerGroup": READERS, "topic": queue[1], "queueId": str(queue[2])}
         asked_of = broker.process
@@ -209,7 +214,7 @@ class Work:
         if answer.code == ResponseCode.SUCCESS:
             self.ledger.committed(READERS, queue, offset)
 
-    def start_popper(self, broker: BrokerHost) -> Host:
+    def start_popper(self, broker: Target) -> Host:
         """Pops, and acknowledges most of what it gets."""
         name = "popper"
         chance = self.cluster.world.chance(name)
@@ -225,7 +230,7 @@ class Work:
 
         return self.cluster.start_client(name, main)
 
-    async def _pop(self, remote: RemotingClient, broker: BrokerHost, chance: Random) -> None:
+    async def _pop(self, remote: RemotingClient, broker: Target, chance: Random) -> None:
         fields = Popper.fields(
             POPPED,
             consumerGroup=POPPERS,
@@ -248,7 +253,7 @@ class Work:
         topics = {record.topic for record in decode_records(answer.body)}
         if topics != {POPPED}:
             return  # what came back is left: it comes once more
-        for info in extra_infos(answer, POPPED, broker_name=broker.name):
+        for info in extra_infos(answer, POPPED, broker_name=broker.broker_name):
             parts = info.split()
             ext = Popper.fields(
                 POPPED, consumerGroup=POPPERS, extraInfo=info, queueId=parts[-2], offset=parts[-1]
@@ -304,18 +309,23 @@ class Work:
             elif kind < 0.3:
                 sent = self.ledger.sending(body, DELAYED, None)
                 if chance.random() < 0.5:
-                    await producer.send(DELAYED, body, delay_level=chance.choice((1, 2)))
+                    result = await producer.send(DELAYED, body, delay_level=chance.choice((1, 2)))
                 else:
-                    await producer.send(DELAYED, body, deliver_after=chance.choice((1.5, 4.0)))
-                self.ledger.acknowledge_somewhere(sent)
+                    result = await producer.send(DELAYED, body, deliver_after=chance.choice((1.5, 4.0)))
+                if result.status is SendStatus.OK:
+                    self.ledger.acknowledge_somewhere(sent)
+                else:
+                    self.ledger.lose_sight(sent, result.status)
             else:
                 topic, queue = chance.choice(((PLAIN, None), (BOUND, 0), (GROUPED, None)))
                 sent = self.ledger.sending(body, topic, None)
                 result = await producer.send(topic, body, queue=queue)
-                place = result.queue
-                self.ledger.acknowledge(
-                    sent, (place.broker_name, place.topic, place.queue_id, result.queue_offset)
-                )
+                if result.status is not SendStatus.OK:
+                    self.ledger.lose_sight(sent, result.status)
+                    return
+                queue_of = result.queue
+                place = (queue_of.broker_name, queue_of.topic, queue_of.queue_id, result.queue_offset)
+                self.ledger.acknowledge(sent, place, result.offset_message_id)
         except ClientError as failed:
             self.ledger.lose_sight(self.ledger.sent[body], failed)
         finally:
@@ -372,7 +382,7 @@ class _RolledBack(Exception):
     pass
 
 
-async def _tell(remote: RemotingClient, broker: BrokerHost, request: Command) -> None:
+async def _tell(remote: RemotingClient, broker: Target, request: Command) -> None:
     try:
         await remote.oneway(broker.broker_addr, request.code, request.ext_fields, request.body)
     except (ConnectFailed, RemotingError):

@@ -61,7 +61,7 @@ class GivingServer:
         self._loop = asyncio.get_running_loop()
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()  # that accept, and those whose handshake is under way
-        self._links: set[_Giving] = set()
+        self._links: dict[_Giving, None] = {}  # in the order in which they came
         self._scheduled = False
         self._begun = False
         self._closed = False
@@ -162,7 +162,7 @@ class GivingServer:
         """A link for a new connection; None when there are too many."""
         if self._closed or len(self._links) >= CONNECTIONS_MAX:
             return None
-        self._links.add(one)
+        self._links[one] = None
         file_size = self._live.value.mapped_file_size_commit_log
         return GivingLink(self._log, file_size, self.bounds, self._loop.time())
 
@@ -187,7 +187,7 @@ class GivingServer:
 
     def ended(self, one: "_Giving", replica: Replica | None) -> None:
         """A connection is gone."""
-        self._links.discard(one)
+        self._links.pop(one, None)
         if replica is not None:
             self._replicas.left(replica)
             self.acknowledged()  # fewer may be needed now

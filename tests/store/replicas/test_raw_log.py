@@ -5,8 +5,9 @@ from random import Random
 
 import pytest
 
-from aerobee_store.faults.errors import CorruptStore, NotInLog
+from aerobee_store.faults.errors import CorruptStore, NotInLog, StorePoisoned
 from aerobee_store.store import MessageStore
+from simulation.machine import Machine
 from store.memory_io import MemoryIo, RandomSurvivors
 from store.workload import ROOT, Clock, Workload, message, open_store
 
@@ -170,6 +171,20 @@ def test_what_the_source_does_not_seal_is_no_damage_after_a_crash_of_a_replica_t
     again = open_store(copy.crash(RandomSurvivors(Random(8))))
     assert again.end_offset == work.store.end_offset
     again.check()
+
+
+def test_a_disk_that_refuses_the_checkpoint_fails_the_replica() -> None:
+    """Found by a simulation: the replica's store said OSError, which nobody expects of it, and the link ended without
+    a word of why."""
+    _, work = source(8)
+    machine = Machine(8)
+    replica = machine.start()
+    replica.close()
+    replica = machine.start()
+    machine.disk.syncs_left = 0
+    with pytest.raises(StorePoisoned, match="the disk failed at the checkpoint"):
+        replica.append_raw(0, bytes(work.store.read_raw(0, 100)))
+    assert replica.has_failed
 
 
 def test_the_ends_of_files_are_the_same_to_the_byte() -> None:
