@@ -70,6 +70,7 @@ TABLE: Final = (
             "broker:maxHeaderBytes",
             "aerobee_proto.proxy_protocol:HEADER_SIZE_MAX",
             "aerobee_remoting.exchange.handlers:MESSAGE_BODY_SIZE_MAX",
+            "aerobee_remoting.exchange.handlers:DECODED_SIZE_MAX",
             "aerobee_remoting.exchange.answers:ANSWER_SIZE_MAX",
         ),
         NONE,
@@ -77,8 +78,8 @@ TABLE: Final = (
     ),
     Row(
         "memory",
-        "requests without an answer",
-        ("broker:maxInFlightPerConnection",),
+        "requests without an answer; bytes in memory of those that are worked on",
+        ("broker:maxInFlightPerConnection", "aerobee_remoting.exchange.connection:RUNNING_SIZE_MAX"),
         NONE,
         "no more is read from it",
     ),

@@ -102,6 +102,8 @@ class Handlers:
         self._removals = removals
         self._started_ms = now_ms()
         self._disk = asyncio.Lock()  # one change of a file at a time
+        # One large registration from its bytes to the table: what it is read into is a hundred times those.
+        self._large = asyncio.Lock()
         # Large registrations are read here, so that nobody else waits for it.
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="registrations")
         self._of_peers = _Orders()  # registrations through one connection, and its goodbye
@@ -217,13 +219,16 @@ class Handlers:
                 ResponseCode.SYSTEM_BUSY, "the last registration through this connection is still being read"
             )
         async with self._of_peers.turn(peer), self.of_names.turn(request.header.broker_name):
-            return await self._register(request)
+            if not _is_large(request):
+                return await self._register(request)
+            async with self._large:
+                return await self._register(request)
 
     async def _register(self, request: Request[RegisterBrokerHeader]) -> Response:
         header: RegisterBrokerHeader = request.header
         arguments = header, request.body, request.version
         try:
-            if header.compressed or len(request.body) > AT_ONCE_SIZE_MAX:
+            if _is_large(request):
                 loop = asyncio.get_running_loop()
                 new = await loop.run_in_executor(self._reader, read_registration, *arguments)
             else:
@@ -546,6 +551,11 @@ def _identity(header: BrokerIdentityHeader) -> tuple[str, str]:
         missing = "brokerAddr" if header.cluster_name else "clusterName"
         raise RequestError(ResponseCode.SYSTEM_ERROR, f"header field {missing} is required")
     return header.cluster_name, header.broker_addr
+
+
+def _is_large(request: Request[RegisterBrokerHeader]) -> bool:
+    """Whether a registration is read in a thread; what is compressed may become anything."""
+    return request.header.compressed or len(request.body) > AT_ONCE_SIZE_MAX
 
 
 def _decoded(decode: Callable[[bytes], T], request: AnyRequest, what: str) -> T:

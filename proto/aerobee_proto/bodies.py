@@ -91,6 +91,7 @@ __all__ = [
     "TopicStatsTable",
     "UnlockBatchBody",
     "convert",
+    "decoded_size",
 ]
 
 Int = Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
@@ -119,8 +120,18 @@ VALUES_MAX: Final = 10 * OBJECTS_MAX  # commas: nothing that is kept has more me
 # each up to 3 us for whoever follows it.
 LOOSE_SIZE_MAX: Final = 128 * 1024
 REFERENCES_MAX: Final = 2048
+# Bytes in memory of what a stranger's body becomes, at the most: of each object, of each value, of each byte of text.
+OBJECT_SIZE: Final = 640
+VALUE_SIZE: Final = 96
+TEXT_SIZE: Final = 5  # one character beyond the others makes all of its text as wide
 _VERSION_SIZE_MAX: Final = 1024  # bytes of the data version
 _LENGTH: Final = Packing(">i")
+
+
+def decoded_size(data: bytes) -> int:
+    """Bytes in memory of what a stranger's body is read into, at the most: maybe a hundred times what came."""
+    objects, values = min(data.count(b"{"), OBJECTS_MAX), min(data.count(b","), VALUES_MAX)
+    return OBJECT_SIZE * objects + VALUE_SIZE * values + TEXT_SIZE * len(data)
 
 
 def convert(value: Any, target: type[T]) -> T:

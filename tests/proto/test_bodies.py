@@ -1,8 +1,10 @@
 """Typed bodies: captured ones, the forms that differ between peers, round trips, damaged bytes."""
 
+import gc
 import gzip
 import json
 import random
+import tracemalloc
 import zlib
 from base64 import b64decode
 from collections import Counter
@@ -791,3 +793,32 @@ def test_a_registration_is_read_topic_by_topic() -> None:
     }
     reader = RegistrationReader.compressed(body.to_compressed(with_mapping=True), with_mapping=True)
     assert [name for name, _ in islice(reader.topics(), 2)] == ["t0", "t1"]
+
+
+# Bodies of which little on the wire is much in memory.
+HEAVY = {
+    "empty groups": b'{"consumerDataSet":[%b]}' % b",".join([b"{}"] * 16_000),
+    "empty subscriptions": b'{"consumerDataSet":[{"subscriptionDataSet":[%b]}]}'
+    % b",".join([b"{}"] * 16_000),
+    "short tags": b'{"consumerDataSet":[{"subscriptionDataSet":[{"tagsSet":[%b]}]}]}'
+    % b",".join(b'"%x"' % number for number in range(150_000)),
+    "producers": b'{"producerDataSet":[%b]}' % b",".join(b'{"groupName":"g%d"}' % i for i in range(16_000)),
+    "wide text": ('{"clientID":"' + "x" * 1_000_000 + "\U0001f600" + '"}').encode(),
+    "numbers": b'{"consumerDataSet":[{"subscriptionDataSet":[{"codeSet":[%b]}]}]}'
+    % b",".join(b"%d" % number for number in range(1000, 150_000)),
+}
+
+
+@pytest.mark.parametrize("data", HEAVY.values(), ids=HEAVY)
+def test_no_body_takes_more_memory_than_it_is_counted_with(data: bytes) -> None:
+    """A heartbeat of 48 KiB is 8 MiB when it has been read, and was counted with its bytes."""
+    bodies.HeartbeatData.from_stranger(b"{}")
+    gc.collect()
+    tracemalloc.start()
+    try:
+        read = bodies.HeartbeatData.from_stranger(data)
+        size, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert read
+    assert size <= bodies.decoded_size(data) <= 40 * size

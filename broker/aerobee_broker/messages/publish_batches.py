@@ -29,6 +29,7 @@ from aerobee_store.terms.messages import RECORD_EXTRA_MAX, Appended, NewMessage,
 __all__ = ["BATCH_COUNT_MAX", "TURN_COUNT_MAX", "BatchPlan", "BatchPublisher", "StoredBatch"]
 
 BATCH_COUNT_MAX: Final = 16_384  # messages of one batch; with what the broker adds they are 4 MiB of records
+MESSAGE_SIZE: Final = 1024  # bytes in memory of one that is made ready, besides its texts
 APPEND_COUNT_MAX: Final = 4_096  # messages of a batch that are appended in one turn
 TURN_COUNT_MAX: Final = 1_000  # messages of batches that are made ready in one turn of the event loop
 TURN_PROPERTIES_MAX: Final = 128 * 1024  # bytes of their properties, which may be a name and a value in four
@@ -49,6 +50,11 @@ class BatchPlan(NamedTuple):
         """Bytes of properties that its messages have, with those of the batch that all of them get."""
         common = len(self.common.properties)
         return sum([len(entry.properties) for entry in self.entries]) + common * len(self.entries)
+
+    @property
+    def working_size(self) -> int:
+        """Bytes in memory that its messages take, besides the request itself, until they are stored."""
+        return MESSAGE_SIZE * len(self.entries) + 2 * len(self.body) + 2 * self.properties_size
 
     @property
     def is_without_wait(self) -> bool:

@@ -101,7 +101,9 @@ class AckHandlers:
                 f"{len(body.acks)} check-points in one batch, at most {BATCH_ACKS_MAX} are allowed",
             )
         if sum([_cost(ack) for ack in body.acks]) > SLICE_MAX:
-            request.connection.run_alone(lambda: self._take_in_turns(request, body.acks))
+            request.connection.run_alone(
+                lambda: self._take_in_turns(request, body.acks), request.working_size()
+            )
             return None
         refused = self._take_some(body.acks)
         if refused is None:

@@ -151,7 +151,8 @@ class SendProcessor:
     def on_sends(self, connection: Channel, items: Sequence[Send]) -> None:
         """Every SEND_MESSAGE of one read."""
         if len(items) > NEW_TOPICS_MAX and self._publisher.is_long(items):
-            connection.run_alone(lambda: self._send_in_turns(connection, items))
+            size = sum([_frame_size(item) for item in items])
+            connection.run_alone(lambda: self._send_in_turns(connection, items), size)
         else:
             self._send_at_once(connection, items)
 
@@ -241,7 +242,8 @@ class SendProcessor:
             else:
                 planned.append((item, plan))
         if self._batches.is_long([plan for _, plan in planned if plan.record_key is None]):
-            connection.run_alone(lambda: self._store_in_turns(connection, planned))
+            size = sum([_frame_size(item) + plan.working_size for item, plan in planned])
+            connection.run_alone(lambda: self._store_in_turns(connection, planned), size)
         elif planned:
             self._store_at_once(connection, planned)
 
@@ -361,3 +363,9 @@ class SendProcessor:
             command = Command(int(code), opaque=opaque, flag=FLAG_RESPONSE, ext_fields=ext, codec=codec)
             parts.append(encode_command(command).decode("latin-1"))
         return "".join(parts).encode("latin-1")
+
+
+def _frame_size(item: Send) -> int:
+    """Bytes of the frame, and of the fields that were read from it."""
+    _, header, body = item.frame
+    return 2 * len(header) + len(body)

@@ -18,7 +18,8 @@ Bounds, all in `ConnectionLimits`
 - A peer that does not read: reading from it stops while more than `write_high` bytes wait to be sent, what was read
   and not handled waits too, and the connection is closed when they do not shrink for `write_stalled_s`, or at once
   when they are more than `unsent_max`.
-- A peer that pipelines without end: reading stops while `in_flight_max` of its requests have no answer yet.
+- A peer that pipelines without end: reading stops while `in_flight_max` of its requests have no answer yet, or tasks
+  are at work on RUNNING_SIZE_MAX bytes of them.
 - A frame that does not arrive whole within `frame_s`, or silence in both directions for `idle_s`: closed.
 - A closing connection whose peer does not take what waits to be sent: gone after `write_stalled_s`, whatever closed it.
 """
@@ -49,7 +50,14 @@ from aerobee_proto.proxy_protocol import ProxyHeaderError, Source
 from aerobee_proto.requests import UNREADABLE, AnyIncoming, Envelope, Incoming, request_code_key
 from aerobee_remoting.exchange.calls import Calls
 from aerobee_remoting.exchange.dispatch import Dispatcher
-from aerobee_remoting.exchange.handlers import AnyRequest, Entry, HandlerTable, Request, Response
+from aerobee_remoting.exchange.handlers import (
+    DECODED_SIZE_MAX,
+    AnyRequest,
+    Entry,
+    HandlerTable,
+    Request,
+    Response,
+)
 from aerobee_remoting.exchange.limits import Common, format_addr
 from aerobee_remoting.exchange.needs import Need
 from aerobee_remoting.peers.errors import ConnectionLost
@@ -67,6 +75,7 @@ BUFFERS: Final = "buffers of connections"  # in the account
 READ_AHEAD: Final = 262_144  # bytes held back at which reading stops; what overtakes must have been read
 SLICE_FRAMES_MAX: Final = 1024  # requests in one slice: a batch handler takes all of its code at once
 OVERTAKING_MAX: Final = 64  # requests that may overtake what is held back, until nothing is
+RUNNING_SIZE_MAX: Final = 16 * 1024 * 1024  # bytes that tasks are at work on, at which reading stops
 COUNT_STEP: Final = 65_536  # bytes that may wait to be sent before they are counted at once
 
 
@@ -255,6 +264,7 @@ class Connection(asyncio.Protocol):
             or bool(self._alone)
             or self._held_back_size > READ_AHEAD
             or self.in_flight >= self._limits.in_flight_max
+            or self._running_size >= RUNNING_SIZE_MAX
         )
         if stop is self.reading_paused or self.transport.is_closing():
             return
@@ -506,22 +516,22 @@ class Connection(asyncio.Protocol):
         """Ask the gate for what a handler found that this request needs, too. RequestError when it is refused."""
         self._dispatcher.admit_found(self, request, needs)
 
-    def run_alone(self, work: Callable[[], Awaitable[None]]) -> None:
+    def run_alone(self, work: Callable[[], Awaitable[None]], size: int = 0) -> None:
         """Run this as a task before anything else that this peer has sent is handled: its order is kept.
 
-        For work that is too long for one turn. It answers by itself.
+        For work that is too long for one turn, and keeps `size` bytes meanwhile. It answers by itself.
         """
         self._alone += 1
-        self.hold(1)
+        self._at_work(1, size)
         self._gate_reading()
-        self._start_task(self._run_alone(work))
+        self._start_task(self._run_alone(work, size))
 
-    async def _run_alone(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def _run_alone(self, work: Callable[[], Awaitable[None]], size: int) -> None:
         try:
             await work()
         finally:
             self._alone -= 1
-            self.hold(-1)
+            self._at_work(-1, -size)
             self._wait()
             self._gate_reading()
 
@@ -553,18 +563,22 @@ class Connection(asyncio.Protocol):
     async def _run_async(
         self, entry: Entry, request: AnyRequest, work: Callable[[], Awaitable[Response | None]]
     ) -> None:
-        self.hold(1)
-        size = request.size
-        self._running_size += size
-        if size > COUNT_STEP:
-            self.count_buffers()
+        size = request.working_size(is_decoded=entry.body_size_max <= DECODED_SIZE_MAX)
+        self._at_work(1, size)
         try:
             response = await self._dispatcher.answer(self, entry, work)
         finally:
-            self.hold(-1)
-            self._running_size -= size
+            self._at_work(-1, -size)
         if response is not None and not request.oneway:
             self.respond(request.codec, request.opaque, response)
+
+    def _at_work(self, count: int, size: int) -> None:
+        """So many more tasks (or fewer) are at work, on so many bytes."""
+        self._running_size += size
+        self.hold(count)
+        if abs(size) > COUNT_STEP:
+            self._gate_reading()
+            self.count_buffers()
 
     def _start_task(self, work: Coroutine[object, None, None]) -> None:
         task = self._loop.create_task(work, name=f"request from {self.peer}")

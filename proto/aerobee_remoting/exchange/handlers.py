@@ -18,7 +18,7 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar, cast, overload
 
 import msgspec
 
-from aerobee_proto.bodies import JsonBody
+from aerobee_proto.bodies import JsonBody, decoded_size
 from aerobee_proto.codes import ResponseCode
 from aerobee_proto.errors import LimitReached, RequestError, forget_frames
 from aerobee_proto.frames import Command, decode_command, language_name
@@ -29,6 +29,7 @@ from aerobee_remoting.exchange.needs import Need, Needs
 from aerobee_remoting.peers.peer import Peer
 
 __all__ = [
+    "DECODED_SIZE_MAX",
     "MESSAGE_BODY_SIZE_MAX",
     "AnyRequest",
     "Channel",
@@ -42,6 +43,9 @@ __all__ = [
 
 # What a frame may carry, in bytes: settings bound messages further.
 MESSAGE_BODY_SIZE_MAX: Final = 16 * 1024 * 1024
+# Bytes of a body that is read as a whole. Codes that allow more take messages, or read it piece by piece: whoever takes
+# such a body bounds what it becomes.
+DECODED_SIZE_MAX: Final = 4 * 1024 * 1024
 
 H = TypeVar("H", bound=msgspec.Struct)
 H_co = TypeVar("H_co", bound=msgspec.Struct, covariant=True)
@@ -141,6 +145,12 @@ class Request(msgspec.Struct, Generic[H_co], eq=False):
         _, header, body = self.incoming.frame
         return len(header) + len(body)
 
+    def working_size(self, *, is_decoded: bool = True) -> int:
+        """Bytes in memory while a task works on it: the frame, the fields, and what its body is read into."""
+        _, header, body = self.incoming.frame
+        size = 2 * len(header) + len(body)
+        return size + decoded_size(body) if is_decoded and body else size
+
     @property
     def is_shed(self) -> bool:
         return not self.incoming.frame[1]
@@ -193,8 +203,9 @@ class Channel(Peer, Protocol):
     def hold(self, count: int) -> None:
         """Count requests of this peer that wait for their answer; no more are read at a bound."""
 
-    def run_alone(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Run this as a task before anything else that this peer has sent is handled. It answers by itself."""
+    def run_alone(self, work: Callable[[], Awaitable[None]], size: int = 0) -> None:
+        """Run this as a task before anything else that this peer has sent is handled. It answers by itself, and keeps
+        `size` bytes until then."""
 
     def answer_alone(self, request: AnyRequest, work: Callable[[], Awaitable[Answer]]) -> None:
         """As `run_alone`, for one request: `work` gives its answer, or refuses it, as an async handler does."""

@@ -18,7 +18,7 @@ from aerobee_proto.headers import RouteHeader
 from aerobee_remoting.ends import server as server_module
 from aerobee_remoting.ends.client import RemotingClient, RemotingClientConfig
 from aerobee_remoting.ends.server import RemotingServer, ServerConfig, TlsMode
-from aerobee_remoting.exchange.connection import Connection
+from aerobee_remoting.exchange.connection import RUNNING_SIZE_MAX, Connection
 from aerobee_remoting.exchange.handlers import Channel, HandlerTable, Request, Response
 from aerobee_remoting.exchange.limits import ConnectionLimits
 from aerobee_remoting.exchange.needs import Open
@@ -226,6 +226,27 @@ async def test_reading_stops_at_the_in_flight_bound_and_goes_on_after_answers() 
         gate.set()
         answers = {(await peer.receive()).opaque for _ in range(4)}
         assert answers == {0, 1, 2, 50}
+
+
+async def test_reading_stops_at_the_bytes_that_are_worked_on_and_goes_on_after_answers() -> None:
+    """Requests of 120 KiB that waited for a lock were 600 MiB in memory, for one connection."""
+    gate, handlers = asyncio.Event(), HandlerTable()
+
+    async def waits(request: Request[Any]) -> Response:
+        await gate.wait()
+        return Response()
+
+    handlers.register(SLOW, waits, needs=Open("a test"), header=RouteHeader)
+    async with serving(handlers) as (server, port), raw_peer(port) as peer:
+        for opaque in range(200):
+            peer.send(Command(SLOW, opaque=opaque, ext_fields={"topic": "x" * 200_000}))
+        (connection,) = await connected(server, lambda c: c.reading_paused)
+        assert RUNNING_SIZE_MAX <= connection.buffered_size < RUNNING_SIZE_MAX + (2 << 20)
+        assert connection.in_flight < 50
+        gate.set()
+        assert {(await peer.receive()).opaque for _ in range(200)} == set(range(200))
+        assert connection.in_flight == 0
+        assert connection.buffered_size == 0
 
 
 async def connected(server: RemotingServer, ready: Any) -> list[Connection]:
