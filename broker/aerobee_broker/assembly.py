@@ -429,6 +429,8 @@ def assemble(
         tls=ground.tls.client,
         signer=ground.access.signer,
     )
+    if isinstance(replication, SlaveSide):
+        replication.follower.look_for_master = registrar.register_all
 
     # --- use cases --------------------------------------------------------------------------------------------
     retry_topics = RetryTopics(groups, topics, is_ordered=lambda group: locks.is_locked(group, clock()))

@@ -6,70 +6,20 @@ acknowledged is at its slave, as it waits for that (`inSyncReplicas=2`).
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from aerobee import Client, GroupMessage, Message
-from aerobee_broker.broker import Broker
 from aerobee_broker.replication import following, metadata
-from aerobee_nameserver.config import NameserverConfig
-from aerobee_nameserver.server import NameServer
-from broker.replication.pairs import caught_up, eventually, running_slave
-from system.running import running_broker
-
-WAITS: dict[str, Any] = {"broker_role": "SYNC_MASTER", "in_sync_replicas": 2, "min_in_sync_replicas": 2}
+from broker.replication.pairs import caught_up, eventually
+from system.brokersets import a_set
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "SYNC_S", 0.05)
     monkeypatch.setattr(following, "RETRY_FIRST_S", 0.01)
-
-
-class Set:
-    """A nameserver, a master and its slave, until `fail_over`: then the slave is the master."""
-
-    def __init__(self, folder: Path, nameserver: str, stack: AsyncExitStack) -> None:
-        self._folder = folder
-        self._stack = stack
-        self._lives = AsyncExitStack()
-        self._settings: dict[str, Any] = {"namesrv_addr": nameserver, "slave_read_enable": True}
-        self.nameserver = nameserver
-
-    async def start(self) -> None:
-        lives, settings = self._lives, self._settings
-        self._stack.push_async_callback(lives.aclose)
-        self.master = await lives.enter_async_context(
-            running_broker(self._folder / "master", **settings, **WAITS)
-        )
-        await self.master.parts.registrar.first_round()
-        self.slave = await self._stack.enter_async_context(running_slave(self._folder / "slave", **settings))
-        await eventually(lambda: self.master.parts.replication.status().in_sync_slave_nums == 1)
-
-    async def lose_master(self) -> None:
-        """Its connections are cut, with what was about to be answered."""
-        await self.master.parts.server.close()
-        await self._lives.aclose()
-
-    async def promote(self) -> Broker:
-        """The slave is stopped, and started as master on another port."""
-        await self.slave.close()
-        return await self._stack.enter_async_context(running_broker(self._folder / "slave", **self._settings))
-
-
-@asynccontextmanager
-async def a_set(folder: Path) -> AsyncIterator[Set]:
-    async with AsyncExitStack() as stack:
-        nameserver = NameServer(NameserverConfig(listen_port=0, bind_address="127.0.0.1"), keep_kv=False)
-        port = await nameserver.start()
-        stack.push_async_callback(nameserver.close)
-        made = Set(folder, f"127.0.0.1:{port}", stack)
-        await made.start()
-        yield made
 
 
 async def bodies(mq: Client, topic: str) -> list[str]:

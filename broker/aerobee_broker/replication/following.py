@@ -2,9 +2,10 @@
 
 Touches  one socket; the store, through the link.
 
-The master's address is the one of the settings (haMasterAddress), or what nameservers say. A link that ends is begun
-anew after a pause that grows up to RETRY_MAX_S. What stands against it for good is told once for each reason, and tried
-again all the same: an operator may be mending it.
+The master's address is the one of the settings (haMasterAddress), or what nameservers say; they are asked again after
+each link that has ended. A link is begun anew after a pause that grows up to RETRY_MAX_S, and at once when nameservers
+name another master. What stands against it for good is told once for each reason, and tried again all the same: an
+operator may be mending it.
 
 Invariants
 - At most one link at a time.
@@ -12,6 +13,7 @@ Invariants
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol, cast
 
@@ -76,6 +78,9 @@ class Follower:
         self._tls = tls
         self._loop = asyncio.get_running_loop()
         self._found = asyncio.Event()
+        self._elsewhere = asyncio.Event()  # the master is
+        # Called after each link that has ended: the set may have another master.
+        self.look_for_master: Callable[[], None] = lambda: None
         self.ha_addr = live.value.ha_master_address
         if self.ha_addr:
             self._found.set()
@@ -93,6 +98,7 @@ class Follower:
         log.info("replication.master_found", ha_addr=ha_addr, before=self.ha_addr)
         self.ha_addr = ha_addr
         self._found.set()
+        self._elsewhere.set()
         if self._taking is not None:
             self._taking.hang_up("the master has another address")
 
@@ -113,7 +119,11 @@ class Follower:
             except (OSError, ValueError, TimeoutError) as failed:
                 self._report("connection", str(failed) or type(failed).__name__)
             self._failures += 1
-            await asyncio.sleep(min(RETRY_MAX_S, RETRY_FIRST_S * (1 << min(self._failures, 10))))
+            self._elsewhere.clear()
+            self.look_for_master()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(RETRY_MAX_S, RETRY_FIRST_S * (1 << min(self._failures, 10)))):
+                    await self._elsewhere.wait()
 
     def _report(self, kind: str, reason: str, way_out: str = "") -> None:
         """Once for each reason, until a link has worked."""

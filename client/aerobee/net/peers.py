@@ -151,6 +151,10 @@ class Nameservers:
             answers.append(NameserverAnswer(addr, _refusal(answer)))
         return None, answers
 
+    def turn(self) -> None:
+        """Let another one be asked first from now on."""
+        self._current = (self._current + 1) % len(self.addrs)
+
     def _in_turn(self) -> list[str]:
         return [*self.addrs[self._current :], *self.addrs[: self._current]]
 

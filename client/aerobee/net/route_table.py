@@ -6,6 +6,7 @@ Invariants
 - One question per topic is on its way at a time; everybody who needs the route waits for that one.
 - A known route is only replaced by a newer answer, never dropped because nameservers are silent.
 - A route made from the template is kept where somebody wants to send, not where somebody wanted to read.
+- A nameserver that tells a route again that has led nowhere is not asked first the next time: it may be cut off itself.
 """
 
 import asyncio
@@ -136,11 +137,14 @@ class RouteTable:
 
     async def refresh(self, topic: str) -> Route | None:
         """Ask again; the known route stays when nobody answers better. Never raises ClientError."""
+        before = self._routes.get(topic)
         try:
-            return await self._ask_once(topic)
+            route = await self._ask_once(topic)
         except ClientError as failed:
             log.debug("client.route_not_refreshed", topic=topic, reason=str(failed))
-            return self._routes.get(topic)
+            return before
+        self._doubt(before, route)
+        return route
 
     async def ask_again(self, topic: str) -> Route:
         """The route as nameservers tell it now; NoRoute when those that answer do not know the topic any more.
@@ -154,12 +158,26 @@ class RouteTable:
 
     def refresh_soon(self, topic: str) -> None:
         """Ask again without anybody waiting for it."""
-        self._ask_task(topic)
+        before = self._routes.get(topic)
+
+        def done(task: asyncio.Task[Route]) -> None:
+            if not task.cancelled() and task.exception() is None:
+                self._doubt(before, task.result())
+
+        self._ask_task(topic).add_done_callback(done)
+
+    def _doubt(self, before: Route | None, now: Route) -> None:
+        """Who asked again had a reason; the same answer as before is no help, and another nameserver may know more."""
+        if before is not None and now == before:
+            self._nameservers.turn()
 
     async def refresh_all(self) -> None:
         """Ask again for every known route."""
         for topic in list(self._routes):
-            await self.refresh(topic)
+            try:
+                await self._ask_once(topic)
+            except ClientError as failed:
+                log.debug("client.route_not_refreshed", topic=topic, reason=str(failed))
 
     async def close(self) -> None:
         """Stop asking."""

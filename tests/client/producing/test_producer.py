@@ -25,7 +25,16 @@ from aerobee_proto.properties import decode_properties
 from aerobee_proto.records import decode_record
 from aerobee_remoting.exchange.handlers import Request, Response
 from client.events import captured_events
-from client.fakes import FakeBroker, FakeCluster, fake_cluster, hang_up, new_master, silence, unique_keys
+from client.fakes import (
+    FakeBroker,
+    FakeCluster,
+    FakeNameserver,
+    fake_cluster,
+    hang_up,
+    new_master,
+    silence,
+    unique_keys,
+)
 
 SINGLE, BATCH = RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE
 BUSY = Response(ResponseCode.SYSTEM_BUSY, "[PCBUSY_CLEAN_QUEUE]broker busy")
@@ -658,3 +667,24 @@ async def test_a_master_that_has_become_a_slave_is_left_for_the_new_one() -> Non
             cluster.broker.always(SINGLE, BUSY)
             await producer.send("T", b"y")
             assert master.bodies("T") == [b"y"]
+
+
+@pytest.mark.parametrize("start", [0, 1])
+async def test_a_nameserver_that_tells_what_leads_nowhere_is_not_asked_again_and_again(start: int) -> None:
+    """Cut off from the brokers it tells the old master for two minutes; it answered, so nobody else was asked."""
+    async with fake_cluster() as cluster, new_master(cluster) as master:
+        other = FakeNameserver()
+        await other.start()
+        try:
+            other.add_topic("T", master)
+            cluster.nameserver.add_topic("T", cluster.broker)
+            await cluster.broker.close()
+            addrs = [cluster.nameserver.addr, other.addr]
+            async with (
+                Client(addrs[start:] + addrs[:start]) as mq,
+                mq.producer(send_timeout_s=5) as producer,
+            ):
+                await producer.send("T", b"x")
+            assert master.bodies("T") == [b"x"]
+        finally:
+            await other.close()
