@@ -359,7 +359,13 @@ def assemble(
     promises = Promises(
         ((flusher,) if sync else ()) + waited_for, store, meter=stats, may_answer=ground.is_seated
     )
-    visibility = Visibility(store, promises, on_failure=on_task_failure)
+    limits = ColdReadsLimits(
+        threads=live.value.cold_read_threads,
+        waiting_max=live.value.max_cold_reads,
+        owner_max=live.value.max_cold_reads_per_connection,
+    )
+    cold = ColdReads(store, ground.io, limits, memory=ground.memory)
+    visibility = Visibility(store, promises, bring=cold.bring_first, on_failure=on_task_failure)
     replication: MasterSide | SlaveSide
     _warn_of_roles(live.value)
     if live.value.is_slave:
@@ -373,12 +379,6 @@ def assemble(
         replication = MasterSide(replicas, giving, lambda: store.end_offset)
 
     # --- reads that wait for the disk -------------------------------------------------------------------------
-    limits = ColdReadsLimits(
-        threads=live.value.cold_read_threads,
-        waiting_max=live.value.max_cold_reads,
-        owner_max=live.value.max_cold_reads_per_connection,
-    )
-    cold = ColdReads(store, ground.io, limits, memory=ground.memory)
 
     # --- messages ---------------------------------------------------------------------------------------------
     members = _members(live.value, ground.memory)

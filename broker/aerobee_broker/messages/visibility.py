@@ -5,8 +5,8 @@ Touches  the store, which makes queue entries of what is kept, and those who wai
 
 What is kept is shown at once, after its senders were answered. The keys of it are indexed a little later, many at a
 time, as a round of that costs 0.2 ms whatever it finds; who asks for a key has those that wait indexed first (see
-`KeyLookup`). Queue entries that find no room on the disk are tried again until there is some; the store takes no
-messages meanwhile.
+`KeyLookup`). Where the index is not in memory, as after a start, a thread brings it there first. Queue entries that
+find no room on the disk are tried again until there is some; the store takes no messages meanwhile.
 
 Invariants
 - Nothing is shown beyond `Promises.kept_offset`: a reader never sees what a crash or a failover may take back.
@@ -20,6 +20,7 @@ from typing import Final, Protocol
 import structlog
 
 from aerobee_broker.messages.promises import Promises
+from aerobee_store.disk.page_cache import NotInMemory
 from aerobee_store.faults.errors import OutOfResources, StoreFull
 from aerobee_store.terms.messages import Arrival
 
@@ -41,6 +42,8 @@ class WaitingKeys(Protocol):
 
     @property
     def backlog(self) -> int: ...
+
+    def missing(self) -> NotInMemory | None: ...
 
     def build(self, limit: int) -> int: ...
 
@@ -73,11 +76,18 @@ class Visibility:
     """Shows what is kept. All calls from the event loop."""
 
     def __init__(
-        self, store: ShownLog, promises: Promises, *, on_failure: Callable[[str, Exception], None]
+        self,
+        store: ShownLog,
+        promises: Promises,
+        *,
+        bring: Callable[[NotInMemory, Callable[[], None]], None],
+        on_failure: Callable[[str, Exception], None],
     ) -> None:
-        """`on_failure` is told which work of a timer broke, and why, where the exception is handled."""
+        """`bring` calls what it is given when what is missing was read. `on_failure` is told which work of a timer
+        broke, and why, where the exception is handled."""
         self._store = store
         self._promises = promises
+        self._bring = bring
         self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
         self._readers: tuple[Readers, ...] = ()
@@ -135,6 +145,14 @@ class Visibility:
         self._show(self._promises.kept_offset)
 
     def _index(self) -> None:
+        """Index what waits, when the index is in memory; until then no other round is set."""
+        missing = self._store.keys.missing()
+        if missing is None:
+            self._index_now()
+        else:
+            self._bring(missing, lambda: self._call("index", self._index_now))
+
+    def _index_now(self) -> None:
         """Index what waits, and see from how many they are when the next round will be worth it: to look how many have
         come would wake a broker up that has little to do, and to ask with each message would cost each message."""
         del self._timers["index"]

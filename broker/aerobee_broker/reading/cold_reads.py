@@ -218,6 +218,10 @@ class ColdReads:
         )
         return done
 
+    def bring_first(self, missing: NotInMemory, then: Callable[[], None]) -> None:
+        """For the broker itself: call `then` when what is missing was read, or cannot be. It raises nothing."""
+        self.wait(missing, self._broker, then, lambda _: None)
+
     async def brought(
         self, missing: NotInMemory, owner: Owner | None = None, *, size: int = WAITING_SIZE
     ) -> None:

@@ -150,6 +150,19 @@ class IndexFile:
 
     # --- writing ---------------------------------------------------------------------------------------
 
+    def missing_for_put(self) -> list[Stretch]:
+        """What put() would have to wait for as it is not in memory: slots, which are anywhere, and where entries go on.
+
+        20 MB of slots are asked for in 60 us.
+        """
+        end = self._entries_at + self.next_entry * ENTRY_SIZE
+        parts = [(0, self._entries_at), (end - end % PAGESIZE, end % PAGESIZE)]
+        return [
+            Stretch(self.path, position, length)
+            for position, length in parts
+            if length and not self.data.in_memory(position, length)
+        ]
+
     def put(self, key_hashes: _Ints, physical_offsets: _Ints, store_timestamps: _Ints) -> None:
         """Add entries, oldest first; the arrays are of one length, at least 1 and at most `room`.
 

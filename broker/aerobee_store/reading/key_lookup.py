@@ -49,6 +49,20 @@ class KeyLookup:
         """Messages whose keys are not indexed yet."""
         return self._dispatcher.index_backlog
 
+    def missing(self) -> NotInMemory | None:
+        """What is to be brought into memory before keys are indexed, which waits for the disk otherwise; None: nothing.
+
+        Any key may go to any page of 20 MB: after a start each of them would be read by itself.
+        """
+        files, residency = self._index.files, self._residency
+        if residency.is_off or not files or not self.backlog or residency.known_index is files[-1]:
+            return None
+        needed = files[-1].missing_for_put()
+        if needed:
+            return NotInMemory(needed)
+        residency.known_index = files[-1]
+        return None
+
     def build(self, limit: int) -> int:
         """Index the keys of at most `limit` waiting messages; how many keys. StoreFull keeps them waiting.
 
@@ -75,6 +89,9 @@ class KeyLookup:
         A key that very many messages share is looked for in steps of a few milliseconds; a yield ends each. What it
         yields, if anything, has to be brought into memory before the next step, which waits for the disk otherwise.
         """
+        missing = self.missing()
+        if missing is not None:
+            yield missing
         left = self.backlog
         with contextlib.suppress(StoreFull):  # the newest keys wait for room; what is indexed can be found
             while left > 0:

@@ -23,6 +23,7 @@ import numpy as np
 from aerobee_proto.records import SIZE_AND_MAGIC
 from aerobee_store.disk.mapped_files import MappedFile
 from aerobee_store.disk.page_cache import NotInMemory, Stretch
+from aerobee_store.index.index_file import IndexFile
 from aerobee_store.log.commit_log import CommitLog
 from aerobee_store.queues.consume_queue import ENTRY_SIZE, ConsumeQueue
 
@@ -59,6 +60,8 @@ class Residency:
         # Blocks of queues, by the byte of the row where they begin. One row of blocks of each is in its `hot_from` and
         # `hot_until`, too.
         self._known_entries: set[tuple[ConsumeQueue, int]] = set()
+        # The file of the index that was found ready for keys a moment ago.
+        self.known_index: IndexFile | None = None
 
     def begin(self, read_ahead: Callable[[Sequence[Stretch]], None]) -> None:
         """Ask from now on. `read_ahead` is told what should be read some time."""
@@ -73,6 +76,7 @@ class Residency:
         """Believe no answer any longer. To be called every second or so: memory may be wanted by others."""
         self._known.clear()
         self._coming.clear()
+        self.known_index = None
         for queue, _ in self._known_entries:
             queue.hot_from = queue.hot_until = 0
         self._known_entries.clear()

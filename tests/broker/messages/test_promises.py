@@ -26,6 +26,9 @@ class NoKeys:
 
     backlog = 0
 
+    def missing(self) -> None:
+        return None
+
     def build(self, limit: int) -> int:
         return 0
 
@@ -150,7 +153,9 @@ class Scene:
             meter=self.stats,
         )
         self.promises = Promises(((self.flusher,) if sync else ()) + replicas, self.disk, meter=self.stats)
-        self.visibility = Visibility(self.disk, self.promises, on_failure=self._work_failed)
+        self.visibility = Visibility(
+            self.disk, self.promises, bring=lambda _, then: then(), on_failure=self._work_failed
+        )
 
     def start(self) -> None:
         self.promises.start()

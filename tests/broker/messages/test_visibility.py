@@ -1,7 +1,7 @@
 """What readers see, and when: after the answers, once, with keys and entries that follow a little later."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from errno import EMFILE
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from aerobee_broker.messages import visibility as module
 from aerobee_broker.messages.promises import Promises
 from aerobee_broker.messages.visibility import Visibility
 from aerobee_broker.stats import BrokerStats
+from aerobee_store.disk.page_cache import NotInMemory
 from aerobee_store.faults.errors import OutOfResources, StoreFull
 from aerobee_store.terms.messages import Arrival
 
@@ -27,6 +28,7 @@ class Keys:
         self.waiting = 0
         self.build_errors: list[Exception] = []
         self.built = asyncio.Event()
+        self.on_disk: NotInMemory | None = None
 
     @property
     def backlog(self) -> int:
@@ -35,6 +37,9 @@ class Keys:
     @backlog.setter
     def backlog(self, count: int) -> None:
         self.waiting = count
+
+    def missing(self) -> NotInMemory | None:
+        return self.on_disk
 
     def build(self, limit: int) -> int:
         if self.build_errors:
@@ -124,7 +129,13 @@ class Scene:
         self.promises = Promises(sources, self.log, meter=BrokerStats("c", 0))
         self.failures: list[tuple[str, Exception]] = []
         self.failed = asyncio.Event()
-        self.visibility = Visibility(self.log, self.promises, on_failure=self._failed)
+        self.brought: list[tuple[NotInMemory, Callable[[], None]]] = []
+        self.asked = asyncio.Event()
+        self.visibility = Visibility(self.log, self.promises, bring=self._bring, on_failure=self._failed)
+
+    def _bring(self, missing: NotInMemory, then: Callable[[], None]) -> None:
+        self.brought.append((missing, then))
+        self.asked.set()
 
     def _failed(self, name: str, failure: Exception) -> None:
         self.failures.append((name, failure))
@@ -216,6 +227,28 @@ async def test_keys_are_indexed_in_rounds(later: Scene) -> None:
     async with asyncio.timeout(10):
         await later.log.keys.built.wait()
     assert later.calls == ["confirm 100", "index", "index", "index"]
+
+
+async def test_keys_wait_until_the_index_is_in_memory(later: Scene) -> None:
+    """A round after a start read each page of the index by itself, and everybody waited for the disk."""
+    keys, missing = later.log.keys, NotInMemory([])
+    keys.backlog, keys.on_disk = 3, missing
+    later.append()
+    async with asyncio.timeout(10):
+        await later.asked.wait()
+    later.append()
+    await asyncio.sleep(0.02)
+    assert later.calls == ["confirm 100", "confirm 200"]
+    ((asked, then),) = later.brought
+    assert asked is missing
+    then()
+    assert later.calls[2:] == ["index"], "whatever is still missing: the disk may have refused it"
+    keys.on_disk, keys.backlog = None, 1
+    keys.built.clear()
+    later.append()
+    async with asyncio.timeout(10):
+        await keys.built.wait()
+    assert len(later.brought) == 1
 
 
 @pytest.mark.parametrize("error", [StoreFull(Path("a file"), 1), OutOfResources(Path("a file"), EMFILE)])

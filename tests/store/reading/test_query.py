@@ -3,9 +3,11 @@
 import pytest
 
 from aerobee_proto.records import decode_record
+from aerobee_store.disk.page_cache import NotInMemory
+from aerobee_store.index.index import finished
 from aerobee_store.reading.query import QueryResult
 from aerobee_store.store import MessageStore
-from store.memory_io import MemoryIo
+from store.memory_io import MemoryFile, MemoryIo
 from store.workload import Clock, message, open_store
 
 EVER = 1 << 62
@@ -96,3 +98,43 @@ def test_the_answer_tells_how_far_the_index_reaches() -> None:
 def test_an_empty_index_has_no_reach() -> None:
     answer = open_store(MemoryIo()).keys.query("Orders", "a", 9, 0, EVER)
     assert (answer.body, answer.last_update_timestamp, answer.last_update_physical_offset) == ([], 0, 0)
+
+
+def test_an_index_that_is_not_in_memory_is_brought_there_before_keys_go_into_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each key goes to a page of its own: a round of them read page after page from the disk, and all others waited."""
+    store = stored("a")
+    assert found(store.keys.query("Orders", "a", 10, 0, EVER)) == ["U0"]
+    store.residency.begin(lambda stretches: None)
+    asked: list[tuple[int, int]] = []
+    is_there = False
+
+    def in_memory(file: MemoryFile, position: int, length: int) -> bool:
+        if file.path.parent.name == "index":
+            asked.append((position, length))
+        return is_there or file.path.parent.name != "index"
+
+    monkeypatch.setattr(MemoryFile, "in_memory", in_memory)
+    assert store.keys.missing() is None, "nothing waits to be indexed"
+    store.append([message(keys="b", unique_key="U1")])
+    store.flush_disk()
+    store.confirm(store.flushed_offset)
+    missing = store.keys.missing()
+    assert missing is not None
+    (slots, entry) = missing.needed
+    assert (slots.path.parent.name, slots.position) == ("index", 0)
+    assert entry.position <= slots.length + 3 * 20 <= entry.position + 4096
+    steps = store.keys.query_steps("Orders", "b", 10, 0, EVER)
+    first = next(steps)
+    assert isinstance(first, NotInMemory)
+    assert store.keys.backlog == 1, "before anything is indexed"
+    is_there = True
+    assert store.keys.missing() is None
+    asked.clear()
+    assert store.keys.missing() is None
+    assert asked == [], "the answer is believed for a moment"
+    store.residency.forget()
+    assert store.keys.missing() is None
+    assert asked
+    assert found(finished(steps)) == ["U1"]
