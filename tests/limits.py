@@ -164,6 +164,7 @@ TABLE: Final = (
             "aerobee_broker.remoting_api.client_handlers:LOCK_BODY_SIZE_MAX",
             "aerobee_broker.remoting_api.topic_changes:LIST_BODY_SIZE_MAX",
             "aerobee_broker.remoting_api.group_handlers:LIST_BODY_SIZE_MAX",
+            "aerobee_broker.remoting_api.set_handlers:NAMES_BODY_SIZE_MAX",
             "aerobee_broker.remoting_api.settings_handlers:SETTINGS_BODY_SIZE_MAX",
             "aerobee_broker.remoting_api.assignment:BODY_SIZE_MAX",
             "aerobee_broker.remoting_api.acks:BATCH_BODY_SIZE_MAX",

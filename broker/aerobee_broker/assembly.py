@@ -34,6 +34,7 @@ from aerobee_broker.catalog.topics import TopicTable
 from aerobee_broker.cluster.registration import NameserverRegistrar, Nameservers
 from aerobee_broker.cluster.routes import Routes
 from aerobee_broker.lives.role import RoleControl
+from aerobee_broker.lives.seating import SetStanding
 from aerobee_broker.members.consumers import ConsumerTable
 from aerobee_broker.members.filters import Filters
 from aerobee_broker.members.group_notices import GroupNotices
@@ -90,6 +91,7 @@ from aerobee_broker.remoting_api.replies import Replies
 from aerobee_broker.remoting_api.retries import Retries
 from aerobee_broker.remoting_api.role_handlers import RoleHandlers
 from aerobee_broker.remoting_api.send import SendProcessor
+from aerobee_broker.remoting_api.set_handlers import SetHandlers
 from aerobee_broker.remoting_api.settings_handlers import SettingsHandlers
 from aerobee_broker.remoting_api.slave_gate import SlaveGate
 from aerobee_broker.remoting_api.topic_changes import TopicChanges
@@ -154,6 +156,7 @@ class Ground:
     on_topic_created: Callable[[TopicConfig], None] = lambda _: None  # by a send, here
     epoch: int = 0  # of the mastership in which this life began
     roles: RoleControl | None = None  # who takes operators' wishes for another role
+    set_standing: Callable[[], SetStanding | None] = lambda: None  # what an election knows of the set
     is_seated: Callable[[], bool] | None = None  # of a master by election: whether it is that at this moment
 
 
@@ -651,11 +654,15 @@ def assemble(
         facts=lambda: {
             "brokerRole": live.value.broker_role,
             "brokerId": str(live.value.broker_id),
-            "epoch": str(ground.epoch),
+            "epoch": str(max(ground.epoch, store.epochs.last_epoch)),
             "endOffset": str(store.end_offset),
             "newestMessageMillis": str(store.newest_timestamp),
             **replication.standing,
+            **_in_sync_members(ground.set_standing()),
         },
+    ).register(handlers)
+    SetHandlers(
+        identity, ground.set_standing, lambda: store.epochs.entries, lambda: store.end_offset
     ).register(handlers)
     fence = Fence(store, handlers)
     RoleHandlers(
@@ -740,6 +747,11 @@ def followers(registrar: NameserverRegistrar, transactions: Transactions) -> dic
         "registerNameServerPeriod": registrar.register_all,
         "transactionOpBatchInterval": transactions.write_marks_in_time,
     }
+
+
+def _in_sync_members(standing: SetStanding | None) -> dict[str, str]:
+    """What 907 tells of them besides, where an election knows it."""
+    return {} if standing is None else {"inSyncMembers": ",".join(map(str, sorted(standing.in_sync)))}
 
 
 def _engine(config: BrokerConfig, store: MessageStore, store_host: bytes) -> SendEngine:

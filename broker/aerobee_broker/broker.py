@@ -272,6 +272,7 @@ class Broker:
             roles=self.life.roles,
             epoch=self.life.role.epoch,
             is_seated=self._is_seated,
+            set_standing=self.life.seating.standing if self.life.seating is not None else lambda: None,
         )
         tables = Tables(ground)
         self._ends.push_async_callback(self._close_tables, tables.files)

@@ -117,6 +117,9 @@ FORGOTTEN: dict[tuple[str, ...], set[int]] = {
         319,
         402,
         907,
+        1005,
+        1006,
+        1007,
     },
     UPDATE_OF_CLUSTER: {25, 50, 51, 53, 306, 316, 318, 329, 401, 31990, 31991, 31992},
     ("Cluster (cluster): Get",): {224},
@@ -235,7 +238,7 @@ def flat(table: dict[tuple[str, ...], set[int]]) -> dict[int, list[str]]:
 async def test_every_code_declares_what_the_original_asks_for_and_what_it_forgot(tmp_path: Path) -> None:
     """A new code fails here until it stands in one of the tables above."""
     found = await rows(tmp_path)
-    assert len(found) == 121
+    assert len(found) == 124
     asked, forgotten, opened = {}, {}, {}
     for code, row in found.items():
         if isinstance(row.needs, Open):

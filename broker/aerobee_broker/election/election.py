@@ -37,7 +37,7 @@ from aerobee_broker.election.register import (
 )
 from aerobee_broker.election.seat import LogFacts, Part, Problem, Seat, Tenure
 from aerobee_broker.lives.role import Role
-from aerobee_broker.lives.seating import Served
+from aerobee_broker.lives.seating import Served, SetStanding
 from aerobee_broker.settings.config import BrokerConfig
 from aerobee_proto.errors import FormatError
 
@@ -319,6 +319,19 @@ class Election:
             served.advanced()
 
     # --- what operators see -----------------------------------------------------------------------------------
+
+    def standing(self) -> SetStanding | None:
+        """As the register was when it was read last."""
+        view = self.seat.view
+        if view is None or view.set is None:
+            return None
+        return SetStanding(
+            view.set.epoch,
+            view.set_revision,
+            view.master.member if view.master is not None else 0,
+            {number: member.addr for number, member in view.members.items()},
+            frozenset(view.set.in_sync),
+        )
 
     def statistics(self) -> ElectionStatistics:
         """For figures and metrics."""

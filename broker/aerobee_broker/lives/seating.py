@@ -3,11 +3,11 @@
 Touches  nothing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-__all__ = ["Copies", "Seating", "Served", "SyncRules"]
+__all__ = ["Copies", "Seating", "Served", "SetStanding", "SyncRules"]
 
 
 class SyncRules(NamedTuple):
@@ -79,11 +79,25 @@ class Served:
     rules: Callable[[float], SyncRules] = lambda away_s: SyncRules(0, 0.0, away_s)  # as its settings say now
 
 
+class SetStanding(NamedTuple):
+    """A set as its election knows it."""
+
+    epoch: int
+    revision: int  # of what is known about who is in sync: it grows with each change
+    master: int  # member number; 0: there is none now
+    addrs: Mapping[int, str]  # of the members that run, by number
+    in_sync: frozenset[int]
+
+
 class Seating(Protocol):
     """An election. All calls from the event loop."""
 
     def holds(self, epoch: int) -> bool:
         """Whether this broker is the master of this epoch at this moment, for certain."""
+        ...
+
+    def standing(self) -> SetStanding | None:
+        """What is known of the set; None: nothing yet."""
         ...
 
     def began(self, served: Served) -> None:

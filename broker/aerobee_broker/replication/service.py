@@ -5,7 +5,6 @@ Touches  nothing but through its parts.
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from aerobee_broker.replication.following import Follower
 from aerobee_broker.replication.giving_server import GivingServer
@@ -32,9 +31,6 @@ class MasterSide:
 
     is_linked = True
 
-    # What a slave says of itself besides what every broker does.
-    standing: Mapping[str, str] = MappingProxyType({})
-
     def __init__(self, replicas: Replicas, server: GivingServer, end_offset: Callable[[], int]) -> None:
         self.replicas = replicas
         self.server = server
@@ -54,6 +50,13 @@ class MasterSide:
 
     async def level(self, end_offset: int) -> None:
         """A master follows nobody."""
+
+    @property
+    def standing(self) -> Mapping[str, str]:
+        """What operators see of a master besides: who is in sync, if all slaves have said who they are."""
+        numbers = [one.member for one in self.replicas.connected if self.replicas.is_in_sync(one)]
+        known = [number for number in numbers if number is not None]
+        return {"inSyncMembers": ",".join(map(str, sorted(known)))} if len(known) == len(numbers) else {}
 
     def status(self) -> HaStatus:
         """What 907 shows."""

@@ -60,6 +60,9 @@ class MemberState:
     master_addr: str = ""  # of a slave
     slave_count: int = 0  # of a master, connected
     in_sync_count: int = 0  # of those
+    in_sync: frozenset[int] | None = (
+        None  # of a master: numbers of the members in sync; None: it does not say
+    )
 
     @property
     def is_there(self) -> bool:
@@ -125,6 +128,7 @@ class SetAdmin:
             master_addr=said.get("masterAddr", ""),
             slave_count=len(status.ha_connection_info),
             in_sync_count=status.in_sync_slave_nums,
+            in_sync=_numbers(said["inSyncMembers"]) if "inSyncMembers" in said else None,
         )
 
     async def log_end(self, addr: str) -> int:
@@ -208,6 +212,10 @@ class SetAdmin:
     async def register_again(self, addr: str) -> None:
         """Let a broker of ours tell the nameservers at once who it is: another one has had its place."""
         await self._peers.call(f"let broker {addr} register", addr, RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE)
+
+
+def _numbers(text: str) -> frozenset[int]:
+    return frozenset(int(word) for word in text.split(",") if word.isdecimal())
 
 
 def _text(value: object) -> str:

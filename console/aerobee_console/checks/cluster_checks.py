@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from aerobee_console.checks.checkup import Checkup
 from aerobee_console.checks.local_checks import is_container_address, is_loopback
+from aerobee_console.checks.set_checks import check_sets
 from aerobee_console.checks.worker_checks import check_workers
 from aerobee_console.terminal.session import Connect, client_config
 from aerobee_service.clock import epoch_ms
@@ -43,6 +44,8 @@ async def check_cluster(checkup: Checkup, connect: Connect, *, topic: str | None
         if await _check_address(checkup, node, config):
             figures[node.broker_name] = await _check_broker(checkup, node, config, send=send)
     await check_workers(checkup, figures, config)
+    if nodes:
+        await check_sets(checkup, config)
     if topic is not None and nodes:
         await _check_topic(checkup, topic, config)
 

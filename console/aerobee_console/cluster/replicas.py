@@ -109,9 +109,7 @@ def _row(state: "MemberState", masters: "list[MemberState]", now_ms: int) -> Rep
                 lag_s = 0.0
             elif newest:
                 lag_s = round(max(0, now_ms - newest) / 1000, 1)
-            in_sync = state.is_linked and masters[0].in_sync_count >= masters[0].slave_count
-            if state.is_linked and not in_sync:
-                in_sync = None  # of several slaves some are; the master does not say which
+            in_sync = _is_in_sync(state, masters[0])
     elif len(masters) > 1:
         says = "the set has two masters"
     role = state.role.casefold().replace("_", " ")
@@ -127,6 +125,15 @@ def _row(state: "MemberState", masters: "list[MemberState]", now_ms: int) -> Rep
         state.epoch,
         says,
     )
+
+
+def _is_in_sync(state: "MemberState", master: "MemberState") -> bool | None:
+    """None: the master says how many slaves are in sync, and not which."""
+    if master.in_sync is not None:
+        return state.member in master.in_sync
+    if state.is_linked and 0 < master.in_sync_count < master.slave_count:
+        return None
+    return state.is_linked and master.in_sync_count > 0
 
 
 def switch(
