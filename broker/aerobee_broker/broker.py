@@ -256,7 +256,10 @@ class Broker:
         """All parts, joined, with their tables loaded; none of them runs yet."""
         link = self.life.link
         ha_port = 0 if self._ha_listener is None else self._ha_listener.getsockname()[1]
-        identity = identity_of(self._config, self.port, link.text if link is not None else "", ha_port)
+        identity = replace(
+            identity_of(self._config, self.port, link.text if link is not None else "", ha_port),
+            epoch=self.life.role.epoch,
+        )
         ground = Ground(
             live=LiveConfig(self._config, now_ms=self._clock()),
             clock=self._clock,
@@ -350,7 +353,9 @@ class Broker:
             enforced = parts.config.tls_server_mode == "enforcing" and parts.tls.server is not None
             await parts.replication.server.serve(self._ha_listener, parts.tls.server if enforced else None)
         if self._listens:
-            parts.registrar.start(parts.replication.master_found if parts.config.is_slave else None)
+            # An election knows the master before nameservers do: they may name one that stands still.
+            asks_nameservers = parts.config.is_slave and self.life.seating is None
+            parts.registrar.start(parts.replication.master_found if asks_nameservers else None)
             role = self.life.role
             if role.master_addr:
                 parts.replication.master_found(role.master_ha_addr, role.master_addr)

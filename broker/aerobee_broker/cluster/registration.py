@@ -283,7 +283,7 @@ class NameserverRegistrar:
             return
         chosen = list(self._topics.all().values()) if whole else list(pending.values())
         # Made topic by topic in Python: a thread, for the nameserver does not wait for other work of this broker.
-        body = await asyncio.to_thread(self._body, chosen, self._topics.version)
+        body = await asyncio.to_thread(self._body, chosen, self._version)
         answer = await self._client.request(
             state.addr,
             RequestCode.REGISTER_BROKER,
@@ -347,10 +347,17 @@ class NameserverRegistrar:
             state.addr,
             RequestCode.QUERY_DATA_VERSION,
             self._identity_header(),
-            self._topics.version.to_bytes(),
+            self._version.to_bytes(),
             timeout=self._live.value.register_broker_timeout_mills / 1000,
         )
         return answer.code != ResponseCode.SUCCESS or answer.ext.get("changed") != "false"
+
+    @property
+    def _version(self) -> DataVersion:
+        """That of the topics, in this epoch: nameservers do not take a number from a live broker of a newer epoch, so a
+        master that wakes up from long ago does not get its place back."""
+        version, epoch = self._topics.version, self.identity.epoch
+        return msgspec.structs.replace(version, state_version=epoch) if epoch else version
 
     def _body(self, topics: Sequence[TopicConfig], version: DataVersion) -> bytes:
         """In a thread: the topics, and the version that the table had with them."""

@@ -23,6 +23,7 @@ class BrokerIdentity:
     worker: str = (
         ""  # its place among the workers of a service, "2 of 4 of broker-a"; empty for a broker alone
     )
+    epoch: int = 0  # of the mastership in which it registers; 0: a set without an election
 
     @property
     def broker_addr(self) -> str:

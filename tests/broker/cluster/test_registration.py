@@ -4,6 +4,7 @@ import asyncio
 import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,17 @@ async def test_a_change_is_sent_alone_and_waited_for(tmp_path: Path) -> None:
             _, wrapper = fake.received.get_nowait()
             assert list(wrapper.topic_config_table) == ["T"]
             assert wrapper.data_version == setup.topics.version
+
+
+async def test_the_epoch_of_a_mastership_is_the_version_of_what_is_registered(tmp_path: Path) -> None:
+    """A master that had stood still registered before it noticed, and clients sent to it again for half a minute."""
+    async with running(tmp_path) as (setup, fakes):
+        await fakes[0].next_topics()
+        setup.registrar.identity = replace(setup.registrar.identity, epoch=7)
+        setup.registrar.register_all()
+        _, wrapper = await fakes[0].next()
+        assert wrapper.data_version.state_version == 7
+        assert wrapper.data_version.counter == setup.topics.version.counter
 
 
 async def test_a_deletion_sends_all_topics_again(tmp_path: Path) -> None:
