@@ -148,9 +148,10 @@ TABLE: Final = (
     ),
     Row(
         "event loop",
-        "requests of one turn; requests that overtake",
+        "requests of one turn; seconds that one call of a batch handler is meant to take; requests that overtake",
         (
             "aerobee_remoting.exchange.connection:SLICE_FRAMES_MAX",
+            "aerobee_remoting.exchange.connection:BATCH_S",
             "aerobee_remoting.exchange.connection:OVERTAKING_MAX",
         ),
         NONE,

@@ -19,7 +19,8 @@ Bounds, all in `ConnectionLimits`
   and not handled waits too, and the connection is closed when they do not shrink for `write_stalled_s`, or at once
   when they are more than `unsent_max`.
 - A peer that pipelines without end: reading stops while `in_flight_max` of its requests have no answer yet, or tasks
-  are at work on RUNNING_SIZE_MAX bytes of them.
+  are at work on RUNNING_SIZE_MAX bytes of them; and when reads of one turn of the event loop have taken a slice, until
+  the connection has its next one.
 - A frame that does not arrive whole within `frame_s`, or silence in both directions for `idle_s`: closed.
 - A closing connection whose peer does not take what waits to be sent: gone after `write_stalled_s`, whatever closed it.
 """
@@ -73,7 +74,10 @@ log = event_logger("aerobee.remoting")
 NO_HANDLERS: Final = HandlerTable()
 BUFFERS: Final = "buffers of connections"  # in the account
 READ_AHEAD: Final = 262_144  # bytes held back at which reading stops; what overtakes must have been read
-SLICE_FRAMES_MAX: Final = 1024  # requests in one slice: a batch handler takes all of its code at once
+SLICE_FRAMES_MAX: Final = 1024  # requests in one slice
+# A batch handler gets as many requests at once as take about so long, by what those before them took.
+BATCH_S: Final = 0.002
+BATCH_FIRST: Final = 64  # requests, while nothing is known
 OVERTAKING_MAX: Final = 64  # requests that may overtake what is held back, until nothing is
 RUNNING_SIZE_MAX: Final = 16 * 1024 * 1024  # bytes that tasks are at work on, at which reading stops
 COUNT_STEP: Final = 65_536  # bytes that may wait to be sent before they are counted at once
@@ -92,6 +96,7 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "__weakref__",  # group notices forget who is gone
         "_alone",
+        "_batch_max",
         "_calls",
         "_clock",
         "_close_reason",
@@ -100,6 +105,7 @@ class Connection(asyncio.Protocol):
         "_done_reading",
         "_frame_since",
         "_handlers",
+        "_has_read_enough",
         "_held_back",
         "_held_back_size",
         "_in_read",
@@ -188,6 +194,7 @@ class Connection(asyncio.Protocol):
         self.in_flight = 0
         self._write_blocked = False
         self._done_reading = False
+        self._has_read_enough = False  # for this turn; it stands in the row to read on
         self._alone = 0  # pieces of work that what was read later has to wait for
         # Read, and to be handled in a later turn, or when what waits to be sent has shrunk.
         self._held_back: deque[Frame] = deque()
@@ -199,6 +206,7 @@ class Connection(asyncio.Protocol):
         self._overtaking = 0
         # Whether the request in hand is older than one of this peer that was handled before it.
         self.was_overtaken: bool = False
+        self._batch_max = BATCH_FIRST  # moved by _run_batch
         self._running_size = 0  # bytes of the requests that tasks are at work on
         self._counted = 0  # of `buffered_size`, in the account
         self.reading_paused = False
@@ -260,6 +268,7 @@ class Connection(asyncio.Protocol):
     def _gate_reading(self) -> None:
         stop = (
             self._done_reading
+            or self._has_read_enough
             or self._write_blocked
             or bool(self._alone)
             or self._held_back_size > READ_AHEAD
@@ -290,8 +299,10 @@ class Connection(asyncio.Protocol):
                 left = frames = decoder.feed(data)
             if left:
                 self._hold_back(left)
-            if turns is not None:
-                turns.left(self.account, is_served=deadline != LATER)
+            if turns is not None and turns.left(self.account, is_served=deadline != LATER):
+                self._has_read_enough = True
+                self._wait()
+                self._gate_reading()
             if decoder.error is not None and not self.transport.is_closing():  # or it is known already
                 self._break(decoder.error)
         finally:
@@ -354,8 +365,7 @@ class Connection(asyncio.Protocol):
 
     def _wait(self) -> None:
         """Stand in the row for the next turns."""
-        has_more = bool(self._held_back or self._urgent)
-        if has_more and not self._waits and not self._write_blocked and not self._alone:
+        if self._can_go_on and not self._waits:
             self._waits = True
             if self._turns is None:
                 self._loop.call_soon(lambda: self.go_on(time.perf_counter() + TURN_S))
@@ -363,8 +373,11 @@ class Connection(asyncio.Protocol):
                 self._turns.join(self)
 
     def go_on(self, deadline: float) -> bool:
-        """Handle some of what was held back, as far as the peer reads the answers; whether to go on in a later turn."""
-        self._waits = False
+        """Handle some of what was held back, as far as the peer reads the answers; whether to go on in a later turn.
+
+        Then it is read again, where that has stopped for the turn.
+        """
+        self._waits = self._has_read_enough = False
         if self._can_go_on:
             self._in_read = True
             try:
@@ -382,7 +395,7 @@ class Connection(asyncio.Protocol):
                     self._write_out()
             if not self._held_back:
                 self._overtaking = 0
-            self._gate_reading()
+        self._gate_reading()
         if not self._can_go_on:
             return False
         if self._turns is None:
@@ -393,8 +406,8 @@ class Connection(asyncio.Protocol):
 
     @property
     def _can_go_on(self) -> bool:
-        """Whether something is held back that may be handled."""
-        has_more = bool(self._held_back or self._urgent)
+        """Whether something is held back that may be handled, or it may be read on."""
+        has_more = bool(self._held_back or self._urgent or self._has_read_enough)
         return has_more and not self._write_blocked and not self._alone and not self.transport.is_closing()
 
     def _handle_some(self, row: deque[Frame], deadline: float) -> None:
@@ -442,14 +455,14 @@ class Connection(asyncio.Protocol):
                     broken = fault
                     break
                 if entry is None or envelope is None:
-                    if self._alone:
+                    if self._out_size > write_high or self._alone or clock() >= deadline:
                         left = list(rest)  # and so this loop ends
                     continue
             if entry.batch is not None:
-                if entry is not run_entry and run:
+                if run and (entry is not run_entry or len(run) >= self._batch_max):
                     self._run_batch(run_entry, run)
                     run = []
-                    if self._alone:
+                    if self._out_size > write_high or self._alone or clock() >= deadline:
                         left = [frame, *rest]
                         break
                 run_entry = entry
@@ -458,7 +471,7 @@ class Connection(asyncio.Protocol):
             if run:
                 self._run_batch(run_entry, run)
                 run = []
-                if self._alone:
+                if self._alone or clock() >= deadline:
                     left = [frame, *rest]
                     break
             entry.requests += 1
@@ -510,7 +523,13 @@ class Connection(asyncio.Protocol):
     def _run_batch(self, entry: Entry | None, run: list[AnyIncoming]) -> None:
         assert entry is not None
         self.version = run[-1].envelope.version
+        began, count = self._clock(), len(run)
         self._dispatcher.run_batch(self, entry, run)
+        took_s = self._clock() - began
+        if took_s > BATCH_S:
+            self._batch_max = max(1, int(count * BATCH_S / took_s))
+        elif took_s < BATCH_S / 2 and count >= self._batch_max:
+            self._batch_max = min(2 * self._batch_max, SLICE_FRAMES_MAX)
 
     def admit_found(self, request: AnyIncoming, needs: Sequence[Need]) -> None:
         """Ask the gate for what a handler found that this request needs, too. RequestError when it is refused."""

@@ -58,12 +58,11 @@ __all__ = [
 ]
 
 TURN_S: Final = 0.02
-ROW_S: Final = (
-    0.01  # of a turn, for those who stand in the row: who is ahead of them may just have sent something
-)
-SLICE_S: Final = 0.005
-CONTROL_S: Final = 0.005  # of a turn, for requests that do not wait in the row
-CREDIT_S: Final = 0.005  # that somebody who comes back to the row may have used less than those who stayed
+# Of a turn, for those who stand in the row: who is ahead of them may just have sent something.
+ROW_S: Final = 0.005
+SLICE_S: Final = 0.0025
+CONTROL_S: Final = 0.0025  # of a turn, for requests that do not wait in the row
+CREDIT_S: Final = 0.0025  # that somebody who comes back to the row may have used less than those who stayed
 FIRST_S: Final = 0.0005  # instead of a slice, for a connection that was not served yet
 NEW_S: Final = 1.0  # for which a connection shares its place with others of its host
 HOSTS_GONE_MAX: Final = (
@@ -184,13 +183,15 @@ class _Host(_Using):
 class Account:
     """Whom the time of one connection is charged to. Made by `Turns.open`."""
 
-    __slots__ = ("came", "host", "place", "used")
+    __slots__ = ("came", "host", "in_turn_s", "place", "turn", "used")
 
     def __init__(self, host: _Host, came: float) -> None:
         self.host = host
         self.place: _Place = host.fresh
         self.came = came
         self.used = 0.0  # seconds of the event loop, since it came
+        self.in_turn_s = 0.0  # for reads, in the turn with this number
+        self.turn = 0
 
     @property
     def is_new(self) -> bool:
@@ -236,6 +237,7 @@ class Turns:
         self._count = 0  # that wait
         self._began = 0.0  # this turn; holds while `_next` is armed
         self._next = False
+        self._number = 0  # of this turn
         self._entered = 0.0  # when who is served at once began
         self._spared = 0.0  # seconds of this turn that control requests have had
 
@@ -293,12 +295,18 @@ class Turns:
             return LATER
         return now + self._slice_s
 
-    def left(self, account: Account, *, is_served: bool) -> None:
-        """It has worked on what it read, or has put it aside."""
+    def left(self, account: Account, *, is_served: bool) -> bool:
+        """It has worked on what it read, or has put it aside. Whether it has had its slice of this turn by now: it
+        should read no more before it has another one. (The event loop reads up to 32 times from one socket.)"""
         now = self.clock()
-        self.charge(account, now - self._entered)
+        took_s = now - self._entered
+        self.charge(account, took_s)
         if is_served and account.is_new:
             self._settle(account, now)
+        if account.turn != self._number:
+            account.turn, account.in_turn_s = self._number, 0.0
+        account.in_turn_s += took_s
+        return account.in_turn_s >= self._slice_s
 
     def spares(self, account: Account) -> bool:
         """Whether a control request may be handled without waiting. `spared` is told how long it took."""
@@ -350,6 +358,7 @@ class Turns:
 
     def _arm(self, now: float) -> None:
         self._next = True
+        self._number += 1
         self._began = now
         self._spared = 0.0
         self._loop.call_soon(self._run)

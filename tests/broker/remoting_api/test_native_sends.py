@@ -169,7 +169,14 @@ def requests(draw: st.DrawFn) -> Spec:
         spec.body = encode_batch(entries) + draw(st.sampled_from([b""] * 6 + [b"\0\0\0"]))
         spec.fields["properties"] = draw(
             st.sampled_from(
-                ["", "", "WAIT\x01true\x02", "WAIT\x01false", "Own\x01v\x02", spec.fields["properties"]]
+                [
+                    "",
+                    "",
+                    "WAIT\x01true\x02",
+                    "WAIT\x01false",
+                    "Own\x01v\x02",
+                    spec.fields.get("properties", ""),
+                ]
             )
         )
     return spec

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from aerobee_proto.frames import Command, encode_command
 from aerobee_proto.requests import NoFields
-from aerobee_remoting.exchange.connection import OVERTAKING_MAX, READ_AHEAD
+from aerobee_remoting.exchange.connection import BATCH_FIRST, BATCH_S, OVERTAKING_MAX, READ_AHEAD
 from aerobee_remoting.exchange.handlers import AnyRequest, Channel, HandlerTable, Response
 from aerobee_remoting.exchange.limits import Common
 from aerobee_remoting.exchange.needs import Open
@@ -207,7 +207,11 @@ async def test_reading_goes_on_while_little_is_held_back_and_stops_at_the_bound(
     def is_read() -> bool:
         return not a.connection.reading_paused
 
-    a.connection.data_received(frames(PULL, 20))
+    a.connection.data_received(frames(PULL, 3))
+    assert is_read()
+    a.connection.data_received(frames(PULL, 100))
+    assert not is_read()  # it has had its slice of this turn
+    await worked.turns(2)
     assert is_read()  # what overtakes must be read first
     large = encode_command(Command(BEAT + 1000, opaque=1, body=b"x" * READ_AHEAD))
     a.connection.data_received(large)
@@ -215,6 +219,73 @@ async def test_reading_goes_on_while_little_is_held_back_and_stops_at_the_bound(
     await worked.turns(50)
     assert is_read()
     assert a.connection.buffered_size == 0
+
+
+async def test_reads_that_take_long_by_themselves_stop_for_the_turn(worked: Worked) -> None:
+    """The event loop reads up to 32 times from one socket before it looks at another one: pieces of a frame of
+    16 MiB, or requests that are handled at once. Each of them found the turn young enough."""
+    a, b = peers(worked, 2)
+
+    def is_read() -> bool:
+        return not a.connection.reading_paused
+
+    await worked.turns(2)
+    for number in range(3):
+        a.connection.data_received(frames(PULL, 1, first=number))
+        assert is_read()
+    a.connection.data_received(frames(PULL, 1, first=3))
+    assert not is_read()  # four make a slice
+    b.connection.data_received(frames(PULL, 1))
+    assert worked.served[-1][1:] == ("b", PULL, 0)
+    await worked.turns(2)
+    assert is_read()
+    assert len(worked.of(PULL)) == 5
+
+
+async def test_a_batch_is_as_large_as_what_takes_a_part_of_a_slice(worked: Worked) -> None:
+    """A batch handler was given up to 1,024 requests at once, however long one takes: delayed messages held the event
+    loop for 35 ms."""
+    taken: list[int] = []
+    cost_s = PULL_S
+
+    def batch(connection: Channel, items: Any) -> None:
+        taken.append(len(items))
+        worked.now += cost_s * len(items)
+
+    handlers = HandlerTable()
+    handlers.register_batch(SEND, batch, needs=Open("a test"), header=NoFields)
+    peer = Peer(handlers, common=Common(turns=Turns(worked, turn_s=0.02, slice_s=0.005)))
+    peer.connection.data_received(frames(SEND, 1000))
+    await worked.turns(300)
+    assert taken[0] == BATCH_FIRST
+    assert set(taken[1:-1]) == {int(BATCH_S / cost_s)}  # what one takes is known by now
+    assert sum(taken) == 1000
+    cost_s = BATCH_S / 10_000
+    taken.clear()
+    for _ in range(20):
+        peer.connection.data_received(frames(SEND, 1000))
+        await worked.turns(3)
+    assert sum(taken) == 20_000
+    assert taken[-1] == 1000  # all of a read again
+
+
+async def test_requests_that_nobody_serves_take_no_more_than_a_slice(worked: Worked) -> None:
+    """The clock was not looked at after what is answered without a handler."""
+    (a,) = peers(worked, 1)
+    clock_looks = 0
+
+    def looked() -> float:
+        nonlocal clock_looks
+        clock_looks += 1
+        worked.now += PULL_S / 4
+        return worked.now
+
+    peer = Peer(a.handlers, common=Common(turns=Turns(looked, turn_s=TURN_S, slice_s=SLICE_S)))
+    peer.connection.data_received(frames(BEAT + 5000, 1000))
+    assert peer.connection.buffered_size > 0
+    await worked.turns(300)
+    assert peer.connection.buffered_size == 0
+    assert clock_looks > 1000
 
 
 async def test_a_connection_that_is_lost_while_it_waits_is_passed_over(worked: Worked) -> None:
