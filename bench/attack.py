@@ -37,6 +37,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 import attacks  # noqa: E402  # found by the path above
 import ours  # noqa: E402
 from attacks import ATTACKS, TOPIC, Attack, route, send  # noqa: E402
+from limits import memory_max  # noqa: E402
 from plain_remoting import make_topic  # noqa: E402
 from programs import Server, free_port, memory_kib  # noqa: E402
 
@@ -45,7 +46,7 @@ TIMES_WANTED = 5.0
 WANTED_MS = 25.0
 WORDS = struct.Struct(">II")
 DRIP_S = 0.05
-PEER_MEMORY_MIB = {"broker": 1536, "nameserver": 1024, "metrics": 1536}
+PROGRAMS = {"broker": "broker", "nameserver": "nameserver", "metrics": "broker"}
 ANSWER_PATIENCE_S = 60.0
 
 
@@ -254,7 +255,7 @@ def judged(one: Attack, quiet: list[float], took: list[float], grown_mib: float,
     held = held_by(target.output)
     alone, beside = p99(quiet), p99(took)
     calm = beside <= max(TIMES_WANTED * alone, WANTED_MS)
-    fits = grown_mib < PEER_MEMORY_MIB[one.target]
+    fits = grown_mib < memory_max(PROGRAMS[one.target]) / (1 << 20)
     lives = target.running
     return Row(
         one.name,

@@ -4,6 +4,7 @@
 renamed, or gone, is found; and every bound of SETTINGS and SCANNED has to be in the table or in ELSEWHERE.
 """
 
+import math
 import re
 import sys
 from collections.abc import Iterator
@@ -389,6 +390,71 @@ ELSEWHERE: Final = {
 }
 
 
+# What a process takes of memory at most. A term is a product of bounds, of figures of the source, and of plain numbers.
+PEER_SHARE: Final = 1.25  # with what the allocator keeps of memory that was given back
+MIB: Final = 1 << 20
+Term = tuple[str | float, ...]
+
+
+@dataclass(slots=True, frozen=True)
+class Share:
+    """What a part of the memory is for, and its terms for each program; no terms: that program has no such part."""
+
+    what: str
+    broker: tuple[Term, ...]
+    nameserver: tuple[Term, ...]
+
+
+_BODIES, _EXCHANGE = "aerobee_proto.bodies", "aerobee_remoting.exchange"
+_IN_HAND: Final[tuple[Term, ...]] = (
+    (3, "aerobee_proto.frames:FRAME_SIZE_MAX"),
+    (f"{_BODIES}:OBJECTS_MAX", f"{_BODIES}:OBJECT_SIZE"),
+    (f"{_BODIES}:VALUES_MAX", f"{_BODIES}:VALUE_SIZE"),
+    (f"{_EXCHANGE}.handlers:DECODED_SIZE_MAX", f"{_BODIES}:TEXT_SIZE"),
+    (2, f"{_EXCHANGE}.answers:ANSWER_SIZE_MAX"),
+)
+_LOG: Final[tuple[Term, ...]] = ((2, "aerobee_service.logs.log_writer:WAITING_SIZE_MAX"),)
+MEMORY: Final = (
+    Share("the program itself, with an empty store", ((100, MIB),), ((100, MIB),)),
+    Share(
+        "what is kept for all clients, and a quarter for what the allocator keeps of memory that was given back",
+        (("broker:maxPeerMemoryBytes", PEER_SHARE),),
+        (("nameserver:maxPeerMemoryBytes", PEER_SHARE),),
+    ),
+    Share(
+        "one request in hand: its pieces, the whole, its parts, what it becomes, its answer",
+        _IN_HAND,
+        _IN_HAND,
+    ),
+    Share(
+        "one large registration that is read",
+        (),
+        (
+            (2, "aerobee_nameserver.handlers:REGISTRATION_SIZE_MAX"),
+            (2, f"{_BODIES}:_REGISTER_SIZE_MAX"),
+            (f"{_BODIES}:_TOPICS_MAX", f"{_BODIES}:OBJECT_SIZE"),
+        ),
+    ),
+    Share(
+        "answers that threads are at work on",
+        (("aerobee_broker.main:WORKERS", f"{_EXCHANGE}.answers:ANSWER_SIZE_MAX"),),
+        (),
+    ),
+    Share("what the native engine remembers of pulls", ((20, MIB),), ()),
+    Share("lines of the log that nobody reads", _LOG, _LOG),
+)
+
+
+def memory_max(program: str) -> int:
+    """Bytes that a broker or a nameserver takes at most, by the bounds as they are by default."""
+    return sum(size_of(term) for share in MEMORY for term in getattr(share, program))
+
+
+def size_of(term: Term) -> int:
+    """Bytes."""
+    return round(math.prod(value_of(one) if isinstance(one, str) else one for one in term))
+
+
 def value_of(bound: str) -> Any:
     """The value of a bound as it is by default. AttributeError or KeyError for one that is not there."""
     place, _, name = bound.partition(":")
@@ -419,9 +485,33 @@ def found() -> Iterator[str]:
 def page_part() -> str:
     """The table, as docs/limits.md shows it."""
     lines = ["", "| kind | what | of one peer | of all | then |", "| --- | --- | --- | --- | --- |"]
-    for row in TABLE:
-        lines.append(f"| {row.kind} | {row.what} | {_shown(row.peer)} | {_shown(row.all_)} | {row.then} |")
-    return "\n".join([*lines, "", ""])
+    lines += [
+        f"| {row.kind} | {row.what} | {_shown(row.peer)} | {_shown(row.all_)} | {row.then} |" for row in TABLE
+    ]
+    return "\n".join([*lines, "", *_memory_part(), "", ""])
+
+
+def _memory_part() -> Iterator[str]:
+    """The sum of memory, part by part."""
+    yield "Memory of a process, at most, by these bounds:"
+    yield ""
+    yield "| part of the memory | broker, MiB | nameserver, MiB |"
+    yield "| --- | --- | --- |"
+    for share in MEMORY:
+        yield f"| {share.what} | {_arithmetic(share.broker)} | {_arithmetic(share.nameserver)} |"
+    yield f"| all of it | {memory_max('broker') / MIB:,.0f} | {memory_max('nameserver') / MIB:,.0f} |"
+
+
+def _arithmetic(terms: tuple[Term, ...]) -> str:
+    """How the figure comes about, and the figure."""
+    if not terms:
+        return ""
+    shown = " + ".join(
+        " x ".join(_name(one) if isinstance(one, str) else f"{one:g}" for one in term if one != MIB)
+        for term in terms
+    )
+    figure = f"{sum(map(size_of, terms)) / MIB:,.0f}"
+    return figure if shown == figure else f"{shown} = {figure}"
 
 
 def _shown(bounds: tuple[str, ...]) -> str:

@@ -28,3 +28,11 @@ def test_each_kind_of_resource_has_a_bound_in_all() -> None:
 
 def test_the_page_shows_the_table() -> None:
     assert limits.PAGE.shown() == limits.page_part(), "run: python tests/limits.py --write"
+
+
+def test_the_sum_of_memory_is_that_of_its_parts_and_above_what_is_kept_for_clients() -> None:
+    for program in ("broker", "nameserver"):
+        total = limits.memory_max(program)
+        assert f" {total / limits.MIB:,.0f} |" in limits.page_part().partition("| all of it |")[2]
+        kept = limits.value_of(f"{program}:maxPeerMemoryBytes")
+        assert kept * limits.PEER_SHARE < total < 2 * kept

@@ -48,6 +48,8 @@ class GroupNotices:
         # Who is told in the next turns: (group, peer), each once.
         self._row = deque[tuple[str, Peer]]()
         self._in_row: set[tuple[str, Peer]] = set()
+        # Groups that somebody has said good-bye to: who was there after the last one.
+        self.good_byes: dict[str, list[tuple[str, Peer]]] = {}
 
     def notify(self, members: Iterable[tuple[str, Peer]]) -> int:
         """Tell members (group, connection) that their group changed; how many are told, now or soon."""
@@ -62,10 +64,27 @@ class GroupNotices:
         return notified + max(0, len(chosen) - TURN_MAX)
 
     def notify_of_good_bye(self, members: Iterable[tuple[str, Peer]]) -> None:
-        """Tell members of a group that one of them has left, once its last offsets have had time to arrive."""
+        """Tell members of a group that one of them has left, once its last offsets have had time to arrive.
+
+        Of those that leave before the others are told only the last one counts: whoever is there then is told of all.
+        """
         chosen = list(members)
-        if chosen:
-            asyncio.get_running_loop().call_later(GOOD_BYE_S, self.notify, chosen)
+        if not chosen:
+            return
+        group = chosen[0][0]
+        is_first = group not in self.good_byes
+        self.good_byes[group] = chosen
+        if is_first:
+            asyncio.get_running_loop().call_later(GOOD_BYE_S, self._end_good_byes, group, chosen)
+
+    def _end_good_byes(self, group: str, first: list[tuple[str, Peer]]) -> None:
+        """The first of them has had its time. Those that came later have theirs."""
+        chosen = self.good_byes[group]
+        self.notify(chosen)
+        if chosen is first:
+            del self.good_byes[group]
+        else:
+            asyncio.get_running_loop().call_later(GOOD_BYE_S, self._end_good_byes, group, chosen)
 
     def runs_window(self, peer: Peer) -> bool:
         """Whether a change of any of its groups would reach this member later."""

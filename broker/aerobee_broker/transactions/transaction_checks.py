@@ -35,6 +35,7 @@ from aerobee_proto.message_ids import encode_offset_message_id
 from aerobee_proto.records import StoredRecord, decode_host, decode_records, encode_record
 from aerobee_remoting.peers.errors import RemotingError
 from aerobee_remoting.peers.peer import Peer
+from aerobee_service.turns.slices import in_slices
 from aerobee_store.faults import failpoints
 from aerobee_store.faults.errors import StoreError
 from aerobee_store.store import MessageStore
@@ -46,6 +47,9 @@ log = structlog.get_logger()
 
 CHUNK_COUNT: Final = 32
 CHUNK_SIZE: Final = 1 << 20  # bytes
+OVER_COUNT: Final = (
+    20_000  # messages that are over, which one turn of the event loop may pass; one takes 0.2 us
+)
 HELD_BACK_MAX: Final = 100_000  # ended ones behind a message that waits; then it is copied behind them
 HOUR_MS: Final = 3_600_000
 
@@ -139,7 +143,7 @@ class TransactionChecks:
         )
         report = RoundReport()
         table = self._transactions.table
-        table.skip_to(self._store.reading.min_offset(names.HALF_TOPIC, 0))
+        await in_slices(table.skipping_to(self._store.reading.min_offset(names.HALF_TOPIC, 0)))
         end, at = self._store.reading.max_offset(names.HALF_TOPIC, 0), table.progress
         try:
             while at < end:
@@ -172,10 +176,13 @@ class TransactionChecks:
     def _chunk(self, at: int, end: int, limits: Limits, report: RoundReport) -> _Chunk:
         """Read on from `at` and judge what is open there. NotInMemory: nothing was judged."""
         table = self._transactions.table
-        while at < end and table.is_over(at):
+        stop = min(end, at + OVER_COUNT)
+        while at < stop and table.is_over(at):
             at += 1
         if at >= end:
             return _Chunk(end, is_last=True)
+        if at == stop:
+            return _Chunk(at)
         found = self._store.asking.get_message(
             names.TRANSACTION_GROUP, names.HALF_TOPIC, 0, at, CHUNK_COUNT, CHUNK_SIZE, None
         )

@@ -38,7 +38,7 @@ from aerobee_broker.transactions.half_messages import (
     read_half,
     read_marks,
 )
-from aerobee_broker.transactions.transaction_table import TransactionTable
+from aerobee_broker.transactions.transaction_table import SETTLED_MAX, TransactionTable
 from aerobee_proto import names, properties
 from aerobee_proto.codes import ResponseCode, SysFlag
 from aerobee_proto.errors import RequestError
@@ -388,7 +388,7 @@ class Transactions:
         """Move the group's offsets over what is over; they reach the disk with those of all groups."""
         if self.progress_is_held:
             return
-        self.table.settle()
+        self.table.settle(SETTLED_MAX)
         for topic, offset in (
             (names.HALF_TOPIC, self.table.progress),
             (names.OP_HALF_TOPIC, self.table.op_progress),

@@ -96,3 +96,20 @@ async def test_however_many_changes_there_are_nobody_stands_twice_in_the_row(
     assert {(await peer.next_request()).code for peer in peers[:LARGE_GROUP]} == {
         RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
     }
+
+
+async def test_however_many_say_good_bye_together_one_list_of_a_group_is_kept(connect: Connect) -> None:
+    """Each good-bye kept a list of all members for a tenth of a second: 20,000 that leave together, gigabytes."""
+    notices = GroupNotices()
+    peers = [connect() for _ in range(20)]
+    members = [("g", peer.connection) for peer in peers]
+    for left in range(1, 19):
+        notices.notify_of_good_bye(members[left:])
+    notices.notify_of_good_bye([("h", peers[0].connection)])
+    assert {group: len(kept) for group, kept in notices.good_byes.items()} == {"g": 2, "h": 1}
+    for peer in peers[18:]:
+        await peer.next_request()  # of the first
+        await peer.next_request()  # and of those that came after it
+    await peers[0].next_request()
+    assert notices.good_byes == {}
+    assert notifications(peers[18]) == []

@@ -1,5 +1,6 @@
 """The table of open transactions, compared with a plain model; and what it learns from the queues after a crash."""
 
+import time
 from dataclasses import dataclass, field
 from random import Random
 
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aerobee_broker.transactions.transaction_table import TransactionTable
+from turns import TURN_MAX, turn_of
 
 
 def test_progress_moves_over_what_is_over_and_stops_at_the_first_open_one() -> None:
@@ -62,6 +64,42 @@ def test_what_was_deleted_with_its_files_is_over() -> None:
     assert (table.progress, table.is_open(0, 0), table.is_open(3, 3)) == (3, False, True)
     table.skip_to(1)
     assert table.progress == 3
+
+
+def test_no_step_over_a_large_table_takes_long() -> None:
+    """Each message that could not be read, and files that were deleted, cost a walk over all of the table."""
+    count = 200_000
+    table = TransactionTable()
+    for offset in range(count):
+        table.copied(2 * offset, 2 * offset, 2 * (count + offset))
+
+    def a_thousand_are_gone() -> None:
+        for offset in range(1000):
+            table.gone(2 * (count + offset))
+
+    assert turn_of(a_thousand_are_gone, tries=3) < TURN_MAX
+    steps = table.skipping_to(3 * count)
+    took: list[float] = []
+    while True:
+        began = time.thread_time()
+        is_over = next(steps, True) is not None
+        took.append(time.thread_time() - began)
+        if is_over:
+            break
+    table.check()
+    assert table.progress == 3 * count
+    assert max(took) < 0.5 * sum(took)
+    assert len(took) > 50
+
+
+def test_the_offsets_move_over_so_many_in_one_turn_and_over_the_rest_later() -> None:
+    table = TransactionTable()
+    for offset in range(10):
+        table.end(offset, offset)
+        table.marks_written(offset, [offset])
+    for settled in (4, 8, 10, 10):
+        table.settle(4)
+        assert (table.progress, table.op_progress, table.held_back_count) == (settled, settled, 10 - settled)
 
 
 def test_a_mark_for_the_first_or_any_copy_ends_all_of_them() -> None:
