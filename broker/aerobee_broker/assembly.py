@@ -98,9 +98,11 @@ from aerobee_broker.remoting_api.topic_changes import TopicChanges
 from aerobee_broker.remoting_api.topic_handlers import TopicHandlers
 from aerobee_broker.remoting_api.transaction_handlers import TransactionHandlers
 from aerobee_broker.replication.followed_topics import FollowedTopics
-from aerobee_broker.replication.following import Follower
+from aerobee_broker.replication.following import Follower, Meeting
 from aerobee_broker.replication.giving_server import GivingServer
-from aerobee_broker.replication.metadata import FollowedCatalog, MetadataSync
+from aerobee_broker.replication.greeting import OwnSide
+from aerobee_broker.replication.hello import NONCE_SIZE, Member, Span
+from aerobee_broker.replication.metadata import LINK_VERSION, FollowedCatalog, MetadataSync
 from aerobee_broker.replication.replicas import Replicas
 from aerobee_broker.replication.service import MasterSide, SlaveSide
 from aerobee_broker.schedule.delay_offsets import DelayOffsets
@@ -124,6 +126,7 @@ from aerobee_broker.upkeep.housekeeping import ClientScan
 from aerobee_broker.upkeep.scrubbing import Scrubbing
 from aerobee_proto.bodies import TopicConfig
 from aerobee_proto.frames import FRAME_SIZE_MAX
+from aerobee_proto.ha_hello import VERSION
 from aerobee_proto.message_ids import UniqueKeyFactory
 from aerobee_remoting.ends.client import RemotingClient, RemotingClientConfig
 from aerobee_remoting.ends.server import RemotingServer
@@ -158,6 +161,11 @@ class Ground:
     roles: RoleControl | None = None  # who takes operators' wishes for another role
     set_standing: Callable[[], SetStanding | None] = lambda: None  # what an election knows of the set
     is_seated: Callable[[], bool] | None = None  # of a master by election: whether it is that at this moment
+    member: int = 0  # number in the set
+    store_identity: str = ""  # which store this is; "" where nobody asks
+    # The log has to be cut back to a physical offset, or to begin anew, before its master can be followed.
+    on_cut: Callable[[int], None] | None = None
+    on_replaced: Callable[[int], None] = lambda epoch: None  # a slave knows of a master of that epoch
 
 
 class Tables:
@@ -377,7 +385,12 @@ def assemble(
     else:
         store.condition = _condition(replicas, live.value, promises if ground.is_seated is not None else None)
         giving = GivingServer(
-            live, store, replicas, on_acknowledged=visibility.advanced, on_first=on_first_slave
+            live,
+            store,
+            replicas,
+            on_acknowledged=visibility.advanced,
+            on_first=on_first_slave,
+            own=_own_side(ground, store),
         )
         replication = MasterSide(replicas, giving, lambda: store.end_offset)
 
@@ -655,6 +668,7 @@ def assemble(
             "brokerRole": live.value.broker_role,
             "brokerId": str(live.value.broker_id),
             "epoch": str(max(ground.epoch, store.epochs.last_epoch)),
+            LINK_VERSION: str(VERSION),
             "endOffset": str(store.end_offset),
             "newestMessageMillis": str(store.newest_timestamp),
             **replication.standing,
@@ -823,17 +837,51 @@ def _slave_side(
         ),
     )
 
+    async def check_master() -> bool:
+        is_ours = await metadata.check_master()
+        return is_ours or bool(ground.live.value.election_endpoints) or ground.epoch > 0
+
     follower = Follower(
         ground.live,
         store,
         promises,
         clock=ground.clock,
         on_appended=appended,
-        check_master=metadata.check_master,
+        meeting=Meeting(check_master, _own_side(ground, store)),
         linked=linked,
         tls=ground.tls.client,
     )
     return SlaveSide(follower, metadata, ground.identity.broker_addr)
+
+
+def _own_side(ground: Ground, store: MessageStore) -> OwnSide:
+    """This broker's end of the handshake on the replication link."""
+    identity, config = ground.identity, ground.live.value
+
+    def member() -> Member:
+        return Member(
+            identity.cluster_name,
+            identity.broker_name,
+            ground.member,
+            ground.store_identity,
+            max(ground.epoch, store.epochs.last_epoch),
+            config.mapped_file_size_commit_log,
+            ground.access.shared_secret,
+        )
+
+    def span() -> Span:
+        epochs, is_empty = store.epochs.entries, store.comparison.is_empty
+        return Span(store.min_physical_offset, store.end_offset, epochs, is_empty)
+
+    return OwnSide(
+        member,
+        span,
+        store.comparison,
+        nonce=lambda: secrets.token_bytes(NONCE_SIZE),
+        replaced=ground.on_replaced,
+        follow_epochs=store.epochs.follow,
+        on_cut=ground.on_cut,
+    )
 
 
 def _members(config: BrokerConfig, memory: PeerMemory) -> Members:

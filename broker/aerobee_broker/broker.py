@@ -80,6 +80,7 @@ class Life:
     port: int = 0  # of the life before; 0: as the settings say
     link: WorkerLink | None = None  # joins it to the other workers of its service
     seating: Seating | None = None  # the election that gave the role; None: it is that of the settings
+    cut_to: int | None = None  # physical offset at which its log has to end, or START_OVER; None: as it is
 
 
 class Broker:
@@ -130,6 +131,8 @@ class Broker:
         self._ha_listener: socket.socket | None = None
         self._is_brief = False  # the end: another life follows
         self.failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+        # Done when the log has to be cut back, by another life: to this physical offset, or START_OVER.
+        self.cut: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.port = 0
 
     @property
@@ -184,7 +187,9 @@ class Broker:
         )
         self._ends.callback(self._close_store, store)
         self._ends.push_async_callback(self._end_worker)
-        recovered = await asyncio.get_running_loop().run_in_executor(self._worker, store.open)
+        recovered = await asyncio.get_running_loop().run_in_executor(
+            self._worker, store.open, self.life.cut_to
+        )
         role = self.life.role
         if role.is_master and role.epoch:
             # Before anything is appended: who cuts its log back later has to know where this mastership began.
@@ -224,10 +229,10 @@ class Broker:
         if config.is_slave or config.duplication_enable:
             return None
         asked_for = config.ha_listen_port or (config.waits_for_replicas and config.in_sync_replicas > 1)
-        if not asked_for and (config.acl_enable or config.authentication_enabled):
-            return (
-                None  # there the log is given to whoever connects: not where others have to say who they are
-            )
+        closes = config.acl_enable or config.authentication_enabled
+        if not asked_for and closes and self.access.shared_secret is None:
+            # There the log is given to whoever connects: not where others have to say who they are.
+            return None
         port = config.ha_listen_port or (self.port + 1 if config.listen_port else 0)
         try:
             listener = listening_socket(config.bind_address, port)
@@ -251,6 +256,10 @@ class Broker:
             return
         serving = asyncio.create_task(self.parts.server.serve(), name="second port")
         self._tasks.append(serving)
+
+    def _cut_asked(self, offset: int) -> None:
+        if not self.cut.done():
+            self.cut.set_result(offset)
 
     async def _make(self, store: MessageStore, server: RemotingServer, tls: ProgramTls) -> Parts:
         """All parts, joined, with their tables loaded; none of them runs yet."""
@@ -276,6 +285,12 @@ class Broker:
             epoch=self.life.role.epoch,
             is_seated=self._is_seated,
             set_standing=self.life.seating.standing if self.life.seating is not None else lambda: None,
+            member=self.life.role.member,
+            store_identity="" if self.life.seating is None else self.life.seating.store,
+            on_cut=self._cut_asked,
+            on_replaced=lambda epoch: (
+                None if self.life.seating is None else self.life.seating.heard_of(epoch)
+            ),
         )
         tables = Tables(ground)
         self._ends.push_async_callback(self._close_tables, tables.files)

@@ -207,13 +207,14 @@ async def serve(
     signs = asyncio.Event()  # the end of the service, as the watchdog sees it
     watchdog: asyncio.Task[None] | None = None
     role, port = await roles.first(), 0
+    cut_to: int | None = None
     try:
         while True:
             broker = Broker(
                 settings_of(config, role),
                 settings_file=settings_file,
                 on_recovery=StartSigns(notifier),
-                life=Life(role, fixed, port, link, election),
+                life=Life(role, fixed, port, link, election, cut_to),
             )
             broker.failed.add_done_callback(lambda _: stop.set())
             if (code := await _start(broker)) is not None:
@@ -221,12 +222,14 @@ async def serve(
             if watchdog is None:
                 serving = notifier.serving(f"serving on {broker.address}", signs)
                 watchdog = asyncio.create_task(serving, name="service manager")
-            following = await _next_role(roles, role, stop)
+            following = await _next_role(roles, role, stop, broker.cut)
             if following is None:
                 signs.set()
                 return await _stop(broker)
             config, port = broker.settings, broker.port
-            log.info("broker.role_changing", **_facts_of(role), next_role=_facts_of(following)["role"])
+            cut_to = broker.cut.result() if following == role and broker.cut.done() else None
+            if cut_to is None:
+                log.info("broker.role_changing", **_facts_of(role), next_role=_facts_of(following)["role"])
             if (code := await _end_life(broker)) is not None:
                 return code
             role = following
@@ -263,13 +266,19 @@ async def _start(broker: Broker) -> int | None:
     return None
 
 
-async def _next_role(roles: RoleSource, role: Role, stop: asyncio.Event) -> Role | None:
-    """The role of the next life; None when this is the last one."""
+async def _next_role(
+    roles: RoleSource, role: Role, stop: asyncio.Event, cut: asyncio.Future[int]
+) -> Role | None:
+    """The role of the next life, the same where that has to begin with a log that is cut back; None when this is the
+    last one."""
     following = asyncio.create_task(roles.next(role), name="next role")
     stopped = asyncio.create_task(stop.wait(), name="stop")
     try:
-        await asyncio.wait({following, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        return None if stop.is_set() else following.result()
+        ends: set[asyncio.Future[Any]] = {following, stopped, cut}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if stop.is_set():
+            return None
+        return following.result() if following.done() else role
     finally:
         for task in (following, stopped):
             task.cancel()

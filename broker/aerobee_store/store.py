@@ -258,7 +258,8 @@ class MessageStore:
         """Take the lock, load and recover the store; what recovery found.
 
         With `cut_to` its log ends at that physical offset at most: all messages behind it go, for good, and whatever
-        leads to them. CutRefused when no message begins or ends there; nothing has changed then.
+        leads to them; with START_OVER all there is. CutRefused when no message begins or ends there; nothing has
+        changed then.
 
         Raises StoreLocked when another process has it, CorruptStore when an operator must decide (the
         text names the file and the way out), StoreFull when there is no room to go on. Nothing stays

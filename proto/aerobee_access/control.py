@@ -152,6 +152,12 @@ class AccessControl:
         pair = credentials_of(self._config.inner_client_authentication_credentials)
         return Signing(*pair, now_ms=self._now_ms) if pair is not None else None
 
+    @property
+    def shared_secret(self) -> bytes | None:
+        """What the servers of a cluster know and nobody else: the secret key of their credentials; None without any."""
+        pair = credentials_of(self._config.inner_client_authentication_credentials)
+        return None if pair is None else pair[1].encode()
+
     def bootstrap(self) -> bool:
         """Make the users of the settings that are not there yet; whether there were any. PlainAclDamaged when accounts
         are to be imported and cannot be read."""

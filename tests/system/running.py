@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from aerobee_broker.broker import Broker
+from aerobee_broker.broker import Broker, Life
 from aerobee_broker.settings.config import BrokerConfig
 from aerobee_proto.batch import BatchEntry, encode_batch
 from aerobee_proto.codes import RequestCode, ResponseCode
@@ -60,13 +60,14 @@ async def running_broker(
     io: StoreIo | None = None,
     clock: Clock = epoch_ms,
     gate: Gate | None = None,
+    life: Life | None = None,
     **settings: Any,
 ) -> AsyncIterator[Broker]:
     """A broker that serves; stopped in order afterwards.
 
     While it runs this process syncs nothing: no test of it cuts the power, and a busy disk takes its time.
     """
-    broker = Broker(broker_config(root, **settings), io=io, clock=clock, gate=gate)
+    broker = Broker(broker_config(root, **settings), io=io, clock=clock, gate=gate, life=life)
     with patch.multiple(os, fsync=_no_sync, fdatasync=_no_sync):
         try:
             await broker.start()

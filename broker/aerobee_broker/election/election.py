@@ -90,7 +90,7 @@ class Election:
         self._register = register
         self._close_register = close_register
         self._beside = beside
-        self._store = store
+        self.store = store
         self._clock = clock
         self._lease_s = config.election_lease_millis / 1000
         self._keys = Keys(config.election_prefix, config.broker_cluster_name, config.broker_name)
@@ -119,7 +119,7 @@ class Election:
         log.info(
             "election.started",
             member=self._config.broker_id,
-            store=self._store,
+            store=self.store,
             keys=self._keys.prefix,
             lease_ms=self._config.election_lease_millis,
         )
@@ -179,6 +179,11 @@ class Election:
         """A life serves."""
         self._served = served
         self._take_waits()
+        self._woken.set()
+
+    def heard_of(self, epoch: int) -> None:
+        """A slave knows of a master of this epoch, which is newer than that of the life: the register says more."""
+        log.warning("election.newer_epoch_heard", epoch=epoch)
         self._woken.set()
 
     def ended(self) -> None:
@@ -282,7 +287,7 @@ class Election:
         served = self._served
         if served is None:
             return None
-        return LogFacts(served.addr, served.ha_addr, served.end_offset(), served.last_epoch, self._store)
+        return LogFacts(served.addr, served.ha_addr, served.end_offset(), served.last_epoch, self.store)
 
     def _chosen(self) -> Chosen | None:
         """Who should be in sync, as the life of this mastership sees it; None: it is not for this member to say."""
@@ -292,7 +297,7 @@ class Election:
         if served.epoch != tenure.epoch:
             return None
         if self._judged is not tenure or self._in_sync is None:
-            self._judged, self._in_sync = tenure, InSync(self._config.broker_id, self._store)
+            self._judged, self._in_sync = tenure, InSync(self._config.broker_id, self.store)
         replicas = served.replicas
         served.advanced()  # what is acknowledged has to be known up to now
         linked = {

@@ -92,6 +92,11 @@ class SetStanding(NamedTuple):
 class Seating(Protocol):
     """An election. All calls from the event loop."""
 
+    @property
+    def store(self) -> str:
+        """The identity of this broker's store."""
+        ...
+
     def holds(self, epoch: int) -> bool:
         """Whether this broker is the master of this epoch at this moment, for certain."""
         ...
@@ -102,6 +107,10 @@ class Seating(Protocol):
 
     def began(self, served: Served) -> None:
         """A life serves."""
+        ...
+
+    def heard_of(self, epoch: int) -> None:
+        """A slave knows of a master of this epoch, which is newer than that of the life."""
         ...
 
     def ended(self) -> None:

@@ -15,11 +15,13 @@ Invariants
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol, cast
+from typing import Final, NamedTuple, Protocol, cast
 
 import structlog
 
 from aerobee_broker.replication.faults import LinkFault
+from aerobee_broker.replication.greeting import Greeting, OwnSide
+from aerobee_broker.replication.hello import CutBack, Go, Outcome, StartOver, greet_master
 from aerobee_broker.replication.taking import TakenLog, TakingBounds, TakingLink
 from aerobee_broker.settings.config import LiveConfig
 from aerobee_proto.bodies import HaClientInfo
@@ -27,8 +29,9 @@ from aerobee_proto.errors import FormatError
 from aerobee_remoting.ends.client import split_addr
 from aerobee_remoting.peers.tls import TlsContext, context_of
 from aerobee_store.faults.errors import StoreError
+from aerobee_store.terms.cuts import START_OVER
 
-__all__ = ["Follower", "SafeLog"]
+__all__ = ["Follower", "Meeting", "SafeLog"]
 
 log = structlog.get_logger()
 
@@ -51,6 +54,14 @@ class SafeLog(Protocol):
         """Return when everything appended so far is."""
 
 
+class Meeting(NamedTuple):
+    """What comes before each link. `check_master` returns when the master is one to follow, and whether it is one of
+    ours; LinkFault when it is not. `own` is this end of the handshake with one of ours."""
+
+    check_master: Callable[[], Awaitable[bool]]
+    own: OwnSide | None = None
+
+
 class Follower:
     """Follows one master. `run` until it is cancelled."""
 
@@ -62,19 +73,18 @@ class Follower:
         *,
         clock: Callable[[], int],
         on_appended: Callable[[], None],
-        check_master: Callable[[], Awaitable[None]],
+        meeting: Meeting,
         linked: asyncio.Event,
         tls: TlsContext | None = None,
     ) -> None:
-        """`on_appended` is called after each read that brought bytes of the log. `check_master` returns when the master
-        is one to follow, before each link; LinkFault when it is not. `linked` is set
-        while the master is heard. `clock` gives ms since the epoch."""
+        """`on_appended` is called after each read that brought bytes of the log, `linked` is set while the master is
+        heard. `clock` gives ms since the epoch."""
         self._live = live
         self._log = taken
         self._safe = safe
         self._clock = clock
         self._on_appended = on_appended
-        self._check_master = check_master
+        self._meeting = meeting
         self._tls = tls
         self._loop = asyncio.get_running_loop()
         self._found = asyncio.Event()
@@ -139,10 +149,11 @@ class Follower:
     async def _follow(self) -> None:
         """One link, from its beginning to its end."""
         await self._safe.settled()
-        await self._check_master()
+        is_ours = await self._meeting.check_master()
         addr = self.ha_addr
         host, port = split_addr(addr)
-        taking = _Taking(self)
+        own = self._meeting.own if is_ours else None
+        taking = _Taking(self, own)
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             await self._loop.create_connection(
                 lambda: taking,
@@ -153,11 +164,37 @@ class Follower:
             )
         self._taking = taking
         try:
+            if own is not None:
+                await self._greet(taking, own)
             await taking.ended
         finally:
             self._taking = None
             self._linked.clear()
             taking.hang_up("")
+
+    async def _greet(self, taking: "_Taking", own: OwnSide) -> None:
+        """The handshake with a master of ours; the link has begun when this returns. LinkFault, FormatError: there is
+        none; OSError when the connection has ended."""
+        outcome = await taking.greeted()
+        match outcome:
+            case Go(epochs):
+                await asyncio.to_thread(own.follow_epochs, epochs)
+                taking.begin()
+            case CutBack(offset):
+                await self._cut(own, offset)
+            case StartOver():
+                await self._cut(own, START_OVER)
+
+    async def _cut(self, own: OwnSide, offset: int) -> None:
+        """The log cannot stay as it is. Does not return: another life begins with another log."""
+        end = self._log.end_offset
+        if own.on_cut is None:
+            raise LinkFault(
+                "ahead", f"the log has to be cut back from {end} to {offset}, and nobody does that here"
+            )
+        log.warning("replication.log_diverged", ha_addr=self.ha_addr, physical_offset=offset, end_offset=end)
+        own.on_cut(offset)
+        await asyncio.Event().wait()
 
     def new_link(self) -> TakingLink:
         """For a connection that was just made."""
@@ -216,8 +253,11 @@ class Follower:
 class _Taking(asyncio.Protocol):
     """The connection of one link. `ended` has the reason as its exception."""
 
-    def __init__(self, follower: Follower) -> None:
+    def __init__(self, follower: Follower, own: OwnSide | None) -> None:
+        """`own`: this end of the handshake that comes first; None: the master is RocketMQ's."""
         self._follower = follower
+        self._greeting: Greeting[Outcome] | None = None
+        self._own = own
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self.link: TakingLink | None = None
@@ -227,12 +267,52 @@ class _Taking(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport = cast(asyncio.Transport, transport)
+        self._transport = cast(asyncio.Transport, transport)
+        if self._own is None:
+            self.begin()
+            return
+        own = self._own
+        flow = greet_master(own.member(), own.span(), own.nonce())
+        self._greeting = Greeting(flow, own.log, self._write)
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(data)
+
+    async def greeted(self) -> Outcome:
+        """What comes out of the handshake. LinkFault, FormatError, OSError: nothing does."""
+        greeting = self._greeting
+        assert greeting is not None
+        running = asyncio.ensure_future(greeting.run())
+        try:
+            await asyncio.wait((running, self.ended), return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():
+                await self.ended
+            return running.result()
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    def begin(self) -> None:
+        """The link itself: the first report, and whatever came behind the handshake."""
+        transport = self._transport
+        if transport is None:
+            return
+        greeting, self._greeting = self._greeting, None
         self.link = self._follower.new_link()
         transport.write(self.link.opened(self._loop.time()))
         self._tick()
+        if greeting is None:
+            return
+        self.link.has_heard = True  # in the handshake
+        self._follower.heard(self.link)
+        if rest := greeting.rest:
+            self.data_received(rest)
 
     def data_received(self, data: bytes) -> None:
+        if self._greeting is not None:
+            self._greeting.received(data)
+            return
         link, transport = self.link, self._transport
         if link is None or transport is None or self.ended.done():
             return

@@ -2,7 +2,8 @@
 
 Touches  the log that it is given, to read from it.
 
-    slave reports 0          begin at the last file of the log: an empty slave of RocketMQ expects it so
+    slave reports 0          begin at the last file of the log, as an empty slave of RocketMQ expects it; for one of
+                             ours at the first byte that is kept
     slave reports its end    begin there
     a report later           the slave has everything below
 
@@ -84,6 +85,8 @@ class GivingLink:
         self.next_offset = NOT_BEGUN
         self.last_write = now
         self.sent_bytes = 0
+        # An empty slave is given all there is.
+        self.begins_at_first = False
         self._allowed_from = now  # when the next piece may leave, where there is a limit
 
     @property
@@ -115,7 +118,8 @@ class GivingLink:
         log = self._log
         begin, end = log.min_physical_offset, log.end_offset
         if offset == 0:
-            self.next_offset = max(begin, log.given_offset - log.given_offset % self._file_size)
+            last_file = log.given_offset - log.given_offset % self._file_size
+            self.next_offset = begin if self.begins_at_first else max(begin, last_file)
             return
         if offset > end:
             raise LinkFault(

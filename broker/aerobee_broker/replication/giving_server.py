@@ -21,9 +21,12 @@ import structlog
 
 from aerobee_broker.replication.faults import LinkFault
 from aerobee_broker.replication.giving import GivenLog, GivingBounds, GivingLink
+from aerobee_broker.replication.greeting import Greeting, OwnSide
+from aerobee_broker.replication.hello import Visitor, greet_slave
 from aerobee_broker.replication.replicas import Replica, Replicas
 from aerobee_broker.settings.config import LiveConfig
 from aerobee_proto.errors import FormatError
+from aerobee_proto.ha_hello import is_hello
 from aerobee_remoting.peers.tls import TlsContext, context_of
 
 __all__ = ["GivingServer"]
@@ -50,14 +53,16 @@ class GivingServer:
         *,
         on_acknowledged: Callable[[], None],
         on_first: Callable[[], None] = lambda: None,
+        own: OwnSide | None = None,
     ) -> None:
         """`on_acknowledged` is called when slaves have more than before; `on_first` with the first slave that ever
-        says where it stands."""
+        says where it stands. `own` is the end of handshakes with slaves of ours; without it none is known as such."""
         self._live = live
         self._log = source
         self._replicas = replicas
         self._on_acknowledged = on_acknowledged
         self._on_first = on_first
+        self.own = own
         self._loop = asyncio.get_running_loop()
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()  # that accept, and those whose handshake is under way
@@ -76,10 +81,15 @@ class GivingServer:
         listener.listen(CONNECTIONS_MAX)
         self._start(self._accept(listener, tls), "slaves over TLS")
 
-    def _start(self, work: Coroutine[None, None, None], name: str) -> None:
+    def _start(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
         task = self._loop.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
+
+    def start_greeting(self, work: Coroutine[None, None, None], peer: str) -> asyncio.Task[None]:
+        """A slave of ours says hello."""
+        return self._start(work, f"handshake with slave {peer}")
 
     async def _accept(self, listener: socket.socket, tls: TlsContext) -> None:
         with listener:
@@ -207,6 +217,9 @@ class _Giving(asyncio.Protocol):
         self._paused = False
         self._timer: asyncio.TimerHandle | None = None
         self._speed_from = (0.0, 0)
+        self._greeting: Greeting[Visitor] | None = None
+        self._greeter: asyncio.Task[None] | None = None
+        self._visitor: Visitor | None = None  # of ours, after the handshake
 
     # --- of the transport -------------------------------------------------------------------------------------
 
@@ -226,19 +239,71 @@ class _Giving(asyncio.Protocol):
         link = self._link
         if link is None:
             return
+        if self._greeting is not None:
+            link.last_read = self._loop.time()
+            self._greeting.received(data)
+            return
         began = link.has_begun
         try:
+            if not began and self._visitor is None and self._begins_greeting(data):
+                return
             said = link.received(data, self._loop.time())
         except (LinkFault, FormatError) as fault:
             self._refuse(fault)
             return
         if said and not began:
-            self._replica = Replica(link, self._peer)
+            visitor = self._visitor
+            self._replica = (
+                Replica(link, self._peer)
+                if visitor is None
+                else Replica(link, self._peer, visitor.member, visitor.store)
+            )
             self._server.begun(self._replica)
         if said:
             self._server.acknowledged()
         if not began:
             self.pump()
+
+    # --- the handshake of ours --------------------------------------------------------------------------------
+
+    def _begins_greeting(self, data: bytes) -> bool:
+        """Whether this is a slave of ours. LinkFault: it has to be one."""
+        own = self._server.own
+        if own is None:
+            return False
+        if is_hello(data):
+            flow = greet_slave(own.member(), own.span, own.nonce())
+            self._greeting = Greeting(flow, own.log, self._write)
+            self._greeting.received(data)
+            self._greeter = self._server.start_greeting(self._greet(self._greeting, own), self._peer)
+            return True
+        if own.member().secret is not None:
+            raise LinkFault(
+                "credentials",
+                "it does not say who it is, and this broker has innerClientAuthenticationCredentials",
+                "slaves of RocketMQ cannot say it: they are served by a broker without these credentials alone",
+            )
+        return False
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(data)
+
+    async def _greet(self, greeting: Greeting[Visitor], own: OwnSide) -> None:
+        try:
+            visitor = await greeting.run()
+        except (LinkFault, FormatError) as fault:
+            if isinstance(fault, LinkFault) and fault.epoch > own.member().epoch:
+                own.replaced(fault.epoch)
+            self._refuse(fault)
+            return
+        link = self._link
+        if link is None:
+            return
+        link.begins_at_first = True
+        self._visitor, self._greeting = visitor, None
+        if rest := greeting.rest:
+            self.data_received(rest)
 
     def pause_writing(self) -> None:
         self._paused = True
@@ -250,6 +315,8 @@ class _Giving(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        if self._greeter is not None:
+            self._greeter.cancel()
         link, replica = self._link, self._replica
         self._link = self._transport = self._replica = None
         self._server.ended(self, replica)
@@ -325,5 +392,9 @@ class _Giving(asyncio.Protocol):
     def hang_up(self, reason: str) -> None:
         """Close the connection for this reason."""
         self._reason = reason
-        if self._transport is not None:
+        if self._transport is None:
+            return
+        if self._greeting is not None:
+            self._transport.close()  # what was said last is the reason
+        else:
             self._transport.abort()

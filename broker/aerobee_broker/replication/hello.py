@@ -123,7 +123,7 @@ class CutBack(NamedTuple):
 
 
 class StartOver(NamedTuple):
-    is_proven: bool  # epochs say that the master had all that is here
+    pass
 
 
 Outcome = Go | CutBack | StartOver
@@ -176,13 +176,20 @@ def _place_in(log: Span, theirs: Span, epoch: int) -> Flow["int | StartOver"]:
         # Nothing to be compared. One that has a file cannot begin with another one.
         if log.is_empty or theirs.begin <= log.end <= theirs.end:
             return log.end
-        return StartOver(is_proven=True)
+        return StartOver()
     known_end = common_end(log.epochs, log.end, theirs.epochs, theirs.end)
     if log.end < theirs.begin:
         if (log.epochs or theirs.epochs) and known_end != log.end:
             reason = f"it ends at {log.end}, the master's begins at {theirs.begin}, and they have no epoch in common"
             raise _stranger(reason)
-        return StartOver(is_proven=bool(log.epochs))
+        if not log.epochs:
+            raise LinkFault(
+                "too_old",
+                f"this log ends at {log.end}, the master's begins at {theirs.begin}: what lies between is deleted, "
+                "and without epochs nobody knows whether the master ever had what is here",
+                "empty the store folder of this broker and start it again: it begins anew",
+            )
+        return StartOver()
     begin, end = max(log.begin, theirs.begin), min(log.end, theirs.end)
     if begin >= end:
         if log.end == begin and (known_end == log.end or not (log.epochs or theirs.epochs)):
@@ -291,7 +298,7 @@ def _unfit(me: Member, hello: Hello) -> LinkFault | None:
             f"its log has files of {hello.file_size} bytes, this one of {me.file_size}",
             "set mappedFileSizeCommitLog to the master's, and let the slave begin with an empty folder",
         )
-    if hello.member == me.member and hello.epoch:
+    if hello.member == me.member and me.epoch:
         return LinkFault(
             "member", f"it has this master's number, {me.member}", "give each broker a brokerId of its own"
         )

@@ -34,10 +34,11 @@ from aerobee_remoting.ends.client import RemotingClient
 from aerobee_remoting.peers.errors import RemotingError
 from aerobee_service.turns.slices import in_slices
 
-__all__ = ["FollowedCatalog", "FollowedTable", "MetadataSync"]
+__all__ = ["LINK_VERSION", "FollowedCatalog", "FollowedTable", "MetadataSync"]
 
 log = structlog.get_logger()
 
+LINK_VERSION: Final = "linkVersion"  # in the answer of a master of ours: of the handshake that its link knows
 SYNC_S: Final = 3.0
 COVERED_S: Final = 0.05  # between two looks whether the log has caught up with what was asked
 LEVEL_S: Final = 0.002  # the same, when somebody waits for it
@@ -118,6 +119,7 @@ class MetadataSync:
         self.master_end_offset = 0  # as last heard
         self._reported = ""
         self._in_round = asyncio.Lock()
+        self._is_ours = False
         self.synced_at = 0.0  # by the loop's clock; 0.0: never
 
     def master_found(self, addr: str) -> None:
@@ -196,19 +198,21 @@ class MetadataSync:
         answer = await self._client.request(addr, RequestCode.GET_BROKER_HA_STATUS, timeout=TIMEOUT_S)
         if answer.code != ResponseCode.SUCCESS:
             raise FormatError(f"{addr} does not say how far it is: code {answer.code}, {answer.remark}")
+        self._is_ours = LINK_VERSION in (answer.ext_fields or {})
         status = HaStatus.from_stranger(answer.body)
         if not status.master:
             raise FormatError(f"{addr} is no master")
         self.master_end_offset = status.master_commit_log_max_offset
         return self.master_end_offset
 
-    async def check_master(self) -> None:
-        """LinkFault when the master's log is shorter than this one: it has lost what this slave has.
+    async def check_master(self) -> bool:
+        """Whether the master is one of ours, as far as it has ever said. LinkFault when one of RocketMQ has a log that
+        is shorter than this one: it has lost what this slave has. Ours tell more in the handshake of the link.
 
         Its topics are read, too: the queues of what comes are made by them.
         """
         if not self.master_addr:
-            return
+            return self._is_ours
         own_end = self._log.end_offset
         try:
             end = await self.master_end(self.master_addr)
@@ -217,14 +221,15 @@ class MetadataSync:
                 await self._topics.follow(content)
         except AerobeeError as failed:
             log.debug("replication.master_not_asked", master_addr=self.master_addr, reason=str(failed))
-            return
-        if end < own_end:
+            return self._is_ours
+        if end < own_end and not self._is_ours:
             raise LinkFault(
                 "ahead",
                 f"the log of the master {self.master_addr} ends at {end}, this one at {own_end}: "
                 "the master has lost what this slave has",
                 "decide which of the two logs is the right one; docs/replication.md says how",
             )
+        return self._is_ours
 
     async def _forward(self, addr: str, further: list[tuple[GroupQueue, int]]) -> None:
         """Let the master have what groups have committed here."""

@@ -10,7 +10,8 @@ Stages, each durable before the next
    start that did not know of it would take what is left of them for messages behind a damaged place.
 3. The checkpoint says of nothing behind `offset` that it is on disk; with that the list of queues is void, too.
 4. Copies of damaged stretches behind `offset` lose the names that keep readers away: other bytes come there.
-5. The log is cut: files behind it are removed, the newest first, and the rest of its file is zero.
+5. The log is cut: files behind it are removed, the newest first, and the rest of its file is zero. To begin anew
+   (START_OVER) all files of queues and log go.
 6. Recovery, the caller's: queues, index and timer files let go of what leads behind the end.
 7. The file `cut` is removed, after the checkpoint that recovery ends with.
 
@@ -32,6 +33,7 @@ from aerobee_store.faults.errors import CorruptStore, CutRefused
 from aerobee_store.log.commit_log import CommitLog
 from aerobee_store.records.record_scan import ScannedRecord
 from aerobee_store.recovery.report import LogCut, Parts
+from aerobee_store.terms.cuts import START_OVER
 from aerobee_store.walking.log_reader import DamageList, LogReader, Proof
 from aerobee_store.walking.log_sources import MapSource
 from aerobee_store.walking.quarantine import forget_behind
@@ -56,12 +58,13 @@ def begin_cut(parts: Parts, offset: int | None, *, interrupted: bool) -> LogCut 
         log.warning("store.cut_forgotten", physical_offset=begun.physical_offset)
         end_cut(root, io)
         begun = None
-    if offset is None or (begun is not None and offset >= begun.physical_offset):
+    if offset is None or (begun is not None and begun.physical_offset <= offset):
         planned = begun
     else:
         planned = _measured(parts, offset, begun)
     if planned is None:
         return None
+    anew = planned.physical_offset == START_OVER
     if planned != begun:
         content = {
             "format": _FORMAT,
@@ -71,10 +74,15 @@ def begin_cut(parts: Parts, offset: int | None, *, interrupted: bool) -> LogCut 
         }
         io.replace_bytes(root / CUT_FILE, json.dumps(content).encode() + b"\n", keep_previous=False)
     failpoints.hit("cutting.announced")
-    _lower_marks(parts, planned.physical_offset)
+    _lower_marks(parts, max(planned.physical_offset, 0))
     forget_behind(io, root, planned.physical_offset)
     failpoints.hit("cutting.forgotten")
-    parts.log.mapped.truncate(planned.physical_offset)
+    if anew:
+        parts.queues.drop_cut()
+        parts.queues.destroy()
+        parts.log.mapped.destroy()
+    else:
+        parts.log.mapped.truncate(planned.physical_offset)
     failpoints.hit("cutting.truncated")
     return planned
 
@@ -112,13 +120,19 @@ def _begun(root: Path, io: StoreIo) -> LogCut | None:
 
 def _measured(parts: Parts, offset: int, begun: LogCut | None) -> LogCut | None:
     """What is to go behind `offset`, with what is going already; None when nothing lies there."""
-    _check_border(parts.log, offset)
+    start = offset
+    if offset == START_OVER:
+        start = parts.log.mapped.min_offset
+    else:
+        _check_border(parts.log, offset)
     reader = LogReader(MapSource(parts.log), DamageList(), _proof(parts.log))
     count = 0
-    for found in reader.stretches(offset, None if begun is None else begun.physical_offset):
+    for found in reader.stretches(start, None if begun is None else begun.physical_offset):
         count += 1 if isinstance(found, ScannedRecord) else found.count
     if begun is not None:
         return LogCut(offset, begun.end_offset, count + begun.message_count)
+    if offset == START_OVER:
+        return LogCut(offset, reader.end, count) if parts.log.mapped.files else None
     return LogCut(offset, reader.end, count) if reader.end > offset else None
 
 

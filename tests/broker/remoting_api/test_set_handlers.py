@@ -27,6 +27,8 @@ STANDING = SetStanding(4, 17, 1, {1: "127.0.0.1:1", 2: "127.0.0.1:2"}, frozenset
 class Elected:
     """An election that knows this, and lets the broker be master."""
 
+    store = "this one"
+
     def holds(self, epoch: int) -> bool:
         return True
 
@@ -35,6 +37,9 @@ class Elected:
 
     def began(self, served: Served) -> None:
         """Nothing to do."""
+
+    def heard_of(self, epoch: int) -> None:
+        """Nobody knows of a newer one."""
 
     def ended(self) -> None:
         """Nothing to do."""

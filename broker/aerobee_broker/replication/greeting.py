@@ -1,0 +1,102 @@
+"""A handshake on a connection: what came is handed in, what the flow wants done is done.
+
+Touches  the log that is compared, reading, in a thread; what it says goes to whoever has the connection.
+
+Invariants
+- A handshake ends within GREETING_S, or its link does.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+
+from aerobee_broker.replication.common_part import Borders
+from aerobee_broker.replication.faults import LinkFault
+from aerobee_broker.replication.hello import Answer, Digest, Flow, Hear, Member, Say, Span
+from aerobee_proto.ha_hello import HelloDecoder, encode_message
+from aerobee_store.replicas.epochs import Epoch
+
+__all__ = ["ComparedLog", "Greeting", "OwnSide"]
+
+GREETING_S: Final = 30.0
+
+T = TypeVar("T")
+
+
+class ComparedLog(Protocol):
+    """The part of the store that is asked."""
+
+    def digests(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Of the bytes of each range; b"" where they are not there. From any thread."""
+        ...
+
+    def borders(self, begin: int, end: int) -> list[int]:
+        """Where messages begin or end. From any thread."""
+        ...
+
+
+class OwnSide(NamedTuple):
+    """This end of all handshakes."""
+
+    member: Callable[[], Member]
+    span: Callable[[], Span]
+    log: ComparedLog
+    nonce: Callable[[], bytes]
+    # Of a master: told of an epoch that is newer than its own.
+    replaced: Callable[[int], None] = lambda epoch: None
+    # Of a slave: the master's epochs are those of this log from now on; in a thread.
+    follow_epochs: Callable[[Sequence[Epoch]], None] = lambda epochs: None
+    # Of a slave: called when the log has to be cut back to a physical offset before it can go on, or has to begin anew
+    # (START_OVER): by another life of the broker, this one follows nobody any more. None: nobody does that here.
+    on_cut: Callable[[int], None] | None = None
+
+
+class Greeting(Generic[T]):
+    """One end of one handshake. `run` once."""
+
+    def __init__(self, flow: Flow[T], log: ComparedLog, write: Callable[[bytes], None]) -> None:
+        self._flow = flow
+        self._log = log
+        self._write = write
+        self._decoder = HelloDecoder()
+        self._came = asyncio.Event()
+
+    def received(self, data: bytes) -> None:
+        """The other end has said something."""
+        self._decoder.feed(data)
+        self._came.set()
+
+    @property
+    def rest(self) -> bytes:
+        """What came behind the handshake."""
+        return bytes(self._decoder.rest)
+
+    async def run(self) -> T:
+        """What comes out of it. LinkFault, FormatError."""
+        answer: Answer = None
+        try:
+            async with asyncio.timeout(GREETING_S):
+                while True:
+                    try:
+                        step = self._flow.send(answer)
+                    except StopIteration as done:
+                        result: T = done.value
+                        return result
+                    answer = await self._do(step)
+        except TimeoutError:
+            raise LinkFault("silent", f"the handshake was not over within {GREETING_S:.0f} s") from None
+
+    async def _do(self, step: Any) -> Answer:
+        match step:
+            case Say(message):
+                self._write(encode_message(message))
+            case Hear():
+                while (heard := self._decoder.next()) is None:
+                    self._came.clear()
+                    await self._came.wait()
+                return heard
+            case Digest(ranges):
+                return await asyncio.to_thread(self._log.digests, ranges)
+            case Borders(begin, end):
+                return await asyncio.to_thread(self._log.borders, begin, end)
+        return None
