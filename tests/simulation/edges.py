@@ -108,5 +108,6 @@ def _replace_in_modules() -> None:
         if name.startswith("aerobee") and hasattr(module, "threading"):
             module.threading = edges.threading  # type: ignore[attr-defined]
     setattr(listening, "_listen", edges.listen)  # noqa: B010
+    listening.ACCEPTED_MAX = 1  # type: ignore[misc]  # a simulated socket has no descriptor of which there may be more
     setattr(client, "_local_ip", edges.local_ip)  # noqa: B010
     setattr(assembly, "started_executor", lambda count, name: SimExecutor())  # noqa: B010

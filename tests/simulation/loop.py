@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Executor, Future
 from itertools import count
+from math import inf, nextafter
 from typing import Any, Protocol, TypeVar
 
 from simulation.threads import Threads
@@ -123,9 +124,11 @@ class NodeLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.TimerHandle:
         handle = _Timer(when, callback, list(args), self, context)
         world = self._world
-        handle.made = world.at(
-            max(when / self.process.clock_rate, world.now), self.process, self._run, handle
-        )
+        rate = self.process.clock_rate
+        true = max(when / rate, world.now)
+        while true * rate < when:  # rounded: it would ring before its time, by the clock of who asked
+            true = nextafter(true, inf)
+        handle.made = world.at(true, self.process, self._run, handle)
         return handle
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
