@@ -89,7 +89,7 @@ from aerobee_broker.remoting_api.recalls import Recalls
 from aerobee_broker.remoting_api.replication_handlers import ReplicationHandlers
 from aerobee_broker.remoting_api.replies import Replies
 from aerobee_broker.remoting_api.retries import Retries
-from aerobee_broker.remoting_api.role_handlers import RoleHandlers
+from aerobee_broker.remoting_api.role_handlers import OF_ANOTHER_PROGRAM, RoleHandlers
 from aerobee_broker.remoting_api.send import SendProcessor
 from aerobee_broker.remoting_api.set_handlers import SetHandlers
 from aerobee_broker.remoting_api.settings_handlers import SettingsHandlers
@@ -670,6 +670,7 @@ def assemble(
             "epoch": str(max(ground.epoch, store.epochs.last_epoch)),
             LINK_VERSION: str(VERSION),
             "endOffset": str(store.end_offset),
+            "roleFixedBy": OF_ANOTHER_PROGRAM if ground.roles is None else ground.roles.refusal,
             "newestMessageMillis": str(store.newest_timestamp),
             **replication.standing,
             **_in_sync_members(ground.set_standing()),

@@ -28,6 +28,7 @@ from aerobee_broker.catalog.topics import TopicTable
 from aerobee_broker.settings.config import LiveConfig, nameserver_addresses
 from aerobee_broker.settings.identity import BrokerIdentity
 from aerobee_proto.bodies import (
+    BrokerMemberGroup,
     DataVersion,
     KVTable,
     QueueData,
@@ -49,6 +50,7 @@ __all__ = ["NameserverRegistrar", "NameserverState", "Nameservers"]
 
 log = structlog.get_logger()
 
+MASTER_ID: Final = 0
 PERIOD_MIN_S: Final = 10.0
 PERIOD_MAX_S: Final = 60.0
 MASTERLESS_S: Final = 1.0  # a slave that has no master asks for one that often
@@ -281,6 +283,8 @@ class NameserverRegistrar:
         if not whole and config.enable_single_topic_register:
             await self._register_each(state, self._as_permitted(list(pending.values())))
             return
+        if late and state.registered and self.identity.broker_id == MASTER_ID:
+            await self._look_for_another_master(state)
         chosen = list(self._topics.all().values()) if whole else list(pending.values())
         # Made topic by topic in Python: a thread, for the nameserver does not wait for other work of this broker.
         body = await asyncio.to_thread(self._body, chosen, self._version)
@@ -297,6 +301,29 @@ class NameserverRegistrar:
         self._succeeded(state, len(chosen), whole=whole)
         self._take_master(state, answer)
         self._take_order_topics(answer)
+
+    async def _look_for_another_master(self, state: NameserverState) -> None:
+        """Whether a nameserver knows another broker in the place of this one, which has been there."""
+        answer = await self._client.request(
+            state.addr,
+            RequestCode.GET_BROKER_MEMBER_GROUP,
+            self._identity_header(),
+            timeout=self._live.value.register_broker_timeout_mills / 1000,
+        )
+        if answer.code != ResponseCode.SUCCESS or not answer.body:
+            return  # one that does not know the question
+        members = BrokerMemberGroup.from_stranger(answer.body).broker_member_group
+        other = members.broker_addrs.get(MASTER_ID, "") if members is not None else ""
+        if other and other != self.identity.broker_addr:
+            log.error(
+                "replication.split_set",
+                nameserver=state.addr,
+                broker_name=self.identity.broker_name,
+                addr=self.identity.broker_addr,
+                other_addr=other,
+                way_out="two masters take messages that only one of them has: let one follow the other "
+                "(aerobee cluster follow ADDRESS --master ADDRESS), or stop it",
+            )
 
     async def _register_each(self, state: NameserverState, topics: Sequence[TopicConfig]) -> None:
         """Tell of topics one by one: a nameserver that drops what a registration does not list keeps the others."""

@@ -42,7 +42,7 @@ class FixedRole:
         the process will."""
         # Fixed for life.
         self._file = settings_file
-        self._refusal = refusal
+        self.refusal = refusal
         self._read_again = read_again
         # Moved by changes.
         self._config = config
@@ -65,8 +65,8 @@ class FixedRole:
     async def change(self, settings: Mapping[str, str], master_addr: str, master_ha_addr: str) -> str:
         """As RoleControl says. RequestError: not allowed here, settings that do not go together, a file that cannot be
         written; nothing has changed then."""
-        if self._refusal:
-            raise RequestError(ResponseCode.NO_PERMISSION, self._refusal)
+        if self.refusal:
+            raise RequestError(ResponseCode.NO_PERMISSION, self.refusal)
         if unknown := settings.keys() - ROLE_KEYS:
             raise RequestError(ResponseCode.INVALID_PARAMETER, f"{min(unknown)} is not of a role")
         async with self._changing:

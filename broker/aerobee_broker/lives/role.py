@@ -54,6 +54,11 @@ class RoleSource(Protocol):
 class RoleControl(Protocol):
     """Where an operator's wish for another role goes."""
 
+    @property
+    def refusal(self) -> str:
+        """Why there is to be no change; "": there may be."""
+        ...
+
     async def change(self, settings: Mapping[str, str], master_addr: str, master_ha_addr: str) -> str:
         """Let the next life begin soon, with these of ROLE_KEYS. What there is to say about the next start of the
         process: "" when it has the same role. RequestError when there is to be no change."""

@@ -26,13 +26,14 @@ from aerobee_remoting.exchange.handlers import HandlerTable, Request, Response
 from aerobee_remoting.exchange.needs import UPDATE, on_cluster, ours
 from aerobee_store.store import MessageStore
 
-__all__ = ["RoleHandlers"]
+__all__ = ["OF_ANOTHER_PROGRAM", "RoleHandlers"]
 
 log = structlog.get_logger()
 
 FENCE_MILLIS_MAX: Final = 60_000
 LEVEL_MILLIS_MAX: Final = 3_600_000
 SETTLE_S: Final = 3.0  # for what was sent before the fence to be as safe as promised
+OF_ANOTHER_PROGRAM: Final = "this broker is part of another program, which has it for one role"
 MASTERS: Final = frozenset({"MASTER", "ASYNC_MASTER", "SYNC_MASTER"})
 
 

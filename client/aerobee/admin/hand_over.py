@@ -82,6 +82,7 @@ class HandOver:
                     f"{state.node.addr} is an official broker, or an older one of ours: it takes no other role by "
                     "request. To move its set to ours: aerobee cluster take-over"
                 )
+            _check_changes(state)
         self._check_follows(slave, master)
         await self._catch_up(slave, master.end_offset)
         self._say(f"fencing the master {master.node.addr}")
@@ -159,6 +160,7 @@ class HandOver:
         state = await self._state(node)
         if state.is_master:
             raise HandOverRefused(f"{addr} is a master already")
+        _check_changes(state)
         known = await self._sets.registered()
         others = {
             other.addr: nameserver
@@ -194,6 +196,7 @@ class HandOver:
         state = await self._state(node)
         if not state.is_master:
             raise HandOverRefused(f"{addr} is a slave already")
+        _check_changes(state)
         nodes = await self._sets.nodes(node.broker_name)
         masters = [one.addr for one in nodes if one.broker_id == MASTER_ID and one.addr != addr]
         if master is None and not masters:
@@ -215,7 +218,13 @@ class HandOver:
         if member == MASTER_ID or member in taken:
             member = next(number for number in range(1, len(taken) + 2) if number not in taken)
         said = await self._sets.change_role(
-            addr, {"brokerRole": "SLAVE", "brokerId": member, "masterAddr": other.node.addr}
+            addr,
+            {
+                "brokerRole": "SLAVE",
+                "brokerId": member,
+                "masterAddr": other.node.addr,
+                "masterHaAddr": await self._sets.ha_addr(other.node.addr),
+            },
         )
         await self._serves(node, as_master=False)
         await self._sets.register_again(other.node.addr)
@@ -310,6 +319,11 @@ def _chosen(states: Sequence[MemberState], to: str | None, broker_name: str) -> 
         addrs = ", ".join(state.node.addr for state in slaves)
         raise HandOverRefused(f"{broker_name} has several slaves: name one of {addrs} with --to")
     return slaves[0]
+
+
+def _check_changes(state: MemberState) -> None:
+    if state.fixed_by:
+        raise HandOverRefused(f"{state.node.addr}: {state.fixed_by}")
 
 
 def node_at(addr: str, member: BrokerNode) -> BrokerNode:

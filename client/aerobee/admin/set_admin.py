@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from aerobee.errors import BadAnswer, BrokerUnreachable, NotFound, RequestTimeout
+from aerobee.errors import BadAnswer, BrokerRefused, BrokerUnreachable, NotFound, RequestTimeout
 from aerobee.net.answers import body_of
 from aerobee.net.peers import Nameservers, Peers
 from aerobee.terms.routes import near_names
@@ -21,6 +21,7 @@ from aerobee_proto.javajson import loads
 __all__ = ["BrokerNode", "MemberState", "SetAdmin", "nodes_of"]
 
 ASK_S: Final = 3.0
+REMARK: Final = 80  # characters of what an official broker says of its failure
 
 
 @dataclass(slots=True, frozen=True)
@@ -56,6 +57,7 @@ class MemberState:
     epoch: int | None = None
     end_offset: int = 0
     newest_message_ms: int | None = None
+    fixed_by: str = ""  # why operators cannot change its role; "": they can, or it does not say
     is_linked: bool = False  # of a slave: it has its master
     master_addr: str = ""  # of a slave
     slave_count: int = 0  # of a master, connected
@@ -111,6 +113,12 @@ class SetAdmin:
             status = HaStatus.from_stranger(bytes(answer.body))
         except (RequestTimeout, BrokerUnreachable) as silent:
             return MemberState(node, error=str(silent))
+        except BrokerRefused as refused:
+            # An official broker whose role was changed under it (take-over) fails at this question.
+            return MemberState(
+                node,
+                error=f"{node.addr} does not say how it stands: {refused.code_name} {refused.remark[:REMARK]}",
+            )
         except FormatError as rubbish:
             raise BadAnswer(what, node.addr, str(rubbish)) from rubbish
         said = answer.ext
@@ -124,6 +132,7 @@ class SetAdmin:
             epoch=int(said["epoch"]) if "epoch" in said else None,
             end_offset=status.master_commit_log_max_offset if status.master else link.max_offset,
             newest_message_ms=int(said["newestMessageMillis"]) if "newestMessageMillis" in said else None,
+            fixed_by=said.get("roleFixedBy", ""),
             is_linked=said.get("linked") == "true" if "linked" in said else link.activated,
             master_addr=said.get("masterAddr", ""),
             slave_count=len(status.ha_connection_info),
@@ -208,6 +217,12 @@ class SetAdmin:
             }
         except (FormatError, KeyError, TypeError, ValueError, AttributeError) as rubbish:
             raise BadAnswer(what, addr, str(rubbish)) from rubbish
+
+    async def ha_addr(self, addr: str) -> str:
+        """Where a master gives its log; "" when it does not say."""
+        what = f"ask broker {addr} where it gives its log"
+        answer = await self._peers.call(what, addr, RequestCode.EXCHANGE_BROKER_HA_INFO)
+        return answer.ext.get("masterHaAddress", "")
 
     async def register_again(self, addr: str) -> None:
         """Let a broker of ours tell the nameservers at once who it is: another one has had its place."""

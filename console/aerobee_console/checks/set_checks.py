@@ -96,7 +96,7 @@ def check_set(checkup: Checkup, facts: SetFacts, now_ms: int) -> None:
     _check_slaves(checkup, name, masters[0], facts.states, now_ms)
     _check_copies(checkup, name, masters[0], facts)
     if len(checkup.checks) == before:
-        count = len(facts.states) - 1
+        count = sum(state.is_there and not state.is_master for state in facts.states)
         checkup.ok(
             name, f"{masters[0].node.addr} is its master, {count} slave{'s' if count != 1 else ''} follow it"
         )
@@ -107,6 +107,8 @@ def _check_slaves(
 ) -> None:
     for state in states:
         addr = state.node.addr
+        if not state.is_there:
+            checkup.note(name, state.error, "is it running, or is it what a take-over has left: stop it then")
         if not state.is_there or state.is_master:
             continue
         behind = master.end_offset - state.end_offset

@@ -16,7 +16,14 @@ from aerobee_broker.cluster.registration import NameserverRegistrar, Nameservers
 from aerobee_broker.settings.config import LiveConfig
 from aerobee_broker.settings.identity import BrokerIdentity, identity_of
 from aerobee_proto.batch import BatchEntry, encode_batch
-from aerobee_proto.bodies import KVTable, RegisterBrokerBody, TopicConfig, TopicConfigWrapper
+from aerobee_proto.bodies import (
+    BrokerMemberGroup,
+    BrokerMembers,
+    KVTable,
+    RegisterBrokerBody,
+    TopicConfig,
+    TopicConfigWrapper,
+)
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.headers import BrokerIdentityHeader, RegisterBrokerHeader
 from aerobee_remoting.ends.server import RemotingServer
@@ -191,6 +198,29 @@ async def test_a_nameserver_that_is_down_does_not_hold_the_others_up(tmp_path: P
     await setup.registrar.stop()
     await late.server.close()
     await up.server.close()
+
+
+@pytest.mark.parametrize("other", ["", "10.0.0.2:10911"])
+async def test_a_master_whose_place_another_one_has_taken_says_so(tmp_path: Path, other: str) -> None:
+    async with running(tmp_path) as (setup, (fake,)):
+        await setup.registrar.first_round()
+        asked = asyncio.Event()
+
+        def members(_: Request[Any]) -> Response:
+            asked.set()
+            addr = other or setup.registrar.identity.broker_addr
+            group = BrokerMembers(broker_addrs={0: addr}, broker_name="golden-a")
+            return Response(body=BrokerMemberGroup(broker_member_group=group).to_bytes())
+
+        fake.server.handlers.register(
+            RequestCode.GET_BROKER_MEMBER_GROUP, members, needs=Open("a test"), header=BrokerIdentityHeader
+        )
+        with capture_logs() as logs:
+            setup.registrar.register_all()
+            assert await setup.registrar.settled(WAIT_S)
+        assert asked.is_set()
+        split = [line["other_addr"] for line in logs if line["event"] == "replication.split_set"]
+        assert split == ([other] if other else [])
 
 
 async def test_stopping_unregisters(tmp_path: Path) -> None:

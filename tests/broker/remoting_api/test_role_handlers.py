@@ -19,6 +19,8 @@ COMMIT = {"consumerGroup": "test-group", "topic": "T", "queueId": "0", "commitOf
 class Wishes:
     """Takes every wish."""
 
+    refusal = ""
+
     def __init__(self) -> None:
         self.taken: list[dict[str, str]] = []
 

@@ -88,6 +88,9 @@ class Brokers:
     async def register_again(self, addr: str) -> None:
         self._call(f"register {addr}")
 
+    async def ha_addr(self, addr: str) -> str:
+        return f"{addr}-ha"
+
     async def carry_offsets(self, source: str, target: str) -> int:
         self._call("offsets")
         return 3
@@ -169,6 +172,7 @@ async def test_a_slave_that_will_not_be_master_leaves_the_old_one(lead: Lead) ->
         ({S: {"is_linked": False}}, "s:1 does not follow its master"),
         ({S: {"end_offset": END - hand_over.LAG_MAX - 1}}, "is 256 MiB behind"),
         ({S: {"is_ours": False}}, "s:1 is an official broker"),
+        ({S: {"fixed_by": "an election decides"}}, "s:1: an election decides"),
         ({S: {"is_master": True}}, "are both masters of b"),
         ({M: {"error": "no answer"}}, r"no master of b answers \(no answer\)"),
         ({S: {"error": "no answer"}}, "b has no slave"),
