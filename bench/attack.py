@@ -2,9 +2,10 @@
 
     .venv/bin/python bench/attack.py [--seconds 5] [--only WORD] [--list] [-o table|json]
 
-A nameserver and a broker of their own for each attack, with the bounds of the defaults. Another client sends a
-message every 10 ms (at a nameserver: asks for a route), first alone, then beside the attack, which comes from another
-process as fast as it can. Wanted: its 99 % stays below five times what it is alone, or below 25 ms, which one turn of
+A nameserver and a broker of their own for each attack, with the bounds of the defaults. Another client, which stays
+connected, sends a message every 10 ms (at a nameserver: asks for a route), first alone, then beside the attack, which
+comes from another process as fast as it can; then clients come that were not there before, and the time until each has
+its first answer is shown. Wanted: its 99 % stays below five times what it is alone, or below 25 ms, which one turn of
 the loop for others may take; memory of the process grows by less than the sum of its bounds; no handler is named for
 holding the loop; and the process lives. On a machine of few cores, or a busy one, the attacked and the attacker
 wait for each other: its load is shown.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import json
 import multiprocessing
 import os
@@ -46,6 +48,8 @@ TIMES_WANTED = 5.0
 WANTED_MS = 25.0
 WORDS = struct.Struct(">II")
 DRIP_S = 0.05
+STAYS_S = 1.2  # before the first figure; then the server knows it for a client that stays
+COMING = 5
 PROGRAMS = {"broker": "broker", "nameserver": "nameserver", "metrics": "broker"}
 ANSWER_PATIENCE_S = 60.0
 
@@ -59,6 +63,7 @@ class Row:
     quiet_ms: float  # 99 % of another client's sends, alone
     attacked_ms: float  # ... beside the attack
     worst_ms: float
+    comes_ms: float  # until a client that connects during it has its first answer: the median of a few
     grown_mib: float  # memory of the process that is attacked, at its most
     held: str  # handlers that were named for holding the loop, and how long
     lives: bool
@@ -173,28 +178,45 @@ def hold(address: str, one: Attack, stop: Event) -> None:
 # --- the other client -----------------------------------------------------------------------------------------------
 
 
-def measured(address: str, make: Callable[[int], bytes], seconds: float) -> list[float]:
+def measured(peer: socket.socket, make: Callable[[int], bytes], seconds: float) -> list[float]:
     """Milliseconds until each answer: one request every EVERY_S, those that are late are asked all the same."""
     took: list[float] = []
-    with dial(address) as peer, peer.makefile("rb", 1 << 16) as stream:
+    with peer.makefile("rb", 1 << 16) as stream:
         end, due, number = time.perf_counter() + seconds, time.perf_counter(), 0
         while (now := time.perf_counter()) < end:
             if now < due:
                 time.sleep(due - now)
             number += 1
             peer.sendall(make(number))
-            while True:
-                total, marked = WORDS.unpack(stream.read(8))
-                header = json.loads(stream.read(marked & 0xFFFFFF))
-                stream.read(total - 4 - (marked & 0xFFFFFF))
-                if header["flag"] & 1 and header["opaque"] == number:
-                    break
+            read_answer(stream, number)
             # From when it was due: a wait of a second is a hundred requests that waited, not one.
             answered = time.perf_counter()
             while due < answered:
                 took.append((answered - due) * 1000)
                 due += EVERY_S
     return took
+
+
+def read_answer(stream: io.IOBase, number: int) -> None:
+    """Until there is the one to this request."""
+    while True:
+        total, marked = WORDS.unpack(stream.read(8))
+        header = json.loads(stream.read(marked & 0xFFFFFF))
+        stream.read(total - 4 - (marked & 0xFFFFFF))
+        if header["flag"] & 1 and header["opaque"] == number:
+            return
+
+
+def coming(address: str, make: Callable[[int], bytes]) -> float:
+    """Milliseconds that a client needs to connect and to have its first answer: the median of COMING."""
+    took = []
+    for number in range(1, COMING + 1):
+        began = time.perf_counter()
+        with dial(address) as peer, peer.makefile("rb", 1 << 16) as stream:
+            peer.sendall(make(number))
+            read_answer(stream, number)
+        took.append((time.perf_counter() - began) * 1000)
+    return sorted(took)[COMING // 2]
 
 
 def p99(took: list[float]) -> float:
@@ -226,11 +248,13 @@ def run(one: Attack, seconds: float) -> Row:
     with (
         tempfile.TemporaryDirectory(prefix="aerobee-attack-") as folder,
         servers(Path(folder)) as (names, broker, metrics),
+        contextlib.ExitStack() as stack,
     ):
         target = names if one.target == "nameserver" else broker
         make = route if target is names else send
-        measured(target.address, make, 0.5)
-        quiet = measured(target.address, make, seconds)
+        client = stack.enter_context(dial(target.address))
+        measured(client, make, STAYS_S)
+        quiet = measured(client, make, seconds)
         before = memory_kib(target.pid)["own"]
         stop = multiprocessing.Event()
         address = metrics if one.target == "metrics" else target.address
@@ -239,19 +263,22 @@ def run(one: Attack, seconds: float) -> Row:
         most = Most(target.pid)
         try:
             time.sleep(0.5)
-            took = measured(target.address, make, seconds)
+            took = measured(client, make, seconds)
+            comes_ms = coming(target.address, make)
         except (OSError, struct.error):
-            took = [ANSWER_PATIENCE_S * 1000]
+            took, comes_ms = [ANSWER_PATIENCE_S * 1000], ANSWER_PATIENCE_S * 1000
         finally:
             stop.set()
             attacker.join(5)
             attacker.kill()
             attacker.join()
         grown = (most.stop() - before) / 1024
-        return judged(one, quiet, took, grown, target)
+        return judged(one, quiet, took, comes_ms, grown, target)
 
 
-def judged(one: Attack, quiet: list[float], took: list[float], grown_mib: float, target: Server) -> Row:
+def judged(
+    one: Attack, quiet: list[float], took: list[float], comes_ms: float, grown_mib: float, target: Server
+) -> Row:
     held = held_by(target.output)
     alone, beside = p99(quiet), p99(took)
     calm = beside <= max(TIMES_WANTED * alone, WANTED_MS)
@@ -263,6 +290,7 @@ def judged(one: Attack, quiet: list[float], took: list[float], grown_mib: float,
         alone,
         beside,
         max(took),
+        comes_ms,
         grown_mib,
         held,
         lives,
@@ -311,6 +339,7 @@ def table(rows: list[Row]) -> str:
         "99 % alone",
         "99 % beside it",
         "worst",
+        "who comes",
         "memory",
         "held the loop",
         "lives",
@@ -318,7 +347,13 @@ def table(rows: list[Row]) -> str:
     )
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     for row in rows:
-        figures = f"{row.quiet_ms:.1f} ms | {row.attacked_ms:.1f} ms | {row.worst_ms:.0f} ms | {row.grown_mib:+.0f} MiB"
+        times = (
+            f"{row.quiet_ms:.1f}",
+            f"{row.attacked_ms:.1f}",
+            f"{row.worst_ms:.0f}",
+            f"{row.comes_ms:.0f}",
+        )
+        figures = f"{' ms | '.join(times)} ms | {row.grown_mib:+.0f} MiB"
         ends = f"{row.held or '-'} | {'yes' if row.lives else 'NO'} | {'yes' if row.reached else 'NO'}"
         lines.append(f"| {row.attack} | {row.target} | {figures} | {ends} |")
     return "\n".join(lines)
