@@ -1,0 +1,189 @@
+"""A set of three brokers that elects its master, with its nameserver and etcd, all of them processes; and senders whose
+ledger says what the set owes.
+
+Touches  store folders with small files, processes, local TCP ports.
+
+Ledger  Every message has a number, and is sent until one send of it was answered with success. What was answered has to
+        be found at its place ever after, and no place is given out twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Final
+
+from aerobee import Client, Producer
+from aerobee_proto.bodies import ClusterInfo
+from etcd import EtcdServer
+from ours import start_broker, start_nameserver
+from plain_remoting import call, wait_until
+from programs import Program, Server, free_port
+
+__all__ = ["CLUSTER", "NAME", "Senders", "Trio", "sending", "started"]
+
+NAME: Final = "orders"
+CLUSTER: Final = "DefaultCluster"
+TOPIC: Final = "T"
+CLUSTER_INFO, HA_STATUS = 106, 907
+SENDERS: Final = 8
+WAIT_S: Final = 60.0
+PAUSE_S: Final = 0.001
+
+
+class Trio:
+    """The set. Members are 1, 2, 3."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self._stack = stack
+        self._folder = folder
+        self.etcd = EtcdServer(folder / "etcd")
+        stack.callback(lambda: self.etcd.kill())
+        self.nameserver = stack.enter_context(start_nameserver()).address
+        self._ports = {member: free_port(-2, 1) for member in (1, 2, 3)}
+        self.members: dict[int, Server] = {}
+        for member in self._ports:
+            self.start(member)
+
+    def start(self, member: int) -> None:
+        """Start a member, at its own port with its own store."""
+        config = {
+            "brokerId": member,
+            "brokerIP2": "127.0.0.1",
+            "totalReplicas": 3,
+            "minInSyncReplicas": 2,
+            "slaveReadEnable": "true",
+            "flushDiskType": "ASYNC_FLUSH",
+            "mappedFileSizeCommitLog": 4 << 20,
+            "electionEndpoints": self.etcd.address,
+            "electionLeaseMillis": 3000,
+        }
+        self.members[member] = server = start_broker(
+            self._folder / str(member), self.nameserver, name=NAME, port=self._ports[member], config=config
+        )
+        self._stack.callback(lambda: server.running and server.kill())
+
+    def address(self, member: int) -> str:
+        return f"127.0.0.1:{self._ports[member]}"
+
+    @property
+    def registered(self) -> dict[int, str]:
+        """Address by number, as clients learn them."""
+        table = ClusterInfo.from_stranger(call(self.nameserver, CLUSTER_INFO)[1]).broker_addr_table
+        return dict(table[NAME].broker_addrs) if NAME in table else {}
+
+    @property
+    def master(self) -> int:
+        """The member that clients take for the master; 0: none."""
+        address = self.registered.get(0)
+        return next((member for member in self._ports if self.address(member) == address), 0)
+
+    def in_sync(self, member: int) -> int:
+        """How many slaves of this master are in sync, by what it says; -1: it says nothing, or is none."""
+        try:
+            status = json.loads(call(self.address(member), HA_STATUS)[1])
+        except (OSError, ValueError):
+            return -1
+        return int(status["inSyncSlaveNums"]) if status.get("master") else -1
+
+    def wait_master(self, *others: int, slaves: int = 0) -> int:
+        """Return the master, once there is one that is none of these and has so many slaves in sync."""
+
+        def there() -> bool:
+            master = self.master
+            return master not in (0, *others) and self.in_sync(master) >= slaves
+
+        wait_until(there, f"a master beside {others} with {slaves} slaves in sync", WAIT_S)
+        return self.master
+
+    def epochs(self, member: int) -> list[int]:
+        """Of the masterships of this member, as it said when it took the seat."""
+        lines = [line for line in self.members[member].output.splitlines() if "election.master_known" in line]
+        return [fact["epoch"] for fact in map(json.loads, lines) if fact["is_own"]]
+
+
+@contextmanager
+def started(folder: Path) -> Iterator[Trio]:
+    with ExitStack() as stack:
+        yield Trio(folder, stack)
+
+
+class Senders:
+    """Some that send one message after the other."""
+
+    def __init__(self, producer: Producer) -> None:
+        self._producer = producer
+        self._numbers = iter(range(1 << 30))
+        # What was answered: by queue and queue offset.
+        self.ledger: dict[tuple[int, int], bytes] = {}
+        self.twice: list[tuple[int, int]] = []
+        self.answered_at = 0.0  # the last time
+        self._end, self._reached = 0, asyncio.Event()
+
+    async def run(self) -> None:
+        while True:
+            body = b"%08d" % next(self._numbers)
+            while not await self._send(body):  # noqa: ASYNC110  # a pause between tries
+                await asyncio.sleep(PAUSE_S)
+
+    async def _send(self, body: bytes) -> bool:
+        try:
+            result = await self._producer.send(TOPIC, body)
+        except Exception:  # whatever it is: it is sent again
+            return False
+        place = (result.queue.queue_id, result.queue_offset)
+        if place in self.ledger:
+            self.twice.append(place)
+        self.ledger[place] = body
+        self.answered_at = time.monotonic()
+        if len(self.ledger) >= self._end:
+            self._reached.set()
+        return True
+
+    async def more(self, count: int) -> None:
+        """Until so many more were answered with success."""
+        self._end, self._reached = len(self.ledger) + count, asyncio.Event()
+        async with asyncio.timeout(WAIT_S):
+            await self._reached.wait()
+
+
+@asynccontextmanager
+async def sending(trio: Trio) -> AsyncIterator[Senders]:
+    """Senders, until the block ends; then everything that they were told is looked for."""
+    async with Client(trio.nameserver) as mq, mq.producer("test-producers") as producer:
+        senders = Senders(producer)
+        tasks = [asyncio.create_task(senders.run()) for _ in range(SENDERS)]
+        try:
+            await senders.more(100)
+            yield senders
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+    assert senders.twice == [], "no place is given out twice"
+    found = await stored(trio)
+    lost = {place: body for place, body in senders.ledger.items() if found.get(place) != body}
+    assert lost == {}, f"{len(lost)} of {len(senders.ledger)} are not where they were said to be"
+
+
+async def stored(trio: Trio) -> dict[tuple[int, int], bytes]:
+    """Everything that the set has, by queue and queue offset."""
+    async with Client(trio.nameserver) as mq:
+        return {
+            (message.queue_id, message.queue_offset): message.body
+            async for message in mq.reader(TOPIC, end="now")
+        }
+
+
+def stop_process(program: Program) -> None:
+    """It stands still, and knows nothing of it."""
+    program.process.send_signal(signal.SIGSTOP)
+
+
+def go_on(program: Program) -> None:
+    program.process.send_signal(signal.SIGCONT)

@@ -1,0 +1,103 @@
+"""A set of three brokers with an election: whatever ends its master, nothing that was answered is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aerobee_proto.codes import ResponseCode
+from system.elected import TOPIC, Trio, go_on, sending, started, stop_process
+from system.running import send_request, talking
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+FAILOVER_MAX_S = 30.0  # on a machine that does other things; measured alone it is 2 to 4 s
+PENDING = 20
+ROUNDS = 50
+MASTERS = 0.7  # share of rounds that end the master
+
+
+@pytest.fixture
+def trio(tmp_path: Path) -> Iterator[Trio]:
+    with started(tmp_path) as trio:
+        yield trio
+
+
+async def test_a_master_that_is_killed_is_replaced_and_nothing_is_lost(trio: Trio) -> None:
+    """Twice, and the first one has come back as a slave by then."""
+    master = await asyncio.to_thread(trio.wait_master, slaves=2)
+    async with sending(trio) as senders:
+        for _ in range(2):
+            trio.members[master].kill()
+            killed_at = time.monotonic()
+            next_master = await asyncio.to_thread(trio.wait_master, master, slaves=1)
+            await senders.more(100)
+            assert senders.answered_at - killed_at < FAILOVER_MAX_S
+            await asyncio.to_thread(trio.start, master)
+            master = await asyncio.to_thread(trio.wait_master, slaves=2)
+            assert master == next_master
+            await senders.more(100)
+
+
+async def test_a_master_that_stood_still_answers_nothing_with_success_after_it_wakes(trio: Trio) -> None:
+    """Sends are in its socket when it wakes up, and come after."""
+    old = await asyncio.to_thread(trio.wait_master, slaves=2)
+    async with sending(trio) as senders, talking(int(trio.address(old).rpartition(":")[2])) as talker:
+        stop_process(trio.members[old])
+        for number in range(PENDING):
+            talker.send(send_request(TOPIC, b"late", opaque=number + 1))
+        master = await asyncio.to_thread(trio.wait_master, old, slaves=1)
+        await senders.more(100)
+        go_on(trio.members[old])
+        codes = []
+        try:
+            async with asyncio.timeout(10):
+                for number in range(PENDING):
+                    codes.append((await talker.answer_to(number + 1)).code)
+        except (ConnectionError, EOFError, asyncio.IncompleteReadError):
+            pass  # it became a slave, and hung up
+        assert ResponseCode.SUCCESS not in codes
+        assert await asyncio.to_thread(trio.wait_master, slaves=2) == master
+        await senders.more(100)
+
+
+async def test_a_set_goes_on_when_its_etcd_was_restarted(trio: Trio) -> None:
+    await asyncio.to_thread(trio.wait_master, slaves=2)
+    async with sending(trio) as senders:
+        await asyncio.to_thread(trio.etcd.stop)
+        await asyncio.to_thread(trio.etcd.start)
+        await senders.more(200)
+        await asyncio.to_thread(trio.etcd.kill)
+        await asyncio.to_thread(trio.etcd.start)
+        await asyncio.to_thread(trio.wait_master, slaves=2)
+        await senders.more(200)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7_200)
+@pytest.mark.parametrize("seed", range(2))
+async def test_a_set_survives_many_rounds(trio: Trio, seed: int) -> None:
+    """Kills and pauses of masters and slaves, restarts of etcd; everything is looked for at the end."""
+    chance = random.Random(seed)
+    async with sending(trio) as senders:
+        for _ in range(ROUNDS):
+            master = await asyncio.to_thread(trio.wait_master, slaves=2)
+            await senders.more(chance.randrange(500))
+            member = master if chance.random() < MASTERS else chance.choice([1, 2, 3])
+            match chance.choice(["kill", "kill", "stop", "etcd"]):
+                case "kill":
+                    trio.members[member].kill()
+                    await senders.more(chance.randrange(200))
+                    await asyncio.to_thread(trio.start, member)
+                case "stop":
+                    stop_process(trio.members[member])
+                    await senders.more(chance.randrange(200))
+                    go_on(trio.members[member])
+                case _:
+                    await asyncio.to_thread(trio.etcd.kill)
+                    await asyncio.to_thread(trio.etcd.start)
