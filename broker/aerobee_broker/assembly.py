@@ -34,7 +34,7 @@ from aerobee_broker.catalog.topics import TopicTable
 from aerobee_broker.cluster.registration import NameserverRegistrar, Nameservers
 from aerobee_broker.cluster.routes import Routes
 from aerobee_broker.lives.role import RoleControl
-from aerobee_broker.lives.seating import SetStanding
+from aerobee_broker.lives.seating import ElectionStatistics, SetStanding
 from aerobee_broker.members.consumers import ConsumerTable
 from aerobee_broker.members.filters import Filters
 from aerobee_broker.members.group_notices import GroupNotices
@@ -160,6 +160,7 @@ class Ground:
     epoch: int = 0  # of the mastership in which this life began
     roles: RoleControl | None = None  # who takes operators' wishes for another role
     set_standing: Callable[[], SetStanding | None] = lambda: None  # what an election knows of the set
+    election: Callable[[], ElectionStatistics] | None = None  # its figures; None: there is none
     is_seated: Callable[[], bool] | None = None  # of a master by election: whether it is that at this moment
     member: int = 0  # number in the set
     store_identity: str = ""  # which store this is; "" where nobody asks
@@ -253,6 +254,7 @@ class Figures:
     pop: PopService
     cleaner: DiskCleaner
     replication: MasterSide | SlaveSide
+    election: Callable[[], ElectionStatistics] | None
 
     def __call__(self) -> dict[str, object]:
         own = BrokerStatistics(
@@ -269,7 +271,8 @@ class Figures:
             nameservers=self.registrar.registered_count,
         )
         parts = (self.pop.statistics(), self.replication.statistics(), self.store.statistics())
-        return asdict(own) | {name: value for part in parts for name, value in asdict(part).items()}
+        figures = asdict(own) | {name: value for part in parts for name, value in asdict(part).items()}
+        return figures if self.election is None else figures | asdict(self.election())
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -628,7 +631,17 @@ def assemble(
     # --- by time ----------------------------------------------------------------------------------------------
     cleaner = DiskCleaner(ground.worker, ground.io, ground.reserve, live=live, clock=clock, store=store)
     figures = Figures(
-        store, ground.memory, server, registrar, promises, pulls, cold, pop, cleaner, replication
+        store,
+        ground.memory,
+        server,
+        registrar,
+        promises,
+        pulls,
+        cold,
+        pop,
+        cleaner,
+        replication,
+        ground.election,
     )
     observed = Observed(
         cold=cold,

@@ -285,6 +285,7 @@ class Broker:
             epoch=self.life.role.epoch,
             is_seated=self._is_seated,
             set_standing=self.life.seating.standing if self.life.seating is not None else lambda: None,
+            election=self.life.seating.statistics if self.life.seating is not None else None,
             member=self.life.role.member,
             store_identity="" if self.life.seating is None else self.life.seating.store,
             on_cut=self._cut_asked,

@@ -20,7 +20,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -37,11 +36,11 @@ from aerobee_broker.election.register import (
 )
 from aerobee_broker.election.seat import LogFacts, Part, Problem, Seat, Tenure
 from aerobee_broker.lives.role import Role
-from aerobee_broker.lives.seating import Served, SetStanding
+from aerobee_broker.lives.seating import ElectionStatistics, Served, SetStanding
 from aerobee_broker.settings.config import BrokerConfig
 from aerobee_proto.errors import FormatError
 
-__all__ = ["Election", "ElectionStatistics", "clock_s"]
+__all__ = ["Election", "clock_s"]
 
 log = structlog.get_logger()
 
@@ -58,16 +57,6 @@ MASTER_SETTINGS: Final = (("brokerRole", "SYNC_MASTER"),)
 def clock_s() -> float:
     """Seconds since the machine was started, its sleep included."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
-
-
-@dataclass(slots=True, frozen=True)
-class ElectionStatistics:
-    """How the election stands, named as in the `broker.stats` line."""
-
-    election_epoch: int
-    election_in_sync: int  # members that the register names; 0: not known
-    election_lease_left_ms: int  # 0: none
-    election_register_reached: int  # 1: the last call was answered
 
 
 class Election:

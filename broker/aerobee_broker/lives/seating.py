@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-__all__ = ["Copies", "Seating", "Served", "SetStanding", "SyncRules"]
+__all__ = ["Copies", "ElectionStatistics", "Seating", "Served", "SetStanding", "SyncRules"]
 
 
 class SyncRules(NamedTuple):
@@ -89,6 +89,16 @@ class SetStanding(NamedTuple):
     in_sync: frozenset[int]
 
 
+@dataclass(slots=True, frozen=True)
+class ElectionStatistics:
+    """How the election stands, named as in the `broker.stats` line."""
+
+    election_epoch: int
+    election_in_sync: int  # members that the register names; 0: not known
+    election_lease_left_ms: int  # 0: none
+    election_register_reached: int  # 1: the last call was answered
+
+
 class Seating(Protocol):
     """An election. All calls from the event loop."""
 
@@ -103,6 +113,10 @@ class Seating(Protocol):
 
     def standing(self) -> SetStanding | None:
         """What is known of the set; None: nothing yet."""
+        ...
+
+    def statistics(self) -> ElectionStatistics:
+        """For figures and metrics."""
         ...
 
     def began(self, served: Served) -> None:

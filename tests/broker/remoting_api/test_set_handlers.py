@@ -12,7 +12,7 @@ import official
 import ours
 from aerobee_broker.broker import Broker, Life
 from aerobee_broker.lives.role import Role
-from aerobee_broker.lives.seating import Served, SetStanding
+from aerobee_broker.lives.seating import ElectionStatistics, Served, SetStanding
 from aerobee_proto.codes import RequestCode, ResponseCode
 from system.running import broker_config, running_broker, talking
 
@@ -34,6 +34,9 @@ class Elected:
 
     def standing(self) -> SetStanding | None:
         return STANDING
+
+    def statistics(self) -> ElectionStatistics:
+        return ElectionStatistics(4, 2, 1500, 1)
 
     def began(self, served: Served) -> None:
         """Nothing to do."""
@@ -110,3 +113,10 @@ async def test_mqadmin_shows_them(tmp_path: Path) -> None:
     assert "127.0.0.1:1" in told
     assert "#MasterEpoch\t4" in told
     assert "epoch=4" in written
+
+
+async def test_figures_say_how_the_election_stands(tmp_path: Path) -> None:
+    async with elected(tmp_path) as broker:
+        figures = broker.parts.figures()
+        names = ("epoch", "in_sync", "lease_left_ms", "register_reached")
+        assert [figures[f"election_{name}"] for name in names] == [4, 2, 1500, 1]
