@@ -397,8 +397,6 @@ def assemble(
         )
         replication = MasterSide(replicas, giving, lambda: store.end_offset)
 
-    # --- reads that wait for the disk -------------------------------------------------------------------------
-
     # --- messages ---------------------------------------------------------------------------------------------
     members = _members(live.value, ground.memory)
     consumers, producers, locks = members.consumers, members.producers, members.locks

@@ -11,7 +11,8 @@ means what it meant when it came; it may find more, or find that its messages we
     in_steps   the same for work in slices
 
 Order     One after the other from each owner (a connection, a task) in turn, so that one with thousands of cold queues
-          takes no more than its share; at most half of the threads read for one owner.
+          takes no more than its share; at most half of the threads read for one owner. One of those whose messages
+          have come is served in a turn of the event loop: others are served between two of them.
           Reading ahead comes behind all that somebody waits for.
 Failures  EIO: who waits is told, but for what could be read before it, which leaves first.
           A disk that never answers: the threads wait for it, with them at most `waiting_max` requests; all that is in
@@ -133,6 +134,9 @@ class ColdReads:
         # Those that a thread reads for, the oldest first, and how many they are of each owner.
         self._reading: dict[_Waiting, None] = {}
         self._busy: Counter[Owner] = Counter()
+        # What threads have done, and whether somebody comes to see to the next of it in a later turn.
+        self._results: deque[tuple[_Job, Exception | None]] = deque()
+        self._is_serving = False
         self._threads: list[threading.Thread] = []
         self._idle = 0  # threads that have nothing to do
         self._waiting_count = 0
@@ -287,7 +291,20 @@ class ColdReads:
     # --- what came of it --------------------------------------------------------------------------------------
 
     def _done(self, job: _Job, refused: Exception | None) -> None:
-        """A thread's result, in the event loop."""
+        """A thread's result, in the event loop. A disk answers several at once: the next one has its turn when the loop
+        has looked who else wants something."""
+        self._results.append((job, refused))
+        if not self._is_serving:
+            self._serve()
+
+    def _serve(self) -> None:
+        self._is_serving = bool(self._results)
+        if self._is_serving:
+            self._loop.call_soon(self._serve)
+            self._end(*self._results.popleft())
+
+    def _end(self, job: _Job, refused: Exception | None) -> None:
+        """Somebody who waits no longer for a thread goes on; the thread has its next job."""
         self._idle += 1
         if isinstance(job, _Waiting):
             del self._reading[job]

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -91,11 +92,11 @@ async def test_a_pull_waits_and_everybody_else_is_served(disk: SlowIo) -> None:
         answer = await pull
         assert answer.code == ResponseCode.SUCCESS
         assert answer.ext["nextBeginOffset"] == "8"
-        assert len(broker.parts.cold) == 0
-        assert [path.name for path, _, _ in disk.asked] == [
-            LOG.name,
-            LOG.name,
-        ]  # of the queue, then of the log
+        await until(lambda: len(broker.parts.cold) == 0)
+        asked = [
+            path.name for path, _, _ in disk.asked if path.parent.name != "index"
+        ]  # where the send's key goes
+        assert asked == [LOG.name, LOG.name], "of the queue, then of the log"
 
 
 KINDS = {
@@ -403,6 +404,29 @@ async def test_half_of_the_threads_read_for_one_owner_and_owners_take_turns(
     assert {str(path) for path, _, _ in disk.asked} == {"a1", "b1"}
     disk.answer()
     await until(lambda: len(came) == 5)
+
+
+async def test_of_those_whose_messages_come_at_once_each_has_a_turn_of_its_own(
+    make: Callable[..., ColdReads], disk: SlowIo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four readers were served behind each other, and a send that came meanwhile waited for all four."""
+    cold, loop, came = make(disk), asyncio.get_running_loop(), list[str]()
+    results: list[Callable[[], object]] = []
+    held_back = SimpleNamespace(
+        call_soon=loop.call_soon,
+        call_soon_threadsafe=lambda call, *arguments: results.append(partial(call, *arguments)),
+        time=loop.time,
+    )
+    monkeypatch.setattr(cold, "_loop", held_back)
+    for name in ("first", "second"):
+        cold.wait(NEEDED, Someone(), partial(came.append, name), lambda failed: None)
+    await until(lambda: len(results) == 2)
+    for result in results:
+        result()
+    assert len(came) == 1
+    await asyncio.sleep(0)
+    assert sorted(came) == ["first", "second"]
+    await until(lambda: len(cold) == 0)
 
 
 async def test_memory_that_does_not_keep_what_is_brought_ends_in_a_plain_read(
