@@ -5,6 +5,7 @@ Touches  nothing before a fixture is asked for: every import of ours is inside o
     aerobee_broker_config   session    settings of the broker, to be overridden
     aerobee_server          session    nameserver and broker
     aerobee_own_server      function   the same for one test alone
+    aerobee_own_pair        function   nameserver, master and slave for one test, with a failover
     aerobee_topic_factory   function   makes topics of names that nobody else has
     aerobee_topic           function   one such topic
     aerobee_client          function   `aerobee.Client`, open; by pytest-asyncio (auto and strict) or anyio
@@ -19,11 +20,12 @@ import pytest
 if TYPE_CHECKING:
     from aerobee import Client
     from aerobee.sync import Client as SyncClient
-    from aerobee_pytest.server import Server
+    from aerobee_pytest.server import Pair, Server
 
 __all__ = [
     "AnyLoop",
     "aerobee_broker_config",
+    "aerobee_own_pair",
     "aerobee_own_server",
     "aerobee_server",
     "aerobee_sync_client",
@@ -75,6 +77,15 @@ def aerobee_own_server(aerobee_broker_config: Mapping[str, object]) -> "Iterator
 
     with Server(aerobee_broker_config) as server:
         yield server
+
+
+@pytest.fixture
+def aerobee_own_pair(aerobee_broker_config: Mapping[str, object]) -> "Iterator[Pair]":
+    """A nameserver, a master and its slave with empty stores for this test alone."""
+    from aerobee_pytest.server import Pair
+
+    with Pair(aerobee_broker_config) as pair:
+        yield pair
 
 
 @pytest.fixture

@@ -29,11 +29,11 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from aerobee import Client, Message, SendResult
 from aerobee.sync import Client as SyncClient
-from aerobee_console.servers.local_cluster import LocalCluster
+from aerobee_console.servers.local_cluster import LocalCluster, LocalPair
 from aerobee_pytest.inside import Inside
 from aerobee_pytest.quiet import quiet
 
-__all__ = ["SMALL_STORE", "Server"]
+__all__ = ["SMALL_STORE", "Pair", "Server"]
 
 T = TypeVar("T")
 
@@ -121,17 +121,19 @@ class Server:
 
     async def _serve(self, folder: Path) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        cluster = LocalCluster(folder, self._settings)
+        cluster = self._make_cluster(folder)
         try:
             await cluster.start()
-            inside = Inside(cluster.in_process("a test"), cluster.broker_name, cluster.broker)
             async with Client(cluster.nameserver) as client:
-                self._reach = _Reach(client, inside)
+                self._reach = _Reach(client, _inside(cluster))
                 self._outcome.set_result((cluster.nameserver, cluster.broker, str(folder)))
                 await self._stop.wait()
         finally:
             self._reach = None
             await cluster.close()
+
+    def _make_cluster(self, folder: Path) -> LocalCluster:
+        return LocalCluster(folder, self._settings)
 
     # --- use --------------------------------------------------------------------------------------------------
 
@@ -190,11 +192,35 @@ class Server:
         return asyncio.run_coroutine_threadsafe(work(self._reach), self._loop).result()
 
 
+class Pair(Server):
+    """A nameserver, a master and its slave, which have what is acknowledged both. Methods look into the master."""
+
+    _pair: LocalPair
+
+    def _make_cluster(self, folder: Path) -> LocalCluster:
+        self._pair = LocalPair(folder, self._settings)
+        return self._pair
+
+    def fail_over(self) -> None:
+        """The master goes, with its connections, in the middle of what it does. When this returns the slave is the
+        master, at another port: programs find it by the nameserver. Once; then the pair is a single broker."""
+        self._call(self._fail_over)
+
+    async def _fail_over(self, reach: "_Reach") -> None:
+        await self._pair.fail_over()
+        self.broker = self._pair.broker
+        self._reach = _Reach(reach.client, _inside(self._pair))
+
+
 class _Reach(NamedTuple):
     """How a running server is reached from its own event loop."""
 
     client: Client  # over a connection
     inside: Inside
+
+
+def _inside(cluster: LocalCluster) -> Inside:
+    return Inside(cluster.in_process("a test"), cluster.broker_name, cluster.broker)
 
 
 def _text(value: object) -> str:

@@ -6,41 +6,20 @@ whoever is less than 30 % behind back.
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aerobee import Client, GroupConsumer
-from aerobee_broker import broker
-from aerobee_broker.replication import following, metadata
-from aerobee_broker.settings.config import BrokerConfig, to_store_config
-from aerobee_store.terms.config import StoreConfig
-from broker.replication.pairs import caught_up, eventually
-from system.brokersets import BrokerSet, a_set
-
-COUNT = 300
-BODY = b"x" * 4096
+from broker.replication.pairs import eventually
+from system.brokersets import a_set
+from system.slave_readers import COUNT, fill, small_memory
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    def with_a_mebibyte(config: BrokerConfig) -> StoreConfig:
-        return replace(to_store_config(config), memory_size=1 << 20)
-
-    monkeypatch.setattr(broker, "to_store_config", with_a_mebibyte)
-    monkeypatch.setattr(metadata, "SYNC_S", 0.05)
-    monkeypatch.setattr(following, "RETRY_FIRST_S", 0.01)
-
-
-async def fill(brokers: BrokerSet, mq: Client) -> None:
-    await mq.admin.create_topic("T", queues=1)
-    async with mq.producer() as producer:
-        await asyncio.gather(*(producer.send("T", BODY) for _ in range(COUNT)))
-    await caught_up(brokers.master, brokers.slave)
-    await eventually(lambda: "T" in brokers.slave.parts.topics)
-    await mq.queues("T")
+    small_memory(monkeypatch)
 
 
 async def taken(consumer: GroupConsumer[bytes], enough: Callable[[int], bool]) -> int:

@@ -1,10 +1,12 @@
-"""A nameserver and a broker in one event loop, on 127.0.0.1: what `aerobee dev` and the pytest plug-in start.
+"""A nameserver and a broker in one event loop, on 127.0.0.1: what `aerobee dev` and the pytest plug-in start. Or a
+master and its slave, for failovers.
 
 Touches  the running event loop, local ports, the store folder that it is given. Besides `daemons.py` the only module
 here that knows nameserver and broker. Needs nothing of the terminal.
 
 Invariants
 - The nameserver knows the broker when `start` returns.
+- When a pair has started its slave follows; from then on a send is acknowledged when both have the message.
 - After `close` no task, thread or file of either is left open; also after a `start` that failed.
 """
 
@@ -20,9 +22,18 @@ from aerobee_broker.process.descriptors import raise_open_files_limit
 from aerobee_nameserver.config import load_config as load_nameserver_config
 from aerobee_nameserver.server import NameServer
 
-__all__ = ["HOST", "LocalCluster"]
+__all__ = ["HOST", "LocalCluster", "LocalPair"]
 
 HOST: Final = "127.0.0.1"
+MASTER: Final = {
+    "brokerRole": "SYNC_MASTER",
+    "inSyncReplicas": "2",
+    "minInSyncReplicas": "2",
+    "slaveReadEnable": "true",
+}
+SLAVE: Final = {"brokerRole": "SLAVE", "brokerId": "1", "slaveReadEnable": "true"}
+LOOK_S: Final = 0.01  # between two looks whether the slave follows
+FOLLOWED_TIMEOUT_S: Final = 30.0
 
 
 class LocalCluster:
@@ -73,22 +84,26 @@ class LocalCluster:
         """Serve. SettingsError for wrong settings, OSError for a taken port, StoreError for a bad store."""
         raise_open_files_limit()
         await self._nameserver.start()
-        settings = {
+        self._broker = self.make_broker(self._folder, self._settings)
+        await self._broker.start()
+        await self._broker.parts.registrar.first_round()
+
+    def make_broker(self, folder: Path, settings: Mapping[str, str]) -> Broker:
+        """A broker of this cluster that is not started yet."""
+        defaults = {
             "bindAddress": HOST,
             "brokerIP1": HOST,
             "listenPort": "0",
             "metricsPromExporterPort": "0",
             "namesrvAddr": self.nameserver,
-            "storePathRootDir": str(self._folder),
-            **self._settings,
+            "storePathRootDir": str(folder),
         }
-        self._broker = Broker(load_broker_config(None, settings))
-        self._broker.failed.add_done_callback(self._broker_failed)
-        await self._broker.start()
-        await self._broker.parts.registrar.first_round()
+        broker = Broker(load_broker_config(None, {**defaults, **settings}))
+        broker.failed.add_done_callback(self._broker_failed)
+        return broker
 
     def _broker_failed(self, failed: "asyncio.Future[Exception]") -> None:
-        if not failed.cancelled():
+        if not failed.cancelled() and not self.failed.done():
             self.failed.set_result(failed.result())
 
     async def close(self) -> None:
@@ -98,3 +113,47 @@ class LocalCluster:
                 await self._broker.close()
         finally:
             await self._nameserver.close()
+
+
+class LocalPair(LocalCluster):
+    """A nameserver, a master and its slave. `start` once, `fail_over` at most once, `close` once."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, str]) -> None:
+        """As LocalCluster; `settings` are of both brokers, but for their roles."""
+        super().__init__(folder / "master", {**settings, **MASTER})
+        self._slave_folder = folder / "slave"
+        self._common = settings
+        self._slave: Broker | None = None
+
+    async def start(self) -> None:
+        """As LocalCluster. TimeoutError when the slave does not come to follow."""
+        await super().start()
+        self._slave = self.make_broker(self._slave_folder, {**self._common, **SLAVE})
+        await self._slave.start()
+        await self._slave.parts.registrar.first_round()
+        assert self._broker is not None
+        replication = self._broker.parts.replication
+        async with asyncio.timeout(FOLLOWED_TIMEOUT_S):
+            while not replication.status().in_sync_slave_nums:  # noqa: ASYNC110  # said by another task, much later
+                await asyncio.sleep(LOOK_S)
+
+    async def fail_over(self) -> None:
+        """The master hangs up on everybody and goes; the slave takes its place, at another port. RuntimeError:
+        there is none."""
+        slave, self._slave = self._slave, None
+        if slave is None or self._broker is None:
+            raise RuntimeError("the pair has no slave that could take the master's place")
+        await self._broker.parts.server.close()
+        await self._broker.close()
+        await slave.close()
+        self._broker = self.make_broker(self._slave_folder, self._common)
+        await self._broker.start()
+        await self._broker.parts.registrar.first_round()
+
+    async def close(self) -> None:
+        """Stop in order."""
+        try:
+            if self._slave is not None:
+                await self._slave.close()
+        finally:
+            await super().close()

@@ -25,9 +25,9 @@ __all__ = [
 FAST = {"ha_send_heartbeat_interval": 200}
 
 
-async def eventually(happened: Callable[[], bool], what: str = "") -> None:
+async def eventually(happened: Callable[[], bool], what: str = "", *, within_s: float = 20) -> None:
     """Wait until it is so; asked at every turn of the loop, and after a while less often."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(within_s):
         for turn in range(1_000_000):
             if happened():
                 return

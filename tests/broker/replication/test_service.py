@@ -10,6 +10,7 @@ import trustme
 from structlog.testing import capture_logs
 
 from aerobee_broker.broker import Broker
+from aerobee_broker.remoting_api.slave_gate import SLAVE_REFUSES
 from aerobee_broker.replication import giving_server
 from aerobee_proto.bodies import HaStatus
 from aerobee_proto.codes import RequestCode, ResponseCode
@@ -200,6 +201,13 @@ async def test_a_slave_takes_nothing(tmp_path: Path) -> None:
         assert (await at_slave.make_topic("New")).code == ResponseCode.NO_PERMISSION
         assert (await at_slave.ask(RequestCode.LOCK_BATCH_MQ, body=b"{}")).code == ResponseCode.SYSTEM_ERROR
         assert slave.parts.store.end_offset == end
+
+
+async def test_what_a_slave_may_not_do_it_refuses_with_the_official_codes(tmp_path: Path) -> None:
+    async with running_slave(tmp_path, slave_read_enable=False) as slave, talking(slave) as client:
+        answered = {code: (await client.ask(code)).code for code in SLAVE_REFUSES}
+        assert answered == {code: expected for code, (expected, _) in SLAVE_REFUSES.items()}
+        assert (await client.pull("T")).code == ResponseCode.SYSTEM_BUSY
 
 
 async def test_a_slave_without_its_master_serves_as_one_and_waits_with_its_readers(tmp_path: Path) -> None:
