@@ -248,9 +248,12 @@ TABLE: Final = (
     ),
     Row(
         "disk",
-        "lines of the log about one thing, a second",
+        "lines of the log about one thing, a second; characters of a text in it",
         NONE,
-        ("aerobee_service.logs.line_bound:LINES_A_SECOND_MAX",),
+        (
+            "aerobee_service.logs.line_bound:LINES_A_SECOND_MAX",
+            "aerobee_service.logs.line_bound:FACT_CHARS_MAX",
+        ),
         "counted, and told as a number",
     ),
     Row(

@@ -17,6 +17,7 @@ from aerobee_access.file import AccessFile
 from aerobee_broker.broker import Broker
 from aerobee_broker.messages.values import Query
 from aerobee_broker.metrics.metrics import MetricsServer
+from aerobee_broker.pop.popping import SERVED_MAX
 from aerobee_broker.pop.values import NoticeQuery
 from aerobee_broker.settings.config_files import AnyTable
 from aerobee_proto.codes import RequestCode
@@ -99,6 +100,25 @@ def rounds(broker: Broker, root: Path) -> dict[str, Callable[[], Awaitable[objec
         hold_pulls(broker)
         return after(lambda: parts.pulls.wake(POPULAR, 0, 1, bytes(20)))
 
+    def reset() -> Awaitable[None]:
+        hold_pulls(broker)
+        return after(lambda: parts.pulls.group_reset("group-1", POPULAR, 0))
+
+    def concerns_many_groups() -> Awaitable[None]:
+        peer, pops = Silent(3), parts.pop.pops
+        for number in range(ENTRIES):
+            query = NoticeQuery(place=GroupQueue(f"group-{number}", POPULAR, -1), wait_ms=100_000)
+            assert pops.notice(query, peer, lambda _: None) is None
+
+        async def comes() -> None:
+            for _ in range(3):
+                pops.wake(POPULAR, 0, bytes(20))
+            for _ in range(ENTRIES // SERVED_MAX * 2):
+                await asyncio.sleep(0)
+            pops.drop_owner(peer)
+
+        return comes()
+
     async def after(happens: Callable[[], object]) -> None:
         happens()
         async with asyncio.timeout(60):
@@ -115,6 +135,8 @@ def rounds(broker: Broker, root: Path) -> dict[str, Callable[[], Awaitable[objec
         "a connection with many held pulls is lost": lost_with_pulls,
         "a connection with many held pops is lost": lost_with_pops,
         "a message comes that many pulls wait for": woken,
+        "a message comes that many groups wait for": concerns_many_groups,
+        "a group of which many pulls wait is sent elsewhere": reset,
     }
 
 

@@ -191,9 +191,12 @@ class HeldPulls(Generic[Owner, T]):
         self._leave([pull])
         return True
 
-    def take(self, topic: str, queue_id: int, predicate: Callable[[T], bool]) -> list[HeldPull[Owner, T]]:
-        """Take out the pulls of a queue whose work the `predicate` accepts; those of gone owners vanish."""
-        taken = [pull for pull in self._by_queue.get((topic, queue_id), ()) if predicate(pull.work)]
+    def take(
+        self, pulls: Iterable[HeldPull[Owner, T]], predicate: Callable[[T], bool]
+    ) -> list[HeldPull[Owner, T]]:
+        """Take out those of some pulls whose work the `predicate` accepts; those of gone owners vanish. Pulls that have
+        left since are passed over."""
+        taken = [pull for pull in pulls if pull.waiting and predicate(pull.work)]
         self._leave(taken)
         return [pull for pull in taken if not self._is_gone(pull.owner)]
 

@@ -73,6 +73,7 @@ WAKE_MAX: Final = 256
 WOKEN_AT_ONCE_MAX: Final = (
     2048  # held pulls that leave in the turn in which a message arrives; one takes 3 us
 )
+RESET_A_STEP: Final = 32  # held pulls that are told of a reset in one step, or run again
 PROBE_MAX: Final = 128  # filters that look at new messages in one turn; one takes 20 us for a message
 KNOWN_FILTER_SIZE: Final = (
     2048  # bytes: larger filters are not kept with the queries that come again and again
@@ -494,13 +495,23 @@ class Reading:
         self._cold.drop_owner(caller)
 
     def group_reset(self, group: str, topic: str, queue_id: int) -> None:
-        """Tell a member that waits in a queue at once where the group goes on."""
-        for pull in self.held.take(topic, queue_id, lambda work: work.query.group == group):
-            offset = self._offsets.take_reset(group, topic, queue_id)
-            if offset is None:
-                self._run_again(pull)
-            else:
-                pull.work.done(self._moved(pull.work.query, offset))
+        """Tell a member that waits in a queue where the group goes on: at once, where not very many wait there."""
+        if len(self.held.of_queue(topic, queue_id)) <= WAKE_MAX:
+            at_once(self._resetting(group, topic, queue_id))
+        else:
+            begin_slices(self._resetting(group, topic, queue_id))
+
+    def _resetting(self, group: str, topic: str, queue_id: int) -> Steps[None]:
+        held = list(self.held.of_queue(topic, queue_id))
+        for start in range(0, len(held), RESET_A_STEP):
+            some = held[start : start + RESET_A_STEP]
+            for pull in self.held.take(some, lambda work: work.query.group == group):
+                offset = self._offsets.take_reset(group, topic, queue_id)
+                if offset is None:
+                    self._run_again(pull)
+                else:
+                    pull.work.done(self._moved(pull.work.query, offset))
+            yield
 
     async def run(self) -> None:
         """Answer the queries whose time is over, until cancelled; later where descriptors or memory are missing."""

@@ -120,13 +120,14 @@ class HeldPops:
             self._memory.give(owner, "held pops", pop.size)
             raise
 
-    def candidates(self, topic: str, queue_id: int) -> list[list[HeldPop]]:
-        """Those that a new message concerns: one list for each group, the longest waiting first."""
+    def groups_of(self, topic: str) -> tuple[str, Collection[str]]:
+        """Which groups a new message of a topic concerns, and the topic that they wait for: of a retry topic, the one
+        group that it is for. To be copied before others come or go."""
         groups = self._places.get(topic)
         if groups is not None:
-            return [self._of(queues, queue_id) for queues in groups.values()]
+            return topic, groups.keys()
         target = self._retry_topics.get(topic)
-        return [] if target is None else [self.of_group(*target)]
+        return (topic, ()) if target is None else (target.topic, (target.group,))
 
     def of_group(self, group: str, topic: str, queue_id: int = ALL_QUEUES) -> list[HeldPop]:
         """Those of one group: for one queue those that read it, for all of them everyone."""

@@ -9,7 +9,6 @@ Invariants
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Sequence, Sized
-from itertools import chain
 from typing import Final
 
 from aerobee_broker.members.filters import EVERYTHING, Filter, Filters, check_type
@@ -36,7 +35,7 @@ from aerobee_proto.errors import LimitReached, RequestError
 from aerobee_proto.names import GroupQueue
 from aerobee_remoting.peers.peer_memory import PeerMemory
 from aerobee_service.turns.each_turn import EachTurn
-from aerobee_service.turns.slices import begin_slices
+from aerobee_service.turns.slices import Steps, begin_slices
 from aerobee_store.disk.page_cache import NotInMemory
 from aerobee_store.faults.errors import StoreError
 from aerobee_store.queues.consume_queue import tags_of
@@ -49,6 +48,8 @@ LATE_MS: Final = 500
 HOLD_MS_MAX: Final = 120_000
 SERVED_MAX: Final = 64  # groups that are served in one turn of the event loop; a pop takes 150 us
 AT_ONCE_MAX: Final = 1024  # that leave in one turn; one takes 6 us
+GROUPS_AT_ONCE_MAX: Final = 1024  # that wait for a message and are looked at in its turn; one takes 2 us
+GROUPS_A_STEP: Final = 256
 MISSES_MAX: Final = 4  # of a group that were woken for nothing, then nobody else of it is
 NO_MESSAGE: Final = "NO_MESSAGE_IN_QUEUE"
 
@@ -78,6 +79,9 @@ class Popping:
         self._again: dict[HeldPop, None] = {}  # they found more to look at than one pop may
         # Tags that have come, for each group that waits for them.
         self._to_serve: dict[GroupQueue, set[int]] = {}
+        # Where very many groups wait: the tags that have come, and where they are being gone through.
+        self._arrived: dict[tuple[str, int], set[int]] = {}
+        self._waking: set[tuple[str, int]] = set()
         # How many are served, and how many are told that their time is over, in one turn.
         self.serving = EachTurn(self._serve_group, SERVED_MAX)
         self.ending = EachTurn(self._end, SERVED_MAX)
@@ -196,19 +200,47 @@ class Popping:
 
     def wake(self, topic: str, queue_id: int, entries: bytes) -> None:
         """New messages of a queue: wake those that wait for them, one after the other while there are any."""
-        candidates = self.held.candidates(topic, queue_id)
-        tag_hashes = tags_of(entries) if candidates else []
-
-        # A pop within a pop would be handed the same messages: the one that is going on has not moved its group yet.
-        if self._handing_out.is_noting:
-            self._again.update(dict.fromkeys(chain.from_iterable(candidates)))
+        name, groups = self.held.groups_of(topic)
+        if not groups:
             return
+        tag_hashes = tags_of(entries)
+        place = name, queue_id if name == topic else ALL_QUEUES
+        if len(groups) <= GROUPS_AT_ONCE_MAX:
+            self._wake_groups(list(groups), place, tag_hashes)
+            return
+        # So many that to go through them takes its time: what comes meanwhile is told to all of them, too.
+        self._arrived.setdefault(place, set()).update(tag_hashes)
+        if place not in self._waking:
+            self._waking.add(place)
+            begin_slices(self._wake_all(place))
 
+    def _wake_all(self, place: tuple[str, int]) -> Steps[None]:
+        try:
+            while (tag_hashes := self._arrived.pop(place, None)) is not None:
+                groups = list(self.held.groups_of(place[0])[1])
+                for start in range(0, len(groups), GROUPS_A_STEP):
+                    self._wake_groups(groups[start : start + GROUPS_A_STEP], place, tag_hashes)
+                    yield
+        finally:
+            self._waking.discard(place)
+
+    def _wake_groups(
+        self, groups: Sequence[str], waited_for: tuple[str, int], tag_hashes: Collection[int]
+    ) -> None:
+        name, queue_id = waited_for
+        is_noting = self._handing_out.is_noting
         # One entry for each group, whatever else comes before its turn: the tags of all of it are put together.
         new = []
-        for held in filter(None, candidates):
-            group, name, _ = held[0].place
-            place = GroupQueue(group, name, queue_id if name == topic else ALL_QUEUES)
+        for group in groups:
+            place = GroupQueue(group, name, queue_id)
+            held = self.held.of_group(*place)
+            if not held:
+                continue
+            if is_noting:
+                # A pop within a pop would be handed the same messages: the one that is going on has not moved its
+                # group yet.
+                self._again.update(dict.fromkeys(held))
+                continue
             if place not in self._to_serve:
                 self._to_serve[place] = set()
                 new.append(place)

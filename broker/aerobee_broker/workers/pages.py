@@ -16,6 +16,8 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
+import structlog
+
 from aerobee_access.port_guard import TokenFile
 from aerobee_broker.settings.config import BrokerConfig
 from aerobee_broker.workers.supervisor import Worker
@@ -24,8 +26,10 @@ from aerobee_service.operators.operators_port import OperatorsPort, PortGuard, T
 
 __all__ = ["ServicePort", "merged"]
 
+log = structlog.get_logger()
+
 ASK_S: Final = 5.0
-PAGE_SIZE_MAX: Final = 256 << 20
+PAGE_SIZE_MAX: Final = 64 << 20
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 UP: Final = "aerobee_worker_up"
 STARTS: Final = "aerobee_worker_starts"
@@ -122,14 +126,28 @@ async def _ask(config: BrokerConfig, path: str, token: str) -> tuple[int, bytes]
                 writer.write(
                     f"GET {path} HTTP/1.1\r\nHost: {host}\r\n{shown}Connection: close\r\n\r\n".encode()
                 )
-                answer = await reader.read(-1)
+                answer = await _read_all(reader)
             finally:
                 writer.close()
     except (OSError, TimeoutError):
         return None
+    if answer is None:
+        log.warning("worker.page_too_large", worker=config.broker_name, path=path, size_max=PAGE_SIZE_MAX)
+        return None
     head, _, body = answer.partition(b"\r\n\r\n")
     words = head.split(b" ", 2)
     return (int(words[1]), body) if len(words) > 1 and words[1].isdigit() else None
+
+
+async def _read_all(reader: asyncio.StreamReader) -> bytes | None:
+    """What comes until the other end closes; None when it is too much."""
+    pieces, size = [], 0
+    while piece := await reader.read(1 << 18):
+        size += len(piece)
+        if size > PAGE_SIZE_MAX:
+            return None
+        pieces.append(piece)
+    return b"".join(pieces)
 
 
 def _checks(body: bytes) -> dict[str, object]:
@@ -159,11 +177,14 @@ def _families(page: bytes) -> Iterator[tuple[str, bytes, list[bytes]]]:
     name, head, series = "", b"", list[bytes]()
     for line in page.splitlines(keepends=True):
         if line.startswith(b"#"):
+            words = line.split(b" ", 3)
+            if len(words) < 3:
+                continue  # a comment of somebody else
             if series:
                 yield name, head, series
                 head, series = b"", []
             head += line
-            name = line.split(b" ", 3)[2].decode()
+            name = words[2].decode("utf-8", "replace")
         elif line.strip():
             series.append(line)
     if series:

@@ -1,4 +1,5 @@
-"""How many lines of a log one event may take: what a peer does a million times is told some times, and counted.
+"""How many lines of a log one event may take, and how long they are: what a peer does a million times is told some
+times, and counted; what it sends a million letters of is cut.
 
 A processor of structlog and a filter of the logging module. Touches nothing; the clock is passed in.
 
@@ -16,10 +17,19 @@ from typing import Final
 import structlog
 from structlog.typing import EventDict, WrappedLogger
 
-__all__ = ["LINES_A_SECOND_MAX", "LineBound"]
+__all__ = ["FACT_CHARS_MAX", "LINES_A_SECOND_MAX", "LineBound", "cut_facts"]
 
 LINES_A_SECOND_MAX: Final = 100
+FACT_CHARS_MAX: Final = 4096  # of a text in a line
 _UNBOUND: Final = "store."
+
+
+def cut_facts(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """As a processor of structlog: no text is longer than FACT_CHARS_MAX; of one that was, it says how long it is."""
+    for name, fact in event.items():
+        if isinstance(fact, str) and len(fact) > FACT_CHARS_MAX:
+            event[name] = f"{fact[:FACT_CHARS_MAX]}… ({len(fact)} characters)"
+    return event
 
 
 class LineBound:

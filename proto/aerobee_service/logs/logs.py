@@ -26,7 +26,7 @@ import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from aerobee_service.logs.event_log import LOGGER_NAME
-from aerobee_service.logs.line_bound import LineBound
+from aerobee_service.logs.line_bound import LineBound, cut_facts
 from aerobee_service.logs.log_writer import LogWriter
 
 __all__ = ["LEVELS", "configure_logging", "finish_logs", "stray_errors_logged"]
@@ -64,6 +64,7 @@ def configure_logging(
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
+        cut_facts,
     ]
     if facts:
         shared.append(lambda _logger, _method, event: {**facts, **event})

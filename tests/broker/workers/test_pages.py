@@ -54,3 +54,11 @@ def test_each_family_is_there_once_with_the_series_of_all_by_name() -> None:
 def test_no_page_is_no_text() -> None:
     assert merged({}) == b""
     assert merged({"w": b""}) == b""
+
+
+def test_lines_that_are_no_metrics_hurt_nobody() -> None:
+    """What a worker answers is not trusted: one broken line took the page of all of them."""
+    odd = b"#\n# EOF\n\xff\xfe\n# TYPE \xff gauge\n\xff 1\n" + OTHER
+    page = merged({"w-1": odd, "w-2": ONE})
+    assert b'only_here_total{worker="w-1"} 1.0' in page
+    assert b'b{worker="w-2"} 3.0' in page

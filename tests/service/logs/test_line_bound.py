@@ -9,7 +9,7 @@ import pytest
 import structlog
 
 from aerobee_service.logs import logs
-from aerobee_service.logs.line_bound import LINES_A_SECOND_MAX, LineBound
+from aerobee_service.logs.line_bound import FACT_CHARS_MAX, LINES_A_SECOND_MAX, LineBound
 
 
 class Clock:
@@ -86,3 +86,13 @@ def test_lines_of_the_logging_module_are_bounded_by_their_logger(out: StringIO, 
         logging.getLogger("asyncio").warning("socket.send() raised exception. %d", number)
     logging.getLogger("other").warning("is heard")
     assert [line["logger"] for line in lines(out)] == ["asyncio"] * LINES_A_SECOND_MAX + ["other"]
+
+
+def test_a_long_text_is_cut_and_its_length_told(out: StringIO, clock: Clock) -> None:
+    """A refused registration wrote a line of a megabyte, the name that was too long: a hundred times a second."""
+    structlog.get_logger().warning("nameserver.registration_refused", broker_name="x" * 1_000_000, count=3)
+    logging.getLogger("asyncio").warning("y" * 1_000_000)
+    refused, other = lines(out)
+    assert refused["broker_name"] == "x" * FACT_CHARS_MAX + "… (1000000 characters)"
+    assert refused["count"] == 3
+    assert other["event"] == "y" * FACT_CHARS_MAX + "… (1000000 characters)"
