@@ -190,11 +190,8 @@ class Broker:
         recovered = await asyncio.get_running_loop().run_in_executor(
             self._worker, store.open, self.life.cut_to
         )
-        role = self.life.role
-        if role.is_master and role.epoch:
-            # Before anything is appended: who cuts its log back later has to know where this mastership began.
-            begin = partial(store.epochs.append, role.epoch, store.end_offset)
-            await asyncio.get_running_loop().run_in_executor(self._worker, begin)
+        if self.life.role.is_master and self.life.role.epoch:
+            await self._begin_epoch(store, self.life.role.epoch)
         tls = await asyncio.to_thread(ProgramTls, config)
         server = RemotingServer(
             self.handlers,
@@ -257,6 +254,11 @@ class Broker:
         serving = asyncio.create_task(self.parts.server.serve(), name="second port")
         self._tasks.append(serving)
 
+    async def _begin_epoch(self, store: MessageStore, epoch: int) -> None:
+        """Before anything is appended: who cuts its log back later has to know where this mastership began."""
+        begin = partial(store.epochs.append, epoch, store.end_offset)
+        await asyncio.get_running_loop().run_in_executor(self._worker, begin)
+
     def _cut_asked(self, offset: int) -> None:
         if not self.cut.done():
             self.cut.set_result(offset)
@@ -296,6 +298,9 @@ class Broker:
         tables = Tables(ground)
         self._ends.push_async_callback(self._close_tables, tables.files)
         tables.load(store)
+        if self.life.role.is_master and not self.life.role.epoch and tables.offsets.was_copy:
+            # A slave that an operator has made the master.
+            await self._begin_epoch(store, store.epochs.last_epoch + 1)
         if self.access.plain is not None:
             await asyncio.to_thread(self.access.plain.load)
         if (file := self.access.file) is not None:

@@ -23,7 +23,15 @@ from aerobee_proto.frames import Command
 from aerobee_proto.records import decode_record
 from aerobee_service.program.systemd import ServiceNotifier
 from aerobee_store.faults import failpoints
-from broker.replication.pairs import eventually
+from broker.replication.pairs import (
+    FAST,
+    caught_up,
+    eventually,
+    log_files,
+    master_side,
+    meet,
+    running_slave,
+)
 from programs import Server
 from system.running import Talker, broker_config, running_broker, send_request, talking, text_of
 
@@ -218,6 +226,49 @@ async def test_another_role_is_another_life_of_the_same_process(tmp_path: Path) 
     ]
     assert roles == [("master", "slave"), ("slave", "master")]
     assert not (store / "abort").exists()
+
+
+async def test_a_log_that_has_to_be_cut_back_is_cut_by_another_life_of_the_same_process(
+    tmp_path: Path,
+) -> None:
+    """A slave was made master while the old one was away, which had stored more: it comes back as a slave."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    shared: dict[str, Any] = dict(FAST)
+    async with running_broker(one, **shared) as old, talking(old) as client:
+        async with running_slave(two, **shared) as slave:
+            meet(slave, old)
+            for number in range(10):
+                await client.put("T", b"%d" % number, queue_id=0)
+            await caught_up(old, slave)
+        for number in range(5):
+            await client.put("T", b"alone %d" % number, queue_id=0)
+    notifier = Watched()
+    async with running_broker(two, **shared) as new, talking(new) as client:
+        await client.put("T", b"of the new one", queue_id=0)
+        config = broker_config(one, **shared, broker_role="SLAVE", broker_id=2)
+        master = {
+            "brokerRole": "SLAVE",
+            "brokerId": "1",
+            "masterAddr": new.parts.identity.broker_addr,
+            "masterHaAddr": new.parts.identity.ha_addr,
+        }
+        with capture_logs() as logs:
+            serving = asyncio.create_task(main.serve(config, notifier))
+            async with asyncio.timeout(20):
+                await notifier.is_ready.wait()
+                (ready,) = [entry for entry in logs if entry["event"] == "broker.ready"]
+                async with talking(int(ready["address"].rpartition(":")[2])) as follower:
+                    assert (await follower.ask(RequestCode.CHANGE_ROLE, master)).code == 0
+                await eventually(lambda: master_side(new).replicas.in_sync_count == 1)
+                await client.put("T", b"of the new one, later", queue_id=0)
+                await eventually(lambda: master_side(new).replicas.connected[0].link.behind_bytes == 0)
+                os.kill(os.getpid(), signal.SIGTERM)
+                assert await serving == 0
+    assert log_files(one) == log_files(two)
+    (cut,) = [entry for entry in logs if entry["event"] == "store.log_cut"]
+    assert cut["message_count"] == 5
+    assert len([entry for entry in logs if entry["event"] == "broker.ready"]) == 3
+    assert len([entry for entry in logs if entry["event"] == "broker.role_changing"]) == 1
 
 
 def test_failpoints_that_are_not_understood_are_refused(
