@@ -65,10 +65,6 @@ OF_ONE_WORKER: Final = (
     "this broker is one of several workers of a service: its role is that of the settings file that all of them have "
     "in common; change brokerRole there and start the service again"
 )
-OF_AN_ELECTION: Final = (
-    "the role of this broker is given by an election (electionEndpoints): stop the master, and another member in sync "
-    "takes its place"
-)
 WORKERS: Final = 4  # threads for work that must not hold up the event loop, besides those of the store
 
 
@@ -194,7 +190,7 @@ async def serve(
     fixed = FixedRole(
         config,
         settings_file,
-        refusal=_refusal(config, link),
+        refusal="" if link is None else OF_ONE_WORKER,
         read_again=lambda: load_config(settings_file, overrides or {}),
     )
     try:
@@ -214,7 +210,7 @@ async def serve(
                 settings_of(config, role),
                 settings_file=settings_file,
                 on_recovery=StartSigns(notifier),
-                life=Life(role, fixed, port, link, election, cut_to),
+                life=Life(role, election or fixed, port, link, election, cut_to),
             )
             broker.failed.add_done_callback(lambda _: stop.set())
             if (code := await _start(broker)) is not None:
@@ -239,13 +235,6 @@ async def serve(
         signs.set()
         if watchdog is not None:
             await watchdog
-
-
-def _refusal(config: BrokerConfig, link: WorkerLink | None) -> str:
-    """Why operators may not change the role of this broker; "": they may."""
-    if config.election_endpoints:
-        return OF_AN_ELECTION
-    return "" if link is None else OF_ONE_WORKER
 
 
 def _facts_of(role: Role) -> dict[str, object]:

@@ -122,6 +122,7 @@ class Senders:
         # What was answered: by queue and queue offset.
         self.ledger: dict[tuple[int, int], bytes] = {}
         self.twice: list[tuple[int, int]] = []
+        self.failed: list[Exception] = []
         self.answered_at = 0.0  # the last time
         self._end, self._reached = 0, asyncio.Event()
 
@@ -134,7 +135,8 @@ class Senders:
     async def _send(self, body: bytes) -> bool:
         try:
             result = await self._producer.send(TOPIC, body)
-        except Exception:  # whatever it is: it is sent again
+        except Exception as failed:  # whatever it is: it is sent again
+            self.failed.append(failed)
             return False
         place = (result.queue.queue_id, result.queue_offset)
         if place in self.ledger:

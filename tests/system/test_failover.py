@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from aerobee_proto.codes import ResponseCode
-from system.elected import TOPIC, Trio, go_on, sending, started, stop_process
+from console.support import program
+from system.elected import NAME, TOPIC, Trio, go_on, sending, started, stop_process
 from system.running import send_request, talking
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -101,3 +102,16 @@ async def test_a_set_survives_many_rounds(trio: Trio, seed: int) -> None:
                 case _:
                     await asyncio.to_thread(trio.etcd.kill)
                     await asyncio.to_thread(trio.etcd.start)
+
+
+async def test_a_seat_is_handed_over_by_command_and_no_send_fails(trio: Trio) -> None:
+    master = await asyncio.to_thread(trio.wait_master, slaves=2)
+    other = next(member for member in (1, 2, 3) if member != master)
+    async with sending(trio) as senders:
+        words = ("cluster", "switch", NAME, "--to", trio.address(other), "-n", trio.nameserver, "-o", "json")
+        moved = await asyncio.to_thread(program, *words)
+        assert moved.code == 0, moved.err
+        assert moved.json["master_addr"] == trio.address(other)
+        assert await asyncio.to_thread(trio.wait_master, slaves=2) == other
+        await senders.more(100)
+        assert senders.failed == []

@@ -19,7 +19,7 @@ Invariants
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 import structlog
@@ -38,7 +38,8 @@ from aerobee_broker.election.seat import LogFacts, Part, Problem, Seat, Tenure
 from aerobee_broker.lives.role import Role
 from aerobee_broker.lives.seating import ElectionStatistics, Served, SetStanding
 from aerobee_broker.settings.config import BrokerConfig
-from aerobee_proto.errors import FormatError
+from aerobee_proto.codes import ResponseCode
+from aerobee_proto.errors import FormatError, RequestError
 
 __all__ = ["Election", "clock_s"]
 
@@ -51,6 +52,10 @@ FIRST_S: Final = 1.0  # that the first life waits to hear what it is
 STEPS_MAX: Final = 8  # transactions in one go
 RETRY_S: Final = 0.2  # after a failed call
 CLOSE_S: Final = 1.0
+OF_AN_ELECTION: Final = (
+    "the role of this broker is given by an election (electionEndpoints): aerobee cluster switch hands the seat of the "
+    "master over to a member in sync, and one that is stopped leaves it to another"
+)
 MASTER_SETTINGS: Final = (("brokerRole", "SYNC_MASTER"),)
 
 
@@ -156,6 +161,40 @@ class Election:
                     await self._register.revoke(self._lease)
         if self._close_register is not None:
             await self._close_register()
+
+    # --- as RoleControl ---------------------------------------------------------------------------------------
+
+    @property
+    def refusal(self) -> str:
+        """Why no role can be asked for."""
+        return OF_AN_ELECTION
+
+    async def change(self, settings: Mapping[str, str], master_addr: str, master_ha_addr: str) -> str:
+        """Hand the seat over to the member at `master_addr`, which has to be in sync. RequestError: nothing else can be
+        asked for, and nobody but the master may be asked."""
+        view = self.seat.view
+        if settings.get("brokerRole") != "SLAVE" or view is None or not self.seat.holds(self._clock()):
+            raise RequestError(ResponseCode.NO_PERMISSION, OF_AN_ELECTION)
+        there = [number for number, record in view.members.items() if record.addr == master_addr]
+        proposal = self.seat.resign(self._clock(), there[0]) if there else None
+        if proposal is None:
+            raise RequestError(
+                ResponseCode.ILLEGAL_OPERATION,
+                f"{master_addr[:100] or 'nobody'} is not in sync: members {sorted(self.seat.in_sync)} are",
+            )
+        log.info("election.seat_left", successor=there[0])
+        self._moved.set()
+        try:
+            done = await self._register.swap(proposal.conditions, proposal.puts, proposal.deletes)
+        except RegisterError as failed:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR, f"the seat is left, and nobody named: {failed}"
+            ) from failed
+        finally:
+            self._woken.set()
+        if done is None:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, "the set has changed meanwhile: ask again")
+        return ""
 
     # --- as Seating -------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 Touches  nothing: values to bytes of JSON, and back.
 
-    set         {"epoch":3,"master":1,"inSync":{"1":"<store>","2":"<store>"}}   stays
+    set         {"epoch":3,"master":1,"inSync":{"1":"<store>","2":"<store>"},"successor":0}   stays
     master      {"member":1,"epoch":3}                                           goes with the master's lease
     members/1   {"addr":"h:10911","haAddr":"h:10912","endOffset":0,"lastEpoch":2,"epoch":3,"store":"<store>"}
                                                                                  goes with the member's lease
@@ -35,6 +35,7 @@ class SetRecord(_Record, frozen=True):
     epoch: int
     master: int
     in_sync: dict[int, str]  # member: store
+    successor: int = 0  # whom a master that left on purpose has named; 0: nobody
 
 
 class MasterRecord(_Record, frozen=True):

@@ -5,6 +5,7 @@ Touches  nothing. Times are seconds of a clock of this machine that goes on whil
     no set yet          when all of totalReplicas are there, the one with the longest log writes the set, alone in sync
     no master           a member that is in sync, with this very store, takes the seat: epoch + 1; of those in sync the
                         ones that run stay so
+                        a member that the last master has named goes first, for SUCCESSOR_S
     master              changes who is in sync, nobody else does
     lease over          the seat is lost for this epoch, whatever the register says later
 
@@ -34,6 +35,7 @@ from aerobee_broker.election.register import ABSENT, NO_LEASE, Put
 __all__ = ["LogFacts", "Part", "Problem", "Proposal", "Seat", "Tenure"]
 
 NEVER: Final = float("-inf")
+SUCCESSOR_S: Final = 1.0
 
 
 class LogFacts(NamedTuple):
@@ -64,7 +66,7 @@ class Problem(NamedTuple):
 class Proposal(NamedTuple):
     """A transaction; what `Register.swap` takes."""
 
-    kind: str  # announce, create, take, in_sync, leave
+    kind: str  # announce, create, take, in_sync, leave, resign
     conditions: Mapping[str, int]
     puts: Mapping[str, Put]
     deletes: tuple[str, ...] = ()
@@ -106,6 +108,7 @@ class Seat:
         self.view: SetView | None = None
         self.tenure: Tenure | None = None
         self._over = 0  # the newest epoch whose tenure is over
+        self._vacant_since: float | None = None  # when it first found that there is no master
         self._open: list[Proposal] = []  # for the set as it is in `view`; may have been done, or be done yet
         # Of this member.
         self._facts: LogFacts | None = None
@@ -138,6 +141,8 @@ class Seat:
         if self.view is None or view.set_revision != self.view.set_revision:
             self._open.clear()
         self.view = view
+        if view.master is not None:
+            self._vacant_since = None
         if view.set is not None:
             self._epoch = max(self._epoch, view.set.epoch)
         if not self._is_mine(view) or view.set is None or view.set.epoch <= self._over:
@@ -245,12 +250,32 @@ class Seat:
             # The seat was lost by the clock alone: let go of it, for whoever may take it.
             made = Proposal("leave", {self._keys.master: view.master_revision}, {}, (self._keys.master,))
         elif facts is not None and not self._went_back(view) and not self._taken_by_other(view):
-            made = self._take(view, facts) or self._announce(view, facts) or self._create(view, facts)
+            made = self._take(view, facts, now) or self._announce(view, facts) or self._create(view, facts)
         if made is None and facts is not None and not self._taken_by_other(view):
             made = self._announce(view, facts)
         if made is not None and made.kind == "in_sync":
             self._open.append(made)
         return made
+
+    def resign(self, now: float, successor: int) -> Proposal | None:
+        """Leave the seat to another member that is in sync; nothing is answered from this call on. None: it is not
+        this member's to give, or not that member's to take."""
+        view = self.view
+        if not self.holds(now) or view is None or view.set is None or successor == self._me:
+            return None
+        if successor not in view.set.in_sync or successor not in view.members:
+            return None
+        self._end_tenure()
+        keys, left = self._keys, view.set
+        record = SetRecord(left.epoch, left.master, left.in_sync, successor)
+        return Proposal(
+            "resign",
+            {keys.set: view.set_revision, keys.master: view.master_revision},
+            {keys.set: Put(encode_record(record))},
+            (keys.master,),
+            view.set_revision,
+            frozenset(left.in_sync),
+        )
 
     def answered(self, proposal: Proposal, revision: int | None) -> None:
         """The register has answered. Without an answer nothing is to be said here."""
@@ -286,9 +311,15 @@ class Seat:
         others = {self._keys.member(one): revision for one, revision in view.member_revisions.items()}
         return self._seated("create", view, epoch, {self._me: facts.store}, others)
 
-    def _take(self, view: SetView, facts: LogFacts) -> Proposal | None:
+    def _take(self, view: SetView, facts: LogFacts, now: float) -> Proposal | None:
         """Become master, if this member is in sync. Those of the set that do not run are not waited for any more."""
         if view.set is None or view.master is not None or view.set.in_sync.get(self._me) != facts.store:
+            return None
+        if self._vacant_since is None:
+            self._vacant_since = now
+        successor = view.set.successor
+        comes_first = successor not in (0, self._me) and successor in view.members
+        if comes_first and now - self._vacant_since < SUCCESSOR_S:
             return None
         staying = {
             one: store

@@ -14,6 +14,7 @@ from aerobee_broker.election.election import Election
 from aerobee_broker.lives.role import Role
 from aerobee_broker.lives.seating import Served, SyncRules
 from aerobee_broker.settings.config import BrokerConfig
+from aerobee_proto.errors import RequestError
 from broker.election.model_register import TTL_S, AskedRegister
 
 
@@ -230,3 +231,21 @@ async def test_figures_say_how_it_stands(make: Callable[..., Scene]) -> None:
     assert (figures.election_epoch, figures.election_in_sync) == (1, 1)
     assert 0 < figures.election_lease_left_ms <= TTL_S * 1000
     assert figures.election_register_reached == 1
+
+
+async def test_a_master_hands_its_seat_over_when_it_is_asked_to(make: Callable[..., Scene]) -> None:
+    scene = make(30, 30, 30)
+    master = scene.members[1]
+    await master.becomes((True, 1))
+    await scene.members[3].becomes((False, 1))
+    master.copies.connected = [Copy(Link(30), number, f"store-{number}") for number in (2, 3)]
+    await scene.until(lambda: master.copies.in_sync == {2, 3})
+    for wrong in ({"brokerRole": "SYNC_MASTER"}, {"brokerRole": "SLAVE"}):
+        with pytest.raises(RequestError):
+            await master.election.change(wrong, "nobody:1", "")
+    with pytest.raises(RequestError):
+        await scene.members[2].election.change({"brokerRole": "SLAVE"}, "h3:10911", "")
+    assert await master.election.change({"brokerRole": "SLAVE"}, "h3:10911", "") == ""
+    assert not master.election.holds(1)
+    assert (await scene.members[3].becomes((True, 2))).is_master
+    assert (await master.becomes((False, 2))).master_addr == "h3:10911"

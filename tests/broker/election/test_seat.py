@@ -497,3 +497,48 @@ def test_a_value_that_nobody_of_ours_has_written_is_named() -> None:
     for key in (KEYS.set, KEYS.master, KEYS.member(1)):
         with pytest.raises(FormatError, match=key):
             decode_view(View(1, {key: Entry(b"{", 1, NO_LEASE)}), KEYS)
+
+
+def test_a_master_leaves_its_seat_to_a_member_in_sync_which_goes_first() -> None:
+    scene = Scene()
+    scene.grow(2, 3)
+    for number in MEMBERS:
+        scene.step(number)
+    tenure = scene.seat(1).tenure
+    assert tenure is not None
+    assert scene.seat(1).resign(scene.clock, 1) is None
+    leaving = scene.seat(1).resign(scene.clock, 3)
+    assert leaving is not None
+    assert not tenure.holds(scene.clock)
+    assert scene.register.swap(leaving) is not None
+    scene.step(2)
+    scene.step(1)
+    assert scene.register.view().master is None
+    scene.step(3)
+    assert scene.seat(3).part(scene.clock) == Part(True, 2, 3)
+    assert scene.register.view().set == SetRecord(2, 3, {number: f"store-{number}" for number in MEMBERS})
+
+
+def test_a_named_member_that_does_not_come_is_not_waited_for_long() -> None:
+    scene = Scene()
+    scene.grow(2, 3)
+    for number in MEMBERS:
+        scene.step(number)
+    leaving = scene.seat(1).resign(scene.clock, 3)
+    assert leaving is not None
+    scene.register.swap(leaving)
+    scene.step(2)
+    scene.clock += 1.0
+    scene.step(2)
+    assert scene.seat(2).part(scene.clock) == Part(True, 2, 2)
+
+
+def test_a_seat_is_not_left_to_a_member_that_is_not_in_sync_or_does_not_run() -> None:
+    scene = Scene()
+    scene.grow(2)
+    scene.step(1)
+    scene.register.end(scene.members[2].lease)
+    scene.seat(1).saw(scene.register.view())
+    for number in (2, 3):
+        assert scene.seat(1).resign(scene.clock, number) is None
+    assert scene.seat(1).holds(scene.clock)
