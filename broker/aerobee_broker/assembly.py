@@ -869,12 +869,14 @@ def _slave_side(
 def _own_side(ground: Ground, store: MessageStore) -> OwnSide:
     """This broker's end of the handshake on the replication link."""
     identity, config = ground.identity, ground.live.value
+    # A master that is none by election has number 0, whatever its settings say, and its slaves may have that.
+    number = ground.member if config.is_slave or ground.epoch else 0
 
     def member() -> Member:
         return Member(
             identity.cluster_name,
             identity.broker_name,
-            ground.member,
+            number,
             ground.store_identity,
             max(ground.epoch, store.epochs.last_epoch),
             config.mapped_file_size_commit_log,
