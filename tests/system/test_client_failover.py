@@ -56,6 +56,7 @@ class Sends:
 async def test_sends_go_on_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
     async with a_set(tmp_path) as brokers, Client(brokers.nameserver) as mq:
         await mq.admin.create_topic("T", queues=4)
+        await eventually(lambda: "T" in brokers.slave.parts.topics)
         sends = Sends(mq, "T", keys=8)
         await sends.more(200)
         await brokers.lose_master()
@@ -110,6 +111,7 @@ async def test_transactions_that_are_open_then_are_ended_or_asked_about(tmp_path
         await mq.admin.create_topic("T", queues=1)
         async with mq.producer(group="shop", check=check, send_timeout_s=30) as producer:
             async with producer.transaction("T", "ended after it"):
+                await eventually(lambda: "T" in brokers.slave.parts.topics)
                 await caught_up(brokers.master, brokers.slave)
                 await brokers.lose_master()
                 promoted = await brokers.promote()

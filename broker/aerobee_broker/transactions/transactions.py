@@ -295,7 +295,11 @@ class Transactions:
 
     def _append_final(self, half: HalfMessage) -> None:
         """RequestError when the message cannot be stored; the transaction stays open then."""
-        self._topics.require(half.real_topic)
+        topic = half.real_topic
+        if topic not in self._topics and not self._store.topics.is_dead(topic, half.record.physical_offset):
+            # It was made, and nobody has deleted it: a slave that became master may not have heard of it.
+            self._topics.restore({topic: half.real_queue_id + 1})
+        self._topics.require(topic)
         own = half.final_properties()
         record = half.record
         message = self._writer.copy(

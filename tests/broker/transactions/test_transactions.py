@@ -259,7 +259,8 @@ async def test_a_commit_to_a_topic_that_is_gone_leaves_the_transaction_open(
     broker: Broker, client: Talker
 ) -> None:
     half = await half_of(client)
-    broker.parts.topics.delete("Orders")
+    gone = await client.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "Orders"})
+    assert gone.code == 0
     assert (await end(client, half, COMMIT)).code == ResponseCode.TOPIC_NOT_EXIST
     assert broker.parts.transactions.open_count == 1
     await client.put("Orders", b"made again")
