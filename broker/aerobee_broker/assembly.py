@@ -682,6 +682,7 @@ def assemble(
             LINK_VERSION: str(VERSION),
             "endOffset": str(store.end_offset),
             "roleFixedBy": OF_ANOTHER_PROGRAM if ground.roles is None else ground.roles.refusal,
+            "elected": "true" if live.value.election_endpoints else "false",
             "newestMessageMillis": str(store.newest_timestamp),
             **replication.standing,
             **_in_sync_members(ground.set_standing()),

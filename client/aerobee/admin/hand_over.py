@@ -82,11 +82,12 @@ class HandOver:
                     f"{state.node.addr} is an official broker, or an older one of ours: it takes no other role by "
                     "request. To move its set to ours: aerobee cluster take-over"
                 )
-            if master.in_sync is None:
+            if not master.is_elected:
                 _check_changes(state)
-        if master.in_sync is not None and slave.member not in master.in_sync:
+        in_sync = master.in_sync or frozenset()
+        if master.is_elected and slave.member not in in_sync:
             raise HandOverRefused(
-                f"{slave.node.addr} is not in sync: only one of the members {sorted(master.in_sync)} can be elected"
+                f"{slave.node.addr} is not in sync: only one of the members {sorted(in_sync)} can be elected"
             )
         self._check_follows(slave, master)
         await self._catch_up(slave, master.end_offset)
@@ -108,7 +109,7 @@ class HandOver:
         except ClientError as failed:
             raise HandOverRefused(await self._unfence(master.node.addr, failed)) from failed
         # An election makes the slave master by itself, as the old one has named it.
-        up = await self._raise(slave, master, fenced) if master.in_sync is None else {}
+        up: Mapping[str, str] = {} if master.is_elected else await self._raise(slave, master, fenced)
         await self._serves(slave.node)
         await self._is_registered(slave.node)
         fenced_ms = round((self._now() - began) * 1000)

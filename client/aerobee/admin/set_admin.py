@@ -57,6 +57,7 @@ class MemberState:
     epoch: int | None = None
     end_offset: int = 0
     newest_message_ms: int | None = None
+    is_elected: bool = False  # its set elects its master
     fixed_by: str = ""  # why operators cannot change its role; "": they can, or it does not say
     is_linked: bool = False  # of a slave: it has its master
     master_addr: str = ""  # of a slave
@@ -132,6 +133,7 @@ class SetAdmin:
             epoch=int(said["epoch"]) if "epoch" in said else None,
             end_offset=status.master_commit_log_max_offset if status.master else link.max_offset,
             newest_message_ms=int(said["newestMessageMillis"]) if "newestMessageMillis" in said else None,
+            is_elected=said.get("elected") == "true",
             fixed_by=said.get("roleFixedBy", ""),
             is_linked=said.get("linked") == "true" if "linked" in said else link.activated,
             master_addr=said.get("masterAddr", ""),

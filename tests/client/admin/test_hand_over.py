@@ -25,7 +25,12 @@ class Brokers:
     def __init__(self, *, official: bool = False) -> None:
         self.states = {
             M: MemberState(
-                node(M, 0), is_ours=not official, is_master=True, role="SYNC_MASTER", end_offset=END
+                node(M, 0),
+                is_ours=not official,
+                is_master=True,
+                role="SYNC_MASTER",
+                end_offset=END,
+                in_sync=None if official else frozenset({1}),  # slaves of ours say who they are
             ),
             S: MemberState(
                 node(S, 1), is_ours=True, role="SLAVE", member=1, end_offset=END - 10, is_linked=True
@@ -138,6 +143,32 @@ async def test_a_switch_lets_the_master_go_before_the_slave_takes_over(lead: Lea
         f"{S} SYNC_MASTER",
     ]
     assert brokers.table == {S: 0, M: 1}
+
+
+async def test_an_elected_master_names_the_next_one_and_nobody_else_is_asked(lead: Lead) -> None:
+    """A set without an election whose slaves say who they are was taken for one with: it was left without a master."""
+
+    class Elected(Brokers):
+        async def change_role(self, addr: str, header: Mapping[str, object]) -> Mapping[str, str]:
+            self._call(f"{addr} {header['brokerRole']} {header['masterAddr']}")
+            self.states[M] = replace(self.states[M], is_master=False)
+            self.states[S] = replace(self.states[S], is_master=True)
+            self.table = {S: 0, M: 2}
+            return {}
+
+    brokers = Elected()
+    for addr, state in brokers.states.items():
+        brokers.states[addr] = replace(state, is_elected=True, fixed_by="an election")
+    brokers.states[M] = replace(brokers.states[M], in_sync=frozenset({2, 3}))
+    with pytest.raises(HandOverRefused, match=r"only one of the members \[2, 3\] can be elected"):
+        await lead(brokers).switch("b")
+    with pytest.raises(HandOverRefused, match="s:1: an election"):
+        await lead(brokers).promote(S)
+    assert brokers.calls == []
+    brokers.states[M] = replace(brokers.states[M], in_sync=frozenset({1, 2}))
+    moved = await lead(brokers).switch("b")
+    assert (moved.master_addr, moved.former_addr) == (S, M)
+    assert brokers.calls == ["level open", f"fence {M} 10000", "level fenced", f"{M} SLAVE {S}"]
 
 
 @pytest.mark.parametrize("where", ["level fenced", f"{M} SLAVE"])
