@@ -1,8 +1,9 @@
 """Signatures as official clients make them and the official server takes them."""
 
 import gzip
+import hmac
 import json
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,14 @@ def vectors() -> list[dict[str, Any]]:
     read = json.loads(gzip.decompress((GOLDEN / "signature.json.gz").read_bytes()))
     found: list[dict[str, Any]] = read if isinstance(read, list) else next(iter(read.values()))
     return found
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 200])
+def test_keys_of_any_length_sign_as_hmac_does(size: int) -> None:
+    """Also when the same key signs again: its hashes begin where they began."""
+    secret = bytes(range(256))[-size:] if size else b""
+    for content in (b"", b"content", bytes(1000), b"content"):
+        assert signature_of(content, secret) == b64encode(hmac.digest(secret, content, "sha1"))
 
 
 def test_what_is_signed_and_the_signature_are_the_official_client_s() -> None:
