@@ -831,9 +831,15 @@ def _slave_side(
 ) -> SlaveSide:
     linked = asyncio.Event()
 
+    topic_count = store.topics.count
+
     def appended() -> None:
+        nonlocal topic_count
         promises.hurry()
         visibility.appended()
+        if store.topics.count > topic_count:
+            metadata.soon()
+        topic_count = store.topics.count
 
     metadata = MetadataSync(
         FollowedCatalog(

@@ -2,9 +2,10 @@
 
 Touches  the master, through a client of its own; the tables.
 
-Asked for when the link to the master begins, and every SYNC_S from then on, by the requests that RocketMQ's slaves use.
-Offsets speak of what is in the log. The master's log is asked for its end behind them, and they are taken when this log
-is safe up to there: a slave that became master before would pass over what it does not have.
+Asked for when the link to the master begins, when a new topic comes, and every SYNC_S from then on, by the requests
+that RocketMQ's slaves use. Offsets speak of what is in the log. The master's log is asked for its end behind them, and
+they are taken when this log is safe up to there: a slave that became master before would pass over what it does not
+have.
 
     committed here, and further than at the master    committed there, too
 
@@ -14,6 +15,7 @@ Invariants
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeVar
@@ -40,6 +42,7 @@ log = structlog.get_logger()
 
 LINK_VERSION: Final = "linkVersion"  # in the answer of a master of ours: of the handshake that its link knows
 SYNC_S: Final = 3.0
+SOON_S: Final = 0.3  # between two rounds at least
 COVERED_S: Final = 0.05  # between two looks whether the log has caught up with what was asked
 LEVEL_S: Final = 0.002  # the same, when somebody waits for it
 TIMEOUT_S: Final = 5.0
@@ -119,8 +122,13 @@ class MetadataSync:
         self.master_end_offset = 0  # as last heard
         self._reported = ""
         self._in_round = asyncio.Lock()
+        self._soon = asyncio.Event()
         self._is_ours = False
         self.synced_at = 0.0  # by the loop's clock; 0.0: never
+
+    def soon(self) -> None:
+        """The log has something of a topic that nothing is known of here: the tables are read without a pause."""
+        self._soon.set()
 
     def master_found(self, addr: str) -> None:
         """Nameservers say where the master answers requests."""
@@ -130,9 +138,14 @@ class MetadataSync:
         """Follow until cancelled."""
         while True:
             await self._linked.wait()
+            self._soon.clear()
             if self.master_addr:
                 await self._try_round(self.master_addr)
-            await asyncio.sleep(SYNC_S if self.master_addr else COVERED_S)
+            await asyncio.sleep(min(SOON_S, SYNC_S) if self.master_addr else COVERED_S)
+            if self.master_addr:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(SYNC_S):
+                        await self._soon.wait()
 
     async def _try_round(self, addr: str) -> None:
         try:

@@ -165,6 +165,11 @@ class QueueTable:
         """Topics that have a queue, sorted."""
         return sorted(self._topics)
 
+    @property
+    def topic_count(self) -> int:
+        """How many topics have a queue."""
+        return len(self._topics)
+
     def queue_ids(self, topic: str) -> list[int]:
         """Ids of the topic's queues, sorted; empty for an unknown topic."""
         return sorted(self._topics.get(topic, ()))

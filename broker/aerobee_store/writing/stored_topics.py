@@ -48,6 +48,11 @@ class StoredTopics:
         """Topics that have a queue, sorted."""
         return self._queues.topics
 
+    @property
+    def count(self) -> int:
+        """How many topics have a queue."""
+        return self._queues.topic_count
+
     def queue_ids(self, topic: str) -> list[int]:
         """Ids of the topic's queues that hold or held messages, sorted."""
         found = ((i, self._queues.get(topic, i)) for i in self._queues.queue_ids(topic))

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from aerobee_broker.broker import Broker
 from aerobee_broker.remoting_api.slave_gate import SLAVE_REFUSES
-from aerobee_broker.replication import giving_server
+from aerobee_broker.replication import giving_server, metadata
 from aerobee_proto.bodies import HaStatus
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_service.tls import live_context
@@ -201,6 +201,17 @@ async def test_a_slave_takes_nothing(tmp_path: Path) -> None:
         assert (await at_slave.make_topic("New")).code == ResponseCode.NO_PERMISSION
         assert (await at_slave.ask(RequestCode.LOCK_BATCH_MQ, body=b"{}")).code == ResponseCode.SYSTEM_ERROR
         assert slave.parts.store.end_offset == end
+
+
+async def test_a_new_topic_is_known_as_soon_as_it_has_a_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readers at the slave were told for three seconds that there was no such topic."""
+    monkeypatch.setattr(metadata, "SYNC_S", 3600)
+    async with pair(tmp_path) as (master, slave), talking(master) as client:
+        for topic in ("One", "Two"):
+            assert (await client.put(topic)).code == 0
+            await eventually(lambda topic=topic: topic in slave.parts.topics)  # type: ignore[misc]
 
 
 async def test_what_a_slave_may_not_do_it_refuses_with_the_official_codes(tmp_path: Path) -> None:
