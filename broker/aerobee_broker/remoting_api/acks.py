@@ -5,7 +5,6 @@
 Touches  connections to answer on.
 """
 
-import asyncio
 from base64 import b64decode
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -133,7 +132,7 @@ class AckHandlers:
         refused: RequestError | None = None
         for some in _slices(acks):
             refused = self._take_some(some) or refused
-            await asyncio.sleep(0)
+            await request.connection.another_turn()
         if refused is None:
             self._answer_later(request)
         else:

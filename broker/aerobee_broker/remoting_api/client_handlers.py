@@ -4,7 +4,6 @@
 41 LOCK_BATCH_MQ   42 UNLOCK_BATCH_MQ
 """
 
-import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
@@ -151,11 +150,11 @@ class ClientHandlers:
         for consumer in data.consumer_data_set:
             cost += _cost(consumer)
             if cost > SLICE_MAX and known:
-                await asyncio.sleep(0)
+                await request.connection.another_turn()
                 cost = 0
             known.append(self._consumer(request, data, consumer))
         for start in range(0, len(data.producer_data_set), SLICE_MAX):
-            await asyncio.sleep(0)
+            await request.connection.another_turn()
             self._register_producers(request, data, data.producer_data_set[start : start + SLICE_MAX])
         return self._on_heartbeat(data, known)
 

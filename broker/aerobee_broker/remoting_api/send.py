@@ -10,7 +10,6 @@ Where the time goes, per message of 128 bytes (`bench/profile_send.py` measures 
 5.8 us, answer 1.1 us.
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
 from itertools import repeat
 from struct import Struct
@@ -159,7 +158,7 @@ class SendProcessor:
     async def _send_in_turns(self, connection: Channel, items: Sequence[Send]) -> None:
         """As at once, for very many new topics: others are served between the steps."""
         for start in range(0, len(items), NEW_TOPICS_MAX):
-            await asyncio.sleep(0)
+            await connection.another_turn()
             self._send_at_once(connection, items[start : start + NEW_TOPICS_MAX])
 
     def _send_at_once(self, connection: Channel, items: Sequence[Send]) -> None:
@@ -254,7 +253,7 @@ class SendProcessor:
     async def _store_in_turns(self, connection: Channel, planned: Sequence[tuple[Send, BatchPlan]]) -> None:
         """As at once, for very many messages: others are served between the steps."""
         for item, plan in planned:
-            await asyncio.sleep(0)
+            await connection.another_turn()
             if plan.record_key is not None:
                 self._store_at_once(connection, [(item, plan)])
                 continue
@@ -265,7 +264,7 @@ class SendProcessor:
                 except StopIteration as end:
                     self._answer_batches(connection, [item], [end.value])
                     break
-                await asyncio.sleep(0)
+                await connection.another_turn()
 
     def _answer_batches(
         self, connection: Channel, items: Sequence[Send], outcomes: Sequence[StoredBatch | RequestError]

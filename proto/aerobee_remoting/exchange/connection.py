@@ -28,7 +28,7 @@ Bounds, all in `ConnectionLimits`
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, cast
 
 import msgspec
@@ -60,6 +60,7 @@ from aerobee_remoting.exchange.handlers import (
     Response,
 )
 from aerobee_remoting.exchange.limits import Common, format_addr
+from aerobee_remoting.exchange.loop_watch import in_timed_steps
 from aerobee_remoting.exchange.needs import Need
 from aerobee_remoting.peers.errors import ConnectionLost
 from aerobee_remoting.peers.peer_memory import PEER_LIMIT
@@ -543,7 +544,7 @@ class Connection(asyncio.Protocol):
         self._alone += 1
         self._at_work(1, size)
         self._gate_reading()
-        self._start_task(self._run_alone(work, size))
+        self._start_task(lambda: self._run_alone(work, size))
 
     async def _run_alone(self, work: Callable[[], Awaitable[None]], size: int) -> None:
         try:
@@ -561,13 +562,13 @@ class Connection(asyncio.Protocol):
 
     def answer_in_task(self, request: AnyRequest, work: Callable[[], Awaitable[Response | None]]) -> None:
         """Have a task give the answer, as an async handler does, for what a plain one could not answer at once."""
-        self._start_task(self._run_async(self._handlers.by_code[request.code], request, work))
+        self._start_task(lambda: self._run_async(self._handlers.by_code[request.code], request, work))
 
     def _run_in_task(
         self, entry: Entry, handler: Callable[[AnyRequest], Awaitable[Response | None]], request: AnyRequest
     ) -> None:
         if self._dispatcher.admits(self, entry, request.incoming):
-            self._start_task(self._run_async(entry, request, lambda: handler(request)))
+            self._start_task(lambda: self._run_async(entry, request, lambda: handler(request)))
 
     def failure(self, code: int, failed: Exception) -> Response:
         """The answer to a request that met this, which is told. To be called where it is handled."""
@@ -599,10 +600,25 @@ class Connection(asyncio.Protocol):
             self._gate_reading()
             self.count_buffers()
 
-    def _start_task(self, work: Coroutine[object, None, None]) -> None:
-        task = self._loop.create_task(work, name=f"request from {self.peer}")
+    def _start_task(self, work: Callable[[], Awaitable[None]]) -> None:
+        task = self._loop.create_task(self._charged(work), name=f"request from {self.peer}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _charged(self, work: Callable[[], Awaitable[None]]) -> None:
+        """What tasks do for this peer is charged to it, step by step."""
+        await in_timed_steps(work(), 0.0, self._charge)
+
+    def _charge(self, took_s: float) -> None:
+        if self._turns is not None:
+            self._turns.charge(self.account, took_s)
+
+    async def another_turn(self) -> None:
+        """Between two steps of a task for this peer: others are served until it is its turn again."""
+        if self._turns is None:
+            await asyncio.sleep(0)
+        else:
+            await self._turns.pause(self.account)
 
     def hold(self, count: int) -> None:
         """Count requests of this peer that wait for their answer; reading stops at the bound."""

@@ -213,6 +213,9 @@ class Channel(Peer, Protocol):
     def answer_in_task(self, request: AnyRequest, work: Callable[[], Awaitable[Answer]]) -> None:
         """Have a task give the answer, as an async handler does, for what a plain one could not answer at once."""
 
+    async def another_turn(self) -> None:
+        """Between two steps of a task for this peer: others are served until it is its turn again."""
+
     def failure(self, code: int, failed: Exception) -> Response:
         """The answer to a request that met this, which is told. To be called where it is handled."""
 

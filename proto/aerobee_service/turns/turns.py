@@ -25,7 +25,7 @@ continue, and why it cannot keep them waiting when it asks for much.
 
 Small control requests (`Entry.overtakes`) of connections with a place of their own need not stand in the row while
 `spares` says so, `CONTROL_S` in a turn for all of them; behind that, and for others, they are the first that their own
-connection handles when it has its slice.
+connection handles when it has its slice. A task that works for a peer in steps waits for `pause` between two of them.
 
 Invariants
 - A connection stands in the row at most once, and so does a host.
@@ -210,6 +210,19 @@ class Waiting(Protocol):
         """Work until `deadline` of the clock; whether something is left."""
 
 
+class _Pause:
+    """A task that waits for its turn."""
+
+    def __init__(self, account: Account, done: "asyncio.Future[None]") -> None:
+        self.account = account
+        self.done = done
+
+    def go_on(self, deadline: float) -> bool:
+        if not self.done.done():
+            self.done.set_result(None)
+        return False
+
+
 class Turns:
     """One row for all connections of a server. All calls from the event loop."""
 
@@ -318,6 +331,12 @@ class Turns:
         """A control request has taken this long, which `left` charges with the read that it came in."""
         self._spared += took_s
 
+    def pause(self, account: Account) -> "asyncio.Future[None]":
+        """Done when a task may do its next step for this connection. Who runs the task charges what the step takes."""
+        done: asyncio.Future[None] = self._loop.create_future()
+        self.join(_Pause(account, done))
+        return done
+
     def _is_ahead(self, account: Account) -> bool:
         """Whether it would be the first in the row."""
         host, place, row = account.host, account.place, self._row
@@ -372,13 +391,13 @@ class Turns:
         now = clock()
         self._arm(now)
         for _ in range(self._count):
-            self._serve(now)
+            is_pause = isinstance(self._serve(now), _Pause)
             now = clock()
-            if now - self._began >= self._row_s:
-                return
+            if is_pause or now - self._began >= self._row_s:
+                return  # the step of a task comes behind this, and takes as long as it takes
 
-    def _serve(self, now: float) -> None:
-        """A slice for the first of the row."""
+    def _serve(self, now: float) -> Waiting:
+        """A slice for the first of the row, and who that was."""
         host = self._row.take()
         place = host.row.take()
         one = place.take()
@@ -404,3 +423,4 @@ class Turns:
                 self._row.join(host)
             else:
                 host.stands = False
+        return one

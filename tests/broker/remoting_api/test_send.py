@@ -815,15 +815,14 @@ async def test_a_large_batch_is_checked_anew_when_its_topic_has_changed_meanwhil
 ) -> None:
     await client.put("T", b"x")
     config = broker.parts.config
-    sleep = asyncio.sleep
+    another_turn = Connection.another_turn
 
-    async def close_for_sends(delay_s: float) -> None:
-        """Everybody's sleep, the broker's tasks included: they go on as ever."""
-        if delay_s == 0 and broker.parts.config is config:
+    async def close_for_sends(connection: Connection) -> None:
+        if broker.parts.config is config:
             broker.parts.live.replace({"brokerPermission": "4"}, origin="test", now_ms=0)
-        await sleep(delay_s)
+        await another_turn(connection)
 
-    monkeypatch.setattr("aerobee_broker.remoting_api.send.asyncio.sleep", close_for_sends)
+    monkeypatch.setattr(Connection, "another_turn", close_for_sends)
     answer = await client.put_batch("T", [BatchEntry(0, b"x", "")] * (TURN_COUNT_MAX + 1))
     assert answer.code == ResponseCode.NO_PERMISSION
     assert broker.parts.store.reading.max_offset("T", 0) == 1

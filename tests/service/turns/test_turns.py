@@ -496,3 +496,33 @@ async def test_what_a_host_owes_is_remembered_when_all_its_connections_are_gone(
         turns.charge(account, 5.0)
         turns.close(account)
     assert turns.host_count == HOSTS_GONE_MAX + 2
+
+
+async def test_a_task_does_its_next_step_when_it_is_its_turn() -> None:
+    """Tasks that worked in steps had one in each turn of the event loop, however many there were."""
+    worked, turns = made_turns()
+    heavy = [Worker(worked, turns, "h", 0.005) for _ in range(4)]
+    for one in heavy:
+        one.ask()
+    tasks = [Worker(worked, turns, "g", 0.0) for _ in range(4)]
+    steps: list[int] = []
+
+    async def work(number: int) -> None:
+        while True:
+            await turns.pause(tasks[number].account)
+            worked.now += 0.005
+            turns.charge(tasks[number].account, 0.005)
+            steps.append(number)
+
+    running = [asyncio.create_task(work(number)) for number in range(4)]
+    began = worked.now
+    while len(steps) < 40:  # noqa: ASYNC110  # each is a turn
+        await asyncio.sleep(0)
+    assert {steps.count(number) for number in range(4)} == {10}
+    assert sum(one.had_s for one in heavy) == pytest.approx((worked.now - began) / 2, abs=0.02)
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(turns) == len(heavy)  # who has gone is passed over
