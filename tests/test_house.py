@@ -75,6 +75,7 @@ DOORS = {
     ("aerobee_store", "io.py"): frozenset({"aerobee_service"}),  # what rights a replaced file has, said once
     ("aerobee_console", "daemons.py"): frozenset({"aerobee_broker", "aerobee_nameserver"}),
     ("aerobee_console", "local_cluster.py"): frozenset({"aerobee_broker", "aerobee_nameserver"}),
+    ("aerobee_console", "local_set.py"): frozenset({"aerobee_nameserver"}),
     ("aerobee_pytest", "inside.py"): frozenset(
         {"aerobee_broker"}
     ),  # what the broker's in-process adapter takes

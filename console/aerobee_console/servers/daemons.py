@@ -1,5 +1,5 @@
-"""The server programs, started from the command line. With `local_cluster.py` the only module here
-that knows nameserver and broker.
+"""The server programs, started from the command line. With `local_cluster.py` and `local_set.py` the
+only module here that knows nameserver and broker.
 
 Touches  the process, through the `run` of the two rooms.
 """

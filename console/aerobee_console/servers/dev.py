@@ -1,4 +1,4 @@
-"""`aerobee dev`: a nameserver and a broker in one process, to try things out.
+"""`aerobee dev`: a nameserver and a broker in one process, or a set that elects its master, to try things out.
 
 Touches  the process: event loop, signals, logs (standard error), local ports, one folder.
 
@@ -13,17 +13,20 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import Parameter
 
 from aerobee_console.servers.daemons import Settings, configure_logs, parse_settings
 from aerobee_console.terminal.failures import FAULT, OK, USAGE, Failure
-from aerobee_console.terminal.numbers import PORT
+from aerobee_console.terminal.numbers import PORT, REPLICAS
 from aerobee_console.terminal.program_name import program_name
 from aerobee_console.terminal.tables import Column, Pair, print_table
 from aerobee_service.program.ports import is_free, owner_of
 from aerobee_service.program.stop_signals import call_on_stop_signals
+
+if TYPE_CHECKING:
+    from aerobee_console.servers.local_set import LocalSet
 
 __all__ = ["dev"]
 
@@ -62,6 +65,13 @@ def dev(
             validator=PORT,
         ),
     ] = None,
+    replicas: Annotated[
+        int,
+        Parameter(
+            help="So many brokers, each a process, as one set that elects its master: it needs etcd.",
+            validator=REPLICAS,
+        ),
+    ] = 1,
     settings: Settings = (),
 ) -> int:
     """Run a nameserver and a broker in one process on 127.0.0.1 until Ctrl-C.
@@ -74,6 +84,8 @@ def dev(
     import uvloop
 
     with _folder(store) as folder, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        if replicas > 1:
+            return runner.run(_serve_set(folder, SMALL_FILES | overrides, port, replicas))
         sizes = _sizes_of(folder) if store is not None else SMALL_FILES
         return runner.run(_serve(folder, sizes | overrides, port, temporary=store is None))
 
@@ -103,6 +115,45 @@ async def _serve(folder: Path, overrides: dict[str, str], port: int | None, *, t
     finally:
         await cluster.close()
     return FAULT if cluster.failed.done() else OK
+
+
+async def _serve_set(folder: Path, settings: dict[str, str], port: int | None, count: int) -> int:
+    stop = asyncio.Event()
+    call_on_stop_signals(stop.set)
+    if port is None:
+        port = _port("nameserver", NAMESERVER_PORT)
+    from aerobee_console.servers.local_set import LocalSet
+
+    brokers = LocalSet(folder, settings, count, nameserver_port=port)
+    try:
+        await brokers.start()
+        _greet_set(brokers, folder)
+        await stop.wait()
+    finally:
+        await brokers.close()
+    return OK
+
+
+def _greet_set(brokers: "LocalSet", folder: Path) -> None:
+    program = program_name()
+    option = "" if brokers.nameserver == f"{HOST}:{NAMESERVER_PORT}" else f" -n {brokers.nameserver}"
+    members = brokers.members
+    rows = [
+        Pair("nameserver", brokers.nameserver),
+        *(
+            Pair("master" if number == 0 else f"slave {number}", f"{addr} (process {brokers.pid_at(addr)})")
+            for number, addr in members.items()
+        ),
+        Pair("stores", str(folder)),
+    ]
+    print_table("Aerobee is ready", [Column("name", ""), Column("value", "address")], rows)
+    sys.stdout.write(
+        "\nNext, in a second terminal:\n\n"
+        f"    {program} send greetings 'hello'{option}\n"
+        f"    {program} cluster replicas{option}\n\n"
+        "Kill the master's process, and see who takes its place. Ctrl-C stops all of them.\n"
+    )
+    sys.stdout.flush()
 
 
 def _port(what: str, port: int) -> int:
@@ -138,7 +189,7 @@ def check_folder(folder: Path) -> None:
         names = {path.name for path in folder.iterdir()} - {"lost+found"}
     except FileNotFoundError:
         return
-    if names and not names & {"commitlog", "config"}:
+    if names and not names & {"commitlog", "config", "broker-1"}:
         shown = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
         raise Failure(
             f"{folder} is not empty and is no store ({shown}): name an empty folder, or a new one", USAGE

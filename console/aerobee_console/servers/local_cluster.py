@@ -1,8 +1,8 @@
 """A nameserver and a broker in one event loop, on 127.0.0.1: what `aerobee dev` and the pytest plug-in start. Or a
 master and its slave, for failovers.
 
-Touches  the running event loop, local ports, the store folder that it is given. Besides `daemons.py` the only module
-here that knows nameserver and broker. Needs nothing of the terminal.
+Touches  the running event loop, local ports, the store folder that it is given. Besides `daemons.py` and `local_set.py`
+the only module here that knows nameserver and broker. Needs nothing of the terminal.
 
 Invariants
 - The nameserver knows the broker when `start` returns.

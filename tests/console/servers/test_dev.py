@@ -1,6 +1,7 @@
 """`aerobee dev`: everything in one process, for the first try."""
 
 import contextlib
+import os
 import re
 import signal
 import socket
@@ -12,8 +13,13 @@ import pytest
 import ours
 from aerobee_console.servers import dev as module
 from aerobee_console.servers.dev import _sizes_of
+from aerobee_proto.bodies import ClusterInfo
 from console.support import program
+from etcd import need_etcd
+from plain_remoting import call, wait_until
 from programs import Program, Server, free_port
+
+CLUSTER_INFO = 106
 
 
 def address(output: str, what: str) -> str:
@@ -145,3 +151,22 @@ def test_a_new_file_system_is_an_empty_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError):
         module.check_folder(tmp_path / "file")
+
+
+@pytest.mark.slow
+def test_a_set_of_three_replaces_the_master_that_is_killed() -> None:
+    need_etcd()
+    nameserver = f"127.0.0.1:{free_port()}"
+    words = [*ours.command(), "dev", "--replicas", "3", "--port", nameserver.rpartition(":")[2]]
+    with Server("dev", words, nameserver, "Ctrl-C stops all of them") as started:
+        found = re.search(r"^master +(\S+) \(process (\d+)\)", started.output, re.MULTILINE)
+        assert found
+        os.kill(int(found[2]), signal.SIGKILL)
+
+        def is_replaced() -> bool:
+            table = ClusterInfo.from_stranger(call(nameserver, CLUSTER_INFO)[1]).broker_addr_table
+            return "broker-a" in table and table["broker-a"].broker_addrs.get(0) not in (None, found[1])
+
+        wait_until(is_replaced, "another master")
+        started.process.send_signal(signal.SIGINT)
+        assert started.process.wait(30) == 0
