@@ -45,6 +45,7 @@ __all__ = [
     "language_name",
 ]
 
+SMALL: Final = 512  # bytes of a piece of a frame that is kept together with others
 FRAME_SIZE_MAX: Final = 16_777_216  # bytes, length word included; the official default on both sides
 CODEC_JSON: Final = 0
 CODEC_ROCKETMQ: Final = 1
@@ -90,7 +91,9 @@ class FrameDecoder:
     def __init__(self, size_max: int = FRAME_SIZE_MAX, header_size_max: int = FRAME_SIZE_MAX) -> None:
         self._size_max = size_max
         self._header_size_max = header_size_max
-        self._chunks: list[bytes] = []  # bytes of a frame that is not whole yet
+        self._chunks: list[
+            bytes | bytearray
+        ] = []  # small pieces in one: each has 40 bytes of its own  # bytes of a frame that is not whole yet
         # Bytes held of a frame that is not whole yet. Moved here only; asked for after each read, so no property.
         self.pending_size = 0
         self._need = 4  # how many bytes make the next step possible
@@ -102,7 +105,12 @@ class FrameDecoder:
         if self.error is not None:
             raise self.error
         if self.pending_size:
-            self._chunks.append(data)
+            if len(data) >= SMALL:
+                self._chunks.append(data)
+            elif type(self._chunks[-1]) is bytearray:
+                self._chunks[-1] += data
+            else:
+                self._chunks.append(bytearray(data))
             self.pending_size += len(data)
             if self.pending_size < self._need:
                 return []

@@ -4,6 +4,7 @@ import base64
 import gzip
 import json
 import struct
+import tracemalloc
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -313,3 +314,18 @@ def test_unknown_codecs_are_refused_both_ways() -> None:
         decode_command((7, b"{}", b""))
     with pytest.raises(FrameError, match="codec 7"):
         encode_command(Command(1, codec=7))
+
+
+def test_a_frame_that_comes_in_tiny_pieces_takes_no_more_memory_than_its_bytes() -> None:
+    """Each piece of three bytes took 44: a frame that drips cost fifteen times what was counted for it."""
+    decoder = FrameDecoder(1 << 24, 1 << 20)
+    decoder.feed(struct.pack(">II", 1 << 23, 100))
+    tracemalloc.start()
+    try:
+        for number in range(50_000):
+            decoder.feed(bytes((number & 255, 7, 9)))
+        size, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert decoder.pending_size == 8 + 150_000
+    assert size < 2 * decoder.pending_size

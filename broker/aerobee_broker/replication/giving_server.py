@@ -28,6 +28,7 @@ from aerobee_broker.settings.config import LiveConfig
 from aerobee_proto.errors import FormatError
 from aerobee_proto.ha_hello import is_hello
 from aerobee_remoting.peers.tls import TlsContext, context_of
+from aerobee_service.program.accepting import accepting
 
 __all__ = ["GivingServer"]
 
@@ -35,7 +36,6 @@ log = structlog.get_logger()
 
 CONNECTIONS_MAX: Final = 64
 HANDSHAKE_S: Final = 10.0
-ACCEPT_PAUSE_S: Final = 0.1
 WRITE_HIGH: Final = 1 << 20  # bytes
 TURN_SIZE: Final = 1 << 20  # bytes
 TICK_MIN_S: Final = 0.01
@@ -93,13 +93,7 @@ class GivingServer:
 
     async def _accept(self, listener: socket.socket, tls: TlsContext) -> None:
         with listener:
-            while True:
-                try:
-                    accepted, (host, port, *_) = await self._loop.sock_accept(listener)
-                except OSError as failed:  # descriptors used up: wait for one to come free
-                    log.warning("replication.accept_failed", reason=str(failed))
-                    await asyncio.sleep(ACCEPT_PAUSE_S)
-                    continue
+            async for accepted, (host, port, *_) in accepting(listener, _accept_failed):
                 if len(self._links) + len(self._tasks) > CONNECTIONS_MAX:
                     accepted.close()
                 else:
@@ -201,6 +195,10 @@ class GivingServer:
         if replica is not None:
             self._replicas.left(replica)
             self.acknowledged()  # fewer may be needed now
+
+
+def _accept_failed(failed: OSError) -> None:
+    log.warning("replication.accept_failed", reason=str(failed))
 
 
 class _Giving(asyncio.Protocol):

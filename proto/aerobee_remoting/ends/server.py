@@ -36,6 +36,7 @@ from aerobee_remoting.exchange.needs import Open
 from aerobee_remoting.peers.networks import NOWHERE, Networks
 from aerobee_remoting.peers.peer_memory import TOTAL_LIMIT, PeerMemory
 from aerobee_remoting.peers.tls import TlsContext, context_of
+from aerobee_service.program.accepting import accepting
 from aerobee_service.program.start_failures import CannotListen
 from aerobee_service.turns.turns import Turns
 
@@ -308,14 +309,7 @@ class RemotingServer:
         task.add_done_callback(self._tasks.discard)
 
     async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                accepted, address = await loop.sock_accept(listener)
-            except OSError as failed:  # descriptors used up: wait for one to come free
-                log.warning("remoting.accept_failed", reason=str(failed))
-                await asyncio.sleep(0.1)
-                continue
+        async for accepted, address in accepting(listener, _accept_failed):
             peer, host = format_addr(address), str(address[0])
             # All that a proxy passes on come from its address; whose they are is known, and bounded, a moment later.
             if self._is_full(None if host in self._config.proxies else host):
@@ -411,6 +405,10 @@ class RemotingServer:
             self.broken_off["plain"] += 1
             log.info("remoting.plain_refused", peer=peer)
         return None
+
+
+def _accept_failed(failed: OSError) -> None:
+    log.warning("remoting.accept_failed", reason=str(failed))
 
 
 def _leave(counts: Counter[str], host: str) -> None:

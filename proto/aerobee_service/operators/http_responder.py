@@ -28,6 +28,8 @@ from typing import Final, Protocol, cast
 
 import structlog
 
+from aerobee_service.program.accepting import accepting
+
 __all__ = ["PROBES", "Guard", "HttpResponder", "Page", "Standing", "TlsOfPort", "Visitor"]
 
 log = structlog.get_logger()
@@ -43,7 +45,6 @@ CONNECTIONS_MAX: Final = 64
 PER_HOST_MAX: Final = 24
 CROWD_MAX: Final = 512
 HEARD_AFTER_S: Final = 0.02
-ACCEPT_PAUSE_S: Final = 0.1
 BACKLOG: Final = 100
 # What probes ask for: whoever asks there is told how the program is, and why only who may know.
 PROBES: Final = frozenset({"/health", "/readyz", "/startupz", "/livez"})
@@ -158,15 +159,8 @@ class HttpResponder:
             listener.close()
 
     async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                accepted, address = await loop.sock_accept(listener)
-            except OSError as failed:  # descriptors used up, say: wait for one to come free
-                log.warning("metrics.accept_failed", reason=str(failed))
-                await asyncio.sleep(ACCEPT_PAUSE_S)
-            else:
-                self._accepted(accepted, str(address[0]), int(address[1]))
+        async for accepted, address in accepting(listener, _accept_failed):
+            self._accepted(accepted, str(address[0]), int(address[1]))
 
     def _accepted(self, accepted: socket.socket, host: str, port: int) -> None:
         visit = _Visit(host, port, accepted)
@@ -286,6 +280,10 @@ class HttpResponder:
         except Exception as error:
             log.exception("metrics.page_failed", path=path)
             return _error(500, f"{type(error).__name__}: {error}")
+
+
+def _accept_failed(failed: OSError) -> None:
+    log.warning("metrics.accept_failed", reason=str(failed))
 
 
 def _listening(host: str, port: int) -> list[socket.socket]:
