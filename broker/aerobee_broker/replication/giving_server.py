@@ -9,6 +9,8 @@ memory once for all.
 Invariants
 - At most CONNECTIONS_MAX connections; one that says nothing for haHousekeepingInterval is closed.
 - One turn gives a slave at most TURN_SIZE bytes: others have theirs, too.
+- The event loop does not wait for the disk: what lies further than HOT_SIZE below the log's end is brought into memory
+  by a thread first, BRING_SIZE bytes at a time.
 """
 
 import asyncio
@@ -38,6 +40,8 @@ CONNECTIONS_MAX: Final = 64
 HANDSHAKE_S: Final = 10.0
 WRITE_HIGH: Final = 1 << 20  # bytes
 TURN_SIZE: Final = 1 << 20  # bytes
+HOT_SIZE: Final = 64 << 20  # bytes; what was written last is in memory
+BRING_SIZE: Final = 8 << 20  # bytes
 TICK_MIN_S: Final = 0.01
 SPEED_S: Final = 1.0
 
@@ -144,6 +148,17 @@ class GivingServer:
         if self._server is not None:
             await self._server.wait_closed()
 
+    def bring(self, offset: int, then: Callable[[], None]) -> None:
+        """Call `then` when the next BRING_SIZE bytes from there on are in memory, or cannot be."""
+
+        async def work() -> None:
+            if self.own is not None:
+                with contextlib.suppress(OSError):  # whoever reads them meets it, too
+                    await asyncio.to_thread(self.own.log.bring, offset, BRING_SIZE)
+            then()
+
+        self._start(work(), "log for a slave")
+
     @property
     def given_offset(self) -> int:
         """Physical offset below which slaves may have the log."""
@@ -218,6 +233,9 @@ class _Giving(asyncio.Protocol):
         self._greeting: Greeting[Visitor] | None = None
         self._greeter: asyncio.Task[None] | None = None
         self._visitor: Visitor | None = None  # of ours, after the handshake
+        # Old parts of the log: whether a thread is at it, and up to where they are in memory.
+        self._bringing = False
+        self._brought_until = 0
 
     # --- of the transport -------------------------------------------------------------------------------------
 
@@ -337,6 +355,26 @@ class _Giving(asyncio.Protocol):
 
     def pump(self) -> None:
         """Send what there is, as far as the slave takes it."""
+        link = self._link
+        if link is None or self._bringing or self._paused:
+            return
+        at = link.next_offset
+        if (
+            at + TURN_SIZE > self._brought_until
+            and link.has_begun
+            and at < self._server.given_offset - HOT_SIZE
+        ):
+            self._bringing = True
+            self._server.bring(at, lambda: self._brought(at + BRING_SIZE))
+            return
+        self._send()
+
+    def _brought(self, until: int) -> None:
+        self._bringing, self._brought_until = False, until
+        self._send()
+
+    def _send(self) -> None:
+        """One turn's worth."""
         link, transport = self._link, self._transport
         if link is None or transport is None:
             return

@@ -34,6 +34,10 @@ class ComparedLog(Protocol):
         """Where messages begin or end. From any thread."""
         ...
 
+    def bring(self, offset: int, size: int) -> None:
+        """Return when these bytes are in memory. From any thread; OSError."""
+        ...
+
 
 class OwnSide(NamedTuple):
     """This end of all handshakes."""

@@ -232,6 +232,15 @@ class CommitLog:
         at = physical_offset - file.offset
         return file.view[at : at + size]
 
+    def bring(self, physical_offset: int, size: int) -> None:
+        """Return when these bytes are in memory, as far as they are kept. From any thread; OSError when the disk
+        refuses."""
+        end = min(physical_offset + size, self.end_offset)
+        for file in self.mapped.files:
+            begin, stop = max(physical_offset, file.offset), min(end, file.end)
+            if begin < stop:
+                self._io.bring(file.data.path, begin - file.offset, stop - begin)
+
     def scan(self, physical_offset: int, *, property_crc: bool = False) -> ScannedRecord | None:
         """The proven record that begins at `physical_offset`, None if none does."""
         file = self.mapped.find(physical_offset) if physical_offset < self.end_offset else None

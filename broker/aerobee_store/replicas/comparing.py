@@ -49,6 +49,10 @@ class LogComparison:
             at = stop
         return found.digest()
 
+    def bring(self, offset: int, size: int) -> None:
+        """Return when these bytes are in memory, as far as they are kept. OSError when the disk refuses."""
+        self._log.bring(offset, size)
+
     def borders(self, begin: int, end: int) -> list[int]:
         """The physical offsets in [begin, end] at which a message begins or ends, rising, and the last one before
         `begin` if none is there. `begin` is in the log, or its end."""

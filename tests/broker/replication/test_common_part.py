@@ -30,7 +30,7 @@ def found(own: HistoryLog, other: HistoryLog, window: int) -> tuple[int, int, in
 
 
 @pytest.mark.parametrize("window", [64, 1000, 1 << 16])
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_the_last_border_of_what_two_logs_have_in_common(seed: int, window: int) -> None:
     random = Random(seed)
     own = HistoryLog(random.choice((0, 4096)))

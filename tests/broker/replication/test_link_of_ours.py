@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-import shutil
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from aerobee_broker.broker import Broker, Life
 from aerobee_broker.lives.role import Role
-from aerobee_broker.replication import greeting
+from aerobee_broker.replication import giving_server, greeting
 from aerobee_proto.ha import encode_report
 from aerobee_proto.ha_hello import Hello, encode_message
 from aerobee_store.replicas.epochs import Epoch
@@ -242,10 +242,40 @@ async def test_a_copy_that_lost_its_epochs_is_still_found_by_its_bytes(tmp_path:
             await caught_up(master, slave)
         for path in two.glob("epochFileCheckpoint*"):
             path.unlink()
-        shutil.copytree(two, tmp_path / "kept")
         await put(client, 20)
         async with running_slave(two, 2, life=life(3, 2), **SMALL) as slave:
             meet(slave, master)
             await caught_up(master, slave)
             assert slave.parts.store.epochs.last_epoch == 3
     assert log_files(one) == log_files(two)
+
+
+async def test_old_parts_of_the_log_are_brought_into_memory_before_they_are_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new slave copies all there is, and nobody else waits for the disk because of it."""
+    monkeypatch.setattr(giving_server, "HOT_SIZE", 100_000)
+    monkeypatch.setattr(giving_server, "BRING_SIZE", 40_000)
+    monkeypatch.setattr(giving_server, "TURN_SIZE", 10_000)
+    async with running_broker(tmp_path / "one", **SMALL) as master, talking(master) as client:
+        await put(client, 300)
+        store = master.parts.store
+        brought: list[int] = []
+        bring = store.comparison.bring
+
+        def noted(offset: int, size: int) -> None:
+            assert threading.current_thread() is not threading.main_thread()
+            brought.append(offset)
+            bring(offset, size)
+
+        monkeypatch.setattr(store.comparison, "bring", noted)
+        end = store.end_offset
+        async with running_slave(tmp_path / "two", **SMALL) as slave:
+            meet(slave, master)
+            await put(client, 20)
+            await caught_up(master, slave)
+    assert brought == sorted(brought)
+    assert brought[0] == 0
+    assert end - 150_000 < brought[-1] < end
+    assert len(brought) >= (end - 100_000) // 40_000
+    assert log_files(tmp_path / "one") == log_files(tmp_path / "two")

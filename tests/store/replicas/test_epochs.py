@@ -204,7 +204,7 @@ def test_two_logs_part_where_the_newest_epoch_of_both_ends_first() -> None:
     assert common_end([Epoch(1, 5)], 150, [Epoch(1, 0)], 200) is None
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(st.data())
 def test_logs_with_a_common_history_part_where_it_ends(data: st.DataObject) -> None:
     """Two brokers take turns as master of what was one log; each keeps what it wrote itself."""
