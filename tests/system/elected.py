@@ -30,7 +30,7 @@ __all__ = ["CLUSTER", "NAME", "Senders", "Trio", "sending", "started"]
 NAME: Final = "orders"
 CLUSTER: Final = "DefaultCluster"
 TOPIC: Final = "T"
-CLUSTER_INFO, HA_STATUS = 106, 907
+RUNTIME_INFO, CLUSTER_INFO, HA_STATUS = 28, 106, 907
 SENDERS: Final = 8
 WAIT_S: Final = 60.0
 PAUSE_S: Final = 0.001
@@ -90,6 +90,10 @@ class Trio:
         except (OSError, ValueError):
             return -1
         return int(status["inSyncSlaveNums"]) if status.get("master") else -1
+
+    def log_end(self, member: int) -> int:
+        """Physical offset at which the log of a member ends."""
+        return int(json.loads(call(self.address(member), RUNTIME_INFO)[1])["table"]["commitLogMaxOffset"])
 
     def wait_master(self, *others: int, slaves: int = 0) -> int:
         """Return the master, once there is one that is none of these and has so many slaves in sync."""

@@ -12,13 +12,15 @@ import pytest
 
 from aerobee_proto.codes import ResponseCode
 from console.support import program
-from system.elected import NAME, TOPIC, Trio, go_on, sending, started, stop_process
+from plain_remoting import wait_until
+from system.elected import NAME, SENDERS, TOPIC, Trio, go_on, sending, started, stop_process
 from system.running import send_request, talking
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 FAILOVER_MAX_S = 30.0  # on a machine that does other things; measured alone it is 2 to 4 s
 PENDING = 20
+ALONE = 1000  # bytes that the master has and no slave: some of the sends that are on their way
 ROUNDS = 50
 MASTERS = 0.7  # share of rounds that end the master
 
@@ -115,3 +117,23 @@ async def test_a_seat_is_handed_over_by_command_and_no_send_fails(trio: Trio) ->
         assert await asyncio.to_thread(trio.wait_master, slaves=2) == other
         await senders.more(100)
         assert senders.failed == []
+
+
+async def test_what_no_slave_has_is_not_answered(trio: Trio) -> None:
+    """Slaves stand still, then the master is gone: what it took is nowhere, and nobody was told that it is safe."""
+    master = await asyncio.to_thread(trio.wait_master, slaves=2)
+    slaves = [member for member in (1, 2, 3) if member != master]
+    async with sending(trio) as senders:
+        for member in slaves:
+            stop_process(trio.members[member])
+        answered = len(senders.ledger)
+        begin = trio.log_end(master)
+        await asyncio.to_thread(
+            wait_until, lambda: trio.log_end(master) >= begin + ALONE, "the master takes messages"
+        )
+        assert len(senders.ledger) - answered <= SENDERS  # on their way when the slaves stopped
+        trio.members[master].kill()
+        for member in slaves:
+            go_on(trio.members[member])
+        await asyncio.to_thread(trio.wait_master, master, slaves=1)
+        await senders.more(100)
