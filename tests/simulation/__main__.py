@@ -5,7 +5,7 @@
 ./dev simulate A- --for 60        from A on, as many as there is time for in 60 s
 ./dev simulate A-B --planted NAME with a fault in the product; stops where it is found
 ./dev simulate A-B --engine native with that engine for sends; without, half of the seeds have each
-./dev simulate A-B --scenario pair  a master with slaves; `broker` is one broker; without, the seed draws it
+./dev simulate A-B --scenario pair  a master with slaves; election: a set with etcd; broker: one; drawn without
 """
 
 import argparse

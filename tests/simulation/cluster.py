@@ -7,7 +7,8 @@ from typing import Any, Final, Protocol
 
 import structlog
 
-from aerobee_broker.broker import Broker
+from aerobee_broker.broker import Broker, Life
+from aerobee_broker.lives.role import Role
 from aerobee_broker.settings.config import BrokerConfig
 from aerobee_nameserver.config import NameserverConfig
 from aerobee_nameserver.server import NameServer
@@ -19,10 +20,21 @@ from simulation.network import Network
 from simulation.threads import Threads
 from simulation.world import Process, World
 
-__all__ = ["BROKER_PORT", "NAMESERVER_PORT", "BrokerHost", "BrokerSet", "Cluster", "Host", "Target"]
+__all__ = [
+    "BROKER_PORT",
+    "NAMESERVER_PORT",
+    "STORE",
+    "BrokerHost",
+    "BrokerSet",
+    "Cluster",
+    "Host",
+    "Target",
+    "first_of",
+]
 
 BROKER_PORT: Final = 10911
 NAMESERVER_PORT: Final = 9876
+STORE: Final = Path("/store")
 STOP_AFTER_FAILURE_S: Final = 0.7  # as the program
 # Of log events, what goes into the history; the rest is in figures and takes its room.
 FACTS_MAX: Final = 200
@@ -119,6 +131,8 @@ class BrokerHost(Host):
         # Why the last start was refused.
         self.refused: Exception | None = None
         self._stop: asyncio.Event | None = None
+        # When it had its master's tables last, in true seconds; of a slave.
+        self.tables_at = 0.0
 
     @property
     def broker_addr(self) -> str:
@@ -146,16 +160,15 @@ class BrokerHost(Host):
         if self.is_up and self._stop is not None and self.loop is not None:
             self.loop.call_soon_threadsafe(self._stop.set)
 
-    async def _main(self) -> None:
-        process, cluster = self.process, self.cluster
-        assert process is not None
-        config = BrokerConfig(
+    def config(self) -> BrokerConfig:
+        """Its settings, as the next start reads them."""
+        return BrokerConfig(
             **{
-                "store_path_root_dir": Path("/store"),
+                "store_path_root_dir": STORE,
                 "broker_ip1": self.address,
                 "bind_address": self.address,
                 "listen_port": BROKER_PORT,
-                "namesrv_addr": ";".join(cluster.nameserver_addrs),
+                "namesrv_addr": ";".join(self.cluster.nameserver_addrs),
                 "metrics_exporter_type": "DISABLE",
                 "cold_read_threads": 0,  # all of a simulated disk is in memory
                 "broker_cluster_name": "Sim",
@@ -163,23 +176,56 @@ class BrokerHost(Host):
                 **self.settings,
             }
         )
-        io = SimIo(self.disk, process, cluster.threads)
-        broker = Broker(config, io=io, clock=process.epoch_ms)
+
+    async def _main(self) -> None:
+        process = self.process
+        assert process is not None
+        io = SimIo(self.disk, process, self.cluster.threads)
         stop = self._stop = asyncio.Event()
+        cut_to: int | None = None
+        while not stop.is_set():
+            config = self.config()
+            life = Life(Role(not config.is_slave, member=config.broker_id), cut_to=cut_to)
+            broker = await self.begin(Broker(config, io=io, clock=process.epoch_ms, life=life), stop)
+            if broker is None:
+                return
+            await first_of({broker.cut}, stop)
+            cut_to = broker.cut.result() if broker.cut.done() else None
+            await self.end(broker, briefly=cut_to is not None and not stop.is_set())
+            if broker.failed.done():
+                return
+
+    async def begin(self, broker: Broker, stop: asyncio.Event) -> Broker | None:
+        """Start a broker; None when it does not start. `stop` is set when it fails."""
         broker.failed.add_done_callback(lambda _: stop.set())
         try:
             await broker.start()
         except (AerobeeError, OSError, ValueError) as failed:
             self.refused = failed
-            cluster.world.note(self.name, f"does not start: {failed}")
+            self.cluster.world.note(self.name, f"does not start: {failed}")
             await broker.close()
-            return
+            return None
         self.refused = None
         self.serving = broker
-        await stop.wait()
+        return broker
+
+    async def end(self, broker: Broker, *, briefly: bool = False) -> None:
+        """Stop a broker as the program does."""
+        assert self.process is not None
+        self.serving = None
         if broker.failed.done():
-            asyncio.get_running_loop().call_later(STOP_AFTER_FAILURE_S, process.kill)
-        await broker.close()
+            asyncio.get_running_loop().call_later(STOP_AFTER_FAILURE_S, self.process.kill)
+        await broker.close(briefly=briefly)
+
+
+async def first_of(ends: "set[asyncio.Future[Any]]", stop: asyncio.Event) -> None:
+    """Return when one of these has come, or `stop`."""
+    stopped = asyncio.create_task(stop.wait(), name="stop")
+    try:
+        await asyncio.wait({*ends, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopped.cancel()
+        await asyncio.gather(stopped, return_exceptions=True)
 
 
 class BrokerSet:

@@ -99,7 +99,8 @@ class Ledger:
     def _stands_at(self, place: Place, body: bytes, how: str) -> None:
         other = self.at.setdefault(place, body)
         if other != body:
-            raise Broken(f"{show(place)} was given to {other!r}, and is {how} for {body!r}")
+            first = "acknowledged for" if self.sent[other].place == place else "read as"
+            raise Broken(f"{show(place)} was {first} {other[:80]!r}, and is {how} for {body[:80]!r}")
 
     # --- reading ----------------------------------------------------------------------------------------------
 

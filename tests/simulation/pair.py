@@ -26,13 +26,7 @@ class PairSimulation(Simulation):
         slaves = chance.choice((1, 1, 2)) if copies < 3 else 2
         common = {
             **settings,
-            "broker_name": SET,
-            "register_name_server_period": 10_000,
-            "slave_read_enable": True,
-            "ha_send_heartbeat_interval": chance.choice((500, 2000)),
-            "ha_housekeeping_interval": chance.choice((3000, 10_000)),
-            "ha_transfer_batch_size": chance.choice((1024, 32_768)),
-            "slave_timeout": chance.choice((300, 1500)),
+            **self.link_settings(),
         }
         of_master: dict[str, Any] = {"broker_role": "SYNC_MASTER" if copies > 1 else "ASYNC_MASTER"}
         if copies > 1:
@@ -57,6 +51,19 @@ class PairSimulation(Simulation):
             self.faults.supervise(host, host.start)
         self.copies.look()
 
+    def link_settings(self) -> dict[str, Any]:
+        """Those of members that follow each other."""
+        chance = self.chance
+        return {
+            "broker_name": SET,
+            "register_name_server_period": 10_000,
+            "slave_read_enable": True,
+            "ha_send_heartbeat_interval": chance.choice((500, 2000)),
+            "ha_housekeeping_interval": chance.choice((3000, 10_000)),
+            "ha_transfer_batch_size": chance.choice((1024, 32_768)),
+            "slave_timeout": chance.choice((300, 1500)),
+        }
+
     @property
     def master(self) -> BrokerHost:
         return self.set.master
@@ -76,6 +83,8 @@ class PairSimulation(Simulation):
             self.copies.compare(slave, whole=True)
         theirs, _ = self.read_all(self.master)
         for slave in slaves:
+            if not slave.settings["slave_read_enable"]:
+                continue
             logs, begins = self.read_all(slave)
             assert slave.serving is not None
             is_partial = slave.serving.parts.store.min_physical_offset > 0  # it began with the last file

@@ -131,7 +131,7 @@ class Simulation:
         self.make_brokers({**settings_of(chance), "send_engine": self._engine})
         for host in starts:
             self.faults.supervise(host, lambda host=host: cluster.start_nameserver(host))  # type: ignore[misc]
-        self.until(self._all_serve, 10.0, "the first start")
+        self.until(self.serves, 10.0, "the first start")
         self.as_client("topics", self._make_topics)
         self.start_clients()
         self.plan_faults()
@@ -139,7 +139,8 @@ class Simulation:
         world.note("-", "no faults any more")
         self._heal()
 
-    def _all_serve(self) -> bool:
+    def serves(self) -> bool:
+        """Whether everything is there that takes messages."""
         return all(host.is_serving for host in self.cluster.brokers)
 
     async def _make_topics(self, remote: RemotingClient) -> None:
@@ -154,7 +155,7 @@ class Simulation:
     def _heal(self) -> None:
         """Everything works again within a time, and then nothing is missing."""
         began = self.world.now
-        self.until(self._all_serve, HEALED_WITHIN_S, "all brokers serve again")
+        self.until(self.serves, HEALED_WITHIN_S, "all brokers serve again")
         acknowledged = self.ledger.acknowledged
         self.until(
             lambda: self.ledger.acknowledged > acknowledged + 3, HEALED_WITHIN_S, "messages are taken again"

@@ -5,13 +5,18 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from simulation.edges import edges
+from simulation.election import ElectionSimulation
 from simulation.pair import PairSimulation
 from simulation.scenario import Simulation
 from simulation.world import Stuck, World
 
 __all__ = ["SCENARIOS", "Outcome", "scenario_of", "simulate"]
 
-SCENARIOS: Final[dict[str, type[Simulation]]] = {"broker": Simulation, "pair": PairSimulation}
+SCENARIOS: Final[dict[str, type[Simulation]]] = {
+    "broker": Simulation,
+    "pair": PairSimulation,
+    "election": ElectionSimulation,
+}
 
 
 @dataclass(slots=True)

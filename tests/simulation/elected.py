@@ -1,0 +1,103 @@
+"""Hosts of a set whose master is elected: what runs there is the loop of the program, one life after the other."""
+
+import asyncio
+from typing import Any, Final
+
+from aerobee_broker.broker import Broker, Life
+from aerobee_broker.election.election import Election
+from aerobee_broker.lives.role import Role, settings_of
+from aerobee_store.replicas.identity import store_identity
+from simulation.cluster import STORE, BrokerHost, BrokerSet, Cluster, first_of
+from simulation.disk import SimIo
+from simulation.etcd import Etcd, EtcdOf
+from simulation.ledger import Broken, Ledger
+
+__all__ = ["ElectedHost", "ElectedSet"]
+
+CALLS_PER_LEASE: Final = 3  # as the program
+
+
+class ElectedSet(BrokerSet):
+    """Whoever looks from outside takes the newest master for the master."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self.members = []
+        # Who has been master, by epoch: the process, not the host alone.
+        self.masters: dict[int, tuple[str, int]] = {}
+
+    def add(self, host: BrokerHost) -> None:
+        self.members.append(host)
+        self.broker_name = host.broker_name
+        if len(self.members) == 1:
+            self.master = host
+
+    def became_master(self, host: "ElectedHost", epoch: int) -> None:
+        """A life of a master serves. Broken: there was another one of this epoch."""
+        me = host.name, host.starts
+        if self.masters.setdefault(epoch, me) != me:
+            raise Broken(f"{host.name} and {self.masters[epoch][0]} are both master of epoch {epoch}")
+        if epoch == max(self.masters):
+            # What groups have committed at the old master and this one has not heard of yet is forgotten.
+            if self.master is not host:
+                self._ledger.forget_commits(self.broker_name, host.tables_at)
+            self.master = host
+
+
+class ElectedHost(BrokerHost):
+    """A host that runs a member."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        name: str,
+        address: str,
+        settings: dict[str, Any],
+        etcd: Etcd,
+        brokers: ElectedSet,
+    ) -> None:
+        super().__init__(cluster, name, address, settings)
+        self._etcd = etcd
+        self._set = brokers
+        self.role: Role | None = None
+        self.election: Election | None = None
+
+    @property
+    def is_slave(self) -> bool:
+        return self._set.master is not self
+
+    async def _main(self) -> None:
+        process, cluster = self.process, self.cluster
+        assert process is not None
+        config, io = self.config(), SimIo(self.disk, process, cluster.threads)
+        register = EtcdOf(self._etcd, self, config.election_lease_millis / 1000 / CALLS_PER_LEASE)
+        identity = cluster.world.chance(f"store {self.disk_number} of {self.name}").randbytes(16).hex()
+        store = await asyncio.to_thread(store_identity, STORE, io, lambda: identity)
+        election = self.election = Election(config, register, store=store, clock=process.monotonic)
+        stop = self._stop = asyncio.Event()
+        port = 0
+        cut_to: int | None = None
+        try:
+            role = await election.first()
+            while not stop.is_set():
+                life = Life(role, None, port, None, election, cut_to)
+                made = Broker(settings_of(config, role), io=io, clock=process.epoch_ms, life=life)
+                broker = await self.begin(made, stop)
+                if broker is None:
+                    return
+                self.role = role
+                cluster.world.note(self.name, f"is {'master' if role.is_master else 'slave'} of {role.epoch}")
+                if role.is_master:
+                    self._set.became_master(self, role.epoch)
+                following = asyncio.create_task(election.next(role), name="next role")
+                await first_of({following, broker.cut}, stop)
+                due = following.result() if following.done() else role
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
+                cut_to = broker.cut.result() if due == role and broker.cut.done() else None
+                role, config, port = due, broker.settings, broker.port
+                await self.end(broker, briefly=not stop.is_set())
+                if broker.failed.done():
+                    return
+        finally:
+            await election.close()

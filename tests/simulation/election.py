@@ -1,0 +1,191 @@
+"""A set whose master is elected, with etcd, under faults of both."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from simulation.cluster import BrokerHost
+from simulation.copies import LOOK_S, Copies
+from simulation.elected import ElectedHost, ElectedSet
+from simulation.etcd import ETCD_ADDRESS, Etcd
+from simulation.pair import PairSimulation
+from simulation.scenario import HEALED_WITHIN_S, Simulation
+from simulation.set_faults import SET_FAULTS, TABLES_LAG_S, SetFaults
+
+__all__ = ["ElectionSimulation"]
+
+SET: Final = "set"
+
+
+class ElectionFaults(SetFaults):
+    """All faults of a simulation of one set with an election."""
+
+    etcd: Etcd
+
+    @property
+    def table(self) -> Mapping[str, Callable[[Any], None]]:
+        return ELECTION_FAULTS
+
+    def _etcd_for_a_while(self, what: str, longest_s: float, **changes: Any) -> None:
+        self.note(f"etcd {what}")
+        before = {name: getattr(self.etcd, name) for name in changes}
+        for name, value in changes.items():
+            setattr(self.etcd, name, value)
+
+        def over() -> None:
+            for name, value in before.items():
+                setattr(self.etcd, name, value)
+
+        self.for_a_while(longest_s, over)
+
+    def restart_etcd(self) -> None:
+        if self.etcd.is_up:
+            self.note("etcd is stopped for a while")
+            self.etcd.stop()
+            self.for_a_while(self._chance.choice((0.5, 3.0, 8.0)), self.etcd.start)
+
+    def slow_etcd(self) -> None:
+        if self.etcd.delay_s < 0.01:
+            self._etcd_for_a_while("is slow for a while", 6.0, delay_s=self._chance.choice((0.05, 0.4, 1.0)))
+
+    def lose_answers(self) -> None:
+        if not self.etcd.lost:
+            self._etcd_for_a_while("does what it is asked for and says nothing, now and then", 6.0, lost=0.4)
+
+    def compact_etcd(self) -> None:
+        self.note("etcd forgets old changes")
+        self.etcd.compact()
+
+    def cut_off_from_etcd(self) -> None:
+        """A member does not reach etcd, or is not answered; what is under way to it waits."""
+        network, host = self.cluster.network, self._broker()
+        kind = self._chance.choice(("both", "to", "from"))
+        self.note(f"no way {kind} etcd of {host.name}")
+        if kind != "from":
+            network.close_way(host.address, ETCD_ADDRESS)
+        if kind != "to":
+            network.close_way(ETCD_ADDRESS, host.address)
+        self.for_a_while(8.0, network.open_ways)
+
+    def lose_master(self) -> None:
+        """The master, in one of the ways in which masters are lost."""
+        host, kind = self._set.master, self._chance.choice(("kill", "power", "suspend", "island", "stop"))
+        process = host.process
+        if process is None or not process.is_alive:
+            return
+        self.note(f"the master {host.name} is lost: {kind}")
+        if kind == "kill":
+            host.kill()
+        elif kind == "power":
+            host.fail_power()
+        elif kind == "stop":
+            host.stop()
+        elif kind == "suspend":
+            process.stop()
+            self.for_a_while(10.0, process.go_on)
+        else:
+            self._isolate(host)
+
+    def _isolate(self, host: BrokerHost) -> None:
+        """Its peers and etcd are out of reach; clients reach it all the same."""
+        network = self.cluster.network
+        for address in (ETCD_ADDRESS, *(one.address for one in self._set.slaves)):
+            network.close_way(address, host.address)
+            network.close_way(host.address, address)
+        self.for_a_while(10.0, network.open_ways)
+
+
+ELECTION_FAULTS: Final[dict[str, Callable[[Any], None]]] = {
+    **{name: fault for name, fault in SET_FAULTS.items() if name not in ("promotion", "new disk of a slave")},
+    "lost master": ElectionFaults.lose_master,
+    "no way to etcd": ElectionFaults.cut_off_from_etcd,
+    "etcd restarts": ElectionFaults.restart_etcd,
+    "slow etcd": ElectionFaults.slow_etcd,
+    "lost answers of etcd": ElectionFaults.lose_answers,
+    "compaction of etcd": ElectionFaults.compact_etcd,
+}
+
+
+class ElectionSimulation(PairSimulation):
+    """One run of one seed."""
+
+    set: ElectedSet
+
+    def make_brokers(self, settings: dict[str, Any]) -> None:
+        chance, cluster = self.chance, self.cluster
+        count = chance.choice((2, 3, 3))
+        least = chance.randint(1, 2)
+        common = {
+            **settings,
+            **self.link_settings(),
+            # A slave shows all that it has, also what the next master may not have.
+            "slave_read_enable": False,
+            "election_endpoints": f"{ETCD_ADDRESS}:2379",
+            "election_lease_millis": chance.choice((2000, 3000)),
+            "total_replicas": count,
+            "in_sync_replicas": least,
+            "min_in_sync_replicas": least,
+        }
+        self.etcd = Etcd(self.world, cluster.network)
+        self.set = self.target = ElectedSet(self.ledger)
+        for number in range(count):
+            made = ElectedHost(
+                cluster,
+                f"{SET}-{number}",
+                f"10.0.0.{number + 1}",
+                {**common, "broker_id": number + 1},
+                self.etcd,
+                self.set,
+            )
+            made.set_clock(0, chance.choice((0.97, 1.0, 1.0, 1.03)))
+            self.set.add(made)
+            cluster.brokers.append(made)
+        self.copies = Copies(self.world, self.set, settings["mapped_file_size_commit_log"])
+        self.copies.promised = least
+        self.ledger.witness = self.copies.witness
+        self.faults = ElectionFaults(cluster, self.ledger, self.world.chance("faults"), self.set, self.copies)
+        self.faults.etcd = self.etcd
+        for host in self.set.members:
+            self.faults.supervise(host, host.start)
+        self._look()
+
+    def _look(self) -> None:
+        """Remember how old the tables of slaves are."""
+        for host in self.set.members:
+            side: Any = host.serving.parts.replication if host.is_serving and host.serving else None
+            synced_at = side.metadata.synced_at if side is not None and hasattr(side, "metadata") else 0.0
+            if synced_at:
+                host.tables_at = synced_at / host.clock_rate - TABLES_LAG_S
+        self.world.at(self.world.now + LOOK_S, None, self._look)
+
+    def start_clients(self) -> None:
+        """None that reads at slaves."""
+        Simulation.start_clients(self)
+
+    def serves(self) -> bool:
+        """Whether there is one master that serves, and all others follow it."""
+        return all(host.is_serving for host in self.set.members) and bool(self.set.masters)
+
+    def check_brokers(self) -> None:
+        self.until(self._is_whole, HEALED_WITHIN_S, self._standing)
+        super().check_brokers()
+
+    def _roles(self) -> list[tuple[bool, int]]:
+        roles = [getattr(host, "role", None) for host in self.set.members if host.is_serving]
+        return [(role.is_master, role.epoch) for role in roles if role is not None]
+
+    def _is_whole(self) -> bool:
+        election = getattr(self.master, "election", None)
+        roles = self._roles()
+        epochs = {epoch for _, epoch in roles}
+        return (
+            election is not None
+            and len(roles) == len(self.set.members)
+            and epochs == {max(self.set.masters)}
+            and sum(is_master for is_master, _ in roles) == 1
+            and len(election.seat.in_sync) == len(self.set.members)
+        )
+
+    def _standing(self) -> str:
+        election = getattr(self.master, "election", None)
+        in_sync = election.seat.in_sync if election is not None else None
+        return f"all members are in sync: roles and epochs are {self._roles()}, in sync are {in_sync}"
