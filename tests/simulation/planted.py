@@ -23,6 +23,7 @@ from aerobee_store.recovery import recovery
 from aerobee_store.store import MessageStore
 from aerobee_store.walking.log_reader import Proof
 from aerobee_store.writing.appender import Appender
+from simulation.planted_sets import OF_SETS
 
 __all__ = ["PLANTED", "planted"]
 
@@ -194,6 +195,7 @@ PLANTED: Final[dict[str, Callable[[], list[Change]]]] = {
     "queues trusted without a sync": _queues_trusted_without_a_sync,
     "recovered and not synced": _recovered_and_not_synced,
     "stored twice now and then": _stored_twice_now_and_then,
+    **OF_SETS,
 }
 
 

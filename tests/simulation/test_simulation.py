@@ -90,3 +90,18 @@ def test_a_planted_fault_is_found(name: str) -> None:
     failed = re.search("seed ([0-9]+):", done.stdout)
     assert failed is not None
     assert f"again with: ./dev simulate {failed[1]} --planted '{name}'" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "scenario"),
+    [
+        ("acknowledged before slaves", "pair"),
+        ("reported before the disk", "pair"),
+        ("no truncation", "election"),
+    ],
+)
+def test_a_fault_planted_into_a_set_is_found(name: str, scenario: str) -> None:
+    done = simulate("1-60", "--planted", name, "--scenario", scenario)
+    assert done.returncode == 1, done.stdout[-2000:] + done.stderr
+    assert f"--planted '{name}' --scenario {scenario}" in done.stdout
