@@ -6,6 +6,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -14,6 +15,7 @@ from cyclopts import CycloptsError, MissingArgumentError
 from pydantic.fields import FieldInfo
 
 import rooms
+from aerobee_broker.election.election import ElectionStatistics
 from aerobee_broker.settings.config import BrokerConfig
 from aerobee_broker.workers.pages import ServicePort
 from aerobee_console.main import make_app
@@ -265,6 +267,8 @@ async def test_the_metrics_of_the_page_are_those_that_are_served(tmp_path: Path)
             tmp_path, metrics_exporter_type="PROM", metrics_prom_exporter_port=broker_port
         ):
             served |= await metrics_of(broker_port)
+            # Those of a set with an election: `aerobee_broker_` and the name of the figure.
+            served |= {f"aerobee_broker_{field.name}" for field in fields(ElectionStatistics)}
     finally:
         await workers.close()
         await nameserver.close()

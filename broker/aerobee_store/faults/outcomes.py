@@ -425,6 +425,7 @@ OUTCOMES: Final = (
             "^/checkpoint$",
             "^/abort$",
             "^/rebuild$",
+            "^/cut$",
             r"^/config/topics\.json$",
         ),
         _DISK,
