@@ -193,9 +193,18 @@ class Simulation:
         logs: dict[Queue, list[tuple[int, bytes]]] = {}
         begins: dict[Queue, int] = {}
 
+        serving = broker.serving
+        assert serving is not None
+        # A topic that was made anew by a send, as a new master had not heard of it, has more queues than before.
+        known = [(topic, serving.parts.topics.get(topic), queues) for topic, queues in QUEUES.items()]
+        counts = {
+            topic: queues if made is None else max(queues, made.write_queue_nums)
+            for topic, made, queues in known
+        }
+
         async def read(remote: RemotingClient) -> None:
-            for topic, queues in QUEUES.items():
-                for queue_id in range(queues):
+            for topic, count in counts.items():
+                for queue_id in range(count):
                     key = (broker.broker_name, topic, queue_id)
                     begins[key], logs[key] = await read_queue(remote, broker.broker_addr, topic, queue_id)
 

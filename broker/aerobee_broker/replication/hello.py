@@ -190,6 +190,8 @@ def _place_in(log: Span, theirs: Span, epoch: int) -> Flow["int | StartOver"]:
                 "empty the store folder of this broker and start it again: it begins anew",
             )
         return StartOver()
+    if _is_of_nobody(log, theirs):
+        return StartOver()
     begin, end = max(log.begin, theirs.begin), min(log.end, theirs.end)
     if begin >= end:
         if log.end == begin and (known_end == log.end or not (log.epochs or theirs.epochs)):
@@ -206,6 +208,16 @@ def _place_in(log: Span, theirs: Span, epoch: int) -> Flow["int | StartOver"]:
             "check both stores (aerobee store verify); the one that is damaged begins anew with an empty folder",
         )
     return found
+
+
+def _is_of_nobody(log: Span, theirs: Span) -> bool:
+    """Whether all of this log is of the first master of a set, and the next one began with an empty log: it was in sync
+    nevertheless, so nothing of this was ever answered with success."""
+    if len(log.epochs) != 1 or not theirs.epochs:
+        return False
+    first, following = log.epochs[0], theirs.epochs[0]
+    begins = {log.begin, theirs.begin, first.start_offset, following.start_offset}
+    return begins == {0} and following.epoch > first.epoch
 
 
 def _stranger(reason: str) -> LinkFault:
