@@ -355,7 +355,7 @@ async def test_a_refused_heartbeat_changes_nothing(tmp_path: Path) -> None:
         small = consumer(GROUP, {"topic": "T", "subString": "*"})
         await peer.exchange(heartbeat("me", consumerDataSet=[small]))
         kept = kept_in(memory_of(broker))
-        many: list[dict[str, object]] = [{"topic": f"t{number}", "subString": "*"} for number in range(2000)]
+        many: list[dict[str, object]] = [{"topic": f"t{number}", "subString": "*"} for number in range(300)]
         refused = await peer.exchange(heartbeat("me", consumerDataSet=[consumer(GROUP, *many)]))
         assert PEER_LIMIT in (refused.remark or "")
         refused = await peer.exchange(heartbeat("new", consumerDataSet=[consumer("other", *many)]))
