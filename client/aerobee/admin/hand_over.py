@@ -97,8 +97,8 @@ class HandOver:
         try:
             facts = await sets.level(slave.node.addr, int(fenced["endOffset"]), LEVEL_MILLIS)
             self._say(f"{slave.node.addr} has everything, up to {fenced['endOffset']}: the two change places")
-            down = await sets.change_role(
-                master.node.addr,
+            down = await self._step_down(
+                master,
                 {
                     "brokerRole": "SLAVE",
                     "brokerId": slave.member,
@@ -115,6 +115,16 @@ class HandOver:
         fenced_ms = round((self._now() - began) * 1000)
         notes = _notes({master.node.addr: down, slave.node.addr: up})
         return Moved(broker_name, slave.node.addr, master.node.addr, fenced_ms, notes)
+
+    async def _step_down(self, master: MemberState, header: Mapping[str, object]) -> Mapping[str, str]:
+        """Make the master a slave. One by election may hang up before it answers: its life ends when its seat is left.
+        Whether it has left it shows in who serves next."""
+        try:
+            return await self._sets.change_role(master.node.addr, header)
+        except BrokerUnreachable:
+            if not master.is_elected:
+                raise
+            return {}
 
     async def _raise(
         self, slave: MemberState, master: MemberState, fenced: Mapping[str, str]

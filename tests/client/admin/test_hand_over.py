@@ -171,6 +171,24 @@ async def test_an_elected_master_names_the_next_one_and_nobody_else_is_asked(lea
     assert brokers.calls == ["level open", f"fence {M} 10000", "level fenced", f"{M} SLAVE {S}"]
 
 
+async def test_an_elected_master_may_hang_up_before_it_answers(lead: Lead) -> None:
+    """Its life ends when its seat is left: the command failed now and then, though the set had a new master."""
+
+    class Elected(Brokers):
+        async def change_role(self, addr: str, header: Mapping[str, object]) -> Mapping[str, str]:
+            self.states[M] = replace(self.states[M], is_master=False)
+            self.states[S] = replace(self.states[S], is_master=True)
+            self.table = {S: 0, M: 2}
+            raise BrokerUnreachable("change the role", M, "closed by the peer")
+
+    brokers = Elected()
+    for addr, state in brokers.states.items():
+        brokers.states[addr] = replace(state, is_elected=True)
+    brokers.states[M] = replace(brokers.states[M], in_sync=frozenset({1, 2}))
+    moved = await lead(brokers).switch("b")
+    assert (moved.master_addr, moved.former_addr) == (S, M)
+
+
 @pytest.mark.parametrize("where", ["level fenced", f"{M} SLAVE"])
 async def test_a_switch_that_cannot_be_finished_takes_the_fence_away(lead: Lead, where: str) -> None:
     brokers = Brokers()
