@@ -15,7 +15,7 @@ from cyclopts import CycloptsError, MissingArgumentError
 from pydantic.fields import FieldInfo
 
 import rooms
-from aerobee_broker.election.election import ElectionStatistics
+from aerobee_broker.lives.seating import ElectionStatistics
 from aerobee_broker.settings.config import BrokerConfig
 from aerobee_broker.workers.pages import ServicePort
 from aerobee_console.main import make_app

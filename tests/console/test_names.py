@@ -29,7 +29,7 @@ OTHERS: Final = frozenset(
         "dry_run", "end", "entries", "file", "folder", "follow", "force", "html", "json", "last", "listen", "master",
         "name", "nameserver", "offline", "option", "order", "output", "path", "permission", "port", "properties",
         "property_crc", "queues", "records", "resume", "retries", "send", "settings", "sharding_key", "slots", "sql",
-        "accounts", "client", "days", "key_file", "renew", "servers", "tls_cert", "tls_key",
+        "accounts", "client", "days", "key_file", "renew", "replicas", "servers", "tls_cert", "tls_key",
         "start", "store", "tags", "threads", "timeout", "tls", "tls_ca", "to", "trace", "until", "workers",
         "settle", "without_old", "write_queues", "yes",
     }

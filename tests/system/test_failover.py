@@ -32,6 +32,7 @@ def trio(tmp_path: Path) -> Iterator[Trio]:
         yield trio
 
 
+@pytest.mark.alone
 async def test_a_master_that_is_killed_is_replaced_and_nothing_is_lost(trio: Trio) -> None:
     """Twice, and the first one has come back as a slave by then."""
     master = await asyncio.to_thread(trio.wait_master, slaves=2)

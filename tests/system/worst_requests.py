@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from aerobee_access.admin import ACL_BODY_SIZE_MAX, USER_BODY_SIZE_MAX
+from aerobee_broker.remoting_api.set_handlers import NAMES_BODY_SIZE_MAX
 from aerobee_proto.bodies import OBJECTS_MAX, VALUES_MAX
 from aerobee_proto.javajson import TOLERANT_SIZE_MAX
 from aerobee_remoting.exchange.gate import Row
@@ -510,6 +511,11 @@ def _route(_: int) -> Bodies:
     yield "queues", ext, _list_of(data, lambda all_: {"queueDatas": all_}, 64 * 1024)
 
 
+def _names(_: int) -> Bodies:
+    yield from _any_json(NAMES_BODY_SIZE_MAX)
+    yield "names", {}, _list_of(lambda i: f"set-{i}", lambda all_: all_, NAMES_BODY_SIZE_MAX)
+
+
 def _version(_: int) -> Bodies:
     yield from _any_json(1024, {"brokerName": "b", "brokerAddr": "a:1", "clusterName": "c", "brokerId": "0"})
 
@@ -555,6 +561,7 @@ BODIES: dict[int, Callable[[int], Bodies]] = {
     325: _reply(names=False),
     400: _assignment,
     401: _assignment,
+    1006: _names,
     3001: _user,
     3002: _user,
     3006: _acl,

@@ -10,7 +10,7 @@ import pytest
 
 from aerobee_broker.broker import Broker
 from aerobee_broker.metrics.metric_families import families, take_snapshot
-from aerobee_broker.pop.held_pops import HeldPops
+from aerobee_broker.pop.popping import Popping
 from aerobee_broker.pop.queue_reader import QueueReader
 from aerobee_proto import properties
 from aerobee_proto.bodies import SubscriptionGroupConfig, TopicConfig
@@ -628,7 +628,7 @@ async def test_very_many_groups_that_wait_are_served_in_several_turns(
     """One message was handed to every group that waits for it in one turn of the event loop."""
     monkeypatch.setattr(broker.parts.pop.pops.serving, "count_max", 4)
     waiting = await groups_that_wait(broker, client, clock, 20)
-    counts = calls_in_turns(monkeypatch, HeldPops, "of_group")
+    counts = calls_in_turns(monkeypatch, Popping, "_serve")
     async with popping_in_memory(broker) as other:
         await other.put("T", b"for all")
     answers = await client.answers(20)

@@ -66,6 +66,7 @@ def test_what_was_deleted_with_its_files_is_over() -> None:
     assert table.progress == 3
 
 
+@pytest.mark.alone
 def test_no_step_over_a_large_table_takes_long() -> None:
     """Each message that could not be read, and files that were deleted, cost a walk over all of the table."""
     count = 200_000
