@@ -4,16 +4,18 @@ A module whose tests all run with both has `pytestmark = BOTH_ENGINES`: brokers 
 the engine of the test. Tests that take long have one or the other by their seed (`engine_of`).
 """
 
+import importlib
 import importlib.util
 import os
 import shutil
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from aerobee_broker.native.engine import MODULE
 
-__all__ = ["BOTH_ENGINES", "chosen_engine", "engine_of", "need_engine", "send_engine"]
+__all__ = ["BOTH_ENGINES", "chosen_engine", "engine_of", "made_engine", "need_engine", "send_engine"]
 
 _chosen = "auto"
 
@@ -31,6 +33,18 @@ def _is_there() -> bool:
     if os.environ.get("CI") == "true" and shutil.which("cargo"):
         pytest.fail(f"{MODULE} is not installed, although cargo is there: ./dev setup says why")
     return False
+
+
+def made_engine() -> Any:
+    """A native engine by itself. Only where there is one."""
+    return importlib.import_module(MODULE).Engine(
+        store_host=bytes((127, 0, 0, 1, 0, 0, 42, 159)),
+        record_checksum=True,
+        property_crc=True,
+        is_indexed=True,
+        frame_size_max=1 << 24,
+        record_size_max=1 << 22,
+    )
 
 
 def engine_of(seed: int) -> str:

@@ -4,7 +4,8 @@
 //! keys and answers of them. `Engine.pull` reads usual pulls, and `Engine.gather` makes an answer of the entries of a
 //! queue and the file of the log that they lead to; `Engine.is_sound` proves a record. It does no I/O and knows no clock,
 //! no thread and no fault: Python owns every state, decides who is let in, writes what is made here, and does by itself
-//! whatever is unusual. Nothing is changed by a call that fails. `stored_records` is for whoever reads an answer: clients, and the broker itself.
+//! whatever is unusual. Nothing is changed by a call that fails. `stored_records` is for whoever reads an answer:
+//! clients, and the broker itself.
 
 mod answers;
 mod bytes;

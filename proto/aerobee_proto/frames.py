@@ -91,9 +91,8 @@ class FrameDecoder:
     def __init__(self, size_max: int = FRAME_SIZE_MAX, header_size_max: int = FRAME_SIZE_MAX) -> None:
         self._size_max = size_max
         self._header_size_max = header_size_max
-        self._chunks: list[
-            bytes | bytearray
-        ] = []  # small pieces in one: each has 40 bytes of its own  # bytes of a frame that is not whole yet
+        # Bytes of a frame that is not whole yet. Small pieces are put together: each object has 40 bytes of its own.
+        self._chunks: list[bytes | bytearray] = []
         # Bytes held of a frame that is not whole yet. Moved here only; asked for after each read, so no property.
         self.pending_size = 0
         self._need = 4  # how many bytes make the next step possible

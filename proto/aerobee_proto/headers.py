@@ -483,9 +483,6 @@ class DeleteTopicInNameserverHeader(RequestHeader, kw_only=True):
     cluster_name: str | None = None
 
 
-__all__ = [name for name in dir() if name.endswith("Header")] + ["I64", "ext_of"]
-
-
 # --- roles in a set: ours -------------------------------------------------------------------------------------
 
 
@@ -513,3 +510,6 @@ class AwaitLevelHeader(RequestHeader, kw_only=True):
 
     end_offset: I64
     millis: I32
+
+
+__all__ = [name for name in dir() if name.endswith("Header")] + ["I64", "ext_of"]

@@ -14,10 +14,13 @@ from typing import Final, Literal, Protocol, cast
 
 import structlog
 
+from aerobee_proto.native_records import MODULE
 from aerobee_remoting.exchange.gate import Judge
 from aerobee_store.reading.get_message import Nearby
 
 __all__ = [
+    "INTERFACE",
+    "MODULE",
     "EngineKind",
     "EngineMissing",
     "FoundPull",
@@ -30,7 +33,6 @@ __all__ = [
 
 log = structlog.get_logger()
 
-MODULE: Final = "aerobee_native"
 INTERFACE: Final = 6  # to be equal to that of the module
 WAY_OUT: Final = (
     "install it (pip install 'aerobee[native]', or ./dev setup with cargo there), or set sendEngine = auto"

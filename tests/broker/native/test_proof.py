@@ -1,6 +1,5 @@
 """The native engine proves records as Python does: it says yes to what Python finds sound, and to the usual of that."""
 
-import importlib
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from aerobee_broker.native.engine import MODULE, SendEngine
+from aerobee_broker.native.engine import SendEngine
 from aerobee_proto.checksum import seal_record
 from aerobee_proto.records import decode_records, encode_record
 from aerobee_store.disk.io import DiskIo
 from aerobee_store.records.record_scan import ScannedRecord, scan_record
 from aerobee_store.store import MessageStore
-from engines import need_engine
+from engines import made_engine, need_engine
 from store.inside import log_of
 from store.workload import message, open_store
 
@@ -27,14 +26,7 @@ RUN_COUNT = 20_000
 @pytest.fixture
 def engine() -> Any:
     need_engine("native")
-    return importlib.import_module(MODULE).Engine(
-        store_host=bytes((127, 0, 0, 1, 0, 0, 42, 159)),
-        record_checksum=True,
-        property_crc=True,
-        is_indexed=True,
-        frame_size_max=1 << 24,
-        record_size_max=1 << 22,
-    )
+    return made_engine()
 
 
 def record(topic: str = "T", *, place: int = PLACE, **changes: Any) -> bytes:

@@ -33,7 +33,7 @@ from aerobee_remoting.exchange.connection import Connection
 from broker.in_memory import broker_in_memory, talking_in_memory
 from broker.remoting_api.test_native_sends import Transport, count_taken
 from broker.support import Clock
-from engines import need_engine
+from engines import made_engine, need_engine
 from send_frames import mutated
 from system.running import send_request, text_of
 
@@ -428,17 +428,6 @@ async def test_after_a_fault_pulls_are_answered_in_python(what: str, monkeypatch
 
 
 # --- the engine alone ---------------------------------------------------------------------------------------------
-
-
-def made_engine() -> Any:
-    return importlib.import_module(MODULE).Engine(
-        store_host=bytes((127, 0, 0, 1, 0, 0, 42, 159)),
-        record_checksum=True,
-        property_crc=True,
-        is_indexed=True,
-        frame_size_max=1 << 24,
-        record_size_max=1 << 22,
-    )
 
 
 @pytest.mark.parametrize("codec", [0, 1, 2])
