@@ -110,7 +110,9 @@ class LogWriter:
                 try:
                     rest = rest[os.write(self.descriptor, rest) :]
                 except BlockingIOError:  # somebody who has it too said that it must not wait
-                    select.select([], [self.descriptor], [])
+                    writable = select.poll()  # `select.select` takes no descriptor above 1,023
+                    writable.register(self.descriptor, select.POLLOUT)
+                    writable.poll()
         except OSError:
             return False  # nobody reads any more, or the disk of the file is full
         return True
