@@ -37,14 +37,14 @@ def need_etcd() -> None:
 class EtcdServer:
     """A member that can be stopped and started again at the same port, with what it has."""
 
-    def __init__(self, folder: Path, *arguments: str, scheme: str = "http") -> None:
+    def __init__(self, folder: Path, *arguments: str, scheme: str = "http", host: str = "127.0.0.1") -> None:
         need_etcd()
         self._folder = folder
         self._arguments = arguments
         self._scheme = scheme
         self._port = free_port()
         self._peer_port = free_port()
-        self.address = f"127.0.0.1:{self._port}"
+        self.address = f"{host}:{self._port}"
         self._server: Server | None = None
         self.start()
 

@@ -19,7 +19,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -244,13 +244,20 @@ def mqadmin(nameserver: str, command: str, *args: str, timeout_s: float = JUDGE_
 
 
 def start_judge(
-    command: str, *, codec: str = "JSON", jvm: list[str] | None = None, **args: object
+    command: str,
+    *,
+    codec: str = "JSON",
+    jvm: list[str] | None = None,
+    on_line: Callable[[str], None] = lambda line: None,
+    **args: object,
 ) -> Program:
     """Start our Java main class (`interop.Main`) with one sub-command and `--name value` arguments.
 
-    `codec` is the header codec that official clients use: JSON or ROCKETMQ.
+    `codec` is the header codec that official clients use: JSON or ROCKETMQ; `on_line` is called with each line that it
+    writes.
     """
-    return Program(f"java {command}", _judging(codec, ["interop.Main", command, *_named(args)], jvm))
+    words = _judging(codec, ["interop.Main", command, *_named(args)], jvm)
+    return Program(f"java {command}", words, on_line=on_line)
 
 
 @functools.cache

@@ -14,7 +14,7 @@ import shutil
 import sys
 import tempfile
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nursery import forking
@@ -40,13 +40,13 @@ def command() -> list[str]:
     return [str(script)]
 
 
-def start_nameserver(*, port: int | None = None, forked: bool = True) -> Server:
-    """Start our nameserver on 127.0.0.1 and wait until it serves.
+def start_nameserver(*, port: int | None = None, forked: bool = True, host: str = "127.0.0.1") -> Server:
+    """Start our nameserver and wait until it serves.
 
     Its key-value settings are in a folder of its own that goes away with the returned value: those in the home folder
     would be met by the next test, and by the next run.
     """
-    address = f"127.0.0.1:{port or free_port()}"
+    address = f"{host}:{port or free_port()}"
     folder = tempfile.mkdtemp(prefix="aerobee-nameserver-")
     words = ["nameserver", "--listen", address, "--set", f"kvConfigPath={folder}/kvConfig.json"]
     started = _start("our nameserver", words, address, r"nameserver\.ready", forked=forked)
@@ -62,10 +62,12 @@ def start_broker(
     port: int | None = None,
     config: Mapping[str, object] | None = None,
     forked: bool = True,
+    within: Sequence[str] = (),
 ) -> Server:
     """Start our broker, registered at `nameservers` ("host:port;host:port"), and wait until it serves and is known.
 
-    The store is `folder`/store. `config` adds to or overrides settings, by RocketMQ's names.
+    The store is `folder`/store. `config` adds to or overrides settings, by RocketMQ's names. `within` are words before
+    the command, which runs then as it is.
     """
     port = port or free_port(-2, 1)
     settings: dict[str, object] = {
@@ -80,7 +82,8 @@ def start_broker(
         **(config or {}),
     }
     words = ["broker", *_set(settings)]
-    broker = _start("our broker", words, f"127.0.0.1:{port}", r"broker\.ready", forked=forked)
+    address = f"{settings['brokerIP1']}:{port}"
+    broker = _start("our broker", words, address, r"broker\.ready", forked=forked, within=within)
     try:
         for nameserver in nameservers.split(";"):
             wait_route(nameserver, "TBW102", name)
@@ -106,7 +109,9 @@ def _set(settings: Mapping[str, object]) -> list[str]:
     return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
 
 
-def _start(name: str, words: list[str], address: str, ready: str, *, forked: bool) -> Server:
-    if forked and "AEROBEE_COMMAND" not in os.environ:
+def _start(
+    name: str, words: list[str], address: str, ready: str, *, forked: bool, within: Sequence[str] = ()
+) -> Server:
+    if forked and not within and "AEROBEE_COMMAND" not in os.environ:
         return Server(name, words, address, ready, timeout_s=START_TIMEOUT_S, spawn=forking("aerobee"))
-    return Server(name, [*command(), *words], address, ready, timeout_s=START_TIMEOUT_S)
+    return Server(name, [*within, *command(), *words], address, ready, timeout_s=START_TIMEOUT_S)

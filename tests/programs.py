@@ -88,10 +88,13 @@ class Program:
         env: dict[str, str] | None = None,
         cwd: Path | None = None,
         spawn: Spawn = _popen,
+        on_line: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """`spawn` starts the process, of which the output is read: by its command, or in a way of its own."""
+        """`spawn` starts the process, of which the output is read: by its command, or in a way of its own. `on_line` is
+        called with each line, by the thread that reads."""
         # Fixed for life.
         self.name = name
+        self._on_line = on_line
         self.started_at = time.monotonic()
         self.process = spawn(command, {**os.environ, **(env or {})}, cwd)
         # Guarded by _changed; moved by the reader thread only.
@@ -166,6 +169,7 @@ class Program:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
+            self._on_line(line)
             with self._changed:
                 self._lines.append(line.rstrip("\n"))
                 self._line_count += 1

@@ -167,6 +167,9 @@ class Ground:
     # The log has to be cut back to a physical offset, or to begin anew, before its master can be followed.
     on_cut: Callable[[int], None] | None = None
     on_replaced: Callable[[int], None] = lambda epoch: None  # a slave knows of a master of that epoch
+    on_missed: Callable[[bool], None] = lambda is_gone: (
+        None
+    )  # nobody listens where the master did, or somebody again
 
 
 class Tables:
@@ -870,6 +873,7 @@ def _slave_side(
         linked=linked,
         tls=ground.tls.client,
     )
+    follower.on_missed = ground.on_missed
     return SlaveSide(follower, metadata, ground.identity.broker_addr)
 
 

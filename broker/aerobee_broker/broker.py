@@ -294,6 +294,11 @@ class Broker:
             on_replaced=lambda epoch: (
                 None if self.life.seating is None else self.life.seating.heard_of(epoch)
             ),
+            on_missed=lambda is_gone: (
+                None
+                if self.life.seating is None
+                else self.life.seating.missed(self.life.role.epoch, is_gone=is_gone)
+            ),
         )
         tables = Tables(ground)
         self._ends.push_async_callback(self._close_tables, tables.files)

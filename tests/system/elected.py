@@ -13,22 +13,36 @@ import asyncio
 import json
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Final
 
-from aerobee import Client, Producer
+from aerobee import Client, Message, Producer
 from aerobee_proto.bodies import ClusterInfo
 from etcd import EtcdServer
 from ours import start_broker, start_nameserver
 from plain_remoting import call, wait_until
 from programs import Program, Server, free_port
+from system.networks import Network
 
-__all__ = ["CLUSTER", "NAME", "Senders", "Trio", "sending", "started"]
+__all__ = [
+    "CLUSTER",
+    "NAME",
+    "TOPIC",
+    "Pulse",
+    "Senders",
+    "Trio",
+    "go_on",
+    "sending",
+    "started",
+    "stop_process",
+    "stored",
+]
 
 NAME: Final = "orders"
 CLUSTER: Final = "DefaultCluster"
+LOCAL: Final = "127.0.0.1"
 TOPIC: Final = "T"
 RUNTIME_INFO, CLUSTER_INFO, HA_STATUS = 28, 106, 907
 SENDERS: Final = 8
@@ -39,12 +53,15 @@ PAUSE_S: Final = 0.001
 class Trio:
     """The set. Members are 1, 2, 3."""
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, folder: Path, stack: ExitStack, network: Network | None = None) -> None:
+        """In a `network` each member is in its own namespace, and etcd and the nameserver are at the hub."""
         self._stack = stack
         self._folder = folder
-        self.etcd = EtcdServer(folder / "etcd")
+        self.network = network
+        hub, etcd = (network.hub, network.etcd) if network is not None else (LOCAL, LOCAL)
+        self.etcd = EtcdServer(folder / "etcd", host=etcd)
         stack.callback(lambda: self.etcd.kill())
-        self.nameserver = stack.enter_context(start_nameserver()).address
+        self.nameserver = stack.enter_context(start_nameserver(host=hub)).address
         self._ports = {member: free_port(-2, 1) for member in (1, 2, 3)}
         self.members: dict[int, Server] = {}
         for member in self._ports:
@@ -54,7 +71,8 @@ class Trio:
         """Start a member, at its own port with its own store."""
         config = {
             "brokerId": member,
-            "brokerIP2": "127.0.0.1",
+            "brokerIP1": self._host(member),
+            "brokerIP2": self._host(member),
             "totalReplicas": 3,
             "minInSyncReplicas": 2,
             "slaveReadEnable": "true",
@@ -64,12 +82,20 @@ class Trio:
             "electionLeaseMillis": 3000,
         }
         self.members[member] = server = start_broker(
-            self._folder / str(member), self.nameserver, name=NAME, port=self._ports[member], config=config
+            self._folder / str(member),
+            self.nameserver,
+            name=NAME,
+            port=self._ports[member],
+            config=config,
+            within=self.network.words(member) if self.network is not None else (),
         )
         self._stack.callback(lambda: server.running and server.kill())
 
     def address(self, member: int) -> str:
-        return f"127.0.0.1:{self._ports[member]}"
+        return f"{self._host(member)}:{self._ports[member]}"
+
+    def _host(self, member: int) -> str:
+        return LOCAL if self.network is None else self.network.address(member)
 
     @property
     def registered(self) -> dict[int, str]:
@@ -105,6 +131,10 @@ class Trio:
         wait_until(there, f"a master beside {others} with {slaves} slaves in sync", WAIT_S)
         return self.master
 
+    def wait_in_sync(self, member: int, slaves: int) -> None:
+        """Return when this master has so many slaves in sync, no more and no fewer."""
+        wait_until(lambda: self.in_sync(member) == slaves, f"{slaves} slaves in sync", WAIT_S)
+
     def epochs(self, member: int) -> list[int]:
         """Of the masterships of this member, as it said when it took the seat."""
         lines = [line for line in self.members[member].output.splitlines() if "election.master_known" in line]
@@ -112,15 +142,38 @@ class Trio:
 
 
 @contextmanager
-def started(folder: Path) -> Iterator[Trio]:
+def started(folder: Path, network: Network | None = None) -> Iterator[Trio]:
     with ExitStack() as stack:
-        yield Trio(folder, stack)
+        yield Trio(folder, stack, network)
+
+
+class Pulse:
+    """How long nothing was answered with success, at the longest."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what was."""
+        self.count, self._last, self._longest_s = 0, time.monotonic(), 0.0
+
+    def beat(self) -> None:
+        """A send was answered."""
+        now = time.monotonic()
+        self.count, self._last, self._longest_s = self.count + 1, now, max(self._longest_s, now - self._last)
+
+    @property
+    def silent_s(self) -> float:
+        return max(self._longest_s, time.monotonic() - self._last)
 
 
 class Senders:
     """Some that send one message after the other."""
 
-    def __init__(self, producer: Producer) -> None:
+    def __init__(self, producer: Producer, pace_s: float = 0.0) -> None:
+        """`pace_s` is the pause of each between two messages."""
+        self.pulse = Pulse()
+        self._pace_s = pace_s
         self._producer = producer
         self._numbers = iter(range(1 << 30))
         # What was answered: by queue and queue offset.
@@ -135,6 +188,8 @@ class Senders:
             body = b"%08d" % next(self._numbers)
             while not await self._send(body):  # noqa: ASYNC110  # a pause between tries
                 await asyncio.sleep(PAUSE_S)
+            if self._pace_s:
+                await asyncio.sleep(self._pace_s)
 
     async def _send(self, body: bytes) -> bool:
         try:
@@ -147,6 +202,7 @@ class Senders:
             self.twice.append(place)
         self.ledger[place] = body
         self.answered_at = time.monotonic()
+        self.pulse.beat()
         if len(self.ledger) >= self._end:
             self._reached.set()
         return True
@@ -172,17 +228,19 @@ async def sending(trio: Trio) -> AsyncIterator[Senders]:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
     assert senders.twice == [], "no place is given out twice"
-    found = await stored(trio)
+    found = await stored(trio, TOPIC)
     lost = {place: body for place, body in senders.ledger.items() if found.get(place) != body}
     assert lost == {}, f"{len(lost)} of {len(senders.ledger)} are not where they were said to be"
 
 
-async def stored(trio: Trio) -> dict[tuple[int, int], bytes]:
-    """Everything that the set has, by queue and queue offset."""
+async def stored(
+    trio: Trio, topic: str, of: Callable[[Message], bytes] = lambda message: message.body
+) -> dict[tuple[int, int], bytes]:
+    """Everything of a topic that the set has, by queue and queue offset; `of` is what is looked at of a message."""
     async with Client(trio.nameserver) as mq:
         return {
-            (message.queue_id, message.queue_offset): message.body
-            async for message in mq.reader(TOPIC, end="now")
+            (message.queue_id, message.queue_offset): of(message)
+            async for message in mq.reader(topic, end="now")
         }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,12 +17,10 @@ from system.running import send_request, talking
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-FAILOVER_MAX_S = 30.0  # on a machine that does other things; measured alone it is 2 to 4 s
+FAILOVER_MAX_S = 4.0  # with a lease of 3 s that is not waited for; measured alone it is less than one
 PENDING = 20
 ALONE_S = 0.7
 ALONE = 1000  # bytes that the master has and no slave: some of the sends that are on their way
-ROUNDS = 50
-MASTERS = 0.7  # share of rounds that end the master
 
 
 @pytest.fixture
@@ -81,31 +78,6 @@ async def test_a_set_goes_on_when_its_etcd_was_restarted(trio: Trio) -> None:
         await asyncio.to_thread(trio.etcd.start)
         await asyncio.to_thread(trio.wait_master, slaves=2)
         await senders.more(200)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(7_200)
-@pytest.mark.parametrize("seed", range(2))
-async def test_a_set_survives_many_rounds(trio: Trio, seed: int) -> None:
-    """Kills and pauses of masters and slaves, restarts of etcd; everything is looked for at the end."""
-    chance = random.Random(seed)
-    async with sending(trio) as senders:
-        for _ in range(ROUNDS):
-            master = await asyncio.to_thread(trio.wait_master, slaves=2)
-            await senders.more(chance.randrange(500))
-            member = master if chance.random() < MASTERS else chance.choice([1, 2, 3])
-            match chance.choice(["kill", "kill", "stop", "etcd"]):
-                case "kill":
-                    trio.members[member].kill()
-                    await senders.more(chance.randrange(200))
-                    await asyncio.to_thread(trio.start, member)
-                case "stop":
-                    stop_process(trio.members[member])
-                    await senders.more(chance.randrange(200))
-                    go_on(trio.members[member])
-                case _:
-                    await asyncio.to_thread(trio.etcd.kill)
-                    await asyncio.to_thread(trio.etcd.start)
 
 
 async def test_a_seat_is_handed_over_by_command_and_no_send_fails(trio: Trio) -> None:

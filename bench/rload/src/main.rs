@@ -1,4 +1,5 @@
 // Neutral load generator for the RocketMQ remoting protocol: pre-built frames, pipelined windows, blocking sockets.
+mod ledger;
 mod open_loop;
 
 use std::collections::HashMap;
@@ -88,6 +89,10 @@ fn main() {
             pause_us: g("pause-us", "25000").parse().unwrap(),
         };
         return open_loop::run(plan, cmd == "open-pull");
+    }
+    if cmd == "ledger" {
+        let rate = g("rate", "500").parse().unwrap();
+        return ledger::run(ledger::Plan { namesrv: g("namesrv", ""), topic, broker, conns, window, rate, queues });
     }
     let t0 = Instant::now();
     let mut th = Vec::new();

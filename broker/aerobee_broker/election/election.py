@@ -6,6 +6,7 @@ It outlives lives: those are told by it what they are, and tell it when they beg
 
     every third of a lease    the lease is renewed, and the register read
     on each change there      it is read again
+    master gone               the same: its process has ended, and a member in sync takes the seat without waiting
     every LOOK_S              a master looks who is in sync
 
 The lease counts from when its last successful renewal was sent, by a clock that goes on while the machine sleeps, less
@@ -213,6 +214,14 @@ class Election:
         """A slave knows of a master of this epoch, which is newer than that of the life: the register says more."""
         log.warning("election.newer_epoch_heard", epoch=epoch)
         self._woken.set()
+
+    def missed(self, epoch: int, *, is_gone: bool) -> None:
+        """The host of the master refuses connections where it gave its log: the process is gone, and its lease need
+        not be waited for."""
+        self.seat.missed(epoch, is_gone=is_gone)
+        if is_gone:
+            log.warning("election.master_gone", epoch=epoch)
+            self._woken.set()
 
     def ended(self) -> None:
         """It is about to end."""

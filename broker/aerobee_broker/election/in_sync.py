@@ -3,7 +3,8 @@
 Touches  nothing. Times are seconds of one clock.
 
     stays    connected with everything that is acknowledged, less than haMaxGapNotInSync behind, and at the end of the
-             log within haMaxTimeSlaveNotCatchup; or away for less than half a lease
+             log within haMaxTimeSlaveNotCatchup; or away for less than half a lease, as is one that stays where it is
+             while there is more to take: a machine that is gone does not hang up
     joins    a member that runs, is connected, and has everything up to where the log ended at the last look: sends wait
              for it from then on, so that it has everything that was acknowledged as soon as it has come that far
     comes    one that joins, and has
@@ -45,6 +46,8 @@ class InSync:
         # Moved by `chosen`.
         self._seen_at: dict[int, float] = {}  # when a member was last connected, or first missed
         self._level_at: dict[int, float] = {}  # when it had everything that there was a look before
+        self._acked: dict[int, int] = {}
+        self._moved_at: dict[int, float] = {}  # when that grew, or all was there
         self._joining: dict[int, int] = {}  # who joins: what it has to have to come
         self._end_before = 0
 
@@ -64,6 +67,8 @@ class InSync:
             self._seen_at[member] = now
             if link.acked_offset >= self._end_before:
                 self._level_at[member] = now
+            if link.acked_offset in (end, self._end_before) or link.acked_offset != self._acked.get(member):
+                self._acked[member], self._moved_at[member] = link.acked_offset, now
         chosen = {self._me: self._store}
         chosen |= {
             member: store
@@ -100,4 +105,6 @@ class InSync:
         if (link.store and link.store != store) or link.acked_offset < kept:
             return False
         level_s = now - self._level_at.setdefault(member, now)
-        return end - link.acked_offset < rules.gap_max and level_s < rules.catch_up_s
+        still_s = now - self._moved_at.setdefault(member, now)
+        is_close = end - link.acked_offset < rules.gap_max
+        return is_close and level_s < rules.catch_up_s and still_s < rules.away_s

@@ -6,6 +6,7 @@ Touches  nothing. Times are seconds of a clock of this machine that goes on whil
     no master           a member that is in sync, with this very store, takes the seat: epoch + 1; of those in sync the
                         ones that run stay so
                         a member that the last master has named goes first, for SUCCESSOR_S
+    master gone         where it gave its log nobody listens any more, while its lease goes on: as if there were none
     master              changes who is in sync, nobody else does
     lease over          the seat is lost for this epoch, whatever the register says later
 
@@ -13,7 +14,8 @@ Why it is safe
 - A send is answered when every member of `waited_for` has it. Whoever is in sync in the register is one of them: who
   is to be added from before the register hears of it, who is to leave until the register has confirmed that.
 - Only a member in sync takes the seat, in the transaction that ends the epoch before; so each master has all that was
-  ever answered with success.
+  ever answered with success. That holds for a master that was wrongly taken for gone, too: it waits for whoever took
+  its seat, who acknowledges nothing to it from the first moment as master on.
 - What a master writes into the register holds only while its own key is there, which goes with its lease.
 - A transaction without an answer may still be done. Each that writes the set asks for the set as it was: when that has
   changed, it was done or never will be.
@@ -113,6 +115,7 @@ class Seat:
         # Of this member.
         self._facts: LogFacts | None = None
         self._epoch = 0  # the newest that was heard of
+        self._gone = 0  # the epoch whose master is not there any more; 0: none
 
     # --- what it hears ----------------------------------------------------------------------------------------
 
@@ -135,6 +138,10 @@ class Seat:
         self._facts = facts
         if facts is not None:
             self._epoch = max(self._epoch, facts.last_epoch)
+
+    def missed(self, epoch: int, *, is_gone: bool) -> None:
+        """Nobody listens any more where the master of this epoch gave this member its log; or somebody does again."""
+        self._gone = epoch if is_gone else 0
 
     def saw(self, view: SetView) -> None:
         """The register, as read after everything that was done before."""
@@ -313,20 +320,28 @@ class Seat:
 
     def _take(self, view: SetView, facts: LogFacts, now: float) -> Proposal | None:
         """Become master, if this member is in sync. Those of the set that do not run are not waited for any more."""
-        if view.set is None or view.master is not None or view.set.in_sync.get(self._me) != facts.store:
+        if view.set is None or view.set.in_sync.get(self._me) != facts.store:
             return None
-        if self._vacant_since is None:
-            self._vacant_since = now
-        successor = view.set.successor
-        comes_first = successor not in (0, self._me) and successor in view.members
-        if comes_first and now - self._vacant_since < SUCCESSOR_S:
+        gone = 0
+        if view.master is not None:
+            if view.master.member == self._me or not view.master.epoch == view.set.epoch == self._gone:
+                return None
+            gone = view.master.member
+        elif self._comes_later(view, view.set.successor, now):
             return None
         staying = {
             one: store
             for one, store in view.set.in_sync.items()
-            if one == self._me or (one in view.members and view.members[one].store == store)
+            if one == self._me or (one != gone and one in view.members and view.members[one].store == store)
         }
         return self._seated("take", view, view.set.epoch + 1, staying, {})
+
+    def _comes_later(self, view: SetView, successor: int, now: float) -> bool:
+        """Whether a member that was named goes first, still."""
+        if self._vacant_since is None:
+            self._vacant_since = now
+        is_named = successor not in (0, self._me) and successor in view.members
+        return is_named and now - self._vacant_since < SUCCESSOR_S
 
     def _seated(
         self, kind: str, view: SetView, epoch: int, in_sync: dict[int, str], others: Mapping[str, int]
@@ -334,7 +349,7 @@ class Seat:
         keys = self._keys
         return Proposal(
             kind,
-            {**others, keys.set: view.set_revision, keys.master: ABSENT},
+            {**others, keys.set: view.set_revision, keys.master: view.master_revision},
             {
                 keys.set: Put(encode_record(SetRecord(epoch, self._me, in_sync))),
                 keys.master: Put(encode_record(MasterRecord(self._me, epoch)), self._lease),

@@ -127,6 +127,10 @@ class Seating(Protocol):
         """A slave knows of a master of this epoch, which is newer than that of the life."""
         ...
 
+    def missed(self, epoch: int, *, is_gone: bool) -> None:
+        """Nobody listens any more where the master of this epoch gave its log to the life; or somebody does again."""
+        ...
+
     def ended(self) -> None:
         """It is about to end: from here on it answers nothing."""
         ...

@@ -10,6 +10,8 @@ operator may be mending it.
 Invariants
 - At most one link at a time.
 - A link begins when all of the log is as safe as this slave promises: its first report counts as an acknowledgement.
+- A master counts as gone (`on_missed`) only when there was a link to it, at the same address, and its host has refused
+  GONE_AFTER connections since: nobody listens there. Silence says nothing.
 """
 
 import asyncio
@@ -36,9 +38,10 @@ __all__ = ["Follower", "Meeting", "SafeLog"]
 log = structlog.get_logger()
 
 CONNECT_TIMEOUT_S: Final = 5.0
-RETRY_FIRST_S: Final = 0.2
+RETRY_FIRST_S: Final = 0.025
 RETRY_MAX_S: Final = 5.0
 TICK_MIN_S: Final = 0.01
+GONE_AFTER: Final = 2
 SPEED_S: Final = 1.0
 
 
@@ -91,12 +94,16 @@ class Follower:
         self._elsewhere = asyncio.Event()  # the master is
         # Called after each link that has ended: the set may have another master.
         self.look_for_master: Callable[[], None] = lambda: None
+        # Called with True when the master that was followed is gone, with False when it is there again.
+        self.on_missed: Callable[[bool], None] = lambda is_gone: None
+        self._followed_at = ""  # where it was
+        self._refusals = 0  # by its host, since then
         self.ha_addr = live.value.ha_master_address
         if self.ha_addr:
             self._found.set()
         self._linked = linked
         self._taking: _Taking | None = None
-        self._failures = 0
+        self.failures = 0  # since a link worked
         self._reported = ""
 
     # --- where the master is ----------------------------------------------------------------------------------
@@ -128,11 +135,11 @@ class Follower:
                 self._report("store", str(refused))
             except (OSError, ValueError, TimeoutError) as failed:
                 self._report("connection", str(failed) or type(failed).__name__)
-            self._failures += 1
+            self.failures += 1
             self._elsewhere.clear()
             self.look_for_master()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(RETRY_MAX_S, RETRY_FIRST_S * (1 << min(self._failures, 10)))):
+                async with asyncio.timeout(min(RETRY_MAX_S, RETRY_FIRST_S * (1 << min(self.failures, 10)))):
                     await self._elsewhere.wait()
 
     def _report(self, kind: str, reason: str, way_out: str = "") -> None:
@@ -154,14 +161,21 @@ class Follower:
         host, port = split_addr(addr)
         own = self._meeting.own if is_ours else None
         taking = _Taking(self, own)
-        async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            await self._loop.create_connection(
-                lambda: taking,
-                host,
-                port,
-                ssl=context_of(self._tls),
-                server_hostname=host if self._tls else None,
-            )
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await self._loop.create_connection(
+                    lambda: taking,
+                    host,
+                    port,
+                    ssl=context_of(self._tls),
+                    server_hostname=host if self._tls else None,
+                )
+        except ConnectionRefusedError:
+            if addr == self._followed_at:
+                self._refusals += 1
+                if self._refusals == GONE_AFTER:
+                    self.on_missed(True)
+            raise
         self._taking = taking
         try:
             if own is not None:
@@ -211,7 +225,10 @@ class Follower:
         """The master has sent something that is as it must be."""
         if not self._linked.is_set():
             self._linked.set()
-            self._failures, self._reported = 0, ""
+            self.failures, self._reported = 0, ""
+            if self._refusals >= GONE_AFTER:
+                self.on_missed(False)
+            self._followed_at, self._refusals = self.ha_addr, 0
             log.info(
                 "replication.master_followed",
                 ha_addr=self.ha_addr,

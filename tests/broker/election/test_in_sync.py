@@ -79,8 +79,19 @@ def test_a_member_that_does_not_catch_up_is_let_go() -> None:
     scene = Scene(2)
     for step in range(1, 12):
         scene.end = 10 * step
-        assert scene.look({2: 0}, seconds=0.99).in_sync == {1: "a", 2: "b"}, step
-    assert scene.look({2: 0}, seconds=0.99).in_sync == {1: "a"}
+        assert scene.look({2: step}, seconds=0.99).in_sync == {1: "a", 2: "b"}, step
+    assert scene.look({2: 12}, seconds=0.99).in_sync == {1: "a"}
+
+
+def test_a_member_that_says_nothing_while_there_is_something_to_take_is_let_go_as_if_it_were_away() -> None:
+    """A machine that is gone, or a process that stands still, does not hang up; sends waited for it for 15 s."""
+    scene = Scene(2, 3)
+    scene.look({2: 0, 3: 0}, seconds=100.0)
+    scene.look({2: 0, 3: 0}, seconds=100.0)
+    scene.end = 500
+    assert scene.look({2: 0, 3: 500}).in_sync == {1: "a", 2: "b", 3: "c"}
+    assert scene.look({2: 0, 3: 500}, seconds=0.8).in_sync == {1: "a", 2: "b", 3: "c"}
+    assert scene.look({2: 0, 3: 500}, seconds=0.2).in_sync == {1: "a", 3: "c"}
 
 
 def test_a_member_that_is_too_far_behind_is_let_go_at_once() -> None:

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from aerobee_broker.election.records import MasterRecord, SetRecord, decode_view, encode_record
+from aerobee_broker.election.records import SetRecord, decode_view, encode_record
 from aerobee_broker.election.register import NO_LEASE, Entry, View
 from aerobee_broker.election.seat import LogFacts, Part, Proposal, Seat
 from aerobee_proto.errors import FormatError
@@ -169,6 +169,15 @@ class Seats(RuleBasedStateMachine):
             seat.saw(self.register.view())
 
     @rule(number=members)
+    def the_master_seems_gone(self, number: int) -> None:
+        """Whether it is or not: its host refuses a slave that has followed it."""
+        slave = self.members[number]
+        master = self.master_of(slave)
+        if master is not None and slave.life.part is not None and slave.life.is_linked:
+            slave.life.is_linked = False
+            slave.seat.missed(slave.life.part.epoch, is_gone=True)
+
+    @rule(number=members)
     def read(self, number: int) -> None:
         self.members[number].seat.saw(self.register.view())
 
@@ -265,8 +274,9 @@ class Seats(RuleBasedStateMachine):
         reached = min(has)
         if reached <= life.confirmed:
             return
-        view = self.register.view()
-        assert view.master == MasterRecord(number, life.part.epoch), "it answers, and is not master"
+        epoch, others = life.part.epoch, [one.life.part for one in self.members.values()]
+        newer = [part for part in others if part is not None and part.is_master and part.epoch > epoch]
+        assert not newer, "it answers, and a newer master is there"
         life.confirmed = reached
         if reached > len(self.acknowledged):
             self.acknowledged = member.log[:reached]
@@ -436,6 +446,41 @@ def test_the_seat_is_lost_by_the_clock_and_not_taken_back() -> None:
     scene.clock = late
     scene.step(1)
     assert seat.part(late) == Part(True, 2, 1)
+
+
+def test_a_master_that_is_gone_is_replaced_while_its_lease_goes_on() -> None:
+    scene = Scene()
+    scene.grow(2, 3)
+    for number in MEMBERS:
+        scene.step(number)
+    scene.seat(3).missed(1, is_gone=True)
+    assert scene.propose(2) is None
+    taking = scene.step(3)
+    assert taking is not None
+    assert taking.kind == "take"
+    assert taking.in_sync == {2, 3}, "who is gone is not waited for"
+    assert scene.seat(3).part(scene.clock) == Part(True, 2, 3)
+    scene.seat(1).saw(scene.register.view())
+    assert not scene.seat(1).holds(scene.clock)
+    assert scene.seat(1).part(scene.clock) == Part(False, 2, 3)
+
+
+@pytest.mark.parametrize("case", ["not in sync", "an older epoch", "there again", "of the master itself"])
+def test_a_master_that_is_there_is_not_replaced(case: str) -> None:
+    scene = Scene()
+    if case != "not in sync":
+        scene.grow(2, 3)
+    for number in MEMBERS:
+        scene.step(number)
+    member = 1 if case == "of the master itself" else 3
+    scene.seat(member).missed(0 if case == "an older epoch" else 1, is_gone=True)
+    if case == "there again":
+        scene.seat(member).missed(1, is_gone=False)
+    if case == "of the master itself":
+        scene.seat(1).lease_gone()
+        scene.seat(1).leased(scene.register.grant(0.0), scene.clock + TTL_S)
+    proposal = scene.propose(member)
+    assert proposal is None or proposal.kind != "take"
 
 
 def test_a_set_begins_with_the_longest_log_when_all_are_there() -> None:

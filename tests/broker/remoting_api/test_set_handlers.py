@@ -44,6 +44,9 @@ class Elected:
     def heard_of(self, epoch: int) -> None:
         """Nobody knows of a newer one."""
 
+    def missed(self, epoch: int, *, is_gone: bool) -> None:
+        """It is there."""
+
     def ended(self) -> None:
         """Nothing to do."""
 

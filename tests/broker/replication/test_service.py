@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from aerobee_broker.broker import Broker
 from aerobee_broker.remoting_api.slave_gate import SLAVE_REFUSES
-from aerobee_broker.replication import giving_server, metadata
+from aerobee_broker.replication import following, giving_server, metadata
 from aerobee_proto.bodies import HaStatus
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_service.tls import live_context
@@ -24,6 +24,7 @@ from broker.replication.pairs import (
     meet,
     pair,
     running_slave,
+    slave_side,
 )
 from system.running import Talker, running_broker, talking
 from system.secured import dialling, write_files
@@ -317,3 +318,25 @@ async def test_whoever_connects_and_says_nothing_sensible_disturbs_nobody(tmp_pa
         await client.put("T")
         await caught_up(master, slave)
         assert len(master.parts.replication.status().ha_connection_info) == 1
+
+
+async def test_a_master_counts_as_gone_when_its_host_refuses_and_it_was_followed(tmp_path: Path) -> None:
+    """A port where nobody has ever been followed says nothing: the master may be about to open it."""
+    async with (
+        running_broker(tmp_path / "master", **FAST) as master,
+        running_slave(tmp_path / "slave") as slave,
+        running_slave(tmp_path / "new") as new,
+    ):
+        missed: list[bool] = []
+        never: list[bool] = []
+        follower, other = slave_side(slave).follower, slave_side(new).follower
+        follower.on_missed, other.on_missed = missed.append, never.append
+        meet(slave, master)
+        await eventually(lambda: follower.is_linked)
+        assert missed == []
+        addr = follower.ha_addr
+        await master.close()
+        await eventually(lambda: missed == [True])
+        other.master_found(addr)
+        await eventually(lambda: other.failures > following.GONE_AFTER)
+        assert (missed, never) == ([True], [])
