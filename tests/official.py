@@ -281,7 +281,7 @@ def judge(
     codec: str = "JSON",
     timeout_s: float = JUDGE_TIMEOUT_S,
     jvm: list[str] | None = None,
-    **args: object,
+    **args: Any,
 ) -> dict[str, Any]:
     """Run a Java sub-command to its end and return the one JSON object that it prints as `RESULT {...}`.
 

@@ -869,11 +869,10 @@ def _slave_side(
         promises,
         clock=ground.clock,
         on_appended=appended,
-        meeting=Meeting(check_master, _own_side(ground, store)),
+        meeting=Meeting(check_master, _own_side(ground, store), ground.on_missed),
         linked=linked,
         tls=ground.tls.client,
     )
-    follower.on_missed = ground.on_missed
     return SlaveSide(follower, metadata, ground.identity.broker_addr)
 
 

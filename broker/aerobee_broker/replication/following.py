@@ -10,8 +10,8 @@ operator may be mending it.
 Invariants
 - At most one link at a time.
 - A link begins when all of the log is as safe as this slave promises: its first report counts as an acknowledgement.
-- A master counts as gone (`on_missed`) only when there was a link to it, at the same address, and its host has refused
-  GONE_AFTER connections since: nobody listens there. Silence says nothing.
+- A master counts as gone (`Meeting.missed`) only when there was a link to it, at the same address, and its host has
+  refused GONE_AFTER connections since: nobody listens there. Silence says nothing.
 """
 
 import asyncio
@@ -59,10 +59,12 @@ class SafeLog(Protocol):
 
 class Meeting(NamedTuple):
     """What comes before each link. `check_master` returns when the master is one to follow, and whether it is one of
-    ours; LinkFault when it is not. `own` is this end of the handshake with one of ours."""
+    ours; LinkFault when it is not. `own` is this end of the handshake with one of ours. `missed` is called with True
+    when the master that was followed is gone, with False when it is there again."""
 
     check_master: Callable[[], Awaitable[bool]]
     own: OwnSide | None = None
+    missed: Callable[[bool], None] = lambda is_gone: None
 
 
 class Follower:
@@ -87,15 +89,13 @@ class Follower:
         self._safe = safe
         self._clock = clock
         self._on_appended = on_appended
-        self._meeting = meeting
+        self.meeting = meeting
         self._tls = tls
         self._loop = asyncio.get_running_loop()
         self._found = asyncio.Event()
         self._elsewhere = asyncio.Event()  # the master is
         # Called after each link that has ended: the set may have another master.
         self.look_for_master: Callable[[], None] = lambda: None
-        # Called with True when the master that was followed is gone, with False when it is there again.
-        self.on_missed: Callable[[bool], None] = lambda is_gone: None
         self._followed_at = ""  # where it was
         self._refusals = 0  # by its host, since then
         self.ha_addr = live.value.ha_master_address
@@ -156,10 +156,10 @@ class Follower:
     async def _follow(self) -> None:
         """One link, from its beginning to its end."""
         await self._safe.settled()
-        is_ours = await self._meeting.check_master()
+        is_ours = await self.meeting.check_master()
         addr = self.ha_addr
         host, port = split_addr(addr)
-        own = self._meeting.own if is_ours else None
+        own = self.meeting.own if is_ours else None
         taking = _Taking(self, own)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -174,7 +174,7 @@ class Follower:
             if addr == self._followed_at:
                 self._refusals += 1
                 if self._refusals == GONE_AFTER:
-                    self.on_missed(True)
+                    self.meeting.missed(True)
             raise
         self._taking = taking
         try:
@@ -227,7 +227,7 @@ class Follower:
             self._linked.set()
             self.failures, self._reported = 0, ""
             if self._refusals >= GONE_AFTER:
-                self.on_missed(False)
+                self.meeting.missed(False)
             self._followed_at, self._refusals = self.ha_addr, 0
             log.info(
                 "replication.master_followed",

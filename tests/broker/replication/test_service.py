@@ -322,15 +322,17 @@ async def test_whoever_connects_and_says_nothing_sensible_disturbs_nobody(tmp_pa
 
 async def test_a_master_counts_as_gone_when_its_host_refuses_and_it_was_followed(tmp_path: Path) -> None:
     """A port where nobody has ever been followed says nothing: the master may be about to open it."""
+    settings: dict[str, Any] = FAST
     async with (
-        running_broker(tmp_path / "master", **FAST) as master,
+        running_broker(tmp_path / "master", **settings) as master,
         running_slave(tmp_path / "slave") as slave,
         running_slave(tmp_path / "new") as new,
     ):
         missed: list[bool] = []
         never: list[bool] = []
         follower, other = slave_side(slave).follower, slave_side(new).follower
-        follower.on_missed, other.on_missed = missed.append, never.append
+        follower.meeting = follower.meeting._replace(missed=missed.append)
+        other.meeting = other.meeting._replace(missed=never.append)
         meet(slave, master)
         await eventually(lambda: follower.is_linked)
         assert missed == []
