@@ -801,6 +801,7 @@ def _engine(config: BrokerConfig, store: MessageStore, store_host: bytes) -> Sen
         )
     )
     store.reading.use_prover(engine.is_sound)
+    store.raw.walker = engine.walk
     return engine
 
 

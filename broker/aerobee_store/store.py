@@ -181,7 +181,8 @@ class MessageStore:
         )
         # Records that somebody else has made.
         self.packing = Packing(self._log, self._appender, clock, is_ready=self._is_ready, write=self._write)
-        self._raw = RawLog(self._log, self._appender, self._tombstones, config)
+        # Records of another log. Whoever is quick at proving them says so there.
+        self.raw = RawLog(self._log, self._appender, self._tombstones, config)
         # Which topics there are, and how they come and go.
         self.topics = StoredTopics(
             self._log,
@@ -189,7 +190,7 @@ class MessageStore:
             self._appender,
             self._tombstones,
             self.health,
-            plan_again=self._raw.plan_again,
+            plan_again=self.raw.plan_again,
             is_open=lambda: self.is_open,
         )
         shape = None
@@ -548,18 +549,18 @@ class MessageStore:
     @property
     def given_offset(self) -> int:
         """Physical offset below which replicas may have the log: what is on disk, or with sync_flush off all of it."""
-        return self._raw.given_offset
+        return self.raw.given_offset
 
     def read_raw(self, offset: int, size: int) -> memoryview:
         """Bytes of the log for a replica: at most `size` from the physical `offset` on, up to the end of its file, the
         blank there with it, and to `given_offset`. None at the end of that. NotInLog for an offset that was cleaned
         away, or that lies beyond `given_offset`."""
-        return self._raw.read(offset, size)
+        return self.raw.read(offset, size)
 
     @property
     def next_raw_offset(self) -> int:
         """The physical offset from which on append_raw() wants bytes."""
-        return self._raw.next_offset
+        return self.raw.next_offset
 
     def append_raw(self, offset: int, data: bytes) -> int:
         """Take the bytes that lie at the physical `offset` in the log of which this store is a replica, as read_raw()
@@ -581,7 +582,7 @@ class MessageStore:
             except OSError as error:
                 raise self.health.fail("checkpoint", error) from error
         try:
-            newest = self._raw.append(offset, data)
+            newest = self.raw.append(offset, data)
         except StoreFull as error:
             self._wait_for_room(error, self._clock())
             raise

@@ -11,7 +11,7 @@ use crate::answers::{Common, Found, Stored};
 use crate::judging::Judge;
 use crate::records::{Form, Message};
 use crate::requests::{self, SEND_BATCH_MESSAGE};
-use crate::{decoding, javahash, properties, pulls};
+use crate::{copying, decoding, javahash, properties, pulls};
 
 create_exception!(aerobee_native, EngineFault, PyRuntimeError, "The engine has a fault.");
 
@@ -362,6 +362,19 @@ impl Engine {
     ) -> PyResult<bool> {
         guarded(|| pulls::is_sound(&mut self.rooms, view, place, physical_offset, topic, is_sealed))
             .unwrap_or_else(|fault| Err(EngineFault::new_err(fault)))
+    }
+
+    /// The sound and usual records from `begin` of `content` on, whose first byte lies at the physical offset `base`: where
+    /// they end, their newest store time, their queue entries by runs, their keys. None when there is none.
+    fn walk<'py>(
+        &mut self,
+        py: Python<'py>,
+        content: &[u8],
+        begin: usize,
+        base: i64,
+        is_indexed: bool,
+    ) -> PyResult<Option<copying::Walked<'py>>> {
+        guarded(|| copying::walked(py, content, begin, base, is_indexed)).map_err(EngineFault::new_err)
     }
 
     /// The answer to a pull of what is nearby, as `pulls::Nearby` names it: the whole frame, messages, bytes of records,

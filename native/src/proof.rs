@@ -42,14 +42,36 @@ impl<'a> Reader<'a> {
 /// Whether these are a whole record of this topic that was written at this place. `is_sealed`: it has to have the
 /// checksum over all of it.
 pub fn is_sound(record: &[u8], physical_offset: i64, topic: &[u8], is_sealed: bool) -> bool {
-    properties_of(record, physical_offset, topic).is_some_and(|properties| match checksum_at(record) {
-        Some(at) => is_sealed_at(record, at, physical_offset),
-        None => !is_sealed && !has(properties, CHECKSUM),
-    })
+    right(record, physical_offset)
+        .is_some_and(|found| found.topic == topic && is_proven(record, &found, is_sealed))
 }
 
-/// The properties of a record whose lengths, place, topic and body are right.
-fn properties_of<'a>(record: &'a [u8], physical_offset: i64, topic: &[u8]) -> Option<&'a [u8]> {
+/// What there is to know of a record that is whole and was written at this place; None says nothing.
+pub fn sound(record: &[u8], physical_offset: i64) -> Option<Sound<'_>> {
+    right(record, physical_offset).filter(|found| is_proven(record, found, false))
+}
+
+/// A record by its parts.
+pub struct Sound<'a> {
+    pub topic: &'a [u8],
+    pub queue_id: i32,
+    pub queue_offset: i64,
+    pub physical_offset: i64,
+    pub sys_flag: i32,
+    pub stored: i64, // ms since the epoch
+    pub properties: &'a [u8],
+}
+
+/// Whether the checksum over all of it holds, or there is none and none has to be.
+fn is_proven(record: &[u8], found: &Sound, is_sealed: bool) -> bool {
+    match checksum_at(record) {
+        Some(at) => is_sealed_at(record, at, found.physical_offset),
+        None => !is_sealed && !has(found.properties, CHECKSUM),
+    }
+}
+
+/// A record whose lengths, place and body are right.
+fn right(record: &[u8], physical_offset: i64) -> Option<Sound<'_>> {
     let mut reader = Reader { rest: record };
     let is_whole = usize::try_from(reader.i32()?).ok()? == record.len();
     let magic = reader.u32()?;
@@ -71,18 +93,17 @@ fn properties_of<'a>(record: &'a [u8], physical_offset: i64, topic: &[u8]) -> Op
         MAGIC_V2 => reader.length()?,
         _ => return None,
     };
-    let is_of_topic = reader.take(topic_size)? == topic;
+    let topic = reader.take(topic_size)?;
     let properties_size = reader.length()?;
     let properties = reader.rest;
     let is_right = is_whole
         && is_there
-        && is_of_topic
         && properties.len() == properties_size
         && stored > 0
         && queue_id >= 0
         && queue_offset >= 0
         && crc32fast::hash(body) & CRC_MASK == body_crc;
-    is_right.then_some(properties)
+    is_right.then_some(Sound { topic, queue_id, queue_offset, physical_offset, sys_flag, stored, properties })
 }
 
 /// Where the checksum over all of a record stands: at its end, or before RocketMQ's own.

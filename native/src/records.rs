@@ -22,6 +22,8 @@ pub const PROPERTY_CRC: &[u8] = b"__CRC32#\x01";
 pub const PROPERTY_CRC_SIZE: usize = 20;
 /// Bytes of properties at most: their length is a signed 16-bit number.
 pub const PROPERTIES_SIZE_MAX: usize = 32767;
+/// The topic of messages that wait for their time.
+pub const SCHEDULE_TOPIC: &[u8] = b"SCHEDULE_TOPIC_XXXX";
 /// The bits of a CRC-32 that records keep.
 pub const CRC_MASK: u32 = 0x7FFF_FFFF;
 /// Everything but hosts, body, topic and properties, the length of the properties with it.

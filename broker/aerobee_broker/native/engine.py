@@ -17,6 +17,7 @@ import structlog
 from aerobee_proto.native_records import MODULE
 from aerobee_remoting.exchange.gate import Judge
 from aerobee_store.reading.get_message import Nearby
+from aerobee_store.replicas.raw_log import WalkedRecords
 
 __all__ = [
     "INTERFACE",
@@ -33,7 +34,7 @@ __all__ = [
 
 log = structlog.get_logger()
 
-INTERFACE: Final = 6  # to be equal to that of the module
+INTERFACE: Final = 7  # to be equal to that of the module
 WAY_OUT: Final = (
     "install it (pip install 'aerobee[native]', or ./dev setup with cargo there), or set sendEngine = auto"
 )
@@ -116,6 +117,10 @@ class NativeEngine(Protocol):
         """Whether the record in the view of a file, at a position and of a size, is whole and sound, of this topic, and
         was written at this physical offset. `is_sealed`: it has to have our checksum. A no says nothing."""
 
+    def walk(self, content: bytes, begin: int, base: int, is_indexed: bool) -> WalkedRecords | None:
+        """The sound and usual records from `begin` of `content` on, whose first one lies at the physical offset `base`.
+        Where they end, and what dispatch needs of them, keys only if they are wanted. None when there is none."""
+
     def gather(
         self,
         nearby: Nearby,
@@ -195,6 +200,16 @@ class SendEngine:
         except Exception as failed:
             self.give_up(failed)
             return False
+
+    def walk(self, content: bytes, begin: int, base: int, is_indexed: bool) -> WalkedRecords | None:
+        """As of `NativeEngine`; None when there is none, or when it has a fault."""
+        if self.native is None:
+            return None
+        try:
+            return self.native.walk(content, begin, base, is_indexed)
+        except Exception as failed:
+            self.give_up(failed)
+            return None
 
     def give_up(self, failed: Exception) -> None:
         """The native engine has a fault: go on in Python. Told once; to be called where it is handled."""

@@ -23,7 +23,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar, cast
 
@@ -49,6 +49,7 @@ __all__ = [
     "finished",
     "hashed_keys",
     "joined_keys",
+    "key_blocks",
     "key_texts",
 ]
 
@@ -145,6 +146,20 @@ def _keys_of_records(records: Sequence[KeyedRecord]) -> HashedKeys:
             counts.append(len(own))
         offsets, stamps = np.repeat(offsets, counts), np.repeat(stamps, counts)
     return HashedKeys(index_key_hash_many(texts).astype(np.int64), offsets, stamps)
+
+
+def key_blocks(keys: HashedKeys) -> list[KeyedBlock]:
+    """Keys in log order, cut where the store time changes."""
+    cuts = [0, *(np.flatnonzero(np.diff(keys.store_timestamps)) + 1).tolist(), len(keys.hashes)]
+    blocks: list[KeyedBlock] = []
+    for begin, end in pairwise(cuts):
+        if begin == end:
+            continue
+        places = keys.physical_offsets[begin:end]
+        count = 1 + int(np.count_nonzero(np.diff(places)))
+        hashes, stamp = keys.hashes[begin:end].tobytes(), int(keys.store_timestamps[begin])
+        blocks.append(KeyedBlock(count, hashes, places.tobytes(), int(places[0]), stamp))
+    return blocks
 
 
 def joined_keys(parts: Sequence[HashedKeys]) -> HashedKeys:

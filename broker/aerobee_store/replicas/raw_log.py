@@ -12,14 +12,15 @@ Invariants
 - Pieces never cross the end of a file; a file's blank end comes with its last piece.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
 
 from aerobee_proto.records import BLANK_MAGIC, RECORD_SIZE_MIN, SIZE_AND_MAGIC
 from aerobee_store.disk.mapped_files import file_name
 from aerobee_store.faults.errors import CorruptStore, NotInLog
-from aerobee_store.index.index import KeyedRecord
+from aerobee_store.index.index import KeyedBlock, KeyedRecord, key_blocks
 from aerobee_store.log.commit_log import CommitLog
-from aerobee_store.queues.consume_queue import ConsumeQueue
+from aerobee_store.queues.consume_queue import ENTRY, ConsumeQueue
 from aerobee_store.queues.delay import entry_tag
 from aerobee_store.queues.tombstones import Tombstones
 from aerobee_store.records.property_columns import Ints
@@ -30,10 +31,47 @@ from aerobee_store.walking.keys import keyed_record
 from aerobee_store.walking.record_columns import Stretch, sound_records
 from aerobee_store.writing.appender import Appender, PendingBatch, Touched
 
-__all__ = ["RawLog"]
+__all__ = ["RawLog", "WalkedRecords", "WalkedRun", "Walker"]
 
-_RECORD_OVERHEAD_MAX = RECORD_EXTRA_MAX + 4096  # topic, properties and head of the largest record
-_Found = Stretch | ScannedRecord
+_RECORD_OVERHEAD_MAX: Final = RECORD_EXTRA_MAX + 4096  # topic, properties and head of the largest record
+# Records as large as the first for which the array operations of a stretch, 0.3 ms, are cheaper than one by one.
+_MANY: Final = 32
+
+
+class WalkedRun(NamedTuple):
+    """Queue entries whose queue offsets follow each other."""
+
+    topic: bytes
+    queue_id: int
+    first: int  # queue offset
+    entry_count: int
+    entries: bytes
+    begin: int  # physical offset of the first record
+    end: int  # physical offset behind the last one
+
+
+# Sound records that follow each other: the position behind them, their newest store time (ms), `WalkedRun`s, the fields
+# of `KeyedBlock`s.
+WalkedRecords = tuple[
+    int,
+    int,
+    list[tuple[bytes, int, int, int, bytes, int, int]],
+    list[tuple[int, bytes, bytes, int, int]],
+]
+# Walks over the records from a position of some bytes on, whose first one has a physical offset; whether their keys are
+# wanted. None when there is none that it knows.
+Walker = Callable[[bytes, int, int, bool], WalkedRecords | None]
+
+
+class _Walked(NamedTuple):
+    """What a walker found."""
+
+    newest: int
+    runs: list[WalkedRun]
+    keys: list[KeyedBlock]
+
+
+_Found = Stretch | ScannedRecord | _Walked
 
 
 class RawLog:
@@ -50,6 +88,8 @@ class RawLog:
         # The beginning of a record of which the rest is to come, and where it lies: at the log's end, or it is stale.
         self._begun = (0, b"")
         self._newest = 0  # store time, ms
+        # Asked first, where somebody is quick at it.
+        self.walker: Walker | None = None
 
     # --- giving ----------------------------------------------------------------------------------------
 
@@ -99,13 +139,13 @@ class RawLog:
             base, begun = offset, b""
         elif offset != base + len(begun):
             raise NotInLog(offset, base, base + len(begun))
-        content = memoryview(begun + data)
+        content = begun + data
         file_end = base - base % log.file_size + log.file_size
         if base + len(content) > file_end:
             raise self._wrong(base, f"{len(content)} bytes go beyond the end of the file at {file_end}")
-        found, size = self._whole(content, base, file_end)
+        found, size = self._whole(memoryview(content), base, file_end, content)
         if size:
-            work = self._planned(found)
+            work = self._planned(found, content, base)
             if is_empty:
                 log.begin_at(base)
             if not log.room():
@@ -113,22 +153,33 @@ class RawLog:
             is_last = base + size == file_end
             if is_last:
                 log.prepare_next()  # as a start takes a file's end for the log's when no other follows; may be full
-            log.write(bytes(content[:size]))
+            log.write(content[:size])
             if is_last:
                 log.roll()
             self._enter(work, found)
-        self._begun = (base + size, bytes(content[size:]))
+        self._begun = (base + size, content[size:])
         return max(map(_newest, found), default=None)
 
     def _wrong(self, physical_offset: int, reason: str) -> CorruptStore:
         path = self._log.folder / file_name(physical_offset - physical_offset % self._log.file_size)
         return CorruptStore(path, physical_offset, reason, "compare the log of the source with this one")
 
-    def _whole(self, content: memoryview, base: int, file_end: int) -> tuple[list[_Found], int]:
-        """The complete records at the beginning, each proven, and how many bytes they and the file's end have."""
+    def _whole(
+        self, content: memoryview, base: int, file_end: int, raw: bytes | None = None
+    ) -> tuple[list[_Found], int]:
+        """The complete records at the beginning, each proven, and how many bytes they and the file's end have. `raw`:
+        the same bytes for the walker."""
         found: list[_Found] = []
         at = 0
         while len(content) - at >= SIZE_AND_MAGIC.size:
+            if raw is not None and self.walker is not None:
+                walked = self.walker(raw, at, base, self._config.index_enabled)
+                if walked is not None:
+                    at, newest, runs, keys = walked
+                    found.append(
+                        _Walked(newest, list(map(WalkedRun._make, runs)), list(map(KeyedBlock._make, keys)))
+                    )
+                    continue
             size, magic = SIZE_AND_MAGIC.unpack_from(content, at)
             if magic == BLANK_MAGIC and base + at + size != file_end:
                 raise self._wrong(base + at, f"blank of {size} where {file_end - base - at} are left")
@@ -138,7 +189,9 @@ class RawLog:
                 break
             if magic == BLANK_MAGIC:
                 return found, at + size
-            step: _Found | RecordFault | object = sound_records(content, at, base, stop=len(content))
+            step: Stretch | RecordFault | object = None
+            if size * _MANY < len(content) - at:
+                step = sound_records(content, at, base, stop=len(content))
             if step is None:
                 step = scan_record(content, at, base + at, room=file_end - base - at)
             if isinstance(step, Stretch):
@@ -174,14 +227,19 @@ class RawLog:
 
     # --- queues and index ------------------------------------------------------------------------------
 
-    def _planned(self, found: list[_Found]) -> dict[ConsumeQueue, "_Run"]:
-        """The entries of these records, queue by queue; nothing is changed yet."""
+    def _planned(self, found: list[_Found], content: bytes, base: int) -> dict[ConsumeQueue, "_Run"]:
+        """The entries of these records, queue by queue; nothing is changed yet. They are in `content`, whose first byte
+        lies at `base`."""
         runs: dict[ConsumeQueue, _Run] = {}
         levels = self._config.delay_levels_ms
         for step in found:
             if isinstance(step, ScannedRecord):
                 if step.is_queued and not self._tombstones.covers(step.topic, step.physical_offset):
                     self._plan_one(self._run_of(runs, step.topic, step.queue_id, step.physical_offset), step)
+                continue
+            if isinstance(step, _Walked):
+                for one in step.runs:
+                    self._plan_walked(runs, one, content, base)
                 continue
             packed = step.entries(levels)
             for topic, queue_id, members in step.queues():
@@ -200,6 +258,24 @@ class RawLog:
                     int(step.physical_offsets[last] + step.sizes[last]),
                 )
         return runs
+
+    def _plan_walked(
+        self, runs: dict[ConsumeQueue, "_Run"], walked: WalkedRun, content: bytes, base: int
+    ) -> None:
+        topic = walked.topic.decode()
+        deleted_to = self._tombstones.end_of(topic)
+        if walked.end <= deleted_to:
+            return
+        run = self._run_of(runs, topic, walked.queue_id, walked.begin)
+        if walked.begin >= deleted_to and walked.first == run.next_offset and not run.queue.is_batch:
+            run.add(walked.entries, walked.entry_count, walked.end)
+            return
+        view = memoryview(content)
+        for place, _, _ in ENTRY.iter_unpack(walked.entries):
+            if place >= deleted_to:
+                record = scan_record(view, place - base, place, proven=True, room=len(view) - (place - base))
+                assert isinstance(record, ScannedRecord)
+                self._plan_one(run, record)
 
     def _run_of(
         self, runs: dict[ConsumeQueue, "_Run"], topic: str, queue_id: int, physical_offset: int
@@ -238,11 +314,16 @@ class RawLog:
             if run.entries:
                 queue.next_offset = run.next_offset
                 touched.append((queue, run.first, bytes(run.entries)))
-        keyed: list[KeyedRecord] = []
-        if self._config.index_enabled:
-            keyed = [one for record in _records(found) if (one := keyed_record(record)) is not None]
+        keyed: list[KeyedRecord | KeyedBlock] = []
+        for step in found if self._config.index_enabled else ():
+            if isinstance(step, ScannedRecord):
+                one = keyed_record(step)
+                keyed += () if one is None else (one,)
+            else:
+                keyed += step.keys if isinstance(step, _Walked) else key_blocks(step.keys())
+        count = sum(one.record_count if isinstance(one, KeyedBlock) else 1 for one in keyed)
         self._newest = max(map(_newest, found), default=self._newest)
-        self._appender.pending.append(PendingBatch(self._log.end_offset, self._newest, touched, keyed))
+        self._appender.pending.append(PendingBatch(self._log.end_offset, self._newest, touched, keyed, count))
 
 
 class _Run:
@@ -279,12 +360,14 @@ class _Run:
 
 def _newest(found: _Found) -> int:
     """The newest store time."""
-    return found.store_timestamp if isinstance(found, ScannedRecord) else int(found.store_timestamps.max())
+    if isinstance(found, ScannedRecord):
+        return found.store_timestamp
+    return found.newest if isinstance(found, _Walked) else int(found.store_timestamps.max())
 
 
 def _records(found: list[_Found]) -> Iterator[ScannedRecord]:
     for step in found:
         if isinstance(step, ScannedRecord):
             yield step
-        else:
+        elif isinstance(step, Stretch):
             yield from (step.record(index) for index in range(step.count))

@@ -60,7 +60,8 @@ class PendingBatch(msgspec.Struct):
     end_offset: int
     store_timestamp: int
     touched: list[Touched]
-    index_items: list[KeyedRecord] | KeyedBlock
+    index_items: Sequence[KeyedRecord | KeyedBlock]
+    keyed_count: int  # records in there
 
 
 class RecordForm(NamedTuple):
@@ -298,8 +299,9 @@ class Appender:
         for queue, first, entries in packed.touched:
             assert queue.next_offset == first
             queue.next_offset = first + len(entries) // ENTRY_SIZE
-        keys: list[KeyedRecord] | KeyedBlock = [] if packed.keys is None else packed.keys
-        self.pending.append(PendingBatch(self._log.end_offset, store_timestamp, packed.touched, keys))
+        block = packed.keys
+        keys, count = ((), 0) if block is None else ((block,), block.record_count)
+        self.pending.append(PendingBatch(self._log.end_offset, store_timestamp, packed.touched, keys, count))
 
     def _enter(
         self,
@@ -349,7 +351,8 @@ class Appender:
             assert count
             work.append((queue, queue.next_offset - count, fresh))
             queue.fresh = b""
-        self.pending.append(PendingBatch(self._log.end_offset, store_timestamp, work, index_items))
+        count = len(index_items)
+        self.pending.append(PendingBatch(self._log.end_offset, store_timestamp, work, index_items, count))
 
     def append_group(self, messages: Sequence[NewMessage], store_timestamp: int) -> list[Appended]:
         """Store the messages of one client batch: all or none, next to each other in one file."""

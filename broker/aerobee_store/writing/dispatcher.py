@@ -52,14 +52,10 @@ class Dispatcher:
     def _note_stuck(self) -> None:
         self.is_stuck = bool(self._stuck) or self.index_backlog > INDEX_BACKLOG_MAX
 
-    def _note_keys(self, items: list[KeyedRecord] | KeyedBlock) -> None:
+    def _note_keys(self, batch: PendingBatch) -> None:
         """Have these indexed later."""
-        if isinstance(items, KeyedBlock):
-            self._index_backlog.append(items)
-            self.index_backlog += items.record_count
-        else:
-            self._index_backlog.extend(items)
-            self.index_backlog += len(items)
+        self._index_backlog.extend(batch.index_items)
+        self.index_backlog += batch.keyed_count
 
     def confirm(self, offset: int, *, notify: bool = True) -> list[Arrival]:
         """Write the queue entries of every batch that ends at or below `offset`; what arrived, if it is to be told.
@@ -72,7 +68,7 @@ class Dispatcher:
         last: PendingBatch | None = None
         if not self._stuck and (len(pending) == 1 or pending[1].end_offset > offset):
             last = pending.popleft()
-            self._note_keys(last.index_items)
+            self._note_keys(last)
             arrivals = self._write(last.touched, notify)
         else:
             work = dict(self._stuck)
@@ -81,7 +77,7 @@ class Dispatcher:
                 for queue, first, entries in last.touched:
                     known = work.get(queue)
                     work[queue] = (first, entries) if known is None else (known[0], known[1] + entries)
-                self._note_keys(last.index_items)
+                self._note_keys(last)
             arrivals = self._write([(queue, *more) for queue, more in work.items()], notify)
         if last is not None:
             # In this order, and after the entries: the worker reads them the other way round.

@@ -1,17 +1,39 @@
 """A replica that is given the bytes of another log, in pieces cut anywhere, is the same store."""
 
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
+from aerobee_proto.checksum import seal_record
 from aerobee_store.faults.errors import CorruptStore, NotInLog, StorePoisoned
 from aerobee_store.store import MessageStore
+from aerobee_store.terms.messages import NewMessage
+from engines import made_engine, need_engine
 from simulation.machine import Machine
 from store.memory_io import MemoryIo, RandomSurvivors
-from store.workload import ROOT, Clock, Workload, message, open_store
+from store.workload import HOST, ROOT, Clock, Workload, message, open_store
 
 FILE_SIZE = 16384
+CHANGED_COUNT = 150
+HOST_V6 = bytes(range(16)) + bytes((0, 0, 17, 34))
+
+OpenCopy = Callable[..., MessageStore]
+
+
+def opened_natively(io: MemoryIo, **changes: Any) -> MessageStore:
+    """As `open_store`, and the native engine walks over what comes."""
+    store = open_store(io, **changes)
+    store.raw.walker = made_engine().walk
+    return store
+
+
+@pytest.fixture(params=["python", "native"])
+def open_copy(request: pytest.FixtureRequest) -> OpenCopy:
+    """Opens the store of a replica."""
+    return opened_natively if need_engine(request.param) == "native" else open_store
 
 
 def source(seed: int, **changes: object) -> tuple[MemoryIo, Workload]:
@@ -57,10 +79,12 @@ def said(store: MessageStore, topic: str, queue_id: int) -> list[tuple[int, ...]
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("record_checksum", [True, False])
-def test_a_replica_has_the_same_log_queues_and_keys(seed: int, record_checksum: bool) -> None:
+def test_a_replica_has_the_same_log_queues_and_keys(
+    open_copy: OpenCopy, seed: int, record_checksum: bool
+) -> None:
     io, work = source(seed, record_checksum=record_checksum)
     copy = MemoryIo()
-    replica = open_store(copy)
+    replica = open_copy(copy)
     replicate(work.store, replica, Random(seed))
     assert replica.end_offset == replica.next_raw_offset == work.store.end_offset
     settle(replica)
@@ -73,23 +97,23 @@ def test_a_replica_has_the_same_log_queues_and_keys(seed: int, record_checksum: 
             assert replica.keys.query(one.message.topic, key, 1, 0, 1 << 60).body
     replica.check()
     replica.close()
-    again = open_store(copy)
+    again = open_copy(copy)
     again.check()
     assert again.end_offset == work.store.end_offset
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_replica_that_crashes_goes_on_at_its_end(seed: int) -> None:
+def test_a_replica_that_crashes_goes_on_at_its_end(open_copy: OpenCopy, seed: int) -> None:
     random = Random(seed)
     io, work = source(seed, record_checksum=seed % 2 == 0)
     copy = MemoryIo()
-    replica = open_store(copy)
+    replica = open_copy(copy)
     for _ in range(3):
         replicate(work.store, replica, random, until=replica.end_offset + random.randrange(1, FILE_SIZE))
         promised = replica.flushed_offset
         # A power failure that leaves later pages and not earlier ones makes damage, as in any log: see recovery.
         copy = copy.crash() if random.random() < 0.5 else copy.kill()
-        replica = open_store(copy)
+        replica = open_copy(copy)
         assert replica.end_offset >= promised
         replica.check()
     replicate(work.store, replica, random)
@@ -98,9 +122,9 @@ def test_a_replica_that_crashes_goes_on_at_its_end(seed: int) -> None:
     assert log_bytes(copy) == log_bytes(io)
 
 
-def test_an_empty_replica_may_begin_with_a_later_file() -> None:
+def test_an_empty_replica_may_begin_with_a_later_file(open_copy: OpenCopy) -> None:
     _, work = source(5)
-    replica = open_store(MemoryIo())
+    replica = open_copy(MemoryIo())
     with pytest.raises(NotInLog):
         replica.append_raw(100, b"x")
     begin = 2 * FILE_SIZE
@@ -115,9 +139,9 @@ def test_an_empty_replica_may_begin_with_a_later_file() -> None:
     replica.check()
 
 
-def test_bytes_that_are_no_record_of_their_place_are_not_taken() -> None:
+def test_bytes_that_are_no_record_of_their_place_are_not_taken(open_copy: OpenCopy) -> None:
     _, work = source(6)
-    replica = open_store(MemoryIo())
+    replica = open_copy(MemoryIo())
     first, second = work.stored[:2]
     data = bytearray(work.store.read_raw(0, second.end))
     data[second.physical_offset + 95] ^= 1
@@ -134,9 +158,9 @@ def test_bytes_that_are_no_record_of_their_place_are_not_taken() -> None:
     assert first.end <= before[0] or before[0] == 0
 
 
-def test_a_piece_that_belongs_elsewhere_is_refused() -> None:
+def test_a_piece_that_belongs_elsewhere_is_refused(open_copy: OpenCopy) -> None:
     _, work = source(7)
-    replica = open_store(MemoryIo())
+    replica = open_copy(MemoryIo())
     replica.append_raw(0, bytes(work.store.read_raw(0, 1000)))
     for offset in (1001, 999, FILE_SIZE):
         with pytest.raises(NotInLog):
@@ -159,16 +183,18 @@ def test_nothing_is_given_that_is_not_on_disk_or_not_there_any_more() -> None:
         store.read_raw(-1, 10)
 
 
-def test_what_the_source_does_not_seal_is_no_damage_after_a_crash_of_a_replica_that_seals() -> None:
+def test_what_the_source_does_not_seal_is_no_damage_after_a_crash_of_a_replica_that_seals(
+    open_copy: OpenCopy,
+) -> None:
     """A start takes a record without its checksum for a damaged one, from where on the store has sealed all."""
     _, work = source(8, record_checksum=False)
     copy = MemoryIo()
-    replica = open_store(copy, record_checksum=True)
+    replica = open_copy(copy, record_checksum=True)
     replica.close()
-    replica = open_store(copy, record_checksum=True)
+    replica = open_copy(copy, record_checksum=True)
     replicate(work.store, replica, Random(8))
     replica.flush_disk()
-    again = open_store(copy.crash(RandomSurvivors(Random(8))))
+    again = open_copy(copy.crash(RandomSurvivors(Random(8))))
     assert again.end_offset == work.store.end_offset
     again.check()
 
@@ -187,11 +213,85 @@ def test_a_disk_that_refuses_the_checkpoint_fails_the_replica() -> None:
     assert replica.has_failed
 
 
-def test_the_ends_of_files_are_the_same_to_the_byte() -> None:
+def test_the_ends_of_files_are_the_same_to_the_byte(open_copy: OpenCopy) -> None:
     io, work = source(9)
     copy = MemoryIo()
-    replica = open_store(copy)
+    replica = open_copy(copy)
     replicate(work.store, replica, Random(9), until=FILE_SIZE)
     name = Path(ROOT / "commitlog" / f"{0:020d}")
     assert copy.read_bytes(name) == io.read_bytes(name)
     assert replica.end_offset == FILE_SIZE
+
+
+def rich(random: Random, number: int) -> NewMessage:
+    """A message with whatever dispatch looks at."""
+    keys = random.choice((None, "k", "one two  three", f"order-{number}", "schlüssel \U0001f41d", " "))
+    return message(
+        random.choice(("Orders", "Orders", "Payments", "%RETRY%g", "t" * 130)),
+        random.randrange(4),
+        random.randbytes(random.choice((0, 1, 100, 700))),
+        tag=random.choice((None, "a", "zwölf", "TAGS")),
+        keys=keys,
+        unique_key=random.choice((None, f"0A000001{number:024X}")),
+        sys_flag=random.choice((0, 0, 0, 4, 8, 12)),
+        host=random.choice((HOST, HOST_V6)),
+        extra=random.choice(({}, {"A": "TAGS"}, {"XTAGS": "b"})),
+    )
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("record_checksum", [True, False])
+def test_both_engines_make_the_same_store_of_the_same_bytes(seed: int, record_checksum: bool) -> None:
+    need_engine("native")
+    random, clock = Random(seed), Clock()
+    given = open_store(MemoryIo(), clock=clock, record_checksum=record_checksum)
+    for number in range(0, 300, 5):
+        given.append([rich(random, number + one) for one in range(5)])
+        clock.now_ms += random.choice((0, 0, 1, 40))
+    given.flush_disk()
+    made: list[dict[Path, bytes | None]] = []
+    for open_one in (open_store, opened_natively):
+        io = MemoryIo()
+        copy = open_one(io, clock=Clock())
+        replicate(given, copy, Random(seed))
+        assert copy.end_offset == given.end_offset
+        settle(copy)
+        made.append({path: io.read_bytes(path) for path in io.paths()})
+    assert made[0] == made[1]
+
+
+def outcome(store: MessageStore, data: bytes) -> tuple[object, ...]:
+    """What the store makes of these bytes at its end."""
+    try:
+        end = store.append_raw(store.next_raw_offset, data)
+    except CorruptStore as refused:
+        return "refused", refused.physical_offset, refused.reason, store.end_offset
+    settle(store)
+    queues = [(queue_id, said(store, "Orders", queue_id)) for queue_id in range(4)]
+    return "taken", end, store.next_raw_offset, queues
+
+
+def test_changed_bytes_are_the_same_to_both_engines() -> None:
+    """With checksums made anew at times, so that more than those is asked for."""
+    need_engine("native")
+    random = Random(11)
+    given = open_store(MemoryIo())
+    stored = given.append([rich(random, number) for number in range(12)])
+    given.flush_disk()
+    whole = bytes(given.read_raw(0, given.end_offset))
+    taken = 0
+    for _ in range(CHANGED_COUNT):
+        data = bytearray(whole)
+        one = random.choice(stored)
+        record = bytearray(data[one.physical_offset : one.physical_offset + one.size])
+        for _ in range(random.choice((0, 1, 1, 2, 4))):
+            record[random.randrange(len(record))] = random.choice(
+                (random.getrandbits(8), 0, 1, 2, 32, 0xFF, 0x80)
+            )
+        if random.randrange(2) and record[-34:-25] == b"__CRC32C\x01":
+            seal_record(record)
+        data[one.physical_offset : one.physical_offset + one.size] = record
+        found = [outcome(open_one(MemoryIo()), bytes(data)) for open_one in (open_store, opened_natively)]
+        assert found[0] == found[1]
+        taken += found[0][0] == "taken"
+    assert CHANGED_COUNT / 50 < taken < CHANGED_COUNT
