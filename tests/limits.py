@@ -32,6 +32,7 @@ SCANNED: Final = {
     "aerobee_service.operators": "proto/aerobee_service/operators",
     "aerobee_broker.remoting_api": "broker/aerobee_broker/remoting_api",
     "aerobee_broker.members": "broker/aerobee_broker/members",
+    "aerobee_broker.replication": "broker/aerobee_broker/replication",
     "aerobee_nameserver": "nameserver/aerobee_nameserver",
 }
 
@@ -81,6 +82,13 @@ TABLE: Final = (
         "memory",
         "requests without an answer; bytes in memory of those that are worked on",
         ("broker:maxInFlightPerConnection", "aerobee_remoting.exchange.connection:RUNNING_SIZE_MAX"),
+        NONE,
+        "no more is read from it",
+    ),
+    Row(
+        "memory",
+        "what a replica says in a handshake before it is heard",
+        ("aerobee_broker.replication.greeting:REST_SIZE_MAX",),
         NONE,
         "no more is read from it",
     ),
@@ -241,6 +249,16 @@ TABLE: Final = (
     ),
     Row(
         "disk",
+        "what is read of the log to compare it with a replica's, bytes and questions of a handshake",
+        (
+            "aerobee_broker.replication.hello:COMPARED_SIZE_MAX",
+            "aerobee_broker.replication.hello:ROUNDS_MAX",
+        ),
+        NONE,
+        "cut off",
+    ),
+    Row(
+        "disk",
         "key-value settings of the nameserver",
         ("aerobee_nameserver.kv_config:TEXT_CHARS_MAX",),
         ("nameserver:maxKvBytes", "nameserver:maxKvEntries", "aerobee_nameserver.kv_config:SIZE_MAX"),
@@ -385,6 +403,7 @@ ELSEWHERE: Final = {
     "aerobee_broker.remoting_api.settings_handlers:IGNORED_NAMED_MAX": "keys that a remark names",
     "aerobee_broker.members.filters:NAMES_SOUGHT_MAX": "by which of two ways properties are read",
     "aerobee_broker.members.clients:ADDRESSES_MAX": "a memory of addresses in packed form",
+    "aerobee_broker.replication.metadata:FORWARDED_MAX": "offsets that a slave commits at its master in one round",
     "aerobee_nameserver.registration:TIMEOUT_MS_MAX": "a number's range",
     "aerobee_nameserver.registration:NAME_CHARS_MAX": "a name's length",
     "aerobee_nameserver.registration:QUEUE_COUNT_MAX": "a number's range",
@@ -441,6 +460,16 @@ MEMORY: Final = (
     Share(
         "answers that threads are at work on",
         (("aerobee_broker.main:WORKERS", f"{_EXCHANGE}.answers:ANSWER_SIZE_MAX"),),
+        (),
+    ),
+    Share(
+        "what replicas say in handshakes before it is heard",
+        (
+            (
+                "aerobee_broker.replication.giving_server:CONNECTIONS_MAX",
+                "aerobee_broker.replication.greeting:REST_SIZE_MAX",
+            ),
+        ),
         (),
     ),
     Share("what the native engine remembers of pulls", ((20, MIB),), ()),

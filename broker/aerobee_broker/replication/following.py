@@ -284,17 +284,13 @@ class _Taking(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+        self._transport = transport = cast(asyncio.Transport, transport)
         if self._own is None:
             self.begin()
             return
         own = self._own
         flow = greet_master(own.member(), own.span(), own.nonce())
-        self._greeting = Greeting(flow, own.log, self._write)
-
-    def _write(self, data: bytes) -> None:
-        if self._transport is not None:
-            self._transport.write(data)
+        self._greeting = Greeting(flow, own.log, transport)
 
     async def greeted(self) -> Outcome:
         """What comes out of the handshake. LinkFault, FormatError, OSError: nothing does."""
@@ -323,7 +319,7 @@ class _Taking(asyncio.Protocol):
             return
         self.link.has_heard = True  # in the handshake
         self._follower.heard(self.link)
-        if rest := greeting.rest:
+        if rest := greeting.take_rest():
             self.data_received(rest)
 
     def data_received(self, data: bytes) -> None:

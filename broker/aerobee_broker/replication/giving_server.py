@@ -289,7 +289,8 @@ class _Giving(asyncio.Protocol):
             return False
         if is_hello(data):
             flow = greet_slave(own.member(), own.span, own.nonce())
-            self._greeting = Greeting(flow, own.log, self._write)
+            assert self._transport is not None
+            self._greeting = Greeting(flow, own.log, self._transport)
             self._greeting.received(data)
             self._greeter = self._server.start_greeting(self._greet(self._greeting, own), self._peer)
             return True
@@ -300,10 +301,6 @@ class _Giving(asyncio.Protocol):
                 "slaves of RocketMQ cannot say it: they are served by a broker without these credentials alone",
             )
         return False
-
-    def _write(self, data: bytes) -> None:
-        if self._transport is not None:
-            self._transport.write(data)
 
     async def _greet(self, greeting: Greeting[Visitor], own: OwnSide) -> None:
         try:
@@ -318,7 +315,7 @@ class _Giving(asyncio.Protocol):
             return
         link.begins_at_first = True
         self._visitor, self._greeting = visitor, None
-        if rest := greeting.rest:
+        if rest := greeting.take_rest():
             self.data_received(rest)
 
     def pause_writing(self) -> None:

@@ -1,9 +1,11 @@
 """A handshake on a connection: what came is handed in, what the flow wants done is done.
 
-Touches  the log that is compared, reading, in a thread; what it says goes to whoever has the connection.
+Touches  the log that is compared, reading, in a thread; the transport of its connection, to write and to pace it.
 
 Invariants
 - A handshake ends within GREETING_S, or its link does.
+- At most REST_SIZE_MAX bytes, and one read more, wait while the flow does something else: then nothing more is read
+  from the other end until they were heard, or taken by whoever goes on after the handshake.
 """
 
 import asyncio
@@ -13,12 +15,13 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 from aerobee_broker.replication.common_part import Borders
 from aerobee_broker.replication.faults import LinkFault
 from aerobee_broker.replication.hello import Answer, Digest, Flow, Hear, Member, Say, Span
-from aerobee_proto.ha_hello import HelloDecoder, encode_message
+from aerobee_proto.ha_hello import FRAME_SIZE_MAX, HelloDecoder, encode_message
 from aerobee_store.replicas.epochs import Epoch
 
 __all__ = ["ComparedLog", "Greeting", "OwnSide"]
 
 GREETING_S: Final = 30.0
+REST_SIZE_MAX: Final = 2 * FRAME_SIZE_MAX  # bytes; a whole message is among them
 
 T = TypeVar("T")
 
@@ -58,22 +61,33 @@ class OwnSide(NamedTuple):
 class Greeting(Generic[T]):
     """One end of one handshake. `run` once."""
 
-    def __init__(self, flow: Flow[T], log: ComparedLog, write: Callable[[bytes], None]) -> None:
+    def __init__(self, flow: Flow[T], log: ComparedLog, transport: asyncio.Transport) -> None:
         self._flow = flow
         self._log = log
-        self._write = write
+        self._transport = transport
         self._decoder = HelloDecoder()
         self._came = asyncio.Event()
+        self._paused = False
 
     def received(self, data: bytes) -> None:
         """The other end has said something."""
         self._decoder.feed(data)
         self._came.set()
+        if not self._paused and len(self._decoder.rest) > REST_SIZE_MAX:
+            self._paused = True
+            self._transport.pause_reading()
 
-    @property
-    def rest(self) -> bytes:
-        """What came behind the handshake."""
-        return bytes(self._decoder.rest)
+    def take_rest(self) -> bytes:
+        """What came behind the handshake, which is over; from now on all is read again."""
+        rest = bytes(self._decoder.rest)
+        self._decoder.rest.clear()
+        self._read_on()
+        return rest
+
+    def _read_on(self) -> None:
+        if self._paused and len(self._decoder.rest) <= REST_SIZE_MAX:
+            self._paused = False
+            self._transport.resume_reading()
 
     async def run(self) -> T:
         """What comes out of it. LinkFault, FormatError."""
@@ -93,11 +107,13 @@ class Greeting(Generic[T]):
     async def _do(self, step: Any) -> Answer:
         match step:
             case Say(message):
-                self._write(encode_message(message))
+                if not self._transport.is_closing():
+                    self._transport.write(encode_message(message))
             case Hear():
                 while (heard := self._decoder.next()) is None:
                     self._came.clear()
                     await self._came.wait()
+                self._read_on()
                 return heard
             case Digest(ranges):
                 return await asyncio.to_thread(self._log.digests, ranges)
