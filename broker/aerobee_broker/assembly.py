@@ -621,7 +621,11 @@ def assemble(
         writer=writer,
     )
     Replies(replying, writer.host).register(handlers)
-    ground.access.handlers(lambda: tables.files.save(ground.access.table)).register(handlers)
+    ground.access.handlers(
+        lambda: tables.files.save(ground.access.table),
+        replication.metadata.ask_master if isinstance(replication, SlaveSide) else None,
+    ).register(handlers)
+    ground.access.giver.register(handlers)
     PlainHandlers(
         ground.access.plain,
         cluster_name=identity.cluster_name,
@@ -847,7 +851,10 @@ def _slave_side(
 
     metadata = MetadataSync(
         FollowedCatalog(
-            FollowedTopics(tables.topics, store.topics, on_planned=appended), tables.groups, tables.offsets
+            FollowedTopics(tables.topics, store.topics, on_planned=appended),
+            tables.groups,
+            tables.offsets,
+            ground.access.copy(lambda: tables.files.save(ground.access.table)),
         ),
         tables.request_modes,
         tables.delay_offsets,

@@ -7,6 +7,7 @@
     sealing            secrets as they lie on a disk
     gate               the one place that every request passes, with all of this behind it
     admin              the requests that change users and policies (3001 to 3010)
+    copies             users and policies of a master, for its slaves
     settings           RocketMQ's keys, the same for every server
 
 Above the remoting, below the servers. Only `sealing` touches a file, that of its key.

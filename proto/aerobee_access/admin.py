@@ -26,7 +26,14 @@ from aerobee_remoting.exchange.handlers import AnyRequest, HandlerTable, Request
 from aerobee_remoting.exchange.needs import GET, UPDATE, on_cluster
 from aerobee_service.turns.slices import Steps, in_slices
 
-__all__ = ["ACL_BODY_SIZE_MAX", "USER_BODY_SIZE_MAX", "AccessHandlers", "Changing", "saved_after"]
+__all__ = [
+    "ACL_BODY_SIZE_MAX",
+    "USER_BODY_SIZE_MAX",
+    "AccessHandlers",
+    "AskMaster",
+    "Changing",
+    "saved_after",
+]
 
 USER_BODY_SIZE_MAX: Final = 16 * 1024
 ACL_BODY_SIZE_MAX: Final = 128 * 1024
@@ -35,6 +42,8 @@ UNFIT: Final = "An system error occurred, please try again later."
 SUBJECT: Final = "User:"
 
 
+# Of a slave: what its master answers to a change, which is here, too, behind it; None: it may be made here.
+AskMaster = Callable[[AnyRequest], Awaitable[Response | None]]
 # What a change is made in: before it the table is what is in force, behind it the change is kept.
 Changing = Callable[[], AbstractAsyncContextManager[None]]
 
@@ -108,16 +117,18 @@ class AccessHandlers:
         changing: Changing,
         *,
         is_on: bool,
-        is_shared: bool = False,
+        is_shared: Callable[[], bool] = lambda: False,
         shows_secrets_to: Callable[[str], bool],
+        ask_master: AskMaster | None = None,
     ) -> None:
         """Unless access control `is_on` nothing can be changed: anybody could make the first super user.
         `shows_secrets_to` says whether who names this AccessKey is known to be a super user. `is_shared`: other servers
         have the same table, and tools tell each of them every change; who makes what is there already, or deletes what
-        has gone, is told that it is done."""
+        has gone, is told that it is done. `ask_master`: this is a slave, and changes are its master's."""
         self._table = table
         self._changing = changing
         self._is_shared = is_shared
+        self._ask_master = ask_master
         self._is_on = is_on
         self._shows_secrets_to = shows_secrets_to
 
@@ -144,10 +155,13 @@ class AccessHandlers:
         name, info = _named_user(request)
         kind = named(UserType, info.user_type) or UserType.NORMAL
         status = named(Status, info.user_status) or Status.ENABLE
+        if (answered := await self._of_master(request, kind=kind, done="create")) is not None:
+            return answered
         async with self._change():
-            if kind is UserType.SUPER and self._is_normal(request):
-                raise _failed("The super user can only be create by super user")
-            if not (self._is_shared and self._may_see(request) and self._is_there(name, info, kind, status)):
+            self._check_super(request, kind=kind, done="create")
+            if not (
+                self._is_shared() and self._may_see(request) and self._is_there(name, info, kind, status)
+            ):
                 self._table.create_user(name, info.password or "", kind, status)
         return Response(remark=DONE)
 
@@ -155,10 +169,10 @@ class AccessHandlers:
         self._check_on()
         name, info = _named_user(request)
         kind = named(UserType, info.user_type)
+        if (answered := await self._of_master(request, name, kind)) is not None:
+            return answered
         async with self._change():
-            if kind is UserType.SUPER and self._is_normal(request):
-                raise _failed("The super user can only be update by super user")
-            self._protect_super_user(name, request)
+            self._check_super(request, name, kind)
             self._table.update_user(name, info.password, kind, named(Status, info.user_status))
         return Response(remark=DONE)
 
@@ -167,8 +181,10 @@ class AccessHandlers:
         name = request.header.username or ""
         if not name.strip():
             raise _refused("username can not be blank")
+        if (answered := await self._of_master(request, name)) is not None:
+            return answered
         async with self._change():
-            self._protect_super_user(name, request)
+            self._check_super(request, name)
             self._table.delete_user(name)
         return Response(remark=DONE)
 
@@ -207,6 +223,8 @@ class AccessHandlers:
         ]
         if not policies:
             raise _refused("The policies is empty.")
+        if (answered := await self._of_master(request)) is not None:
+            return answered
         async with self._change():
             self._table.write_acl(name, policies)
         return Response(remark=DONE)
@@ -218,8 +236,12 @@ class AccessHandlers:
         if name is None:
             raise _refused("The subject is null.")
         kind = named(PolicyType, header.policy_type) or PolicyType.CUSTOM
+        if (answered := await self._of_master(request)) is not None:
+            return answered
         async with self._change():
-            if not (self._is_shared and self._table.user(name) is not None and self._table.acl(name) is None):
+            if not (
+                self._is_shared() and self._table.user(name) is not None and self._table.acl(name) is None
+            ):
                 self._table.delete_acl(name, kind, resource_of(header.resource))
         return Response(remark=DONE)
 
@@ -284,7 +306,22 @@ class AccessHandlers:
         user = self._table.user(name) if name else None
         return bool(name) and not (user is not None and user.is_super)
 
-    def _protect_super_user(self, name: str, request: AnyRequest) -> None:
+    async def _of_master(
+        self, request: AnyRequest, name: str = "", kind: UserType | None = None, done: str = "update"
+    ) -> Response | None:
+        """Of a slave the answer of its master, who is asked in this broker's own name: so who may not touch a super
+        user is refused here. None: the change is to be made here."""
+        if self._ask_master is None:
+            return None
+        self._check_super(request, name, kind, done)
+        return await self._ask_master(request)
+
+    def _check_super(
+        self, request: AnyRequest, name: str = "", kind: UserType | None = None, done: str = "update"
+    ) -> None:
+        """RequestError when this makes a super user, or changes one, and who asks is none."""
+        if kind is UserType.SUPER and self._is_normal(request):
+            raise _failed(f"The super user can only be {done} by super user")
         user = self._table.user(name)
         if user is not None and user.is_super and self._is_normal(request):
             raise _refused("The super user can only be update by super user")

@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
-from aerobee_access.admin import AccessHandlers, saved_after
+from aerobee_access.admin import AccessHandlers, AskMaster, Changing, saved_after
 from aerobee_access.audit import AuditLog
+from aerobee_access.copies import AccessCopy, AccessGiver
 from aerobee_access.freshness import Freshness, Signing
 from aerobee_access.gate import AccessGate, AccessRules
 from aerobee_access.plain_files import PlainFiles
@@ -79,6 +80,8 @@ class AccessControl:
                 files_max=config.access_audit_files,
                 now_ms=now_ms,
             )
+        # The request by which slaves get users and policies.
+        self.giver = AccessGiver(self.table, self.shared_secret, is_on=self.is_on)
         refusals = self._refusals = Refusals(time.monotonic)
         required = listed_names(config.auth_replay_required_users)
         freshness = (
@@ -183,14 +186,31 @@ class AccessControl:
         for name, reason in done.failed.items():
             log.error("access.account_not_imported", user=name, reason=reason)
 
-    def handlers(self, save: Callable[[], Awaitable[None]]) -> AccessHandlers:
-        """The requests that change users and policies; `save` returns when their own file has the change."""
+    def handlers(
+        self, save: Callable[[], Awaitable[None]], ask_master: AskMaster | None = None
+    ) -> AccessHandlers:
+        """The requests that change users and policies; `save` returns when their own file has the change, `ask_master`
+        is what a slave does instead."""
         return AccessHandlers(
             self.table,
-            self.file.changing if self.file is not None else saved_after(save),
+            self._changing(save),
             is_on=self.is_on,
-            is_shared=self.file is not None,
+            is_shared=lambda: self.file is not None or self.giver.has_given,
             shows_secrets_to=self.shows_secrets_to,
+            ask_master=ask_master,
+        )
+
+    def _changing(self, save: Callable[[], Awaitable[None]]) -> Changing:
+        return self.file.changing if self.file is not None else saved_after(save)
+
+    def copy(self, save: Callable[[], Awaitable[None]]) -> AccessCopy | None:
+        """What makes users and policies those of a master; None where there are none, or no credentials to ask with.
+        `save` as for `handlers`."""
+        secret = self.shared_secret
+        return (
+            AccessCopy(self.table, secret, self._changing(save))
+            if self.is_on and secret is not None
+            else None
         )
 
     def shows_secrets_to(self, name: str) -> bool:

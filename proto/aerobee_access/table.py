@@ -13,7 +13,8 @@ Invariants
 - A policy belongs to a user that is there; it goes with its user.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
@@ -179,38 +180,83 @@ class AccessTable:
     def parse(self, content: Mapping[str, object]) -> Content:
         """A file's content as the table keeps it. FormatError when it is of another form; KeyFileError when its secrets
         do not open."""
-        try:
+
+        def user_of(name: str, user: _FileUser) -> User:
+            return _user(name, self._sealer.open(name, user.password), user.password, user)
+
+        with _reading():
             read = msgspec.convert(content, _File)
-            users = {
-                name: User(
-                    name,
-                    self._sealer.open(name, user.password),
-                    UserType(user.user_type),
-                    Status(user.user_status),
-                    user.password,
-                )
-                for name, user in read.users.items()
-            }
-            acls = {
-                name: Acl(
-                    {
-                        PolicyType(policy.policy_type): tuple(_read_entry(entry) for entry in policy.entries)
-                        for policy in policies
-                    }
-                )
-                for name, policies in read.acls.items()
-                if name in users
-            }
-        except (msgspec.ValidationError, ValueError) as wrong:
-            raise FormatError(f"not a file of users and policies: {wrong}") from wrong
-        except RequestError as wrong:
-            raise FormatError(f"a policy that nobody could have made: {wrong.remark}") from wrong
-        return Content(users, acls)
+            return _content(read.users.items(), read.acls.items(), user_of)
+
+    def to_copy(self) -> Callable[[], bytes]:
+        """Users and policies as they are now, with the secrets: the call makes the bytes, in any thread."""
+        users, acls, encode = dict(self._users), dict(self._acls), msgspec.json.encode
+
+        def made() -> bytes:
+            # Entry by entry, as in files of tables: one call for all of them would hold the interpreter.
+            written = {name: msgspec.Raw(encode(_open_user(user))) for name, user in users.items()}
+            policies = {name: msgspec.Raw(encode(_written_acl(acl))) for name, acl in acls.items()}
+            return encode({"users": written, "acls": policies})
+
+        return made
+
+    def parse_copy(self, raw: bytes) -> Content:
+        """What `to_copy` of another server's table made, with secrets sealed as here. In any thread. FormatError when
+        it is something else; KeyFileError when nothing can be sealed."""
+        known, decode = self._users, msgspec.json.decode
+
+        def user_of(name: str, user: _FileUser) -> User:
+            old, secret = known.get(name), user.password
+            is_same = old is not None and old.secret == secret
+            sealed = old.sealed if old is not None and is_same else self._sealed(name, secret)
+            return _user(name, secret, sealed, user)
+
+        with _reading():
+            read = decode(raw, type=_Copy)
+            users = [(name, decode(user, type=_FileUser)) for name, user in read.users.items()]
+            acls = [(name, decode(acl, type=list[_FilePolicy])) for name, acl in read.acls.items()]
+            return _content(users, acls, user_of)
+
+    def has(self, parsed: Content) -> bool:
+        """Whether the table is just this."""
+        return self._users == parsed.users and self._acls == parsed.acls
 
     def take(self, parsed: Content) -> None:
         """Put parsed content in place of the table's own."""
         self._users, self._acls = dict(parsed.users), dict(parsed.acls)
         self.revision += 1
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Says what is wrong with what is read as FormatError."""
+    try:
+        yield
+    except (msgspec.MsgspecError, ValueError) as wrong:
+        raise FormatError(f"not a file of users and policies: {wrong}") from wrong
+    except RequestError as wrong:
+        raise FormatError(f"a user or a policy that nobody could have made: {wrong.remark}") from wrong
+
+
+def _content(
+    users: Iterable[tuple[str, "_FileUser"]],
+    acls: Iterable[tuple[str, list["_FilePolicy"]]],
+    user_of: Callable[[str, "_FileUser"], User],
+) -> Content:
+    made = {name: user_of(name, user) for name, user in users}
+    return Content(
+        made,
+        {
+            name: Acl(
+                {
+                    PolicyType(policy.policy_type): tuple(_read_entry(entry) for entry in policy.entries)
+                    for policy in policies
+                }
+            )
+            for name, policies in acls
+            if name in made
+        },
+    )
 
 
 class _FileUser(msgspec.Struct, rename="camel"):
@@ -236,6 +282,19 @@ class _FilePolicy(msgspec.Struct, rename="camel"):
 class _File(msgspec.Struct):
     users: dict[str, _FileUser]
     acls: dict[str, list[_FilePolicy]]
+
+
+class _Copy(msgspec.Struct):
+    users: dict[str, msgspec.Raw]
+    acls: dict[str, msgspec.Raw]
+
+
+def _user(name: str, secret: str, sealed: str, read: _FileUser) -> User:
+    return User(name, secret, UserType(read.user_type), Status(read.user_status), sealed)
+
+
+def _open_user(user: User) -> dict[str, object]:
+    return _written_user(user) | {"password": user.secret}
 
 
 def _written_user(user: User) -> dict[str, object]:

@@ -23,7 +23,7 @@ from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.errors import AerobeeError, RequestError
 from aerobee_proto.headers import AwaitLevelHeader, ChangeRoleHeader, FenceWritesHeader
 from aerobee_remoting.exchange.handlers import HandlerTable, Request, Response
-from aerobee_remoting.exchange.needs import UPDATE, on_cluster, ours
+from aerobee_remoting.exchange.needs import UPDATE, on_cluster
 from aerobee_store.store import MessageStore
 
 __all__ = ["OF_ANOTHER_PROGRAM", "RoleHandlers"]
@@ -65,7 +65,7 @@ class RoleHandlers:
 
     def register(self, table: HandlerTable) -> None:
         """Add the handlers to a table."""
-        add, code, needs = table.register, RequestCode, (ours(on_cluster(UPDATE)),)
+        add, code, needs = table.register, RequestCode, (on_cluster(UPDATE),)
         add(code.CHANGE_ROLE, self.change, header=ChangeRoleHeader, needs=needs)
         add(code.FENCE_WRITES, self.fence, header=FenceWritesHeader, needs=needs)
         add(code.AWAIT_LEVEL, self.await_level, header=AwaitLevelHeader, needs=needs)

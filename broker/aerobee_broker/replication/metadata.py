@@ -1,4 +1,5 @@
-"""What a slave has of its master beside the log: topics, groups, request modes, offsets of groups and of delay levels.
+"""What a slave has of its master beside the log: topics, groups, request modes, offsets of groups and of delay levels,
+users and policies.
 
 Touches  the master, through a client of its own; the tables.
 
@@ -8,6 +9,8 @@ they are taken when this log is safe up to there: a slave that became master bef
 have.
 
     committed here, and further than at the master    committed there, too
+
+Users and policies come from masters of ours alone, as `aerobee_access.copies` says; those of RocketMQ give none.
 
 Invariants
 - A table is taken whole, or not at all.
@@ -22,6 +25,9 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 import structlog
 
+from aerobee_access.copies import AccessCopy
+from aerobee_access.file import AccessFileDamaged
+from aerobee_access.sealing import KeyFileError
 from aerobee_broker.catalog.consumer_offsets import ConsumerOffsets
 from aerobee_broker.catalog.groups import SubscriptionGroups
 from aerobee_broker.replication.faults import LinkFault
@@ -29,10 +35,11 @@ from aerobee_broker.replication.followed_topics import FollowedTopics
 from aerobee_broker.settings.config_files import AnyTable, ConfigFiles, PersistentTable, decode_config
 from aerobee_proto.bodies import HaStatus
 from aerobee_proto.codes import RequestCode, ResponseCode
-from aerobee_proto.errors import AerobeeError, FormatError
-from aerobee_proto.headers import UpdateConsumerOffsetHeader
+from aerobee_proto.errors import AerobeeError, FormatError, RequestError
+from aerobee_proto.headers import UpdateConsumerOffsetHeader, ext_of
 from aerobee_proto.names import GroupQueue
 from aerobee_remoting.ends.client import RemotingClient
+from aerobee_remoting.exchange.handlers import AnyRequest, Response
 from aerobee_remoting.peers.errors import RemotingError
 from aerobee_service.turns.slices import in_slices
 
@@ -81,11 +88,13 @@ class _End(Protocol):
 
 
 class FollowedCatalog(NamedTuple):
-    """What there is for messages to come and go, as the master has it."""
+    """What there is for messages to come and go, as the master has it, and who may have them: `access` takes users and
+    policies; None: this broker has none, or its own."""
 
     topics: FollowedTopics
     groups: SubscriptionGroups
     offsets: ConsumerOffsets
+    access: AccessCopy | None = None
 
 
 class MetadataSync:
@@ -104,6 +113,9 @@ class MetadataSync:
         client: RemotingClient,
     ) -> None:
         """`linked` is set while the link to the master works. `client` is this one's alone."""
+        self._access = catalog.access
+        self._access_reported = ""
+        self._in_access = asyncio.Lock()  # one question at a time
         self._offsets = catalog.offsets
         self._topics = catalog.topics
         self._files = files
@@ -184,6 +196,7 @@ class MetadataSync:
         delays = await self._read(addr, RequestCode.GET_ALL_DELAY_OFFSET)
         end = await self.master_end(addr) if end_offset is None else end_offset
         self._topics.ends_at(end)
+        await self._follow_access(addr)
         while self._safe.kept_offset < end:
             if not self._linked.is_set():
                 return
@@ -194,6 +207,51 @@ class MetadataSync:
             parsed = await asyncio.to_thread(self._offsets.parse, offsets)
             further = await in_slices(self._offsets.following(parsed))
             await self._forward(addr, further)
+
+    async def _follow_access(self, addr: str) -> None:
+        """Users and policies; RemotingError. What else is wrong is told once, and the other tables go on."""
+        if self._access is None or not self._is_ours:
+            return
+        async with self._in_access:
+            reason = await self._take_access(self._access, addr)
+        if reason and reason != self._access_reported:
+            log.error("replication.access_not_taken", master_addr=addr, reason=reason)
+        self._access_reported = reason
+
+    async def _take_access(self, access: AccessCopy, addr: str) -> str:
+        """Why users and policies cannot be taken; empty when they are."""
+        answer = await self._client.request(
+            addr, RequestCode.GET_ALL_ACCESS, access.question(), timeout=TIMEOUT_S
+        )
+        if answer.code != ResponseCode.SUCCESS:
+            return f"code {answer.code}, {answer.remark}"
+        try:
+            if await access.take(answer.ext_fields or {}, answer.body):
+                log.info("replication.access_taken", master_addr=addr)
+        except (FormatError, KeyFileError, AccessFileDamaged, OSError) as failed:
+            return str(failed)
+        return ""
+
+    async def ask_master(self, request: AnyRequest) -> Response | None:
+        """What the master answers to a change of users and policies, which are here, too, when this returns. None:
+        those here are not the master's. RequestError when it cannot be asked."""
+        addr, is_linked = self.master_addr, self._linked.is_set()
+        if self._access is None or (is_linked and not self._is_ours):
+            return None
+        if not (addr and is_linked):
+            raise RequestError(
+                ResponseCode.NO_PERMISSION,
+                "this broker is a slave; users and policies are its master's, which is not there at the moment",
+            )
+        try:
+            answer = await self._client.request(
+                addr, request.code, ext_of(request.header), request.body, timeout=TIMEOUT_S
+            )
+            if answer.code == ResponseCode.SUCCESS:
+                await self._follow_access(addr)
+        except RemotingError as failed:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, f"the master was asked: {failed}") from failed
+        return Response(answer.code, answer.remark, body=answer.body)
 
     async def _read(self, addr: str, code: int) -> Mapping[str, object] | None:
         """What the master answers, as of a file; None when it has nothing to say."""
