@@ -172,14 +172,6 @@ class RawLog:
         found: list[_Found] = []
         at = 0
         while len(content) - at >= SIZE_AND_MAGIC.size:
-            if raw is not None and self.walker is not None:
-                walked = self.walker(raw, at, base, self._config.index_enabled)
-                if walked is not None:
-                    at, newest, runs, keys = walked
-                    found.append(
-                        _Walked(newest, list(map(WalkedRun._make, runs)), list(map(KeyedBlock._make, keys)))
-                    )
-                    continue
             size, magic = SIZE_AND_MAGIC.unpack_from(content, at)
             if magic == BLANK_MAGIC and base + at + size != file_end:
                 raise self._wrong(base + at, f"blank of {size} where {file_end - base - at} are left")
@@ -189,6 +181,14 @@ class RawLog:
                 break
             if magic == BLANK_MAGIC:
                 return found, at + size
+            if raw is not None and self.walker is not None:
+                walked = self.walker(raw, at, base, self._config.index_enabled)
+                if walked is not None:
+                    at, newest, runs, keys = walked
+                    found.append(
+                        _Walked(newest, list(map(WalkedRun._make, runs)), list(map(KeyedBlock._make, keys)))
+                    )
+                    continue
             step: Stretch | RecordFault | object = None
             if size * _MANY < len(content) - at:
                 step = sound_records(content, at, base, stop=len(content))
@@ -329,7 +329,7 @@ class RawLog:
 class _Run:
     """Entries of one queue that follow each other."""
 
-    __slots__ = ("end", "entries", "first", "is_begun", "next_offset", "queue")
+    __slots__ = ("_end", "entries", "first", "is_begun", "next_offset", "queue")
 
     def __init__(self, queue: ConsumeQueue, next_offset: int) -> None:
         self.queue = queue
@@ -337,7 +337,12 @@ class _Run:
         # Whether the queue has entries: one that has none may begin anywhere.
         self.is_begun = next_offset > 0
         self.entries = bytearray()
-        self.end = max(queue.last_physical_end, 0)  # of the last record
+        self._end: int | None = None
+
+    @property
+    def end(self) -> int:
+        """Physical offset behind the last record."""
+        return max(self.queue.last_physical_end, 0) if self._end is None else self._end
 
     def begin(self, number: int) -> None:
         """The first entry of the queue gets this number."""
@@ -355,7 +360,7 @@ class _Run:
         self.entries += entries
         self.next_offset += count
         self.is_begun = True
-        self.end = end
+        self._end = end
 
 
 def _newest(found: _Found) -> int:
