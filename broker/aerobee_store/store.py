@@ -47,9 +47,9 @@ from aerobee_store.checking.file_watch import FileWatch, OpenFiles
 from aerobee_store.checking.scrub import ScrubParts
 from aerobee_store.checking.scrubbing import Scrubbing
 from aerobee_store.cleaning.cleaning import Cleaner
+from aerobee_store.disk.file_maps import DESCRIPTORS_A_FILE
 from aerobee_store.disk.io import StoreIo
 from aerobee_store.disk.lock import StoreGuard
-from aerobee_store.disk.queue_files import DESCRIPTORS_A_FILE
 from aerobee_store.faults import failpoints
 from aerobee_store.faults.errors import (
     CutRefused,

@@ -20,7 +20,6 @@ import fcntl
 import mmap
 import os
 import stat
-import sys
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -33,6 +32,7 @@ import numpy as np
 from aerobee_service.file_rights import give_rights
 from aerobee_store.disk.disk_space import disk_use
 from aerobee_store.disk.extents import data_extents
+from aerobee_store.disk.file_maps import DESCRIPTORS_A_MAP, map_file
 from aerobee_store.disk.file_system import FileSystem, file_system_of
 from aerobee_store.disk.page_cache import (
     address_of,
@@ -75,6 +75,7 @@ _ZERO_CHUNK = 1 << 20
 _SPACE_STEP = 1 << 12  # bytes that a file opened with `room` is given at least; then as much again as it has
 _SYNC_WHOLE_MIN = 256  # files of a file system from which it is synced as a whole
 _PAGE = mmap.PAGESIZE
+_CLOSED, _SHED = -1, -2  # in place of a descriptor: none for good, and none while there is the map
 WRITE_CALL_MIN = 400  # bytes from which writes are calls; two records are longer (see _DiskFile.write)
 _DELETED = "somebody deleted it, or put another file in its place, under the running broker"
 _WRONG_LENGTH = "configure the file size that the store was written with, or move the file away"
@@ -318,13 +319,8 @@ class _DiskFile:
         return getattr(self, name)
 
     def _make_map(self) -> None:
-        access = mmap.ACCESS_WRITE if self._writable else mmap.ACCESS_READ
         try:
-            # The map needs no descriptor of its own; each would count against the process limit.
-            if sys.version_info >= (3, 13):
-                made = mmap.mmap(self._fd, self.size, access=access, trackfd=False)
-            else:
-                made = mmap.mmap(self._fd, self.size, access=access)
+            made = map_file(self._fd, self.size, writable=self._writable, is_tracked=not self._is_growing)
         except OSError as error:
             raise _named(self.path, error) from error
         if self._is_growing:
@@ -447,7 +443,7 @@ class _DiskFile:
         return data_extents(self._fd, begin, end)
 
     def in_memory(self, position: int, length: int) -> bool:
-        if self._fd < 0:
+        if self._fd == _CLOSED:
             return True
         if not self.is_mapped:
             return is_file_resident(self._fd, self.size, position, length)
@@ -483,8 +479,35 @@ class _DiskFile:
             return FILE_REPLACED
         return file_cut(found.st_size, self.size) if found.st_size != self.size else None
 
+    def shed(self) -> bool:
+        """Give the descriptor back and keep the map, for stores through the window and reads of `view`; whether it was
+        so. Everything else has to wait for resume(), syncs are the caller's business."""
+        if (
+            self._fd < 0
+            or not self.is_mapped
+            or DESCRIPTORS_A_MAP
+            or not self._closing.acquire(blocking=False)
+        ):
+            return False
+        fd, self._fd = self._fd, _SHED
+        self._closing.release()
+        try:
+            os.close(fd)
+        except OSError as error:
+            raise _at(self.path, error) from error
+        return True
+
+    def resume(self, other: "_DiskFile") -> None:
+        """Take the descriptor of another that has just opened the same path, and is used no further. FileGone when
+        that is another file by now."""
+        fd, other._fd = other._fd, _CLOSED
+        if other._identity != self._identity:
+            os.close(fd)
+            raise FileGone(self.path, FILE_REPLACED)
+        self._fd = fd
+
     def close(self) -> None:
-        if self._fd < 0:
+        if self._fd == _CLOSED:
             return
         # Held slices and arrays keep the map alive; it goes when the last of them does.
         if self.is_mapped:
@@ -493,10 +516,11 @@ class _DiskFile:
                 self._map.close()
         with self._closing:
             # Also when the call fails the number is free, and may be another file's at once.
-            fd, self._fd = self._fd, -1
+            fd, self._fd = self._fd, _CLOSED
             self.file_system = None
             try:
-                os.close(fd)
+                if fd >= 0:
+                    os.close(fd)
             except OSError as error:
                 raise _at(self.path, error) from error
 

@@ -6,13 +6,17 @@ A `QueueFile` is a DataFile that opens itself by need; the `OpenQueueFiles` of a
 least recently when there are too many, or when the process can open no more.
 
 Invariants
-- At most `count_max` files are open, besides one that a borrower reads, and at most `maps_max` of them are mapped. A
-  map takes a descriptor, too (`DESCRIPTORS_A_FILE`), but none that a file may need: a write to a file that is open and
-  not mapped costs a call, one to a file that was closed fifteen times that.
+- At most `count_max` descriptors are held, besides those of borrowers, and at most `maps_max` files are mapped. A file
+  that is mapped can do without its descriptor: a small write goes through the map, what needs a call opens it again.
+  So where descriptors are short, files with a map give theirs back first, and then those are closed that have none: a
+  write to a file that is not mapped costs a call, one to a file that was closed fifteen times that.
+- Who was not used longest gives way, but only to one that was away for a shorter time than that: where messages go to
+  one queue after the other, and there are too many, it is just the next one that was not used longest. Who finds
+  nobody is served as a guest, and gives way to the next guest.
 - What was written is durable when the sync that follows says so, also if the file was closed in between. A write that
-  fails after the file is closed may be reported to nobody who opens it later. So a file that is closed before its sync
-  is on a file system that reports such a failure to a descriptor of ours, held from before the first write on, and that
-  is then synced as a whole (`is_blind`); elsewhere it is synced before it is closed.
+  fails after the file is closed may be reported to nobody who opens it later. So a file that is closed before its sync,
+  or that does without a descriptor, is on a file system that reports such a failure to a descriptor of ours, held from
+  before the first write on, and is then synced as a whole (`is_blind`); elsewhere it is synced before it is closed.
 - Nobody stores through a map that is closed: the owner is told first.
 
 - Of a file that is open and not mapped, the block that was read last is kept, of few files at a time. It is what is in
@@ -25,23 +29,21 @@ closed, and its number given to another file, at any moment.
 
 import errno
 import os
-import sys
-import threading
-from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections import OrderedDict, deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
+from aerobee_store.disk.borrowing import BorrowedFiles
+from aerobee_store.disk.file_maps import DESCRIPTORS_A_MAP
 from aerobee_store.disk.file_system import FileSystem
 from aerobee_store.disk.io import Buffer, DataFile, FoundFile, StoreIo, Window
 from aerobee_store.faults.errors import FILE_NOT_THERE, FILE_REPLACED, FileGone, OutOfResources, file_cut
 from aerobee_store.faults.limits import maps_max, open_files_max
 
-__all__ = ["DESCRIPTORS_A_FILE", "OpenQueueFiles", "QueueFile", "QueueFileOwner"]
+__all__ = ["OpenQueueFiles", "QueueFile", "QueueFileOwner"]
 
-# Python keeps a second one for a map before 3.13, which can do without.
-DESCRIPTORS_A_FILE: Final = 1 if sys.version_info >= (3, 13) else 2
+_LOOKS_MAX: Final = 4  # at files in use, for one that was in use before
 _COUNT_MIN: Final = 8
 # What is read at once where less is asked for, and of how many files it is kept (4 MiB). A queue that is recovered is
 # read 30 times, most of it in one block; a reader that catches up finds 200 entries in one.
@@ -72,15 +74,18 @@ class QueueFile:
         "_files",
         "_folder",
         "_inode",
-        "_is_mapped",
         "_name",
         "_owner",
         "_view",
+        "_without",
         "_writable",
+        "asked_at",
         "closed",
         "is_blind",
         "is_elsewhere",
+        "is_mapped",
         "is_written",
+        "seen_at",
         "seen_offset",
         "size",
         "was_used",
@@ -108,8 +113,10 @@ class QueueFile:
         self._inode = 0
         # Not None: open.
         self._file: DataFile | None = None
+        # Not None: mapped, and without a descriptor.
+        self._without: DataFile | None = None
         # Counted among those that are mapped.
-        self._is_mapped = False
+        self.is_mapped = False
         # Where the block begins that was read last, and its bytes. Never of a file that is closed.
         self._block: tuple[int, bytes] | None = None
         # Of all of it, once it was asked for while the file is open and mapped.
@@ -123,10 +130,18 @@ class QueueFile:
         # Whether it was used since OpenQueueFiles looked last: by a call, or by its owner through the map.
         self.was_used = False
         self.seen_offset = 0
+        # When it was opened or found in use last, and when it asked for a map last; 0: never. In the time of
+        # OpenQueueFiles.
+        self.seen_at = self.asked_at = 0
 
     def _opened(self) -> DataFile:
         self.was_used = True
         return self._file if self._file is not None else self._files.open(self)
+
+    def _readable(self) -> DataFile:
+        """Open, or mapped without a descriptor."""
+        self.was_used = True
+        return self._opened() if self._without is None else self._without
 
     @property
     def path(self) -> Path:
@@ -136,7 +151,7 @@ class QueueFile:
     @property
     def view(self) -> memoryview:
         """Maps the whole file: for tests and small files."""
-        return self._opened().view
+        return self._readable().view
 
     def write(self, position: int, data: Buffer) -> None:
         if self._files.is_borrower:
@@ -159,15 +174,18 @@ class QueueFile:
         self._block = block  # nothing has changed
 
     def window(self) -> Window | None:
-        file = self._file
-        if file is None or self._is_mapped or not hasattr(file, "is_mapped"):
+        file = self._file if self._without is None else self._without
+        if file is None or self.is_mapped or not hasattr(file, "is_mapped"):
             return None if file is None else file.window()
-        if not file.is_mapped and not self._files.may_map():
-            return None
+        if not file.is_mapped:
+            asked_before = self.asked_at
+            if not self._files.may_map(self):
+                return None
+            if asked_before:
+                file.window()  # it may have been closed in between, and is used more than once all the same
         window = file.window()
         if file.is_mapped:
-            self._is_mapped = True
-            self._files.mapped_count += 1
+            self._files.mapped(self)
         return window
 
     def zero(self, position: int, length: int) -> bool:
@@ -193,7 +211,7 @@ class QueueFile:
         known = self._block
         if known is not None and known[0] <= position and position + length <= known[0] + _BLOCK_SIZE:
             return True
-        return self._opened().in_memory(position, length)
+        return self._readable().in_memory(position, length)
 
     def piece(self, position: int, length: int) -> memoryview:
         """As read(), without a copy where the file is mapped anyway, as those are that messages go to, and where it
@@ -203,7 +221,7 @@ class QueueFile:
             return self._view[position : position + length]
         if self._files.is_borrower:
             return memoryview(self.read(position, length))
-        file = self._opened()
+        file = self._readable()
         if getattr(file, "is_mapped", True):
             self._view = file.view
             return self._view[position : position + length]
@@ -271,23 +289,47 @@ class QueueFile:
         """The queue it belongs to."""
         return self._owner
 
-    def take(self, file: DataFile) -> None:
+    def take(self, file: DataFile, now: int) -> None:
         """It is open now."""
+        self.seen_offset, self.seen_at = self._owner.max_offset, now
+        known, self._without = self._without, None
+        if known is not None:
+            self.is_blind = not self._owner.is_flushed
+            try:
+                known.resume(file)  # type: ignore[attr-defined]
+            except FileGone:
+                self._without = known
+                raise
+            self._file = known
+            return
         self.is_blind = self.is_blind and not self._owner.is_flushed
         self.is_written = False
-        self.seen_offset = self._owner.max_offset
         if not self._inode:
             # Only so that displaced() sees more; files in memory have none.
             self._inode = getattr(file, "inode", 0)
         self._file = file
 
+    def shed(self) -> bool:
+        """Do without a descriptor; False where there is no map that does."""
+        file = self._file
+        if file is None or not self.is_mapped or not file.shed():  # type: ignore[attr-defined]
+            return False
+        self._file, self._without = None, file
+        return True
+
+    def look(self, now: int, *, by_map: bool) -> bool:
+        """Whether it was used since the last look, with `by_map` also by stores through its map."""
+        offset = self._owner.max_offset
+        if not self.was_used and (not by_map or offset == self.seen_offset):
+            return False
+        self.was_used, self.seen_offset, self.seen_at = False, offset, now
+        return True
+
     def give_up(self) -> DataFile | None:
-        """It is not open any more; the caller closes what it was."""
+        """It is not open any more, and not mapped; the caller closes what it was."""
         self._owner.forget_window()
-        if self._is_mapped:
-            self._is_mapped = False
-            self._files.mapped_count -= 1
-        file, self._file, self._block, self._view = self._file, None, None, None
+        file = self._file if self._without is None else self._without
+        self._file, self._without, self._block, self._view = None, None, None, None
         return file
 
     def forget_block(self) -> None:
@@ -303,25 +345,25 @@ class QueueFile:
         return file
 
 
-class OpenQueueFiles:
+class OpenQueueFiles(BorrowedFiles):
     """Those files of the queues of one store that are open now."""
 
     def __init__(self, io: StoreIo, count_max: int | None = None) -> None:
         """`count_max` None: half of what the limits of this process allow."""
+        super().__init__(io)
         self._io = io
         # Replaced by allow().
         self.count_max = max(count_max if count_max is not None else _default_count(), _COUNT_MIN)
         self.maps_max = self.count_max
-        self._descriptors_max = self._map_until = self.count_max * DESCRIPTORS_A_FILE
-        # Of those that are open.
-        self.mapped_count = 0
-        # Used least recently first, but for those that get a second chance.
-        self._open: dict[QueueFile, None] = {}
+        # With a descriptor; with a map, most of them in both. Used or looked at least recently first.
+        self._open: OrderedDict[QueueFile, None] = OrderedDict()
+        self._mapped: OrderedDict[QueueFile, None] = OrderedDict()
+        # Who has the descriptor for those that found nobody to give way.
+        self._guest: QueueFile | None = None
+        # How often somebody wanted a descriptor or a map so far.
+        self._now = 0
         # Held from before the first write to a file on it, so that no failed write goes unheard.
         self.system: FileSystem | None = None
-        # Threads within borrowing().
-        self.borrowers: set[int] = set()
-        self._borrowed: dict[int, tuple[QueueFile, DataFile]] = {}
         # The first sync of a file that was to be closed and failed: final, and told by the next sync() too.
         self._failure: OSError | None = None
         # Of which files a block is kept; some are in it more than once, some not any more.
@@ -338,22 +380,38 @@ class OpenQueueFiles:
     def allow(self, descriptors: int, maps: int) -> None:
         """Let so many descriptors and maps be taken from now on; files that are too many go when the next is opened.
         For any thread."""
-        self.count_max = self._descriptors_max = max(descriptors, _COUNT_MIN)
-        # The last eighth is for files alone: one that is mapped now would close another one a moment later.
-        self._map_until = self._descriptors_max * 7 // 8
+        self.count_max = max(descriptors, _COUNT_MIN)
         self.maps_max = max(maps, 0)
 
     @property
-    def _descriptors(self) -> int:
-        """How many are taken."""
-        return len(self._open) + (DESCRIPTORS_A_FILE - 1) * self.mapped_count
+    def mapped_count(self) -> int:
+        """How many files are mapped."""
+        return len(self._mapped)
 
-    def may_map(self) -> bool:
-        """Whether one more of the open files may be mapped."""
-        return (
-            self.mapped_count < self.maps_max
-            and self._descriptors + DESCRIPTORS_A_FILE - 1 <= self._map_until
-        )
+    @property
+    def descriptors(self) -> int:
+        """How many are taken."""
+        return len(self._open) + DESCRIPTORS_A_MAP * len(self._mapped)
+
+    def may_map(self, requested: QueueFile) -> bool:
+        """Whether one of the open files may be mapped now."""
+        self._now += 1
+        asked_at, requested.asked_at = requested.asked_at, self._now
+        # The last eighth is for files alone: one that is mapped now would close another one a moment later.
+        if DESCRIPTORS_A_MAP and self.descriptors + DESCRIPTORS_A_MAP > self.count_max * 7 // 8:
+            return False
+        if len(self._mapped) < self.maps_max:
+            return True
+        found = self._giving_way(self._mapped, self._now - asked_at) if asked_at else None
+        if found is None:
+            return False
+        self._close_safely(found, requested)
+        return True
+
+    def mapped(self, file: QueueFile) -> None:
+        """It is mapped now."""
+        file.is_mapped = True
+        self._mapped[file] = None
 
     def __len__(self) -> int:
         return len(self._open)
@@ -369,42 +427,85 @@ class OpenQueueFiles:
         )
 
     def _add(self, requested: QueueFile, make: "_Make") -> DataFile:
-        while (
-            len(self._open) >= self.count_max or self._descriptors >= self._descriptors_max
-        ) and self._close_one(requested):
-            pass
+        self._now += 1
+        is_guest = False
+        while self.descriptors >= self.count_max and self._open:
+            is_guest = self._make_room(requested)
+        while len(self._mapped) > self.maps_max:
+            self._close_safely(self._oldest(self._mapped), requested)
         try:
             file = make()
         except OutOfResources:
             # What is used up may be used up by others; an eighth of ours is more than they take at once.
-            spare = len(self._open) // 8 + 1
-            if not sum(self._close_one(requested) for _ in range(spare)):
+            if not self._open:
                 raise
+            for _ in range(len(self._open) // 8 + 1):
+                self._free(self._oldest(self._open), requested)
             file = make()
+        system = getattr(file, "file_system", None)
         if self.system is None:
-            self.system = getattr(file, "file_system", None)
-        requested.is_elsewhere = getattr(file, "file_system", None) is not self.system
-        requested.take(file)
+            self.system = system
+        requested.is_elsewhere = system is not self.system
+        requested.take(file, self._now)
         self._open[requested] = None
-        return file
+        if is_guest:
+            self._guest = requested
+        taken = requested.open_file
+        assert taken is not None
+        return taken
 
-    def _close_one(self, requested: QueueFile) -> bool:
-        """Close the file that was used least recently; False if none is open."""
-        for _ in range(2 * len(self._open)):
-            oldest = next(iter(self._open))
-            moved = oldest.owner.max_offset != oldest.seen_offset
-            if oldest.was_used or moved:
-                oldest.was_used, oldest.seen_offset = False, oldest.owner.max_offset
-                del self._open[oldest]
-                self._open[oldest] = None
-                continue
-            self._close_safely(oldest, requested)
-            return True
+    def _make_room(self, requested: QueueFile) -> bool:
+        """Free a descriptor; whether it is that of guests."""
+        found = None
+        if requested.seen_at and self.descriptors <= self.count_max:
+            found = self._giving_way(self._open, self._now - requested.seen_at)
+            if found is None:
+                guest = self._guest
+                if guest is None or guest not in self._open:
+                    guest = self._oldest(self._open)
+                self._free(guest, requested)
+                return True
+        self._free(found or self._oldest(self._open), requested)
         return False
+
+    def _giving_way(self, row: "_Row", away: int) -> QueueFile | None:
+        """Who has what another one needs that was away for so long; None: nobody gives way to it."""
+        for _ in range(min(_LOOKS_MAX, len(row))):
+            first = next(iter(row))
+            if not self._is_in_use(first, row):
+                is_cheap = row is self._open and self._can_shed(first)
+                return first if is_cheap or self._now - first.seen_at > away else None
+            row.move_to_end(first)
+        return None
+
+    def _oldest(self, row: "_Row") -> QueueFile:
+        """Who was not used longest."""
+        for _ in range(len(row)):
+            first = next(iter(row))
+            if not self._is_in_use(first, row):
+                return first
+            row.move_to_end(first)
+        return next(iter(row))
+
+    def _is_in_use(self, file: QueueFile, row: "_Row") -> bool:
+        """Whether it has used what the row is of since it was looked at last."""
+        return file.look(self._now, by_map=row is self._mapped or not self._can_shed(file))
+
+    def _can_shed(self, file: QueueFile) -> bool:
+        """Whether it can do without its descriptor, and what is written then is heard of all the same."""
+        return file.is_mapped and not DESCRIPTORS_A_MAP and self.system is not None and not file.is_elsewhere
+
+    def _free(self, file: QueueFile, requested: QueueFile) -> None:
+        """Have one descriptor less."""
+        if self._can_shed(file) and file.shed():
+            del self._open[file]
+        else:
+            self._close_safely(file, requested)
 
     def _close_safely(self, file: QueueFile, requested: QueueFile) -> None:
         # A put into several files of a queue is under way: the queue does not count yet what is in the first of them.
-        unsettled = file.is_written and (file.owner is requested.owner or not file.owner.is_flushed)
+        is_changed = file.is_written or file.is_mapped
+        unsettled = is_changed and (file.owner is requested.owner or not file.owner.is_flushed)
         if unsettled:
             if self.system is None or file.is_elsewhere:
                 try:
@@ -426,47 +527,13 @@ class OpenQueueFiles:
     def close(self, file: QueueFile) -> None:
         """Let go of a file, whatever state it is in."""
         self._open.pop(file, None)
+        self._mapped.pop(file, None)
+        file.is_mapped = False
         inner = file.give_up()
         if inner is not None:
             inner.close()
 
     # --- for other threads -----------------------------------------------------------------------------
-
-    @contextmanager
-    def borrowing(self) -> Iterator[None]:
-        """What this thread reads meanwhile it reads by descriptors of its own, one at a time."""
-        me = threading.get_ident()
-        self.borrowers.add(me)
-        try:
-            yield
-        finally:
-            self.borrowers.discard(me)
-            known = self._borrowed.pop(me, None)
-            if known is not None:
-                known[1].close()
-
-    @property
-    def is_borrower(self) -> bool:
-        """Whether this thread is within borrowing()."""
-        return bool(self.borrowers) and threading.get_ident() in self.borrowers
-
-    def borrow(self, file: QueueFile) -> DataFile | None:
-        """The borrower's own descriptor of the file; None if its owner has deleted it."""
-        me = threading.get_ident()
-        known = self._borrowed.get(me)
-        if known is not None and known[0] is file:
-            return known[1]
-        if known is not None:
-            del self._borrowed[me]
-            known[1].close()
-        try:
-            mine = file.reopen(self._io)
-        except FileGone:
-            if file.closed:
-                return None
-            raise
-        self._borrowed[me] = (file, mine)
-        return mine
 
     def sync(self, files: Sequence[QueueFile], folders: Sequence[Path]) -> None:
         """Make all that was written to the files, and made in the folders, before this call durable.
@@ -478,6 +545,8 @@ class OpenQueueFiles:
         inner = [file.open_file for file in files]
         whole = self.system is not None and any(_is_unseen(file) for file in files)
         if whole:
+            for file in files:
+                file.is_blind = False  # unless it is closed again before its sync
             self._sync_whole(files[0].path)
             pairs = [(file, one) for file, one in zip(files, inner, strict=True) if file.is_elsewhere]
             folders = [folder for folder in folders if not self._covers(folder)]
@@ -523,7 +592,10 @@ def _is_unseen(file: QueueFile) -> bool:
 
 
 def _default_count() -> int:
-    return min(open_files_max() // (2 * DESCRIPTORS_A_FILE), maps_max() // 2)
+    return min(open_files_max() // (2 * (1 + DESCRIPTORS_A_MAP)), maps_max() // 2)
+
+
+_Row = OrderedDict[QueueFile, None]
 
 
 class _Make(Protocol):

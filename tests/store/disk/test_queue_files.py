@@ -10,9 +10,10 @@ from random import Random
 
 import pytest
 
+from aerobee_store.disk.file_maps import DESCRIPTORS_A_MAP
 from aerobee_store.disk.file_system import FileSystem, file_system_of
 from aerobee_store.disk.io import DataFile, DiskIo
-from aerobee_store.disk.queue_files import DESCRIPTORS_A_FILE, OpenQueueFiles, QueueFile
+from aerobee_store.disk.queue_files import OpenQueueFiles, QueueFile
 from aerobee_store.faults.errors import FileGone, OutOfResources
 from aerobee_store.queues.consume_queue import ENTRY, ENTRY_SIZE
 from aerobee_store.queues.queue_table import QueueTable
@@ -28,6 +29,7 @@ class CountingIo(DiskIo):
     def __init__(self) -> None:
         self.synced: list[Path] = []
         self.opened = 0
+        self.paths: list[Path] = []
         self.scarce = 0
 
     def open_file(
@@ -37,6 +39,7 @@ class CountingIo(DiskIo):
             self.scarce -= 1
             raise OutOfResources(path, errno.EMFILE)
         self.opened += 1
+        self.paths.append(path)
         file = super().open_file(path, size, create=create, writable=writable, room=room)
         real = type(file).sync
         io = self
@@ -137,25 +140,149 @@ def test_warm_queues_stay_open_beside_many_cold_ones(tmp_path: Path) -> None:
     warm = range(4)
     for topic in warm:
         put(table, topic, 2)
-    before = io.opened
+    io.paths.clear()
     for cold in range(4, 100):
         for topic in warm:
             put(table, topic)
         put(table, cold)
-    assert io.opened - before == 96  # each cold one once
+    opened = [path.parts[-3] for path in io.paths]
+    assert not {f"T{topic}" for topic in warm} & set(opened)
+    assert len(opened) == len(set(opened))  # each cold one once
     table.close()
+
+
+def test_in_turn_most_of_too_many_queues_stay_as_they_are(tmp_path: Path) -> None:
+    """The one that was used longest ago was closed, which is the next that a message goes to when messages go to one
+    after the other: each of them closed a file and opened one, 60 us."""
+    table = table_of(tmp_path, count_max=64)
+    table.open_files.allow(64, 0)
+    held = dict.fromkeys(range(80), 0)
+    closed = []
+    for _ in range(6):
+        before = table.open_files.closed_count
+        for topic in held:
+            put(table, topic)
+            held[topic] += 1
+        closed.append(table.open_files.closed_count - before)
+    assert closed[1] > 16
+    assert closed[-2:] == [17, 17]  # of 80 those that found no room, and whose place they take
+    # What was in use gives way when it is not any more.
+    others = range(100, 160)
+    for _ in range(8):
+        for topic in others:
+            put(table, topic)
+            held[topic] = held.get(topic, 0) + 1
+    before = table.open_files.closed_count
+    for topic in others:
+        put(table, topic)
+        held[topic] += 1
+    assert table.open_files.closed_count == before
+    check(table, held)
+    table.check()
+    table.close()
+
+
+def test_with_a_map_a_file_needs_no_descriptor(tmp_path: Path) -> None:
+    if DESCRIPTORS_A_MAP:
+        pytest.skip("maps take a descriptor on this system")
+    io = CountingIo()
+    table = table_of(tmp_path, io)
+    table.open_files.allow(COUNT_MAX, 1000)
+    held = dict.fromkeys(range(40), 0)
+    for turn in range(6):
+        if turn == 5:
+            io.paths.clear()
+        for topic in held:
+            put(table, topic)
+            held[topic] += 1
+    assert io.paths == []  # they are mapped by now
+    assert maps(tmp_path) == table.open_files.mapped_count == 40
+    assert len(set(descriptors(tmp_path))) <= COUNT_MAX
+    without = next(topic for topic in held if not _file(table, topic).is_open)
+    put(table, without, 30)  # by a call
+    held[without] += 30
+    assert _file(table, without).is_open
+    assert maps(tmp_path) == 40
+    for topic in held:  # read, too
+        put(table, topic)
+        held[topic] += 1
+    io.paths.clear()
+    check(table, held)
+    assert io.paths == []
+    table.check()
+    table.flush()
+    table.close()
+    assert (descriptors(tmp_path), maps(tmp_path)) == ([], 0)
+    again = table_of(tmp_path)
+    for queue in again:
+        queue.recover()
+    check(again, held)
+    again.close()
+
+
+def test_what_is_written_without_a_descriptor_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write that fails then is told to the file system as a whole alone."""
+    table = table_of(tmp_path)
+    table.open_files.allow(COUNT_MAX, 1000)
+    for _ in range(3):
+        for topic in range(20):
+            put(table, topic)
+    table.flush()
+    without = next((topic for topic in range(20) if not _file(table, topic).is_open), None)
+    if without is None or DESCRIPTORS_A_MAP or not _has_system(table):
+        pytest.fail("the folder of tests must be on a file system of this machine's disk, under Linux")
+    wholes = count_wholes(monkeypatch)
+    put(table, without)
+    assert not _file(table, without).is_open
+    assert table.flush() == 1
+    assert wholes == [1]
+    put(table, without)  # through the map, and then it has a descriptor again before the sync
+    put(table, without, 30)
+    assert _file(table, without).is_open
+    assert table.flush() == 1
+    assert wholes == [1, 1]
+    put(table, without)
+    assert table.flush() == 1
+    assert wholes == [1, 1]  # from here on its own descriptor would be told
+    table.close()
+
+
+def test_a_file_without_a_descriptor_that_was_replaced_is_told_as_that(tmp_path: Path) -> None:
+    if DESCRIPTORS_A_MAP:
+        pytest.skip("maps take a descriptor on this system")
+    table = table_of(tmp_path)
+    table.open_files.allow(COUNT_MAX, 1000)
+    for _ in range(3):
+        for topic in range(20):
+            put(table, topic)
+    topic = next(topic for topic in range(20) if not _file(table, topic).is_open)
+    file = _file(table, topic)
+    assert file.displaced() is None
+    file.path.rename(file.path.with_name("moved"))
+    file.path.write_bytes(bytes(FILE_SIZE))
+    assert "another file in its place" in (file.displaced() or "")
+    before = len(descriptors(tmp_path))
+    with pytest.raises(FileGone, match="another file in its place"):
+        put(table, topic, 30)
+    assert len(descriptors(tmp_path)) <= before
+    table.close()
+    assert (descriptors(tmp_path), maps(tmp_path)) == ([], 0)
 
 
 def test_the_map_of_a_closed_file_is_not_stored_into(tmp_path: Path) -> None:
     """A queue keeps the map of its last file to store into; it goes when the file is closed."""
     table = table_of(tmp_path)
+    table.open_files.allow(COUNT_MAX, 3)
     for _ in range(5):
         put(table, 0)
     queue = table.get_or_create("T0", 0)
     before = queue._map
     assert before is not None
-    for topic in range(1, 40):
-        put(table, topic)
+    for topic in (1, 2, 3, 4):
+        for _ in range(6):
+            put(table, topic)
     assert before.closed
     assert queue._left == 0
     put(table, 0)
@@ -429,9 +556,14 @@ def test_a_small_queue_takes_a_page(tmp_path: Path) -> None:
     table.close()
 
 
-def test_files_are_open_rather_than_mapped_where_descriptors_are_few(tmp_path: Path) -> None:
+@pytest.mark.parametrize("of_a_map", [DESCRIPTORS_A_MAP, 1])
+def test_files_are_open_rather_than_mapped_where_descriptors_are_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_a_map: int
+) -> None:
     """A descriptor for the map of each was kept back: sends to 1,000 topics of 8 queues in turn closed and opened a
     file each, where 20,000 could be open."""
+    for module in ("io", "queue_files"):
+        monkeypatch.setattr(f"aerobee_store.disk.{module}.DESCRIPTORS_A_MAP", of_a_map)
     table = table_of(tmp_path, count_max=64)
     table.open_files.allow(40, 1000)
     held: dict[int, int] = dict.fromkeys(range(32), 0)
@@ -441,8 +573,7 @@ def test_files_are_open_rather_than_mapped_where_descriptors_are_few(tmp_path: P
             put(table, topic)
             held[topic] += 1
         closed.append(table.open_files.closed_count)
-        taken = len(table.open_files) + (DESCRIPTORS_A_FILE - 1) * table.open_files.mapped_count
-        assert taken <= 40
+        assert table.open_files.descriptors <= 40
     assert closed[-1] == closed[len(closed) // 2]  # none any more
     assert len(table.open_files) == 32
     assert table.open_files.mapped_count
@@ -478,5 +609,5 @@ def test_the_number_of_open_files_follows_the_limits(monkeypatch: pytest.MonkeyP
     assert 1000 <= OpenQueueFiles(DiskIo()).count_max <= 2048
     monkeypatch.setattr("aerobee_store.disk.queue_files.maps_max", lambda: 1000)
     assert OpenQueueFiles(DiskIo()).count_max == 500
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (20, 20))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (10, 10))
     assert OpenQueueFiles(DiskIo()).count_max == 8
