@@ -5,6 +5,10 @@ examples; CI always tries the same ones, so that a red run can be repeated.
 
 Open files: a whole run wants some thousands of them, so what the system allows is asked for.
 
+Disks: nothing here waits for one. No test cuts the power of the machine, and a kill leaves what was written; half of
+the time of the tests of stores was syncs. What a disk gets, and in which order, is seen by disks in memory and by
+strace, in programs that are started as a user does.
+
 Signals: what this run ignores (a hang-up under `nohup`, an interrupt behind `&` in a script) would be ignored by the
 programs that tests start, too, and rightly so; these have the usual handlers.
 
@@ -23,6 +27,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
+import nursery
 from aerobee_service.logs.event_log import LOGGER_NAME
 
 pytest_plugins = ["workers", "engines"]
@@ -36,6 +41,8 @@ settings.register_profile(
     derandomize=bool(os.environ.get("CI")) and not os.environ.get("AEROBEE_LONG"),
 )
 settings.load_profile("aerobee")
+
+nursery.sync_nothing()
 
 OPEN_FILES = 20_000
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

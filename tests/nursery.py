@@ -2,7 +2,7 @@
 
 Starting a broker takes half a second of a core, nearly all of it imports, and the tests start hundreds. A fork runs the
 same `main` in a process of its own, with its own session, environment, folder and output, and is killed and waited for
-like any other. That real commands start is proven elsewhere (tests/broker/test_main.py,
+like any other; it leaves out syncs. That real commands start is proven elsewhere (tests/broker/test_main.py,
 tests/console/servers/test_daemons.py and the pages of docs/ that are walked).
 
 Touches  one process that imports, one that waits for each program, and the programs; Unix sockets between them.
@@ -33,7 +33,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Final
 
-__all__ = ["Forked", "Nursery", "forking", "processor_s"]
+__all__ = ["Forked", "Nursery", "forking", "processor_s", "sync_nothing"]
 
 # Where each program's main() is, which takes no arguments but sys.argv and returns the exit code.
 PROGRAMS: Final = {
@@ -196,11 +196,21 @@ def _end(process: subprocess.Popen[bytes], door: socket.socket) -> None:
 # --- in the other process -----------------------------------------------------------------------------------------
 
 
+def sync_nothing() -> None:
+    """From now on this process waits for no disk: who is killed loses nothing that was written, synced or not."""
+    os.fsync = os.fdatasync = _synced
+
+
+def _synced(fd: object) -> None:
+    return
+
+
 def main(door: socket.socket) -> int:
     """Fork what is asked for until nobody asks any more. Comes back in each program, too, with its exit code."""
     for module in (*PROGRAMS.values(), *ALSO):
         importlib.import_module(module)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait
+    sync_nothing()
     while True:
         data, rights, _, _ = socket.recv_fds(door, REQUEST_MAX, 2)
         if not data:
