@@ -3,7 +3,8 @@
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
 import pytest
 from structlog.testing import capture_logs
@@ -20,16 +21,17 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture
-def whole(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator[tuple[str, MessageStore]]:
-    """An undamaged case, opened."""
+@pytest.fixture(scope="module")
+def whole(request: pytest.FixtureRequest) -> Iterator[tuple[str, MessageStore]]:
+    """An undamaged case, opened; for all tests that only read it."""
     case: str = request.param
-    store = store_of(case, unpack(case, tmp_path), clock)
-    report = store.open()
-    assert not report.damage
-    assert not report.cut_entries
-    yield case, store
-    store.close()
+    with TemporaryDirectory() as folder:
+        store = store_of(case, unpack(case, Path(folder)), Clock())
+        report = store.open()
+        assert not report.damage
+        assert not report.cut_entries
+        yield case, store
+        store.close()
 
 
 every_whole_case = pytest.mark.parametrize("whole", WHOLE, indirect=True)
@@ -301,16 +303,24 @@ CHANGED_BY_EVERY_RUN = {"checkpoint", "config/queueEnds.json"}
 OPENED = [case for case in DAMAGED if case not in REFUSED and case not in REBUILT]
 
 
-@pytest.fixture
-def damaged(
-    request: pytest.FixtureRequest, tmp_path: Path, clock: Clock
-) -> Iterator[tuple[str, MessageStore]]:
-    """A damaged case, opened without leave to lose anything."""
+class Damaged(NamedTuple):
+    """A damaged case, opened without leave to lose anything; what it said meanwhile."""
+
+    case: str
+    store: MessageStore
+    logs: list[Any]
+
+
+@pytest.fixture(scope="module")
+def damaged(request: pytest.FixtureRequest) -> Iterator[Damaged]:
+    """For all tests that only read it."""
     case: str = request.param
-    store = store_of(case, unpack(case, tmp_path), clock)
-    store.open()
-    yield case, store
-    store.close()
+    with TemporaryDirectory() as folder:
+        store = store_of(case, unpack(case, Path(folder)), Clock())
+        with capture_logs() as logs:
+            store.open()
+        yield Damaged(case, store, logs)
+        store.close()
 
 
 every_damaged_case = pytest.mark.parametrize("damaged", OPENED, indirect=True)
@@ -329,8 +339,8 @@ def originals(case: str) -> dict[int, str]:
 
 
 @every_damaged_case
-def test_every_record_that_was_kept_officially_is_kept(damaged: tuple[str, MessageStore]) -> None:
-    case, store = damaged
+def test_every_record_that_was_kept_officially_is_kept(damaged: Damaged) -> None:
+    case, store, _ = damaged
     lost = set()
     for place, size, digest in records_of(case):
         record = store.reading.message_at(place)
@@ -344,8 +354,8 @@ def digest_of(record: bytes) -> str:
 
 
 @every_damaged_case
-def test_nothing_is_served_that_was_not_stored(damaged: tuple[str, MessageStore]) -> None:
-    case, store = damaged
+def test_nothing_is_served_that_was_not_stored(damaged: Damaged) -> None:
+    case, store, _ = damaged
     before = originals(case)
     served = 0
     for topic, queue_id, record in all_served(store):
@@ -370,9 +380,9 @@ def all_served(store: MessageStore) -> Iterator[tuple[str, int, bytes]]:
 
 
 @every_damaged_case
-def test_every_message_kept_is_read_once_by_consumers(damaged: tuple[str, MessageStore]) -> None:
+def test_every_message_kept_is_read_once_by_consumers(damaged: Damaged) -> None:
     """Also those that the official program keeps in the log and never shows."""
-    case, store = damaged
+    case, store, _ = damaged
     doubtful = UNDETECTABLE.get(case, set())
     served = [int.from_bytes(record[28:36], "big") for _, _, record in all_served(store)]
     served = [place for place in served if place not in doubtful]
@@ -382,8 +392,8 @@ def test_every_message_kept_is_read_once_by_consumers(damaged: tuple[str, Messag
 
 
 @every_damaged_case
-def test_queue_numbers_stay_those_of_the_messages(damaged: tuple[str, MessageStore]) -> None:
-    case, store = damaged
+def test_queue_numbers_stay_those_of_the_messages(damaged: Damaged) -> None:
+    case, store, _ = damaged
     for topic in store.topics.names():
         for queue_id in store.topics.queue_ids(topic):
             for offset in range(
@@ -414,12 +424,10 @@ def test_recovery_leaves_nothing_to_recover(case: str, tmp_path: Path, clock: Cl
     assert {n for n, raw in contents(root).items() if raw != before.get(n)} <= CHANGED_BY_EVERY_RUN
 
 
-@pytest.mark.parametrize("case", OPENED)
-def test_every_loss_is_named_in_the_log(case: str, tmp_path: Path, clock: Clock) -> None:
+@every_damaged_case
+def test_every_loss_is_named_in_the_log(damaged: Damaged) -> None:
     """A record that is there no more lies in a stretch of damage, or where the log was cut and said so."""
-    store = store_of(case, unpack(case, tmp_path), clock)
-    with capture_logs() as logs:
-        store.open()
+    case, store, logs = damaged
     named = [range(e["physical_offset"], e["end_offset"]) for e in logs if e["event"] == "store.damage_found"]
     cuts = [e["physical_offset"] for e in logs if e["event"] == "store.torn_end_cut"]
     dropped = [e for e in logs if e["event"] == "store.entries_dropped"]
@@ -435,7 +443,6 @@ def test_every_loss_is_named_in_the_log(case: str, tmp_path: Path, clock: Clock)
             or any(place >= cut for cut in cuts)
             or (dropped and place >= store.end_offset)
         ), f"the record at {place} went without a word"
-    store.close()
 
 
 @pytest.mark.parametrize("case", REBUILT)
