@@ -335,8 +335,8 @@ def _plain_acl() -> Iterator[bytes]:
 
 
 TARGETS: Final[dict[str, Target]] = {
-    "configuration": Target(configuration, _configuration, 20_000),
-    "certificates": Target(certificates, _certificates, 150_000, 1024),
+    "configuration": Target(configuration, _configuration, 8_000),
+    "certificates": Target(certificates, _certificates, 180_000, 1024),
     "config_tables": Target(config_tables, _tables_written, 60_000),
     "small_tables": Target(small_tables, _small_tables, 40_000),
     "access_files": Target(access_files, _access, 80_000),

@@ -468,11 +468,11 @@ def _lists() -> Iterator[bytes]:
 
 
 TARGETS: Final[dict[str, Target]] = {
-    "log_files": Target(log_files, _patches(), 20_000),
-    "queue_files": Target(queue_files, _patches(range(0, 256, 17)), 20_000),
-    "batch_queue_files": Target(batch_queue_files, _patches(range(0, 256, 17)), 20_000),
+    "log_files": Target(log_files, _patches(), 8_000),
+    "queue_files": Target(queue_files, _patches(range(0, 256, 17)), 8_000),
+    "batch_queue_files": Target(batch_queue_files, _patches(range(0, 256, 17)), 8_000),
     "index_files": Target(index_files, _patches(places=(0, HEADER_SIZE, 100, 300)), 20_000),
-    "timer_files": Target(timer_files, _patches(), 20_000),
+    "timer_files": Target(timer_files, _patches(), 8_000),
     "checkpoint": Target(checkpoint, _patches((1, 2, 4, 0x42, 0x44, 0x46), places=(0, 8, 16, 24)), 40_000),
     "store_lists": Target(store_lists, _lists, 20_000),
     "stores": Target(stores, _store_patches, 150, time_max_s=10),

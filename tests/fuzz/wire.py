@@ -570,7 +570,7 @@ def _filters() -> Iterator[bytes]:
 TARGETS: Final[dict[str, Target]] = {
     "frames": Target(frames, _frames, 120_000),
     "proxy_header": Target(proxy_header, _proxy_headers, 120_000),
-    "header_json": Target(header_json, _json_headers, 260_000),
+    "header_json": Target(header_json, _json_headers, 290_000),
     "header_rocketmq": Target(header_rocketmq, lambda: _of_command(1), 200_000),
     "header_msgpack": Target(header_msgpack, lambda: _of_command(2), 250_000),
     "typed_headers": Target(typed_headers, _typed, 180_000),
