@@ -16,9 +16,10 @@ Invariants
 """
 
 from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aerobee_proto.records import SIZE_AND_MAGIC
 from aerobee_store.disk.mapped_files import MappedFile
@@ -27,7 +28,7 @@ from aerobee_store.index.index_file import IndexFile
 from aerobee_store.log.commit_log import CommitLog
 from aerobee_store.queues.consume_queue import ENTRY_SIZE, ConsumeQueue
 
-__all__ = ["TRUSTED_SIZE", "Residency", "places_of"]
+__all__ = ["TRUSTED_SIZE", "Places", "Residency", "places_of"]
 
 TRUSTED_SIZE: Final = 64 << 20  # bytes behind the log's end that are not asked for
 STRETCHES_MAX: Final = 64
@@ -40,6 +41,15 @@ _GAP_MAX: Final = 32 << 10  # bytes between two records that are read with them
 _SPAN_MAX: Final = 64  # blocks that one pull is looked for in
 _RECORD_MAX: Final = 32 << 20  # bytes; an entry that says more leads to no record
 _ALL: Final = 1 << 62
+
+Ints = NDArray[np.int64]
+
+
+class Places(NamedTuple):
+    """Where records lie in the log, and how long they are, as far as entries can be believed."""
+
+    offsets: Ints
+    sizes: Ints
 
 
 class Residency:
@@ -152,7 +162,9 @@ class Residency:
             return
         known_from, known_end = self.known_around(file, physical_offset, size)
         if known_from == known_end:
-            raise self.missing([(physical_offset, size)], 1, size)
+            needed = _Stretches(self.log)
+            needed.add(physical_offset, size)
+            raise NotInMemory(needed.found())
 
     def require_record(self, physical_offset: int) -> None:
         """NotInMemory, unless the record that begins there is in memory, or none does."""
@@ -196,25 +208,34 @@ class Residency:
         if not file.data.in_memory(begin - file.offset, end - begin):
             self._read_ahead([Stretch(file.data.path, begin - file.offset, end - begin)])
 
-    def missing(self, places: Iterable[tuple[int, int]], count: int, size_max: int) -> NotInMemory:
-        """What to bring for records that are read one after the other, as (physical offset, size): the first `count` of
-        them now, of at most `size_max` bytes or one; the others ahead."""
+    def missing(self, places: Places, count: int, size_max: int) -> NotInMemory:
+        """What to bring for records that are read one after the other: the first `count` of them now, of at most
+        `size_max` bytes or one; the others ahead."""
         needed, ahead = _Stretches(self.log), _Stretches(self.log)
-        left_places = iter(places)
-        size_sum = 0
-        for place, size in left_places:
-            size_sum += size
-            needed.add(place, size)
-            if count <= 1 or size_sum >= size_max or needed.is_full:
-                break
-            count -= 1
-        left = self.ahead_size - size_sum
-        for place, size in left_places:
-            left -= size
-            if left < 0 or ahead.is_full:
-                break
-            ahead.add(place, size)
+        # By arrays: one by one, 250 records took 190 us of the event loop.
+        sums = np.cumsum(np.maximum(places.sizes, 0))
+        now = min(max(count, 1), int(np.searchsorted(sums, size_max)) + 1, len(sums))
+        later = int(np.searchsorted(sums, self.ahead_size, side="right"))
+        for stretches, begin, end in ((needed, 0, now), (ahead, now, later)):
+            for place, size in self._joined(places.offsets[begin:end], places.sizes[begin:end]):
+                if stretches.is_full:
+                    break
+                stretches.add(place, size)
         return NotInMemory(needed.found(), ahead.found())
+
+    def _joined(self, offsets: Ints, sizes: Ints) -> Iterable[tuple[int, int]]:
+        """Records that lie near each other as one; where an entry leads to no possible record, it stays alone."""
+        if not len(offsets):
+            return ()
+        ends = offsets + sizes
+        inside = (offsets >= self.log.min_offset) & (offsets < self.log.end_offset)
+        usual = inside & (sizes > 0) & (sizes <= _RECORD_MAX)
+        files = offsets // self.log.file_size
+        near = (offsets[1:] >= offsets[:-1]) & (offsets[1:] - ends[:-1] <= _GAP_MAX)
+        near &= usual[1:] & usual[:-1] & (files[1:] == files[:-1])
+        begins = np.flatnonzero(np.concatenate(([True], ~near)))
+        reached = np.maximum.reduceat(ends, begins)
+        return zip(offsets[begins].tolist(), (reached - offsets[begins]).tolist(), strict=True)
 
 
 class _Stretches:
@@ -255,13 +276,11 @@ class _Stretches:
         return self._found
 
 
-def places_of(
-    queue: ConsumeQueue, entries: memoryview, tag_filter: frozenset[int] | None
-) -> Iterable[tuple[int, int]]:
+def places_of(queue: ConsumeQueue, entries: memoryview, tag_filter: frozenset[int] | None) -> Places:
     """Where the records lie that entries lead to, and how long they are; only those with a tag of the filter."""
     columns = np.frombuffer(entries, queue.dtype)
     if tag_filter is not None:
         tags = columns["tag_hash"].astype(np.int32)
         hashes = np.fromiter(tag_filter, np.int64, len(tag_filter)).astype(np.int32)
         columns = columns[np.isin(tags, hashes)]
-    return zip(columns["physical_offset"].tolist(), columns["size"].tolist(), strict=True)
+    return Places(columns["physical_offset"].astype(np.int64), columns["size"].astype(np.int64))

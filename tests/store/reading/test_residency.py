@@ -1,0 +1,74 @@
+"""What has to be brought for records: those that lie side by side together, and nothing that entries make up."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aerobee_store.disk.page_cache import Stretch
+from aerobee_store.log.commit_log import CommitLog
+from aerobee_store.reading.residency import STRETCHES_MAX, Places, Residency
+from store.memory_io import MemoryIo
+
+FILE = 1 << 20
+GAP = 32 << 10
+FIRST, SECOND = (Path(f"/log/{offset:020}") for offset in (0, FILE))
+
+
+@pytest.fixture
+def log() -> CommitLog:
+    """Two files; the second is full but for its last 1,000 bytes."""
+    log = CommitLog(Path("/log"), FILE, MemoryIo())
+    for _ in range(2):
+        log.roll()
+    log.end_offset = 2 * FILE - 1000
+    return log
+
+
+def places(*found: tuple[int, int]) -> Places:
+    return Places(*(np.array(column, np.int64) for column in zip(*found, strict=True)))
+
+
+def test_neighbours_are_brought_together(log: CommitLog) -> None:
+    asked = places((0, 100), (100, 50), (150 + GAP, 10), (161 + 2 * GAP, 5), (FILE - 20, 20), (FILE, 30))
+    found = Residency(log, count_max=10).missing(asked, 10, FILE)
+    assert found.needed == [
+        Stretch(FIRST, 0, 160 + GAP),
+        Stretch(FIRST, 161 + 2 * GAP, 5),
+        Stretch(FIRST, FILE - 20, 20),
+        Stretch(SECOND, 0, 30),
+    ]
+    assert found.ahead == []
+
+
+@pytest.mark.parametrize(
+    ("count", "size_max", "now"),
+    [(3, FILE, 3), (1, 1, 1), (0, FILE, 1), (9, 250, 3), (9, 300, 3), (9, FILE, 9)],
+)
+def test_what_one_read_gives_is_brought_now_and_the_rest_ahead(
+    log: CommitLog, count: int, size_max: int, now: int
+) -> None:
+    asked = places(*((at * 100, 100) for at in range(20)))
+    found = Residency(log, count_max=10, ahead_size=1500).missing(asked, count, size_max)
+    assert found.needed == [Stretch(FIRST, 0, now * 100)]
+    assert found.ahead == [Stretch(FIRST, now * 100, (15 - now) * 100)]
+    found = Residency(log, count_max=10, ahead_size=0).missing(asked, count, size_max)
+    assert (found.needed, found.ahead) == ([Stretch(FIRST, 0, now * 100)], [])
+
+
+def test_entries_that_lead_to_no_record_bring_little(log: CommitLog) -> None:
+    wrong = [(-5, 10), (2 * FILE, 10), (1 << 62, 1 << 30), (300, 0), (FILE - 10, 1 << 30)]
+    found = Residency(log, count_max=10).missing(places((0, 100), *wrong, (200, 10)), 10, 1 << 40)
+    assert found.needed == [
+        Stretch(FIRST, 0, 100),
+        Stretch(FIRST, 300, 1),
+        Stretch(FIRST, FILE - 10, 10),
+        Stretch(FIRST, 200, 10),
+    ]
+    assert Residency(log, count_max=10).missing(places((-5, 10)), 1, 1).needed == []
+
+
+def test_no_more_stretches_than_that_are_asked_for(log: CommitLog) -> None:
+    asked = places(*((at * 2000 % FILE, 10) for at in range(0, 20_000, 97)))
+    found = Residency(log, count_max=10).missing(asked, 500, FILE)
+    assert STRETCHES_MAX <= len(found.needed) <= STRETCHES_MAX + 1
