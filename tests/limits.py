@@ -157,10 +157,12 @@ TABLE: Final = (
     ),
     Row(
         "event loop",
-        "requests of one turn; seconds that one call of a batch handler is meant to take; requests that overtake",
+        "requests of one turn; seconds that one call of a batch handler, and one step of a task, is meant to take; "
+        "requests that overtake",
         (
             "aerobee_remoting.exchange.connection:SLICE_FRAMES_MAX",
             "aerobee_remoting.exchange.connection:BATCH_S",
+            "aerobee_remoting.exchange.connection:STEPS_S",
             "aerobee_remoting.exchange.connection:OVERTAKING_MAX",
         ),
         NONE,
@@ -231,6 +233,7 @@ TABLE: Final = (
             "aerobee_broker.messages.publish:NEW_TOPICS_MAX",
             "aerobee_broker.remoting_api.acks:SLICE_MAX",
             "aerobee_broker.remoting_api.client_handlers:SLICE_MAX",
+            "aerobee_broker.remoting_api.client_handlers:READ_AT_ONCE_MAX",
             "aerobee_broker.remoting_api.topic_handlers:ENTRIES_PER_QUERY_MAX",
             "aerobee_broker.members.producers:TRIED_MAX",
             "aerobee_nameserver.handlers:ANSWERED_AT_ONCE_MAX",
@@ -389,6 +392,7 @@ ELSEWHERE: Final = {
     "broker:maxHaTransferByteInSecond": "how fast a slave is given the log",
     "broker:maxHashSlotNum": "the form of the index files",
     "broker:maxIndexNum": "the form of the index files",
+    "aerobee_broker.members.consumers:CONFLICT_TOPICS_MAX": "topics in one line of the log",
     "broker:maxFilterMessageSize": "how far one pull looks; the other bounds of a pull are RocketMQ's too",
     "broker:maxMsgsNumBatch": "messages of one answer to a query",
     "broker:maxTransferBytesOnMessageInMemory": "bytes of one answer to a pull",

@@ -12,7 +12,7 @@ Invariants
 
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from functools import cache
 from struct import Struct as Packing
 from typing import Annotated, Any, Final, Self, TypeVar
@@ -98,6 +98,7 @@ Int = Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 Long = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 T = TypeVar("T")
+S = TypeVar("S", bound=Struct)
 
 TAG: Final = "TAG"
 SQL92: Final = "SQL92"
@@ -111,6 +112,11 @@ _TOPICS_MAX: Final = 250_000  # topics in one registration
 _OUTLINE_LISTS_MAX: Final = 16_384  # "[" in a plain registration: filter servers have one, topics none
 _OUTLINE_OBJECTS_MAX: Final = 2 * _TOPICS_MAX + 16  # "{": of a topic, and of its attributes
 _OUTLINE_COMMAS_MAX: Final = 16 * _TOPICS_MAX
+_OUTLINE_MAX: Final = {
+    b"[": ("lists", _OUTLINE_LISTS_MAX),
+    b"{": ("objects", _OUTLINE_OBJECTS_MAX),
+    b",": ("commas", _OUTLINE_COMMAS_MAX),
+}
 _SERVERS_SIZE_MAX: Final = 64 * 1024  # bytes of the list of filter servers
 # Bytes of near-JSON in one registration: a second, so in a thread.
 REGISTER_TOLERANT_SIZE_MAX: Final = 1024 * 1024
@@ -124,14 +130,28 @@ REFERENCES_MAX: Final = 2048
 OBJECT_SIZE: Final = 640
 VALUE_SIZE: Final = 96
 TEXT_SIZE: Final = 5  # one character beyond the others makes all of its text as wide
+# Bytes that are looked at in one call: it holds all threads. 64 KiB take 50 us.
+_PART_SIZE: Final = 64 * 1024
+_ENTRIES_A_STEP: Final = 128  # that are read in one step; one takes 1 us
 _VERSION_SIZE_MAX: Final = 1024  # bytes of the data version
 _LENGTH: Final = Packing(">i")
 
 
 def decoded_size(data: bytes) -> int:
     """Bytes in memory of what a stranger's body is read into, at the most: maybe a hundred times what came."""
-    objects, values = min(data.count(b"{"), OBJECTS_MAX), min(data.count(b","), VALUES_MAX)
+    objects = min(_count(data, b"{", OBJECTS_MAX), OBJECTS_MAX)
+    values = min(_count(data, b",", VALUES_MAX), VALUES_MAX)
     return OBJECT_SIZE * objects + VALUE_SIZE * values + TEXT_SIZE * len(data)
+
+
+def _count(data: bytes, character: bytes, count_max: int) -> int:
+    """How often the character is in it; where it is more often than `count_max`, as far as that was found out."""
+    count = 0
+    for start in range(0, len(data), _PART_SIZE):
+        count += data.count(character, start, start + _PART_SIZE)
+        if count > count_max:
+            break
+    return count
 
 
 def convert(value: Any, target: type[T]) -> T:
@@ -192,22 +212,7 @@ class JsonBody(Struct, rename="camel", kw_only=True):
         that is not standard JSON in just this form (LOOSE_SIZE_MAX, REFERENCES_MAX, javajson.TOLERANT_SIZE_MAX).
         """
         decoder: msgspec.json.Decoder[Self] = _decoder_of(cls)
-        objects = data.count(b"{")
-        if objects > OBJECTS_MAX:
-            raise FormatError(
-                f"not a {cls.__name__}: {objects} objects, at most {OBJECTS_MAX} are read at once; send it in parts"
-            )
-        values = data.count(b",")
-        if values > VALUES_MAX:
-            raise FormatError(
-                f"not a {cls.__name__}: {values} commas, at most {VALUES_MAX} are read at once; send it in parts"
-            )
-        references = data.count(b"$ref")
-        if references > REFERENCES_MAX:
-            raise FormatError(
-                f"not a {cls.__name__}: {references} references, at most {REFERENCES_MAX} are followed at once; "
-                "write the values out"
-            )
+        references = cls._counted(data)
         reason = "it holds references"
         if not references:
             try:
@@ -220,6 +225,35 @@ class JsonBody(Struct, rename="camel", kw_only=True):
                 "without null and references"
             )
         return convert(javajson.loads(data, tolerant_size_max=javajson.TOLERANT_SIZE_MAX), cls)
+
+    @classmethod
+    def reading(cls, data: bytes) -> Generator[None, None, Self]:
+        """As from_stranger, in steps: forms that may be large say how. All others are read in one."""
+        yield
+        return cls.from_stranger(data)
+
+    @classmethod
+    def _counted(cls, data: bytes) -> int:
+        """How many references a stranger's body has. FormatError when it has more of anything than is read."""
+        objects = _count(data, b"{", OBJECTS_MAX)
+        if objects > OBJECTS_MAX:
+            raise FormatError(
+                f"not a {cls.__name__}: {objects} or more objects, at most {OBJECTS_MAX} are read at once; "
+                "send it in parts"
+            )
+        values = _count(data, b",", VALUES_MAX)
+        if values > VALUES_MAX:
+            raise FormatError(
+                f"not a {cls.__name__}: {values} or more commas, at most {VALUES_MAX} are read at once; "
+                "send it in parts"
+            )
+        references = data.count(b"$ref")
+        if references > REFERENCES_MAX:
+            raise FormatError(
+                f"not a {cls.__name__}: {references} references, at most {REFERENCES_MAX} are followed at once; "
+                "write the values out"
+            )
+        return references
 
     def to_bytes(self) -> bytes:
         """The body as fastjson writes it."""
@@ -331,15 +365,18 @@ class GroupList(JsonBody):
 # --- subscriptions, heartbeats, connections ------------------------------------------------------------------
 
 
-class SubscriptionData(JsonBody):
-    """What a group wants of one topic. The sets are empty for `*` and for SQL92; sub_version is a timestamp."""
+class SubscriptionData(JsonBody, gc=False):
+    """What a group wants of one topic. The sets are empty for `*` and for SQL92; sub_version is a timestamp.
+
+    There may be thousands in one heartbeat: nothing of it can be in a circle, and empty sets are one object.
+    """
 
     class_filter_mode: bool = False
-    code_set: set[Int] = field(default_factory=set)
+    code_set: frozenset[Int] = frozenset()
     expression_type: str = TAG
     sub_string: str = SUBSCRIBE_ALL
     sub_version: Long = 0
-    tags_set: set[str] = field(default_factory=set)
+    tags_set: frozenset[str] = frozenset()
     topic: str = ""
 
     @classmethod
@@ -352,13 +389,13 @@ class SubscriptionData(JsonBody):
             return cls(topic=topic, sub_version=sub_version)
         if not any(expression.split("||")):
             raise FormatError(f"tag expression {expression[:64]!r} names no tag")
-        tags = {tag for piece in expression.split("||") if (tag := _java_trim(piece))}
+        tags = frozenset(tag for piece in expression.split("||") if (tag := _java_trim(piece)))
         return cls(
             topic=topic,
             sub_string=expression,
             sub_version=sub_version,
             tags_set=tags,
-            code_set={java_hash(tag) for tag in tags},
+            code_set=frozenset(map(java_hash, tags)),
         )
 
 
@@ -392,6 +429,79 @@ class HeartbeatData(JsonBody):
     heartbeat_fingerprint: Int = 0
     producer_data_set: list[ProducerData] = field(default_factory=list)
     without_sub: bool = False
+
+    @classmethod
+    def reading(cls, data: bytes) -> Generator[None, None, Self]:
+        """As from_stranger, in steps of a fraction of a millisecond each but for two looks at the whole, which take
+        some 2 ms a MiB each: for a client with thousands of subscriptions.
+        """
+        if cls._counted(data):
+            return cls.from_stranger(data)
+        yield
+        try:
+            outline = _decoder_of(_HeartbeatOutline).decode(data)
+            yield
+            consumers = yield from _read_consumers(outline.consumer_data_set)
+            producers = yield from _read_each(outline.producer_data_set, ProducerData)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return cls.from_stranger(data)  # says what is wrong with it, or is tolerant
+        return cls(
+            client_id=outline.client_id,
+            consumer_data_set=consumers,
+            heartbeat_fingerprint=outline.heartbeat_fingerprint,
+            producer_data_set=producers,
+            without_sub=outline.without_sub,
+        )
+
+
+class _HeartbeatOutline(Struct, rename="camel"):
+    """A HeartbeatData whose lists are still text."""
+
+    client_id: str = field(default="", name="clientID")
+    consumer_data_set: msgspec.Raw = msgspec.Raw(b"[]")
+    heartbeat_fingerprint: Int = 0
+    producer_data_set: msgspec.Raw = msgspec.Raw(b"[]")
+    without_sub: bool = False
+
+
+class _ConsumerOutline(Struct, rename="camel"):
+    """A ConsumerData whose subscriptions are still text."""
+
+    consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
+    consume_type: str = "CONSUME_PASSIVELY"
+    group_name: str = ""
+    message_model: str = "CLUSTERING"
+    subscription_data_set: msgspec.Raw = msgspec.Raw(b"[]")
+    unit_mode: bool = False
+
+
+def _read_consumers(texts: msgspec.Raw) -> Generator[None, None, list[ConsumerData]]:
+    """What stands in a list of them."""
+    read: list[ConsumerData] = []
+    for outline in (yield from _read_each(texts, _ConsumerOutline)):
+        subscriptions = yield from _read_each(outline.subscription_data_set, SubscriptionData)
+        consumer = ConsumerData(
+            consume_from_where=outline.consume_from_where,
+            consume_type=outline.consume_type,
+            group_name=outline.group_name,
+            message_model=outline.message_model,
+            subscription_data_set=subscriptions,
+            unit_mode=outline.unit_mode,
+        )
+        read.append(consumer)
+        yield
+    return read
+
+
+def _read_each(texts: msgspec.Raw, form: type[S]) -> Generator[None, None, list[S]]:
+    """What stands in a list."""
+    read: list[S] = []
+    decode = _decoder_of(form).decode
+    for text in _decoder_of(list[msgspec.Raw]).decode(texts):
+        read.append(decode(text))
+        if len(read) % _ENTRIES_A_STEP == 0:
+            yield
+    return read
 
 
 class ClientConnection(JsonBody):
@@ -589,7 +699,7 @@ class RegistrationReader:
     """Reads a registration topic by topic, so that no single step takes long and little is in memory at a time; a
     thread is the place for large ones.
 
-    `data_version` is there at once, `filter_servers` and `mappings` when `topics()` has been walked to its end.
+    `data_version`, `filter_servers` and `mappings` are there when `topics()` has been walked to its end.
     """
 
     def __init__(self, data_version: DataVersion) -> None:
@@ -623,24 +733,44 @@ class RegistrationReader:
         """
         if len(data) <= javajson.TOLERANT_SIZE_MAX:
             return cls._of(super(RegisterBrokerBody, RegisterBrokerBody).from_stranger(data))
+        _check_outline(data)
+        reader = cls(DataVersion())
+        if len(data) > REGISTER_TOLERANT_SIZE_MAX:
+            table = _table_of_topics(data)
+            if table is not None:
+                reader._topics = reader._around(data, table)
+                return reader
         try:
-            _check_outline(data)
-            body = _decoder_of(_SlicedBody).decode(data)
+            wrapper = reader._outlined(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             if len(data) > REGISTER_TOLERANT_SIZE_MAX:
-                raise FormatError(
-                    f"not a RegisterBrokerBody: {error}; a body of more than {REGISTER_TOLERANT_SIZE_MAX} bytes "
-                    "must be standard JSON, without null"
-                ) from error
+                raise _not_standard(error) from error
             return cls._of(convert(javajson.loads(data), RegisterBrokerBody))
-        wrapper = body.topic_config_serialize_wrapper
+        reader._topics = _walked(bytes(wrapper.topic_config_table))
+        return reader
+
+    def _outlined(self, data: bytes) -> "_SlicedWrapper":
+        """Read all but the topics. One call, which holds all threads."""
+        body = _decoder_of(_SlicedBody).decode(data)
         servers = bytes(body.filter_server_list)
         if len(servers) > _SERVERS_SIZE_MAX:
             raise FormatError(f"the filter servers have {len(servers)} bytes, at most {_SERVERS_SIZE_MAX}")
-        reader = cls(wrapper.data_version)
-        reader.filter_servers = convert(_strict(servers), list[str])
-        reader._topics = _sliced_topics(bytes(wrapper.topic_config_table))
-        return reader
+        wrapper: _SlicedWrapper = body.topic_config_serialize_wrapper
+        self.data_version = wrapper.data_version
+        self.filter_servers = convert(_strict(servers), list[str])
+        return wrapper
+
+    def _around(self, data: bytes, table: int) -> Iterator[tuple[str, TopicConfig]]:
+        """The topics of the table that begins there, and then what stands around it."""
+        end = yield from _sliced_topics(data, table)
+        try:
+            wrapper = self._outlined(b"".join((data[:table], _CUT_OUT, data[end:])))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise _not_standard(error) from error
+        if bytes(wrapper.topic_config_table) != _CUT_OUT:
+            raise FormatError(
+                "the table of topics is not where it belongs, in the topicConfigSerializeWrapper"
+            )
 
     @classmethod
     def compressed(cls, data: bytes, *, with_mapping: bool) -> Self:
@@ -669,15 +799,30 @@ class RegistrationReader:
 
 def _check_outline(data: bytes) -> None:
     """What makes one pass over 16 MiB long is refused before: it holds all threads."""
-    for mark, what, count_max in (
-        (b"[", "lists", _OUTLINE_LISTS_MAX),
-        (b"{", "objects", _OUTLINE_OBJECTS_MAX),
-        (b",", "commas", _OUTLINE_COMMAS_MAX),
-        (b'"topicConfigSerializeWrapper"', "tables of topics", 1),
-    ):
-        count = data.count(mark)
-        if count > count_max:
-            raise FormatError(f"the registration has {count} {what}, at most {count_max} are allowed")
+    counts = dict.fromkeys(_OUTLINE_MAX, 0)
+    for start in range(0, len(data), _PART_SIZE):
+        for mark, (what, count_max) in _OUTLINE_MAX.items():
+            counts[mark] += data.count(mark, start, start + _PART_SIZE)
+            if counts[mark] > count_max:
+                raise FormatError(
+                    f"the registration has {counts[mark]} or more {what}, at most {count_max} are allowed"
+                )
+    if len(_places(data, b'"topicConfigSerializeWrapper"')) > 1:
+        raise FormatError("the registration has two or more tables of topics, at most 1 is allowed")
+
+
+def _places(data: bytes, mark: bytes) -> list[int]:
+    """Where this stands in it: nowhere, at one place, or at two places or more, of which these are the first two."""
+    found: list[int] = []
+    for start in range(0, len(data), _PART_SIZE):
+        end = start + _PART_SIZE + len(mark) - 1
+        at = data.find(mark, start, end)
+        while at >= 0:
+            found.append(at)
+            if len(found) == 2:
+                return found
+            at = data.find(mark, at + 1, end)
+    return found
 
 
 class _SlicedWrapper(Struct, rename="camel"):
@@ -702,18 +847,38 @@ _TOPIC_ENTRY: Final = re.compile(
 )
 
 
-def _sliced_topics(table: bytes) -> Iterator[tuple[str, TopicConfig]]:
-    """The topics of a table that is standard JSON, one by one."""
+# Where the table begins. Text within a string has no quote that is not escaped.
+_TABLE_NAME: Final = b'"topicConfigTable"'
+_TABLE_OPENING: Final = re.compile(rb'"topicConfigTable"\s*+:\s*+(?=\{)')
+_TABLE_EMPTY: Final = re.compile(rb"\{\s*+\}")
+_CUT_OUT: Final = b"{ }"  # stands for a table that was read already
+
+
+def _table_of_topics(data: bytes) -> int | None:
+    """Where the one table of topics begins; None: there is none, or that cannot be told by looking."""
+    places = _places(data, _TABLE_NAME)
+    opening = _TABLE_OPENING.match(data, places[0]) if len(places) == 1 else None
+    return None if opening is None else opening.end()
+
+
+def _walked(table: bytes) -> Iterator[tuple[str, TopicConfig]]:
+    """The topics of a table that is all of this text."""
+    end = yield from _sliced_topics(table, 0)
+    if table[end:].strip():
+        raise FormatError(f"the table of topics goes on at byte {end}")
+
+
+def _sliced_topics(data: bytes, table: int) -> Generator[tuple[str, TopicConfig], None, int]:
+    """The topics of a table that is standard JSON and begins there, one by one; where it ends."""
     decoder = _decoder_of(TopicConfig)
-    at, closing, count, tolerated = 1, b",", 0, REGISTER_TOLERANT_SIZE_MAX
-    if not table[1:-1].strip():
-        return
+    at, closing, count, tolerated = table + 1, b",", 0, REGISTER_TOLERANT_SIZE_MAX
+    empty = _TABLE_EMPTY.match(data, table)
+    if empty is not None:
+        return empty.end()
     while closing == b",":
-        entry = _TOPIC_ENTRY.match(table, at)
+        entry = _TOPIC_ENTRY.match(data, at)
         if entry is None:
-            raise FormatError(
-                f"the table of topics cannot be read at byte {at}, near {table[at : at + 40]!r}"
-            )
+            raise FormatError(f"the table of topics cannot be read at byte {at}, near {data[at : at + 40]!r}")
         name, text, closing = entry.groups()
         count += 1
         if count > _TOPICS_MAX:
@@ -727,8 +892,14 @@ def _sliced_topics(table: bytes) -> Iterator[tuple[str, TopicConfig]]:
             topic = convert(javajson.loads(text), TopicConfig)
         yield str(_strict(b'"' + name + b'"')) if b"\\" in name else name.decode("utf-8", "replace"), topic
         at = entry.end()
-    if table[at:].strip():
-        raise FormatError(f"the table of topics goes on at byte {at}")
+    return at
+
+
+def _not_standard(error: Exception) -> FormatError:
+    return FormatError(
+        f"not a RegisterBrokerBody: {error}; a body of more than {REGISTER_TOLERANT_SIZE_MAX} bytes "
+        "must be standard JSON, without null"
+    )
 
 
 def _piece(raw: bytes) -> bytes:

@@ -11,6 +11,7 @@ write it first, so a table look-up picks the decoder and the header is read once
 of 300 bytes: 1.1 us typed, 2.4 us when the code must be read first.
 """
 
+from collections.abc import Generator
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -106,14 +107,33 @@ class Incoming(msgspec.Struct, Generic[H_co], eq=False, gc=False):
         known = self.content
         if type(known) is form:
             return known
-        code = self.envelope.code
-        if not self.body:
-            raise RequestError(ResponseCode.SYSTEM_ERROR, f"request {code} needs a {form.__name__} body")
+        self._require_body(form)
         try:
             read = self.content = form.from_stranger(self.body)
         except FormatError as error:
-            raise RequestError(ResponseCode.SYSTEM_ERROR, f"body of request {code}: {error}") from error
+            raise self._unreadable(error) from error
         return read
+
+    def reading(self, form: type[B]) -> Generator[None, None, B]:
+        """As `read`, in steps: for a form that may be large, and says how it is read so."""
+        known = self.content
+        if type(known) is form:
+            return known
+        self._require_body(form)
+        try:
+            read = self.content = yield from form.reading(self.body)
+        except FormatError as error:
+            raise self._unreadable(error) from error
+        return read
+
+    def _require_body(self, form: type[B]) -> None:
+        if not self.body:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR, f"request {self.envelope.code} needs a {form.__name__} body"
+            )
+
+    def _unreadable(self, error: FormatError) -> RequestError:
+        return RequestError(ResponseCode.SYSTEM_ERROR, f"body of request {self.envelope.code}: {error}")
 
 
 AnyIncoming = Incoming[msgspec.Struct]

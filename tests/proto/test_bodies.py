@@ -32,6 +32,7 @@ from aerobee_proto.bodies import (
     CheckClientConfigBody,
     ClusterInfo,
     ConsumerConnection,
+    ConsumerData,
     ConsumerIdList,
     ConsumerRunningInfo,
     ConsumerStatusBody,
@@ -48,6 +49,7 @@ from aerobee_proto.bodies import (
     LockedQueues,
     MessageQueue,
     OffsetWrapper,
+    ProducerData,
     QueryConsumeQueueBody,
     QueueData,
     RegisterBrokerBody,
@@ -382,6 +384,8 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         return st.lists(values_of(kind.item_type), max_size=2)
     if isinstance(kind, msgspec.inspect.SetType):
         return st.sets(values_of(kind.item_type), max_size=2)
+    if isinstance(kind, msgspec.inspect.FrozenSetType):
+        return st.frozensets(values_of(kind.item_type), max_size=2)
     if isinstance(kind, msgspec.inspect.DictType):
         # A text key that opens with a brace is read as a queue: topics and groups have no braces.
         keys = values_of(kind.key_type).filter(lambda key: not (isinstance(key, str) and key.startswith("{")))
@@ -687,6 +691,64 @@ def test_a_body_of_very_many_small_objects_is_refused_before_it_is_read() -> Non
     assert len(HeartbeatData.from_stranger(body).producer_data_set) == 10_001
 
 
+def steps_of(data: bytes) -> tuple[int, HeartbeatData]:
+    """A heartbeat that is read in steps, and how many they were."""
+    steps, count = HeartbeatData.reading(data), 0
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return count, end.value
+        count += 1
+
+
+def test_a_heartbeat_of_many_subscriptions_is_read_in_steps() -> None:
+    """10,000 subscriptions were one step of 20 ms."""
+    wanted = [SubscriptionData.of_tags(f"T{number}", "a || b", number) for number in range(10_000)]
+    consumers = [
+        ConsumerData(group_name="g", subscription_data_set=wanted, unit_mode=True),
+        ConsumerData(group_name="h", consume_from_where="f", consume_type="c", message_model="m"),
+    ]
+    heartbeat = HeartbeatData(
+        client_id="x",
+        consumer_data_set=consumers,
+        producer_data_set=[ProducerData(group_name="p")],
+        heartbeat_fingerprint=7,
+        without_sub=True,
+    )
+    for data in (heartbeat.to_bytes(), heartbeat.to_standard()):
+        count, read = steps_of(data)
+        assert read == heartbeat
+        assert count >= 10_000 / 256
+
+
+HEARTBEAT = b"""{"clientID":"x","consumerDataSet":[{"groupName":"g","subscriptionDataSet":[{"topic":"T","tagsSet":["a"],
+"codeSet":[5,"6"]}, {"topic":"U"}]},{}],"producerDataSet":[{"groupName":"p"}],"heartbeatFingerprint":"5"}"""
+
+
+@given(st.data())
+@settings(max_examples=300)
+def test_a_heartbeat_is_read_in_steps_as_at_once(data: st.DataObject) -> None:
+    """Damaged ones, too, are read alike, or refused alike."""
+
+    def outcome(read: Callable[[], HeartbeatData]) -> HeartbeatData | str:
+        try:
+            return read()
+        except FormatError as refused:
+            return str(refused)
+
+    raw = bytearray(HEARTBEAT)
+    for _ in range(data.draw(st.integers(0, 2))):
+        at = data.draw(st.integers(0, len(raw) - 1))
+        raw[at : at + data.draw(st.integers(0, 2))] = data.draw(
+            st.sampled_from(
+                [b"", b"{", b"}", b"[", b"]", b",", b"'", b"null", b"1", b'{"$ref":"$.clientID"}']
+            )
+        )
+    body = bytes(raw)
+    assert outcome(lambda: steps_of(body)[1]) == outcome(lambda: HeartbeatData.from_stranger(body))
+
+
 def test_a_large_body_that_is_not_as_declared_is_refused_with_the_reason() -> None:
     body = filled(b'{"clientID":null,"a":[', b"0,", b"0]}", LOOSE_SIZE_MAX + 100)
     with pytest.raises(
@@ -766,6 +828,57 @@ OUTLINES: dict[str, Callable[[], bytes]] = {
 
 def in_table(topics: bytes) -> bytes:
     return b'{"topicConfigSerializeWrapper":{"topicConfigTable":' + topics + b"}}"
+
+
+def large_registration(table: bytes) -> bytes:
+    return (
+        b'{"filterServerList":["s:1"], "topicConfigSerializeWrapper" :{"dataVersion":{"counter":9},%s}}'
+        % table
+    )
+
+
+LARGE_TABLE = b",".join(b'"t%d":{"attributes":{},"perm":6}' % n for n in range(40_000))
+
+
+@pytest.mark.parametrize(
+    "form", [b'"topicConfigTable":{%s}', b'"a":[{}], "topicConfigTable" : { %s } ,"b":{"c":1}']
+)
+def test_the_topics_of_a_large_registration_are_cut_out_before_the_rest_is_read(form: bytes) -> None:
+    """The outline of 60,000 topics was one call of 10 ms, which no other thread could interrupt."""
+    whole = large_registration(form % LARGE_TABLE)
+    reader = RegistrationReader.plain(whole)
+    topics = dict(reader.topics())
+    assert list(topics) == [f"t{number}" for number in range(40_000)]
+    assert topics["t5"].perm == 6
+    assert (reader.data_version.counter, reader.filter_servers) == (9, ["s:1"])
+    found: list[tuple[str, TopicConfig]] = []
+    with pytest.raises(FormatError, match="must be standard JSON"):
+        found.extend(RegistrationReader.plain(whole[:-1]).topics())
+    assert len(found) == 40_000  # the fault is behind them
+
+
+@pytest.mark.parametrize(
+    ("body", "fault"),
+    [
+        (b'{"topicConfigTable":{%s}}' % LARGE_TABLE, "not where it belongs"),
+        (b'{"topicConfigTable":{%s}' % LARGE_TABLE, "must be standard JSON"),
+        (in_table(b"{%s}" % LARGE_TABLE) + b"}", "must be standard JSON"),
+        (in_table(b"{%s,}" % LARGE_TABLE), "cannot be read at byte"),
+        (in_table(b"{%s" % LARGE_TABLE), "must be standard JSON"),
+        (b'{"a":"%s"}' % LARGE_TABLE.replace(b'"', b"") * 2, "must be standard JSON"),
+    ],
+)
+def test_what_is_wrong_with_a_large_registration_is_told(body: bytes, fault: str) -> None:
+    with pytest.raises(FormatError, match=fault):
+        RegisterBrokerBody.from_stranger(body)
+
+
+def test_a_large_registration_may_have_no_topics_or_two_tables() -> None:
+    blank = b" " * (2 << 20)
+    for table in (b"{}", b"{%s}" % blank):
+        assert dict(RegistrationReader.plain(in_table(table) + blank).topics()) == {}
+    twice = b'{"a":{"topicConfigTable":{}},' + in_table(b"{%s}" % LARGE_TABLE)[1:]
+    assert len(dict(RegistrationReader.plain(twice).topics())) == 40_000
 
 
 @pytest.mark.parametrize("make", OUTLINES.values(), ids=OUTLINES)

@@ -20,7 +20,8 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from itertools import chain, islice
+from typing import Final, TypeVar, cast
 
 from aerobee_broker.members.clients import Member, MemberCount, member_size
 from aerobee_broker.members.filters import EVERYTHING, TAG, Filter
@@ -46,8 +47,11 @@ CONTENT_SIZE: Final = 512
 CONTENT_ENTRY_SIZE: Final = 384
 GROUPS_A_STEP: Final = 1024  # that are looked at in one step
 MEMBERS_A_STEP: Final = 64  # that are removed in one step; one takes some 3 us
+SUBSCRIPTIONS_A_STEP: Final = 64  # that are made ready in one step; one takes some 2 us
+CONFLICT_TOPICS_MAX: Final = 100  # topics that are told of a conflict
 
 K = TypeVar("K")
+ContentKey = tuple[str, frozenset[tuple[str, tuple[str, str]]]]  # group; topic, type, expression
 
 
 class Subscription:
@@ -63,7 +67,7 @@ class Subscription:
         # Everything, unless it names tags. What an SQL92 expression wants is not known here.
         self.tag_filter = EVERYTHING
         if self.expression_type == TAG and not data.class_filter_mode and data.sub_string not in ("", "*"):
-            self.tag_filter = Filter(frozenset(data.code_set))
+            self.tag_filter = Filter(data.code_set)
         # Set by whoever compiles: version of the newest SQL92 expression of this group and topic that compiled.
         self.compiled_version: int | None = None
 
@@ -117,6 +121,8 @@ class Changes:
     changed: bool = False  # members or topics of the group
     known: bool = True  # False: a short heartbeat of a client whose full one is not known here
     conflict: "Conflict | None" = None
+    # What nobody subscribes to any more, in parts. Thousands of them are to be let go of in steps.
+    left: list[object] = field(default_factory=list)
 
 
 @dataclass(slots=True, frozen=True)
@@ -126,7 +132,33 @@ class Conflict:
     group: str
     client_id: str
     other_client_id: str
-    topics: tuple[str, ...]  # those in which they differ
+    topics: tuple[str, ...]  # those in which they differ, as far as they are told
+
+
+class _Offer:
+    """The subscriptions of one group of a heartbeat, made ready; `key` is what they are shared under."""
+
+    __slots__ = ("content", "content_size", "key", "made", "newest")
+
+    def __init__(self) -> None:
+        self.content: dict[str, tuple[str, str]] = {}  # by topic: type, expression
+        self.content_size = CONTENT_SIZE
+        self.newest: dict[str, SubscriptionData] = {}  # by topic
+        self.made: dict[str, Subscription] = {}  # of those that were new when it was looked
+        self.key: Hashable = None
+
+    def table(self, known: Mapping[str, Subscription]) -> dict[str, Subscription]:
+        """What the group subscribes to from here on, where these are what it has on record."""
+        table: dict[str, Subscription] = {}
+        for topic, data in self.newest.items():
+            before = known.get(topic)
+            if before is not None and data.sub_version <= before.version:
+                table[topic] = before
+                continue
+            table[topic] = new = self.made.get(topic) or Subscription(data)
+            if before is not None:
+                new.compiled_version = before.compiled_version
+        return table
 
 
 class ConsumerTable:
@@ -217,30 +249,81 @@ class ConsumerTable:
         without_subscriptions: bool = False,
         fingerprint: int = 0,
     ) -> Changes:
-        """Take one group of a heartbeat. `member` is how the client is seen now.
+        """`registering` at once."""
+        return at_once(
+            self.registering(
+                member,
+                data,
+                notify=notify,
+                without_subscriptions=without_subscriptions,
+                fingerprint=fingerprint,
+            )
+        )
+
+    def registering(
+        self,
+        member: Member,
+        data: ConsumerData,
+        *,
+        notify: bool,
+        without_subscriptions: bool = False,
+        fingerprint: int = 0,
+    ) -> Steps[Changes]:
+        """Take one group of a heartbeat, in steps; nothing of it is seen before the last one.
+
+        `member` is how the client is seen now.
 
         RequestError SYSTEM_BUSY or INVALID_PARAMETER: a bound would be passed; nothing was changed.
         """
         self._check_bounds(member, data)
+        offer = None if without_subscriptions else (yield from self._offer(data))
+        self._check_bounds(member, data)  # others may have come meanwhile
         group = self._groups.get(data.group_name) or ConsumerGroup(data.group_name)
-        offered = None if without_subscriptions else data.subscription_data_set
-        self._account(group, member, offered)
+        table = group.subscriptions if offer is None else offer.table(group.subscriptions)
+        changes = Changes()
+        self._account(group, member, offer, table, changes.left)
         self._groups[data.group_name] = group
         group.consume_type = data.consume_type
         group.message_model = data.message_model
         group.consume_from_where = data.consume_from_where
         known = self._seat(group, member)
-        changes = Changes(changed=known is None)
+        changes.changed = known is None
         seated = known or member
-        if without_subscriptions:
+        if offer is None:
             changes.known = known is not None and fingerprint == known.fingerprint
         else:
             seated.fingerprint = fingerprint
-            changes.changed |= _take_subscriptions(group, data.subscription_data_set)
+            changes.changed |= table.keys() != group.subscriptions.keys()
+            changes.left += group.subscriptions.values()
+            group.subscriptions = table
             changes.conflict = _new_conflict(group, seated)
         if changes.changed:
             changes.notify = _to_notify(group, notify=notify)
         return changes
+
+    def _offer(self, data: ConsumerData) -> Steps[_Offer]:
+        """All that can be made ready before the group is looked at."""
+        offer = _Offer()
+        for number, one in enumerate(data.subscription_data_set, 1):
+            offer.content[one.topic] = (one.expression_type or TAG, one.sub_string)
+            newest = offer.newest.get(one.topic)
+            if newest is None or one.sub_version > newest.sub_version:
+                offer.newest[one.topic] = one
+            if number % SUBSCRIPTIONS_A_STEP == 0:
+                yield
+        for number, (topic, one) in enumerate(offer.newest.items(), 1):
+            offer.content_size += CONTENT_ENTRY_SIZE + 2 * (len(topic) + len(offer.content[topic][1]))
+            known = self.subscription(data.group_name, topic)
+            if known is None or one.sub_version > known.version:
+                offer.made[topic] = Subscription(one)
+            if number % SUBSCRIPTIONS_A_STEP == 0:
+                yield
+        key: ContentKey = (data.group_name, frozenset(offer.content.items()))
+        yield
+        # The one key that all have in common: keys that are equal would be kept beside each other, and compared.
+        offer.key = self._contents.key_of(key)
+        yield
+        return offer
 
     def unregister(self, group_name: str, client_id: str, *, notify: bool) -> Changes:
         """Remove a client that says good-bye; no change when it was not there."""
@@ -263,6 +346,7 @@ class ConsumerTable:
             more = self._remove(group, gone, notify=notifies(group_name))
             changes.notify += more.notify
             changes.changed |= more.changed
+            changes.left += more.left
         return changes
 
     def expire(self, silent_since_ms: int, *, notifies: Callable[[str], bool]) -> Changes:
@@ -282,7 +366,9 @@ class ConsumerTable:
                     for member in silent[start : start + MEMBERS_A_STEP]
                     if member.last_seen_ms < silent_since_ms and group.members.get(member.client_id) is member
                 ]
-                removed |= self._remove(group, gone, notify=False).changed
+                more = self._remove(group, gone, notify=False)
+                removed |= more.changed
+                changes.left += more.left
                 changes.close += [member.connection for member in gone]
                 yield
             if removed:
@@ -317,9 +403,15 @@ class ConsumerTable:
     # --- memory -----------------------------------------------------------------------------------------------
 
     def _account(
-        self, group: ConsumerGroup, member: Member, offered: Sequence[SubscriptionData] | None
+        self,
+        group: ConsumerGroup,
+        member: Member,
+        offer: _Offer | None,
+        table: Mapping[str, Subscription],
+        left: list[object],
     ) -> None:
-        """Count what a heartbeat brings; `member` is the seat to be, or stands for the one that is there.
+        """Count what a heartbeat brings; `member` is the seat to be, or stands for the one that is there, `table` what
+        the group subscribes to then. What nobody else has of what it had before goes to `left`.
 
         LimitReached: there is no memory for it; nothing was changed.
         """
@@ -332,16 +424,13 @@ class ConsumerTable:
             if before is None or before[0] is not connection:
                 memory.take(connection, MEMBERS, member_size(member.client_id))
                 undo.callback(memory.give, connection, MEMBERS, member_size(member.client_id))
-            if offered is not None:
-                content = {data.topic: (data.expression_type or TAG, data.sub_string) for data in offered}
-                now = (group.name, frozenset(content.items()))
+            if offer is not None:
+                now, content = offer.key, offer.content
                 if before != (connection, now):
-                    size = _content_size(content)
-                    topics = self._contents.hold(now, connection, size, lambda: content)
+                    topics = self._contents.hold(now, connection, offer.content_size, lambda: content)
                     undo.callback(self._contents.drop, now, connection)
-                    # The one key that all have in common: keys that are equal would be kept beside each other.
-                    subscribed = self._contents.key_of(now)
-                size = _size_after(group, offered)
+                    subscribed = self._contents.key_of(now)  # somebody else's, maybe, since it was made ready
+                size = sum([one.size for one in table.values()])
                 own = group.size if group.bearer is connection else 0
                 memory.take(connection, SUBSCRIPTIONS, size - own, of_sum=size - group.size)
                 if group.bearer is not connection and group.bearer is not None:
@@ -354,18 +443,24 @@ class ConsumerTable:
             if before[0] is not connection:
                 memory.give(before[0], MEMBERS, member_size(member.client_id))
             if before[1] is not None and before != (connection, subscribed):
-                self._contents.drop(before[1], before[0])
+                self._drop_content(before[1], before[0], left)
         seated = seat or member
         if seat is not None:
             _count_content(group, seat, -1)
         seated.subscribed, seated.topics = subscribed, topics
         _count_content(group, seated, 1)
 
-    def _unaccount(self, group: ConsumerGroup, member: Member) -> None:
+    def _drop_content(self, subscribed: Hashable, connection: Peer, left: list[object]) -> None:
+        content = self._contents.drop(subscribed, connection)
+        if content is not None:
+            left += cast(ContentKey, subscribed)[1]
+            left += content.values()
+
+    def _unaccount(self, group: ConsumerGroup, member: Member, left: list[object]) -> None:
         """A member has left the group."""
         self._memory.give(member.connection, MEMBERS, member_size(member.client_id))
         if member.subscribed is not None:
-            self._contents.drop(member.subscribed, member.connection)
+            self._drop_content(member.subscribed, member.connection, left)
         if group.bearer is member.connection:
             # Whoever stays bears what the group has on record, until a heartbeat says it anew.
             heir = next((other.connection for other in group.members.values()), None)
@@ -397,6 +492,7 @@ class ConsumerTable:
     def _remove(self, group: ConsumerGroup, members: Sequence[Member], *, notify: bool) -> Changes:
         if not members:
             return Changes()
+        changes = Changes(changed=True)
         for member in members:
             del group.members[member.client_id]
             _add(group.connections, member.connection, -1)
@@ -405,10 +501,12 @@ class ConsumerTable:
         for member in members:
             self._count.value -= 1
             self._unlink(member.connection, group.name, member.client_id)
-            self._unaccount(group, member)
+            self._unaccount(group, member, changes.left)
         if not group.members:
             del self._groups[group.name]
-        return Changes(notify=_to_notify(group, notify=notify), changed=True)
+            changes.left += group.subscriptions.values()
+        changes.notify = _to_notify(group, notify=notify)
+        return changes
 
     def _unlink(self, connection: Peer, group_name: str, client_id: str) -> None:
         seats = self._by_connection.get(connection)
@@ -473,46 +571,6 @@ def subscription_size(data: SubscriptionData) -> int:
     return SUBSCRIPTION_SIZE + 2 * texts + tags + 3 * CODE_SIZE * len(data.code_set)
 
 
-def _content_size(content: Mapping[str, tuple[str, str]]) -> int:
-    return CONTENT_SIZE + sum(
-        [CONTENT_ENTRY_SIZE + 2 * (len(topic) + len(text)) for topic, (_, text) in content.items()]
-    )
-
-
-def _size_after(group: ConsumerGroup, offered: Sequence[SubscriptionData]) -> int:
-    """What the group's subscriptions will take when these were offered to it."""
-    sizes: dict[str, tuple[int, int]] = {}  # topic -> version, size
-    for data in offered:
-        known = group.subscriptions.get(data.topic)
-        if data.topic not in sizes and known is not None:
-            sizes[data.topic] = (known.version, known.size)
-        if data.topic not in sizes or data.sub_version > sizes[data.topic][0]:
-            sizes[data.topic] = (data.sub_version, subscription_size(data))
-    return sum([size for _, size in sizes.values()])
-
-
-def _take_subscriptions(group: ConsumerGroup, offered: Sequence[SubscriptionData]) -> bool:
-    """Make the group's subscriptions those of this heartbeat; whether the set of topics changed."""
-    topics = {data.topic for data in offered}
-    before = group.subscriptions.keys()
-    changed = topics != before
-    for gone in before - topics:
-        del group.subscriptions[gone]
-    for data in offered:
-        known = group.subscriptions.get(data.topic)
-        if known is None or data.sub_version > known.version:
-            group.subscriptions[data.topic] = _following(known, data)
-    return changed
-
-
-def _following(known: Subscription | None, data: SubscriptionData) -> Subscription:
-    """The subscription that takes the place of `known`."""
-    subscription = Subscription(data)
-    if known is not None:
-        subscription.compiled_version = known.compiled_version
-    return subscription
-
-
 def _new_conflict(group: ConsumerGroup, member: Member) -> Conflict | None:
     """A member that subscribes otherwise than this one, once until they agree again."""
     if len(group.contents) == (member.subscribed in group.contents):
@@ -526,6 +584,8 @@ def _new_conflict(group: ConsumerGroup, member: Member) -> Conflict | None:
         for other in group.members.values()
         if other.topics and other.subscribed is not member.subscribed
     )
-    both = member.topics.keys() | other.topics.keys()
-    differ = sorted(topic for topic in both if member.topics.get(topic) != other.topics.get(topic))
-    return Conflict(group.name, member.client_id, other.client_id, tuple(differ))
+    mine, theirs = member.topics, other.topics
+    differ = (topic for topic in mine if mine[topic] != theirs.get(topic))
+    missing = (topic for topic in theirs if topic not in mine)
+    topics = sorted(islice(chain(differ, missing), CONFLICT_TOPICS_MAX))
+    return Conflict(group.name, member.client_id, other.client_id, tuple(topics))

@@ -35,7 +35,7 @@ from aerobee_proto.requests import NoFields
 from aerobee_remoting.exchange.answers import answer_in_slices
 from aerobee_remoting.exchange.handlers import AnyRequest, HandlerTable, Request, Response
 from aerobee_remoting.exchange.needs import GET, SUB, Rule, on_group, on_groups_in, on_topics_in, ours
-from aerobee_service.turns.slices import Steps
+from aerobee_service.turns.slices import Steps, at_once, let_go
 
 __all__ = ["ClientHandlers"]
 
@@ -44,8 +44,10 @@ log = structlog.get_logger()
 HEARTBEAT_SIZE_MAX: Final = 4 * 1024 * 1024
 LOCK_BODY_SIZE_MAX: Final = 1024 * 1024
 CLIENT_ID_CHARS_MAX: Final = 512
-# Groups and subscriptions of a heartbeat that are taken in one turn; a group at the least.
+READ_AT_ONCE_MAX: Final = 16 * 1024  # bytes of a heartbeat that is read in one turn
+# Groups and subscriptions of a heartbeat that are taken in one turn.
 SLICE_MAX: Final = 512
+PRODUCERS_A_STEP: Final = 64
 GROUP_COST: Final = 8  # of a group, in subscriptions
 
 
@@ -131,31 +133,27 @@ class ClientHandlers:
 
     def heartbeat(self, request: Request[NoFields]) -> Response | None:
         """Take a client's groups. A short one (withoutSub) of a client that is unknown asks for a full one."""
-        data = request.read(HeartbeatData)
-        _check_client_id(data.client_id)
-        if (
-            sum([_cost(consumer) for consumer in data.consumer_data_set]) + len(data.producer_data_set)
-            > SLICE_MAX
-        ):
-            request.connection.answer_alone(request, lambda: self._heartbeat_in_turns(request, data))
-            return None
-        known = [self._consumer(request, data, consumer) for consumer in data.consumer_data_set]
-        self._register_producers(request, data, data.producer_data_set)
-        return self._on_heartbeat(data, known)
+        if len(request.body) <= READ_AT_ONCE_MAX and _cost(request.read(HeartbeatData)) <= SLICE_MAX:
+            return at_once(self._heartbeat(request))
+        request.connection.answer_alone(request, lambda: self._heartbeat_in_turns(request))
+        return None
 
-    async def _heartbeat_in_turns(self, request: AnyRequest, data: HeartbeatData) -> Response:
+    async def _heartbeat_in_turns(self, request: AnyRequest) -> Response:
         """As at once, for one of very many groups: others are served in between."""
+        await request.connection.another_turn()
+        return await request.connection.in_turns(self._heartbeat(request))
+
+    def _heartbeat(self, request: AnyRequest) -> Steps[Response]:
+        data = yield from request.reading(HeartbeatData)
+        _check_client_id(data.client_id)
         known: list[bool] = []
-        cost = 0
         for consumer in data.consumer_data_set:
-            cost += _cost(consumer)
-            if cost > SLICE_MAX and known:
-                await request.connection.another_turn()
-                cost = 0
-            known.append(self._consumer(request, data, consumer))
-        for start in range(0, len(data.producer_data_set), SLICE_MAX):
-            await request.connection.another_turn()
-            self._register_producers(request, data, data.producer_data_set[start : start + SLICE_MAX])
+            is_known = yield from self._consumer(request, data, consumer)
+            known.append(is_known)
+            yield
+        for start in range(0, len(data.producer_data_set), PRODUCERS_A_STEP):
+            self._register_producers(request, data, data.producer_data_set[start : start + PRODUCERS_A_STEP])
+            yield
         return self._on_heartbeat(data, known)
 
     def _register_producers(
@@ -172,7 +170,7 @@ class ClientHandlers:
             ext={"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": "true" if changed else "false"}
         )
 
-    def _consumer(self, request: AnyRequest, data: HeartbeatData, consumer: ConsumerData) -> bool:
+    def _consumer(self, request: AnyRequest, data: HeartbeatData, consumer: ConsumerData) -> Steps[bool]:
         """Take one group; False when a full heartbeat is needed for it."""
         group = self._groups.find(consumer.group_name)
         if group is None:
@@ -188,13 +186,14 @@ class ClientHandlers:
             queue_count=group.retry_queue_nums,
             unit=consumer.unit_mode,
         )
-        changes = self._consumers.register(
+        changes = yield from self._consumers.registering(
             self._member(request, data.client_id),
             consumer,
             notify=self._groups.notifies(consumer.group_name),
             without_subscriptions=data.without_sub and data.heartbeat_fingerprint != 0,
             fingerprint=data.heartbeat_fingerprint,
         )
+        let_go(changes.left)
         if changes.conflict is not None:
             log.warning(
                 "broker.subscriptions_conflict",
@@ -224,6 +223,7 @@ class ClientHandlers:
         if header.consumer_group:
             group = header.consumer_group
             changes = self._consumers.unregister(group, header.client_id, notify=self._groups.notifies(group))
+            let_go(changes.left)
             if changes.changed:
                 log.info("broker.client_left", group=group, client_id=header.client_id)
             self._notices.notify_of_good_bye(changes.notify)
@@ -305,8 +305,10 @@ def _of_queues(form: type[LockBatchBody]) -> tuple[Rule, ...]:
     )
 
 
-def _cost(consumer: ConsumerData) -> int:
-    return GROUP_COST + len(consumer.subscription_data_set)
+def _cost(data: HeartbeatData) -> int:
+    groups = data.consumer_data_set
+    subscriptions = sum([len(group.subscription_data_set) for group in groups])
+    return GROUP_COST * len(groups) + subscriptions + len(data.producer_data_set)
 
 
 def _check_client_id(client_id: str) -> None:

@@ -12,7 +12,7 @@ import structlog
 from aerobee_broker.members.members import Members
 from aerobee_broker.settings.config import LiveConfig
 from aerobee_remoting.peers.peer import Peer
-from aerobee_service.turns.slices import Steps, at_once, in_slices
+from aerobee_service.turns.slices import Steps, at_once, in_slices, let_go
 
 __all__ = ["SCAN_S", "ClientScan"]
 
@@ -42,6 +42,7 @@ class ClientScan:
         """Remove the clients behind a connection that is gone, and tell their groups."""
         changes = self._members.consumers.connection_lost(connection, notifies=self._notifies)
         producers = self._members.producers.connection_lost(connection)
+        let_go(changes.left)
         notified_count = self._members.notices.notify(changes.notify)
         if changes.changed or producers:
             log.info(
@@ -57,6 +58,7 @@ class ClientScan:
         now_ms, silent_ms = self._clock(), self._live.value.channel_expired_timeout
         consumers, producers = self._members.consumers, self._members.producers
         changes = yield from consumers.expiry(now_ms - silent_ms, notifies=self._notifies)
+        let_go(changes.left)
         without_producers = yield from producers.expiry(now_ms - silent_ms)
         silent = {*changes.close, *without_producers}
         for connection in silent:

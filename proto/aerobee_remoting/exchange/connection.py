@@ -29,7 +29,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Final, cast
+from typing import Final, TypeVar, cast
 
 import msgspec
 
@@ -66,11 +66,14 @@ from aerobee_remoting.peers.errors import ConnectionLost
 from aerobee_remoting.peers.peer_memory import PEER_LIMIT
 from aerobee_remoting.peers.tls import subject_of
 from aerobee_service.logs.event_log import event_logger
+from aerobee_service.turns.slices import Steps
 from aerobee_service.turns.turns import AT_ONCE, LATER, TURN_S, Account
 
 __all__ = ["Connection"]
 
 log = event_logger("aerobee.remoting")
+
+T = TypeVar("T")
 
 NO_HANDLERS: Final = HandlerTable()
 BUFFERS: Final = "buffers of connections"  # in the account
@@ -78,6 +81,7 @@ READ_AHEAD: Final = 262_144  # bytes held back at which reading stops; what over
 SLICE_FRAMES_MAX: Final = 1024  # requests in one slice
 # A batch handler gets as many requests at once as take about so long, by what those before them took.
 BATCH_S: Final = 0.002
+STEPS_S: Final = 0.001  # of a task that works in steps, before others have their turn
 BATCH_FIRST: Final = 64  # requests, while nothing is known
 OVERTAKING_MAX: Final = 64  # requests that may overtake what is held back, until nothing is
 RUNNING_SIZE_MAX: Final = 16 * 1024 * 1024  # bytes that tasks are at work on, at which reading stops
@@ -619,6 +623,19 @@ class Connection(asyncio.Protocol):
             await asyncio.sleep(0)
         else:
             await self._turns.pause(self.account)
+
+    async def in_turns(self, steps: Steps[T]) -> T:
+        """What the work returns, done in steps of about STEPS_S, each when it is this peer's turn again."""
+        until = self._clock() + STEPS_S
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            if self._clock() >= until:
+                await self.another_turn()
+                until = self._clock() + STEPS_S
 
     def hold(self, count: int) -> None:
         """Count requests of this peer that wait for their answer; reading stops at the bound."""

@@ -27,6 +27,7 @@ from aerobee_proto.requests import AnyIncoming, Incoming, NoFields, RequestDecod
 from aerobee_remoting.exchange.gate import Gate, Judging, OpenGate, Row
 from aerobee_remoting.exchange.needs import Need, Needs
 from aerobee_remoting.peers.peer import Peer
+from aerobee_service.turns.slices import Steps
 
 __all__ = [
     "DECODED_SIZE_MAX",
@@ -50,6 +51,7 @@ DECODED_SIZE_MAX: Final = 4 * 1024 * 1024
 H = TypeVar("H", bound=msgspec.Struct)
 H_co = TypeVar("H_co", bound=msgspec.Struct, covariant=True)
 B = TypeVar("B", bound=JsonBody)
+T = TypeVar("T")
 
 
 class Response:
@@ -127,6 +129,10 @@ class Request(msgspec.Struct, Generic[H_co], eq=False):
     def read(self, form: type[B]) -> B:
         """The body as JSON of this form. RequestError SYSTEM_ERROR when it is missing or broken."""
         return self.incoming.read(form)
+
+    def reading(self, form: type[B]) -> Steps[B]:
+        """As `read`, in steps, for a body that may be large."""
+        return self.incoming.reading(form)
 
     def shed(self) -> None:
         """Keep what an answer needs and the typed header; `body`, `ext` and `remark` are empty from here on.
@@ -215,6 +221,9 @@ class Channel(Peer, Protocol):
 
     async def another_turn(self) -> None:
         """Between two steps of a task for this peer: others are served until it is its turn again."""
+
+    async def in_turns(self, steps: Steps[T]) -> T:
+        """What the work returns, done in steps of about a millisecond, each when it is this peer's turn again."""
 
     def failure(self, code: int, failed: Exception) -> Response:
         """The answer to a request that met this, which is told. To be called where it is handled."""

@@ -136,17 +136,21 @@ class Shared(Generic[T]):
         return held.value
 
     def key_of(self, key: Hashable) -> Hashable:
-        """The key that a held value is kept under: who stays keeps that one, not another that is equal to it."""
-        return self._held[key].key
+        """The key that a held value is kept under: who stays keeps that one, not another that is equal to it. `key`
+        itself while nobody holds it."""
+        held = self._held.get(key)
+        return key if held is None else held.key
 
-    def drop(self, key: Hashable, peer: Hashable) -> None:
-        """One of the peer's holds is over."""
+    def drop(self, key: Hashable, peer: Hashable) -> T | None:
+        """One of the peer's holds is over; the value, where nobody holds it any more."""
         held = self._held[key]
         held.holders[peer] -= 1
         if held.holders[peer]:
-            return
+            return None
         del held.holders[peer]
         last = not held.holders
         self._memory.give(peer, self._kind, held.size, of_sum=held.size if last else 0)
-        if last:
-            del self._held[key]
+        if not last:
+            return None
+        del self._held[key]
+        return held.value

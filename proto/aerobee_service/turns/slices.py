@@ -37,7 +37,9 @@ from weakref import WeakKeyDictionary
 
 from aerobee_service.turns.turns import SLICE_S
 
-__all__ = ["Steps", "at_once", "begin_slices", "in_slices"]
+__all__ = ["Steps", "at_once", "begin_slices", "in_slices", "let_go"]
+
+LET_GO_A_STEP: Final = 256  # objects
 
 T = TypeVar("T")
 Steps = Generator[Any, None, T]  # yields nothing, or a future
@@ -62,6 +64,20 @@ async def in_slices(steps: Steps[T]) -> T:
 def begin_slices(steps: Steps[object]) -> None:
     """Run the work in slices, for nobody: what fails is told to the event loop."""
     _queue().begin(steps).done.add_done_callback(_tell)
+
+
+def let_go(objects: list[T]) -> None:
+    """Empty the list. Where nobody else has what is in it, many go in slices: an object of some parts takes a us."""
+    if len(objects) <= LET_GO_A_STEP:
+        objects.clear()
+    else:
+        begin_slices(_letting_go(objects))
+
+
+def _letting_go(objects: list[T]) -> Steps[None]:
+    while objects:
+        del objects[-LET_GO_A_STEP:]
+        yield
 
 
 def _tell(done: "asyncio.Future[object]") -> None:

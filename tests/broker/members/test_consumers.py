@@ -273,3 +273,53 @@ def test_who_is_heard_of_while_others_expire_stays(a: Connection, b: Connection)
     table.register(member("b", b, 60), group("T"), notify=True)
     assert at_once(steps).close == [a]
     assert table.client_ids("g") == ["b"]
+
+
+def test_a_large_heartbeat_is_taken_in_steps_and_seen_after_the_last(a: Connection, b: Connection) -> None:
+    """10,000 subscriptions were taken in one step of 43 ms."""
+    table = make_table(topics=10_000)
+    topics = [f"T{number}" for number in range(10_000)]
+    steps = table.registering(member("a", a), group(*topics), notify=True)
+    assert len([next(steps) for _ in range(200)]) == 200
+    assert table.get("g") is None
+    table.register(member("b", b), group("T0", "T1", version=7), notify=True)  # others come meanwhile
+    changes = at_once(steps)
+    assert (changes.changed, logged(changes)) == (True, [b, a])
+    assert changes.conflict is not None
+    assert changes.conflict.topics == tuple(sorted(topics[2:102]))
+    found = table.get("g")
+    assert found is not None
+    assert {topic: one.version for topic, one in found.subscriptions.items()} == {
+        **dict.fromkeys(topics, 1), "T0": 7, "T1": 7,
+    }  # fmt: skip
+    table.check()
+    assert len(table.connection_lost(a, notifies=lambda _: True).left) == 2 * 10_000
+    assert len(table.connection_lost(b, notifies=lambda _: True).left) >= 10_000
+    table.check()
+
+
+def test_a_bound_that_others_reach_meanwhile_refuses_a_large_heartbeat(a: Connection, b: Connection) -> None:
+    table = make_table(members=1)
+    steps = table.registering(member("a", a), group("T"), notify=True)
+    next(steps)
+    table.register(member("b", b), group("T"), notify=True)
+    with pytest.raises(RequestError, match="are registered already"):
+        at_once(steps)
+    assert table.client_ids("g") == ["b"]
+    table.check()
+
+
+def test_of_the_same_topic_twice_the_newer_one_counts(a: Connection) -> None:
+    table = make_table()
+    twice = [SubscriptionData(topic="T", sub_string=text, sub_version=version)
+             for text, version in (("x", 3), ("y", 5), ("z", 4))]  # fmt: skip
+    table.register(member("a", a), ConsumerData(group_name="g", subscription_data_set=twice), notify=True)
+    found = table.subscription("g", "T")
+    assert found is not None
+    assert (found.version, found.data.sub_string) == (5, "y")
+    found.compiled_version = 5
+    table.register(member("a", a), group("T", version=9), notify=True)
+    after = table.subscription("g", "T")
+    assert after is not None
+    assert (after.version, after.compiled_version) == (9, 5)
+    table.check()

@@ -20,6 +20,7 @@ from aerobee_proto.bodies import (
     SubscriptionData,
 )
 from aerobee_proto.codes import RequestCode, ResponseCode
+from aerobee_remoting.exchange.connection import Connection
 from broker.support import Clock, Peer, notifications
 
 Connect = Callable[[], Peer]
@@ -91,6 +92,34 @@ class TestHeartbeats:
         config.notify_consumer_ids_changed_enable = False
         await peer.ask(RequestCode.HEART_BEAT, body=heartbeat())
         assert notifications(peer) == []
+
+    async def test_a_large_heartbeat_goes_in_turns(
+        self, parts: Parts, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """10,000 subscriptions held the event loop for 60 ms: to be read, and to be taken."""
+        turns = 0
+        another_turn = Connection.another_turn
+
+        async def counted(connection: Connection) -> None:
+            nonlocal turns
+            turns += 1
+            await another_turn(connection)
+
+        monkeypatch.setattr(Connection, "another_turn", counted)
+        topics = [f"T{number}" for number in range(10_000)]
+        first, second = connect(), connect()
+        assert (await first.ask(RequestCode.HEART_BEAT, body=heartbeat("c1", "g", *topics))).code == 0
+        assert turns > 10  # a millisecond each
+        assert await members(second) == ["c1"]
+        found = parts.consumers.get("g")
+        assert found is not None
+        assert len(found.subscriptions) == 10_000
+        answer = await second.ask(RequestCode.HEART_BEAT, body=heartbeat("c2", "g", *topics, "T10000"))
+        assert answer.code == ResponseCode.INVALID_PARAMETER
+        assert "maxSubscriptionsPerGroup" in str(answer.remark) or "10001 topics" in str(answer.remark)
+        assert notifications(first) == ["g"]
+        answer = await second.ask(RequestCode.HEART_BEAT, body=heartbeat("c2", "g", *topics)[:-1])
+        assert answer.code == ResponseCode.SYSTEM_ERROR
 
     async def test_short_heartbeats(self, peer: Peer) -> None:
         async def changed(body: bytes) -> str:

@@ -38,7 +38,9 @@ def saved(disk: MemoryIo, name: str) -> Any:
 async def online(parts: Parts, peer: Peer) -> Peer:
     """A client that consumes T in g and produces in p."""
     parts.topics.restore({"T": 1, "U": 1})
-    subscription = SubscriptionData(topic="T", sub_string="TagA", tags_set={"TagA"}, code_set={2598919})
+    subscription = SubscriptionData(
+        topic="T", sub_string="TagA", tags_set=frozenset({"TagA"}), code_set=frozenset({2598919})
+    )
     body = HeartbeatData(
         client_id="c1",
         consumer_data_set=[ConsumerData(group_name="g", subscription_data_set=[subscription])],

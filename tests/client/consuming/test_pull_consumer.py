@@ -94,7 +94,7 @@ async def test_the_group_is_registered_before_it_reads_and_unregistered_after() 
         (group,) = data.consumer_data_set
         assert (group.group_name, group.consume_type) == ("g", "CONSUME_ACTIVELY")
         (subscription,) = group.subscription_data_set
-        assert (subscription.topic, subscription.tags_set) == ("T", {"new", "old"})
+        assert (subscription.topic, subscription.tags_set) == ("T", frozenset({"new", "old"}))
         assert consumer.queues == (Q0,)
         codes = [code for code, _, _ in cluster.broker.requests]
         pulls = codes.index(RequestCode.PULL_MESSAGE) if RequestCode.PULL_MESSAGE in codes else len(codes)

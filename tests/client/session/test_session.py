@@ -33,7 +33,7 @@ def test_the_heartbeat_names_groups_topics_and_tag_hashes() -> None:
     (group,) = data.consumer_data_set
     tagged, everything = group.subscription_data_set
     assert tagged.code_set == {java_hash("TagA"), java_hash("TagB")} == {2598919, 2598920}
-    assert (tagged.sub_version, everything.sub_string, everything.code_set) == (17, "*", set())
+    assert (tagged.sub_version, everything.sub_string, everything.code_set) == (17, "*", frozenset())
     assert b" " not in body.replace(b"TagA || TagB", b""), "official clients split compact text"
 
 

@@ -53,8 +53,12 @@ def test_a_wrong_expression_is_refused_before_anybody_is_asked(text: str, reason
 def test_groups_take_filters_too() -> None:
     found = parse_topics({"T": SqlFilter("a > 1"), "U": TagFilter("x"), "V": None}, 17, None)
     data = {topic: one.data for topic, one in found.items()}
-    assert (data["T"].expression_type, data["T"].sub_string, data["T"].code_set) == ("SQL92", "a > 1", set())
-    assert (data["U"].expression_type, data["U"].tags_set) == ("TAG", {"x"})
+    assert (data["T"].expression_type, data["T"].sub_string, data["T"].code_set) == (
+        "SQL92",
+        "a > 1",
+        frozenset(),
+    )
+    assert (data["U"].expression_type, data["U"].tags_set) == ("TAG", frozenset({"x"}))
     assert (data["V"].sub_string, data["V"].sub_version) == ("*", 17)
 
 

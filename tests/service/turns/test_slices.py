@@ -1,11 +1,12 @@
 """Work in slices: who is served when. The clock is a counter."""
 
 import asyncio
+from itertools import count
 
 import pytest
 
 from aerobee_service.turns import slices
-from aerobee_service.turns.slices import SliceQueue, Steps, at_once, begin_slices, in_slices
+from aerobee_service.turns.slices import SliceQueue, Steps, at_once, begin_slices, in_slices, let_go
 
 STEP_S = 1 / 1024  # powers of two: their sums are exact
 
@@ -188,3 +189,18 @@ async def test_work_for_nobody_goes_on_by_itself_and_its_failure_is_told_to_the_
     while not told:  # noqa: ASYNC110  # the turns of the loop are what is waited for
         await asyncio.sleep(0)
     assert told == [failure]
+
+
+async def test_few_objects_are_let_go_of_at_once_and_many_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = count()
+    queue = SliceQueue(lambda: next(times), slice_s=2)  # a step a turn
+    monkeypatch.setitem(slices.QUEUES, asyncio.get_running_loop(), queue)
+    few, many = [object()] * slices.LET_GO_A_STEP, [object()] * (3 * slices.LET_GO_A_STEP)
+    let_go(few)
+    assert few == []
+    let_go(many)
+    left = []
+    while many:
+        left.append(len(many))
+        await asyncio.sleep(0)
+    assert left == [2 * slices.LET_GO_A_STEP, slices.LET_GO_A_STEP]
