@@ -97,6 +97,7 @@ from aerobee_broker.remoting_api.slave_gate import SlaveGate
 from aerobee_broker.remoting_api.topic_changes import TopicChanges
 from aerobee_broker.remoting_api.topic_handlers import TopicHandlers
 from aerobee_broker.remoting_api.transaction_handlers import TransactionHandlers
+from aerobee_broker.replication.confirmed import ConfirmedByMaster
 from aerobee_broker.replication.followed_topics import FollowedTopics
 from aerobee_broker.replication.following import Follower, Meeting
 from aerobee_broker.replication.giving_server import GivingServer
@@ -389,6 +390,8 @@ def assemble(
         handlers.gate = SlaveGate(handlers.gate, live)
         replication = _slave_side(ground, store, tables, promises, visibility)
     else:
+        if waited_for:
+            store.readers_limit = lambda: replicas.offset
         store.condition = _condition(replicas, live.value, promises if ground.is_seated is not None else None)
         giving = GivingServer(
             live,
@@ -840,6 +843,8 @@ def _slave_side(
     linked = asyncio.Event()
 
     topic_count = store.topics.count
+    confirmed = ConfirmedByMaster(visibility.appended)
+    visibility.limit = store.readers_limit = lambda: confirmed.offset
 
     def appended() -> None:
         nonlocal topic_count
@@ -879,6 +884,7 @@ def _slave_side(
         on_appended=appended,
         meeting=Meeting(check_master, _own_side(ground, store), ground.on_missed),
         linked=linked,
+        confirmed=confirmed,
         tls=ground.tls.client,
     )
     return SlaveSide(follower, metadata, ground.identity.broker_addr)

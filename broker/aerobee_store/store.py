@@ -34,7 +34,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -240,6 +240,9 @@ class MessageStore:
         self.full_until = 0
         # What was met then: a full disk, or a process that may not open more.
         self._full_by: StoreFull | None = None
+        # The physical offset beyond which readers are to see nothing, whatever is on this disk: what other copies lack.
+        # A close asks for it, and what confirm() is told is never beyond. None: there is no such.
+        self.readers_limit: Callable[[], int] | None = None
         # Asked before messages are taken, if there is one: StoreError, they are not.
         self.condition: Callable[[], None] | None = None
         # Why sends are refused although there may be room; set by refuse_sends().
@@ -347,22 +350,25 @@ class MessageStore:
         self._io.sync_all([], folders)
 
     def _begin(self, report: RecoveryReport) -> None:
-        end = report.end_offset
+        end, shown = report.end_offset, report.end_offset
         self._tail = (end, report.last_store_timestamp)
         self._log.proven_from = report.start_offset
         self._reader.written_from = self._asking_reader.written_from = end
-        self._dispatcher.confirmed_offset = end
-        self._dispatcher.confirmed_timestamp = report.last_store_timestamp
-        self._queues.watermark = self._index.watermark = end
+        if report.held_back is not None:
+            shown = report.held_back.physical_offset
+            self._raw.hold_back(report.held_back.found)
+        self._dispatcher.confirmed_offset = shown
+        self._dispatcher.confirmed_timestamp = report.shown_timestamp
+        self._queues.watermark = self._index.watermark = shown
         self._index_last = self._index.end_offset
         if not self._config.record_checksum:
             self._log.checksum_from = None
         elif self._log.checksum_from is None:
             self._log.checksum_from = end
         old = self._checkpoint.stamps
-        newest = report.last_store_timestamp if report.aborted else 0
-        self._log_timestamp = max(old.log_timestamp, newest)
-        self._queue_timestamp = max(old.queue_timestamp, newest)
+        newest, newest_shown = report.last_store_timestamp, report.shown_timestamp
+        self._log_timestamp = max(old.log_timestamp, newest if report.aborted else 0)
+        self._queue_timestamp = max(old.queue_timestamp, newest_shown if report.aborted else 0)
         self._index_timestamp = self._index.full_timestamp or old.index_timestamp
         self.scrubbing.begin(
             ScrubParts(
@@ -407,8 +413,8 @@ class MessageStore:
         if report.cut is not None:
             size = report.cut.end_offset - report.cut.physical_offset
             log.warning("store.log_cut", size=size, **asdict(report.cut))
-        facts: dict[str, Any] = asdict(report)
-        del facts["cut"]
+        facts: dict[str, Any] = asdict(replace(report, held_back=None))  # it has more than facts
+        del facts["cut"], facts["held_back"]
         for name in ("cut_queues", "damage", "dropped", "lost", "shifted_queues", "removed_index_files"):
             facts[name] = len(facts[name])
         log.info("store.recovered", **facts)
@@ -436,7 +442,10 @@ class MessageStore:
         failpoints.hit("store.closing")
         try:
             self.flush_disk()
-            self.confirm(self._log.flushed_offset)
+            limit = self._log.flushed_offset
+            if self.readers_limit is not None:
+                limit = min(limit, self.readers_limit())
+            self.confirm(limit)
             self.keys.build(self.keys.backlog)
             self.flush_queues()
             for part in self._parts:
@@ -445,7 +454,8 @@ class MessageStore:
             self._tombstones.save()
             self._list_queues()
             failpoints.hit("store.settled")
-            if not self._dispatcher.is_stuck and not self._appender.pending:
+            held_back = self._appender.pending and self._appender.pending[0].end_offset > limit
+            if not self._dispatcher.is_stuck and (held_back or not self._appender.pending):
                 self._guard.all_changes_durable()
                 failpoints.hit("store.abort_removed")
         except StoreFull as error:

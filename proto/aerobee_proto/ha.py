@@ -3,6 +3,8 @@
     slave -> master    REPORT     physical_offset i64             8 bytes: where the slave's log ends
     master -> slave    TRANSFER   physical_offset i64 | size i32 | `size` bytes of the log that lie there
                                   size 0: nothing new, the offset is that of the next byte
+    master -> slave    CONFIRMED  physical_offset i64 | -1 i32    readers may see what lies below; between two of ours
+                                  alone, which have agreed on it in their handshake (ha_hello)
 
 The first report says where the master is to begin. All numbers are big-endian.
 
@@ -21,9 +23,11 @@ __all__ = [
     "REPORT_SIZE",
     "TRANSFER_HEAD_SIZE",
     "TRANSFER_SIZE_MAX",
+    "Confirmed",
     "ReportDecoder",
     "Transfer",
     "TransferDecoder",
+    "encode_confirmed",
     "encode_report",
     "encode_transfer_head",
 ]
@@ -34,6 +38,7 @@ REPORT_SIZE: Final = _REPORT.size
 TRANSFER_HEAD_SIZE: Final = _HEAD.size
 TRANSFER_SIZE_MAX: Final = 4 << 20  # bytes; a slave of RocketMQ has a buffer of 4 MiB, with the head in it
 OFFSET_MAX: Final = 2**63 - 1
+_CONFIRMED: Final = -1  # in the place of a size
 
 
 class Transfer(NamedTuple):
@@ -41,6 +46,12 @@ class Transfer(NamedTuple):
 
     offset: int
     data: bytes
+
+
+class Confirmed(NamedTuple):
+    """Readers of the master see what lies below this physical offset."""
+
+    offset: int
 
 
 def encode_report(offset: int) -> bytes:
@@ -51,6 +62,11 @@ def encode_report(offset: int) -> bytes:
 def encode_transfer_head(offset: int, size: int) -> bytes:
     """What stands before `size` bytes of the log."""
     return _HEAD.pack(offset, size)
+
+
+def encode_confirmed(offset: int) -> bytes:
+    """What a master says of what its readers see."""
+    return _HEAD.pack(offset, _CONFIRMED)
 
 
 class ReportDecoder:
@@ -77,19 +93,25 @@ class ReportDecoder:
 class TransferDecoder:
     """Cuts what a master sends into transfers."""
 
-    __slots__ = ("_rest", "_size_max")
+    __slots__ = ("_rest", "_says_confirmed", "_size_max")
 
-    def __init__(self, size_max: int = TRANSFER_SIZE_MAX) -> None:
+    def __init__(self, size_max: int = TRANSFER_SIZE_MAX, *, says_confirmed: bool = False) -> None:
+        """`says_confirmed`: the master has agreed to say what its readers see."""
         self._size_max = size_max
+        self._says_confirmed = says_confirmed
         self._rest = bytearray()
 
-    def feed(self, data: bytes) -> list[Transfer]:
-        """The transfers that became complete, in order. FormatError for what no master says."""
+    def feed(self, data: bytes) -> list[Transfer | Confirmed]:
+        """What became complete, in order. FormatError for what no master says."""
         rest, at = self._rest, 0
         rest += data
-        found: list[Transfer] = []
+        found: list[Transfer | Confirmed] = []
         while len(rest) - at >= TRANSFER_HEAD_SIZE:
             offset, size = _HEAD.unpack_from(rest, at)
+            if size == _CONFIRMED and self._says_confirmed and offset >= 0:
+                at += TRANSFER_HEAD_SIZE
+                found.append(Confirmed(offset))
+                continue
             if offset < 0 or not 0 <= size <= self._size_max or offset + size > OFFSET_MAX:
                 raise FormatError(f"a master gives {size} bytes at offset {offset}")
             begin = at + TRANSFER_HEAD_SIZE

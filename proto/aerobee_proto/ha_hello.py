@@ -5,6 +5,11 @@
 RocketMQ's slaves begin with the physical offset at which their log ends, which is never negative: a master knows by
 the first byte who has come. The last frame is a JOINED; behind it the link is RocketMQ's (ha).
 
+Both say which version they speak, the master the smaller one of the two: that one holds.
+
+    1    the handshake
+    2    behind it the master says, too, what its readers see: CONFIRMED
+
     slave      HELLO                                         JOIN
     master             CHALLENGE                                   JOINED
     slave                         PROOF         COMPARE ...
@@ -27,6 +32,7 @@ from aerobee_proto.errors import FormatError
 from aerobee_proto.ha import OFFSET_MAX
 
 __all__ = [
+    "CONFIRMED_SINCE",
     "DIGEST_SIZE",
     "EPOCHS_MAX",
     "FRAME_SIZE_MAX",
@@ -47,7 +53,8 @@ __all__ = [
     "is_hello",
 ]
 
-VERSION: Final = 1
+VERSION: Final = 2
+CONFIRMED_SINCE: Final = 2  # the version
 MAGIC: Final = int.from_bytes(b"\xc1EROBEE\x01", "big", signed=True)
 _HEAD: Final = struct.Struct(">qi")
 _NEGATIVE: Final = 0x80
@@ -124,7 +131,7 @@ class Join(Struct, frozen=True, tag_field="is", tag="join"):
 
 
 class Joined(Struct, frozen=True, tag_field="is", tag="joined"):
-    """So it is. What follows is RocketMQ's link."""
+    """So it is. What follows is RocketMQ's link, and CONFIRMED from CONFIRMED_SINCE on."""
 
     epoch: Number
     epochs: EpochList

@@ -31,7 +31,14 @@ from aerobee_proto.frames import (
     encode_command,
     encode_frame,
 )
-from aerobee_proto.ha import ReportDecoder, TransferDecoder, encode_report, encode_transfer_head
+from aerobee_proto.ha import (
+    Confirmed,
+    ReportDecoder,
+    TransferDecoder,
+    encode_confirmed,
+    encode_report,
+    encode_transfer_head,
+)
 from aerobee_proto.headers import RequestHeader, ext_of
 from aerobee_proto.inner_batch import unwrapped
 from aerobee_proto.javajson import dumps, dumps_standard, loads
@@ -200,7 +207,11 @@ def ha_link(data: bytes) -> None:
     if len(data) < 3:
         return
     stream = data[2:]
-    for make in (ReportDecoder, lambda: TransferDecoder(64)):
+    for make in (
+        ReportDecoder,
+        lambda: TransferDecoder(64),
+        lambda: TransferDecoder(64, says_confirmed=True),
+    ):
         whole, pieces = make(), make()
         try:
             expected = whole.feed(stream)
@@ -219,7 +230,14 @@ def ha_link(data: bytes) -> None:
         if isinstance(expected, list):
             assert [one for some in found for one in some] == expected
             assert stream.startswith(
-                b"".join([encode_transfer_head(at, len(piece)) + piece for at, piece in expected])
+                b"".join(
+                    [
+                        encode_confirmed(one.offset)
+                        if isinstance(one, Confirmed)
+                        else encode_transfer_head(one.offset, len(one.data)) + one.data
+                        for one in expected
+                    ]
+                )
             )
         else:
             assert [one for one in found if one is not None][-1:] == ([] if expected is None else [expected])

@@ -14,9 +14,11 @@ from aerobee_proto.errors import FormatError
 from aerobee_proto.ha import (
     OFFSET_MAX,
     TRANSFER_SIZE_MAX,
+    Confirmed,
     ReportDecoder,
     Transfer,
     TransferDecoder,
+    encode_confirmed,
     encode_report,
     encode_transfer_head,
 )
@@ -97,9 +99,36 @@ def test_any_cut_gives_the_same_transfers(transfers: list[tuple[int, bytes]], si
     assert found == [Transfer(*one) for one in transfers]
 
 
+SAID = st.lists(
+    st.builds(Confirmed, st.integers(0, OFFSET_MAX))
+    | st.builds(Transfer, st.integers(0, 2**40), st.binary(max_size=40)),
+    max_size=8,
+)
+
+
+@given(SAID, st.integers(1, 50))
+def test_what_readers_see_is_said_between_transfers(said: list[Confirmed | Transfer], size: int) -> None:
+    stream = b"".join(
+        encode_confirmed(one.offset)
+        if isinstance(one, Confirmed)
+        else encode_transfer_head(one.offset, len(one.data)) + one.data
+        for one in said
+    )
+    decoder = TransferDecoder(says_confirmed=True)
+    found = [one for at in range(0, len(stream), size) for one in decoder.feed(stream[at : at + size])]
+    assert found == said
+
+
+def test_a_master_that_has_not_agreed_to_it_says_nothing_of_its_readers() -> None:
+    with pytest.raises(FormatError):
+        TransferDecoder().feed(encode_confirmed(5))
+    with pytest.raises(FormatError):
+        TransferDecoder(says_confirmed=True).feed(encode_confirmed(-5))
+
+
 @given(st.binary(max_size=200))
 def test_any_bytes_give_transfers_and_reports_or_one_error(data: bytes) -> None:
-    for decoder in (TransferDecoder(), ReportDecoder()):
+    for decoder in (TransferDecoder(), TransferDecoder(says_confirmed=True), ReportDecoder()):
         try:
             decoder.feed(data)
         except FormatError:

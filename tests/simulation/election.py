@@ -117,8 +117,6 @@ class ElectionSimulation(PairSimulation):
         common = {
             **settings,
             **self.link_settings(),
-            # A slave shows all that it has, also what the next master may not have.
-            "slave_read_enable": False,
             "election_endpoints": f"{ETCD_ADDRESS}:2379",
             "election_lease_millis": chance.choice((2000, 3000)),
             "total_replicas": count,
@@ -158,8 +156,10 @@ class ElectionSimulation(PairSimulation):
         self.world.at(self.world.now + LOOK_S, None, self._look)
 
     def start_clients(self) -> None:
-        """None that reads at slaves."""
+        """Some of them read at each member, whatever it is at the moment."""
         Simulation.start_clients(self)
+        for host in self.set.members:
+            self.work.start_plain_reader(host, f"reader of {host.name}", commits=False)
 
     def serves(self) -> bool:
         """Whether there is one master that serves, and all others follow it."""

@@ -10,6 +10,7 @@ find no room on the disk are tried again until there is some; the store takes no
 
 Invariants
 - Nothing is shown beyond `Promises.kept_offset`: a reader never sees what a crash or a failover may take back.
+- A slave shows nothing that its master has not confirmed, which `limit` says.
 - Whatever a reader is told of, it can read.
 """
 
@@ -94,6 +95,9 @@ class Visibility:
         self._waiting: tuple[Sized, ...] = ()  # of each of the readers
         self._replicas: tuple[Callable[[], None], ...] = ()
         self._shown_offset = 0
+        # Physical offset beyond which nothing is shown, whatever is kept here; None: there is no such. Who moves it
+        # calls `appended`.
+        self.limit: Callable[[], int] | None = None
         # When the last round of keys was, and after how long messages that come now are worth the next one.
         self._indexed_at = 0.0
         self._index_pause_s = INDEX_PAUSE_S
@@ -114,9 +118,9 @@ class Visibility:
 
     def appended(self) -> None:
         """Messages are in the log: show those whose promise is kept by that."""
-        kept_offset = self._promises.kept_offset
-        if kept_offset > self._shown_offset:
-            self._show(kept_offset)
+        offset = self._may_show()
+        if offset > self._shown_offset:
+            self._show(offset)
         for notify in self._replicas:
             notify()
 
@@ -124,6 +128,10 @@ class Visibility:
         """A source of the promises has moved: answer those whose promise is kept now, then show their messages."""
         self._promises.advanced()
         self.appended()
+
+    def _may_show(self) -> int:
+        kept_offset = self._promises.kept_offset
+        return kept_offset if self.limit is None else min(kept_offset, self.limit())
 
     def _show(self, offset: int) -> None:
         store, timers = self._store, self._timers
@@ -142,7 +150,7 @@ class Visibility:
     def _show_again(self) -> None:
         """Queue entries that found no room are tried again: while they wait no send, so no sync, does it."""
         del self._timers["dispatch"]
-        self._show(self._promises.kept_offset)
+        self._show(self._may_show())
 
     def _index(self) -> None:
         """Index what waits, when the index is in memory; until then no other round is set."""

@@ -21,6 +21,7 @@ from typing import Final, NamedTuple, Protocol, cast
 
 import structlog
 
+from aerobee_broker.replication.confirmed import ConfirmedByMaster
 from aerobee_broker.replication.faults import LinkFault
 from aerobee_broker.replication.greeting import Greeting, OwnSide
 from aerobee_broker.replication.hello import CutBack, Go, Outcome, StartOver, greet_master
@@ -80,10 +81,11 @@ class Follower:
         on_appended: Callable[[], None],
         meeting: Meeting,
         linked: asyncio.Event,
+        confirmed: ConfirmedByMaster,
         tls: TlsContext | None = None,
     ) -> None:
         """`on_appended` is called after each read that brought bytes of the log, `linked` is set while the master is
-        heard. `clock` gives ms since the epoch."""
+        heard, `confirmed` is told what it says of its readers. `clock` gives ms since the epoch."""
         self._live = live
         self._log = taken
         self._safe = safe
@@ -102,6 +104,7 @@ class Follower:
         if self.ha_addr:
             self._found.set()
         self._linked = linked
+        self._confirmed = confirmed
         self._taking: _Taking | None = None
         self.failures = 0  # since a link worked
         self._reported = ""
@@ -191,9 +194,9 @@ class Follower:
         none; OSError when the connection has ended."""
         outcome = await taking.greeted()
         match outcome:
-            case Go(epochs):
+            case Go(epochs, says_confirmed):
                 await asyncio.to_thread(own.follow_epochs, epochs)
-                taking.begin()
+                taking.begin(says_confirmed=says_confirmed)
             case CutBack(offset):
                 await self._cut(own, offset)
             case StartOver():
@@ -210,11 +213,16 @@ class Follower:
         own.on_cut(offset)
         await asyncio.Event().wait()
 
-    def new_link(self) -> TakingLink:
-        """For a connection that was just made."""
-        file_size = self._live.value.mapped_file_size_commit_log
+    def new_link(self, *, says_confirmed: bool) -> TakingLink:
+        """For a connection that was just made. `says_confirmed`: the master is going to say what its readers see."""
+        self._confirmed.link_began(says_confirmed=says_confirmed)
         return TakingLink(
-            self._log, file_size, lambda: self._safe.kept_offset, self._bounds, self._loop.time()
+            self._log,
+            self._live.value.mapped_file_size_commit_log,
+            lambda: self._safe.kept_offset,
+            self._bounds,
+            self._loop.time(),
+            says_confirmed=says_confirmed,
         )
 
     def _bounds(self) -> TakingBounds:
@@ -239,6 +247,10 @@ class Follower:
     def appended(self) -> None:
         """Bytes of the log have come."""
         self._on_appended()
+
+    def confirmed(self, offset: int) -> None:
+        """The master's readers see everything below this physical offset."""
+        self._confirmed.said(offset)
 
     def advanced(self) -> None:
         """The log may be safe further than before: report it."""
@@ -306,13 +318,13 @@ class _Taking(asyncio.Protocol):
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
 
-    def begin(self) -> None:
+    def begin(self, *, says_confirmed: bool = False) -> None:
         """The link itself: the first report, and whatever came behind the handshake."""
         transport = self._transport
         if transport is None:
             return
         greeting, self._greeting = self._greeting, None
-        self.link = self._follower.new_link()
+        self.link = self._follower.new_link(says_confirmed=says_confirmed)
         transport.write(self.link.opened(self._loop.time()))
         self._tick()
         if greeting is None:
@@ -338,6 +350,7 @@ class _Taking(asyncio.Protocol):
         finally:
             if link.received_bytes != before:
                 self._follower.appended()
+            self._follower.confirmed(link.confirmed_offset)
         if reports:
             transport.write(reports)
         if link.has_heard:

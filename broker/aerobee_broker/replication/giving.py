@@ -7,6 +7,8 @@ Touches  the log that it is given, to read from it.
     slave reports its end    begin there
     a report later           the slave has everything below
 
+A slave of ours is told, too, what readers of this master see: in front of the next bytes, or by itself.
+
 Invariants
 - Nothing is sent before the first report, and nothing that the log does not give.
 - A piece never crosses the end of a file of the log; a file's blank end is sent like everything else.
@@ -19,7 +21,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
 from aerobee_broker.replication.faults import LinkFault
-from aerobee_proto.ha import ReportDecoder, encode_transfer_head
+from aerobee_proto.ha import ReportDecoder, encode_confirmed, encode_transfer_head
 from aerobee_store.faults.errors import NotInLog
 
 __all__ = ["GivenLog", "GivingBounds", "GivingLink", "Piece"]
@@ -45,6 +47,11 @@ class GivenLog(Protocol):
         """Physical offset below which replicas may have the log."""
         ...
 
+    @property
+    def confirmed_offset(self) -> int:
+        """Physical offset below which readers see messages."""
+        ...
+
     def read_raw(self, offset: int, size: int) -> memoryview:
         """At most `size` bytes of one file from there on. NotInLog when they are not to be had."""
         ...
@@ -60,7 +67,8 @@ class GivingBounds(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """What is sent at once: a head and bytes of the log, which stay readable as long as they are held."""
+    """What is sent at once: what stands before bytes of the log, and these, which stay readable as long as they are
+    held."""
 
     head: bytes
     data: memoryview
@@ -87,6 +95,9 @@ class GivingLink:
         self.sent_bytes = 0
         # An empty slave is given all there is.
         self.begins_at_first = False
+        # It wants to know what readers see here, and what it was told of it.
+        self.says_confirmed = False
+        self._said = 0
         self._allowed_from = now  # when the next piece may leave, where there is a limit
 
     @property
@@ -142,10 +153,19 @@ class GivingLink:
         bounds, given = self._bounds(), self._log.given_offset
         if self.next_offset < given and now >= self._allowed_from:
             return self._data(bounds, now)
+        if news := self._news():
+            return Piece(news, NOTHING)
         if now - self.last_write >= bounds.heartbeat_s:
             self.last_write = now
             return Piece(encode_transfer_head(self.next_offset, 0), NOTHING)
         return None
+
+    def _news(self) -> bytes:
+        """What readers see here, if the slave does not know it; nothing if it does."""
+        if not self.says_confirmed or (confirmed := self._log.confirmed_offset) <= self._said:
+            return b""
+        self._said = confirmed
+        return encode_confirmed(confirmed)
 
     def _data(self, bounds: GivingBounds, now: float) -> Piece | None:
         try:
@@ -157,7 +177,7 @@ class GivingLink:
         size = len(data)
         if not size:
             return None
-        piece = Piece(encode_transfer_head(self.next_offset, size), data)
+        piece = Piece(self._news() + encode_transfer_head(self.next_offset, size), data)
         self.next_offset += size
         self.sent_bytes += size
         self.last_write = now

@@ -314,6 +314,7 @@ class _Giving(asyncio.Protocol):
         if link is None:
             return
         link.begins_at_first = True
+        link.says_confirmed = visitor.hears_confirmed
         self._visitor, self._greeting = visitor, None
         if rest := greeting.take_rest():
             self.data_received(rest)

@@ -13,7 +13,7 @@ nothing of its log before, and the master nothing of its own before the slave ha
 
 What comes out of it for the slave
 
-    Go(epochs)              its log is the beginning of the master's, or empty: the link goes on as RocketMQ's
+    Go(epochs, ...)         its log is the beginning of the master's, or empty: the link goes on as RocketMQ's
     CutBack(offset)         its log has more than the master's, from there on: to be cut back, then once more
     StartOver()             the master has deleted what the slave needs next: to be copied from the beginning
     LinkFault               not to be followed: another set, a master that was replaced, a log with nothing in common
@@ -35,6 +35,7 @@ from aerobee_broker.replication.common_part import Borders, Same, common_end_by_
 from aerobee_broker.replication.faults import LinkFault
 from aerobee_proto.errors import FormatError
 from aerobee_proto.ha_hello import (
+    CONFIRMED_SINCE,
     VERSION,
     Challenge,
     Compare,
@@ -116,6 +117,7 @@ M = TypeVar("M", bound=Message)
 
 class Go(NamedTuple):
     epochs: Sequence[Epoch]
+    says_confirmed: bool = False  # the master will say what its readers see
 
 
 class CutBack(NamedTuple):
@@ -135,6 +137,7 @@ class Visitor(NamedTuple):
     member: int
     store: str
     offset: int  # where its log ends
+    hears_confirmed: bool = False  # it wants to know what this master's readers see
 
 
 # --- the slave's end --------------------------------------------------------------------------------------------
@@ -167,7 +170,7 @@ def greet_master(me: Member, log: Span, nonce: bytes) -> Flow[Outcome]:
     epochs = [Epoch(*entry) for entry in joined.epochs]
     if not sound_epochs(epochs) or joined.epoch < me.epoch:
         raise FormatError("the epochs of the master cannot be")
-    return Go(epochs)
+    return Go(epochs, min(VERSION, challenge.version) >= CONFIRMED_SINCE)
 
 
 def _place_in(log: Span, theirs: Span, epoch: int) -> Flow["int | StartOver"]:
@@ -297,7 +300,7 @@ def greet_slave(me: Member, span: Callable[[], Span], nonce: bytes) -> Flow[Visi
             LinkFault("diverged", f"the slave's log up to {join.offset} is not this one"), me.epoch
         )
     yield Say(Joined(me.epoch, list(map(_pair, log.epochs))))
-    return Visitor(hello.member, hello.store, join.offset)
+    return Visitor(hello.member, hello.store, join.offset, version >= CONFIRMED_SINCE)
 
 
 def _unfit(me: Member, hello: Hello) -> LinkFault | None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from aerobee_broker.replication.faults import LinkFault
-from aerobee_proto.ha import Transfer, TransferDecoder, encode_report
+from aerobee_proto.ha import Confirmed, Transfer, TransferDecoder, encode_report
 from aerobee_store.faults.errors import CorruptStore, NotInLog
 
 __all__ = ["TakenLog", "TakingBounds", "TakingLink"]
@@ -56,19 +56,23 @@ class TakingLink:
         safe_offset: Callable[[], int],
         bounds: Callable[[], TakingBounds],
         now: float,
+        *,
+        says_confirmed: bool = False,
     ) -> None:
-        """`file_size` is that of the log's files; `safe_offset` is how far it is as safe as this slave promises."""
+        """`file_size` is that of the log's files; `safe_offset` is how far it is as safe as this slave promises.
+        `says_confirmed`: the master has agreed to say what its readers see."""
         # Fixed for life.
         self._log = log
         self._file_size = file_size
         self._safe_offset = safe_offset
         self._bounds = bounds
-        self._decoder = TransferDecoder()
+        self._decoder = TransferDecoder(says_confirmed=says_confirmed)
         # Moved by `received`.
         self.last_read = now
         self.received_bytes = 0
         self.has_heard = False  # anything of the master, on this link
         self.master_offset = 0  # what the master has, as far as it has said
+        self.confirmed_offset = 0  # what readers of the master see, as far as it has said
         # Moved by whoever returns reports.
         self.last_write = now
         self._reported = 0
@@ -84,7 +88,13 @@ class TakingLink:
         """
         self.last_read = now
         reports = b""
-        for offset, piece in _joined(self._decoder.feed(data), self._file_size):
+        transfers: list[Transfer] = []
+        for said in self._decoder.feed(data):
+            if isinstance(said, Confirmed):
+                self.confirmed_offset = max(self.confirmed_offset, said.offset)
+            else:
+                transfers.append(said)
+        for offset, piece in _joined(transfers, self._file_size):
             self.has_heard = True
             self.master_offset = offset + len(piece)
             if not piece:

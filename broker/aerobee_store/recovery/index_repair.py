@@ -53,8 +53,9 @@ class IndexRepair:
         self._mark = mark
         self._make_durable = make_durable
 
-    def recover(self, start: int, end: int) -> None:
-        """Bring the index to the log, which ends at `end`; the queues were judged by a walk that began at `start`."""
+    def recover(self, start: int, end: int, shown_end: int) -> None:
+        """Bring the index to the log, which ends at `end` and is to be found up to `shown_end`; the queues were judged
+        by a walk that began at `start`."""
         assert self._log.end_offset == end
         # 1. What of the index holds. A watermark beyond the end of the log speaks of records that are lost.
         mark = self._mark if self._mark is not None and self._mark.log_end <= end else None
@@ -74,7 +75,7 @@ class IndexRepair:
         # vouches for, only as far back as the queues needed it.
         begin = found.end_offset
         if begin < self._log.min_offset:
-            small = end - self._log.min_offset <= self._config.full_walk_size_max
+            small = shown_end - self._log.min_offset <= self._config.full_walk_size_max
             begin = self._log.min_offset if small else start
         # 2. Before anything is written: a crash from here on must not find the old word for it.
         if mark is not None and (found.cut_entries or found.end_offset < mark.index_last):
@@ -86,7 +87,7 @@ class IndexRepair:
             newest = self._log.scan(begin)
             self._index_from(begin, begin + newest.size if newest is not None else begin)
             begin = max(begin, proven)
-        self._index_from(begin, end)
+        self._index_from(begin, shown_end)
 
     def _distrust(self, end_offset: int) -> None:
         """Entries from `end_offset` on are written again: until that is done they are not known to be on disk."""
@@ -123,7 +124,7 @@ class IndexRepair:
         """A recovery that is interrupted from here on goes on here: everything but the rest of the index is done."""
         self._make_durable()
         sealed_from = -1 if self._log.checksum_from is None else self._log.checksum_from
-        mark = Watermark(end, end, index_end, self._index.end_offset, sealed_from)
+        mark = Watermark(self._log.end_offset, end, index_end, self._index.end_offset, sealed_from)
         self._checkpoint.write(self._checkpoint.stamps, mark)
 
     def _keys_of(self, found: Stretch | ScannedRecord) -> HashedKeys:

@@ -19,6 +19,9 @@ when it is small, else a file chosen by the checkpoint's times) and every record
 - A record that names another queue or number than the entry that leads to it is damaged, if no entry there confirms
   it: RocketMQ has no checksum over its name.
 - The index keeps what its own recovery proves, and is given all records behind that.
+- In a copy, what readers had not seen stays unseen: records behind all that queues lead to, or were known to lead to,
+  are in the log alone, until somebody says that they are confirmed. Where something is damaged, so that nobody knows
+  what readers had seen, they see everything.
 
 Stages, each durable or repeatable when a crash interrupts it
 1. Where to begin: `_begin()`; the queues as they were when the store was closed (queue_ends).
@@ -34,10 +37,11 @@ from aerobee_store.records.record_scan import ScannedRecord
 from aerobee_store.recovery.index_repair import IndexRepair
 from aerobee_store.recovery.queue_ends import QueueEnds
 from aerobee_store.recovery.queue_repair import QueueRepair
-from aerobee_store.recovery.report import STEPS, Parts, RecoveryReport, StartEarlier, lose
+from aerobee_store.recovery.report import STEPS, HeldBack, Parts, RecoveryReport, StartEarlier, lose
 from aerobee_store.walking.log_reader import DamageList, LogReader, Proof
 from aerobee_store.walking.log_sources import MapSource
 from aerobee_store.walking.quarantine import QUARANTINE, keep_out, quarantined
+from aerobee_store.walking.record_columns import Stretch
 
 __all__ = ["QUARANTINE", "REBUILD_MARKER", "STEPS", "Parts", "RecoveryReport", "recover"]
 
@@ -81,6 +85,9 @@ class _Recovery:
         # What earlier starts have put aside already.
         self._log.damaged = quarantined(parts.io, parts.config.root)
         self._ends = QueueEnds(parts, self._report, self._watermark)
+        # Whether what readers had not seen is to stay unseen.
+        self._holds_back = parts.config.is_copy and not parts.config.rebuild and self._watermark is not None
+        self._shown_end = 0
 
     def run(self) -> RecoveryReport:
         report = self._report
@@ -97,6 +104,7 @@ class _Recovery:
         keep_out(self._parts.io, self._config.root, self._log, report.damage)
         self._let_go(end)
         report.start_offset, report.end_offset = start, end
+        shown_end = end if report.held_back is None else report.held_back.physical_offset
         report.min_offset = self._log.min_offset
         if report.aborted:
             self._write_again()
@@ -106,7 +114,9 @@ class _Recovery:
             self._parts.queues.correct_min_offsets(self._log.min_offset)
         # 4. The index. After the log, from which it is proven and completed.
         if self._config.index_enabled:
-            IndexRepair(self._parts, report, self._watermark, self._make_durable).recover(start, end)
+            IndexRepair(self._parts, report, self._watermark, self._make_durable).recover(
+                start, end, shown_end
+            )
         failpoints.hit("recovery.indexed")
         # 5. To the disk, before the store writes a checkpoint that says so.
         self._make_durable()
@@ -155,6 +165,7 @@ class _Recovery:
             start = self._start()
             assert self._log.min_offset <= start <= self._log.mapped.end_offset
             return start
+        self._holds_back = False
         report.cut_queues += [
             (queue.topic, queue.queue_id, "", "its last file was empty") for queue in emptied
         ]
@@ -224,28 +235,64 @@ class _Recovery:
         report.damage, report.dropped, report.shifted_queues = [], [], []
         report.walked_records = report.dispatched_records = report.duplicate_records = 0
         report.renumbered_records = report.hole_entries = report.orphan_entries = 0
+        report.held_back = None
         proof = Proof(property_crc=self._config.verify_property_crc, sealed_from=self._log.checksum_from)
         reader = LogReader(MapSource(self._log), DamageList(report.damage), proof)
         first = self._log.mapped.min_offset
         repair = QueueRepair(self._parts, report, start, self._ends, may_start_earlier=start > first)
         repair.prepare()
         failpoints.hit("recovery.prepared")
+        held_back = self._held_back()
         for found in reader.stretches(start):
             if isinstance(found, ScannedRecord):
                 report.walked_records += 1
                 newest, size = found.store_timestamp, found.size
-                repair.see(found)
+                end = found.physical_offset + size
             else:
                 report.walked_records += found.count
-                newest = int(found.store_timestamps.max())
-                size = found.end_offset - int(found.physical_offsets[0])
-                repair.see_many(found)
+                newest, end = int(found.store_timestamps.max()), found.end_offset
+                size = end - int(found.physical_offsets[0])
             self._parts.advance(STEPS[0], size)
             report.last_store_timestamp = max(report.last_store_timestamp, newest)
+            if held_back is not None and end > held_back.physical_offset:
+                self._see_before(held_back, found, repair)
+                continue
+            report.shown_timestamp = max(report.shown_timestamp, newest)
+            if isinstance(found, ScannedRecord):
+                repair.see(found)
+            else:
+                repair.see_many(found)
         # Before entries go whose records may come back from a copy.
         self._check_loss(reader.end)
+        if held_back is not None and held_back.found:
+            if self._ends.are_short or any(one.end > held_back.physical_offset for one in report.damage):
+                self._holds_back = False
+                return self._recover_from(start)
+            report.held_back = held_back
         repair.finish(reader.end)
         return reader.end
+
+    def _held_back(self) -> HeldBack | None:
+        """Where that begins which readers had not seen; the queues are as they were found. None: nothing is kept back."""
+        if not self._holds_back or self._watermark is None:
+            return None
+        self._shown_end = max(
+            self._shown_end, self._watermark.queue_end, self._parts.queues.last_physical_end
+        )
+        return HeldBack(self._shown_end, [])
+
+    def _see_before(self, held_back: HeldBack, found: Stretch | ScannedRecord, repair: QueueRepair) -> None:
+        """Of these records those that readers had seen; the others are kept back."""
+        records = [found] if isinstance(found, ScannedRecord) else map(found.record, range(found.count))
+        if isinstance(found, Stretch) and int(found.physical_offsets[0]) >= held_back.physical_offset:
+            held_back.found.append(found)
+            return
+        for record in records:
+            if record.physical_offset + record.size > held_back.physical_offset:
+                held_back.found.append(record)
+            else:
+                self._report.shown_timestamp = max(self._report.shown_timestamp, record.store_timestamp)
+                repair.see(record)
 
     def _check_loss(self, end: int) -> None:
         mark = self._watermark

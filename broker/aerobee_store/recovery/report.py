@@ -5,7 +5,7 @@ Touches  nothing.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from aerobee_store.disk.io import StoreIo
 from aerobee_store.faults.errors import CorruptStore
@@ -14,9 +14,11 @@ from aerobee_store.log.checkpoint import Checkpoint
 from aerobee_store.log.commit_log import CommitLog
 from aerobee_store.queues.queue_table import QueueTable
 from aerobee_store.queues.tombstones import Tombstones
+from aerobee_store.records.record_scan import ScannedRecord
 from aerobee_store.terms.config import StoreConfig
 from aerobee_store.terms.parts import StorePart
 from aerobee_store.walking.log_reader import Damage
+from aerobee_store.walking.record_columns import Stretch
 
 __all__ = ["STEPS", "LogCut", "Parts", "RecoveryReport", "StartEarlier", "lose"]
 
@@ -34,6 +36,13 @@ class LogCut:
     physical_offset: int
     end_offset: int
     message_count: int
+
+
+class HeldBack(NamedTuple):
+    """What a copy's readers had not seen: records from the physical offset on, which are in no queue and no index."""
+
+    physical_offset: int
+    found: list[Stretch | ScannedRecord]
 
 
 @dataclass(slots=True)
@@ -55,6 +64,7 @@ class RecoveryReport:
     indexed_keys: int = 0
     removed_index_files: tuple[str, ...] = ()
     last_store_timestamp: int = 0
+    shown_timestamp: int = 0  # of the newest record that readers see
     # (topic, queue id, index - queue offset of the records)
     shifted_queues: list[tuple[str, int, int]] = field(default_factory=list)
     # (topic, queue id, first queue offset, count) of entries that no record stands behind any more
@@ -65,6 +75,8 @@ class RecoveryReport:
     lost: list[str] = field(default_factory=list)
     # What was cut off the log before, on purpose.
     cut: LogCut | None = None
+    # None: readers see everything.
+    held_back: HeldBack | None = None
 
 
 class StartEarlier(Exception):

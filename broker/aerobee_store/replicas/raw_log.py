@@ -12,7 +12,7 @@ Invariants
 - Pieces never cross the end of a file; a file's blank end comes with its last piece.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from aerobee_proto.records import BLANK_MAGIC, RECORD_SIZE_MIN, SIZE_AND_MAGIC
@@ -225,6 +225,13 @@ class RawLog:
             at += size
         self._enter(runs, [])
 
+    def hold_back(self, found: Sequence[Stretch | ScannedRecord]) -> None:
+        """Leave these records, with which the log ends, to dispatch: recovery has put them into no queue. CorruptStore
+        when they cannot be the next of their queues."""
+        for step in found:
+            end = step.physical_offset + step.size if isinstance(step, ScannedRecord) else step.end_offset
+            self._enter(self._planned([step], b"", 0), [step], end)
+
     # --- queues and index ------------------------------------------------------------------------------
 
     def _planned(self, found: list[_Found], content: bytes, base: int) -> dict[ConsumeQueue, "_Run"]:
@@ -307,8 +314,9 @@ class RawLog:
         entry = queue.packed(record, tag, number)
         run.add(entry, queue.count_in(entry), record.physical_offset + record.size)
 
-    def _enter(self, runs: dict[ConsumeQueue, "_Run"], found: list[_Found]) -> None:
-        """Leave to dispatch what it has to do."""
+    def _enter(self, runs: dict[ConsumeQueue, "_Run"], found: list[_Found], end: int | None = None) -> None:
+        """Leave to dispatch what it has to do; `end` is where the last of these records ends, if that is not the
+        log's."""
         touched: list[Touched] = []
         for queue, run in runs.items():
             if run.entries:
@@ -323,7 +331,8 @@ class RawLog:
                 keyed += step.keys if isinstance(step, _Walked) else key_blocks(step.keys())
         count = sum(one.record_count if isinstance(one, KeyedBlock) else 1 for one in keyed)
         self._newest = max(map(_newest, found), default=self._newest)
-        self._appender.pending.append(PendingBatch(self._log.end_offset, self._newest, touched, keyed, count))
+        end = self._log.end_offset if end is None else end
+        self._appender.pending.append(PendingBatch(end, self._newest, touched, keyed, count))
 
 
 class _Run:

@@ -5,6 +5,8 @@ from hashlib import blake2b
 from random import Random
 from typing import Any
 
+from msgspec.structs import replace
+
 from aerobee_broker.replication.common_part import Borders
 from aerobee_broker.replication.faults import LinkFault
 from aerobee_broker.replication.hello import (
@@ -18,7 +20,7 @@ from aerobee_broker.replication.hello import (
     greet_master,
     greet_slave,
 )
-from aerobee_proto.ha_hello import HelloDecoder, Message, encode_message
+from aerobee_proto.ha_hello import Challenge, Hello, HelloDecoder, Message, encode_message
 from aerobee_store.replicas.epochs import Epoch
 
 __all__ = ["HistoryLog", "Talk", "member", "shaken"]
@@ -154,8 +156,11 @@ class Talk:
         of_slave: Member | None = None,
         of_master: Member | None = None,
         cuts: Random | None = None,
+        of_version_1: str | None = None,
     ) -> None:
+        """`of_version_1` is the end, slave or master, that knows no newer version of the handshake."""
         self.cuts = cuts
+        self._old = of_version_1
         self.slave = _End(greet_master(of_slave or member(1), slave.span(), b"s" * 32), slave)
         self.master = _End(greet_slave(of_master or member(0), master.span, b"m" * 32), master)
         self.said: list[tuple[str, Message]] = []
@@ -166,7 +171,7 @@ class Talk:
         while True:
             said = False
             for name, one, other in (("slave", self.slave, self.master), ("master", self.master, self.slave)):
-                data = one.run()
+                data = self._as_old(one.run()) if name == self._old else one.run()
                 self.bytes_said[name] += data
                 self._note(name, data)
                 for piece in self._pieces(data):
@@ -176,6 +181,18 @@ class Talk:
                 break
         found: Outcome | LinkFault = self.slave.result
         return found
+
+    @staticmethod
+    def _as_old(data: bytes) -> bytes:
+        """What an end says that knows version 1 alone."""
+        decoder = HelloDecoder()
+        decoder.feed(data)
+        said = b""
+        while (message := decoder.next()) is not None:
+            if isinstance(message, Hello | Challenge):
+                message = replace(message, version=1)
+            said += encode_message(message)
+        return said
 
     def _note(self, name: str, data: bytes) -> None:
         decoder = HelloDecoder()

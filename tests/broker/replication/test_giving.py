@@ -5,7 +5,7 @@ import pytest
 from aerobee_broker.replication.faults import LinkFault
 from aerobee_broker.replication.giving import GivingBounds, GivingLink
 from aerobee_proto.errors import FormatError
-from aerobee_proto.ha import encode_report, encode_transfer_head
+from aerobee_proto.ha import encode_confirmed, encode_report, encode_transfer_head
 from aerobee_store.store import MessageStore
 from broker.replication.ends import FILE_SIZE, Ends, filled
 from store.memory_io import MemoryIo
@@ -84,6 +84,41 @@ def test_a_slave_that_wants_what_was_deleted_is_told_so() -> None:
     store.flush_disk()
     met = fault_of(link(store), begin - 1)
     assert (met.kind, bool(met.way_out)) == ("too_old", True)
+
+
+def test_a_slave_of_ours_is_told_what_readers_see_once_and_again_when_it_moves() -> None:
+    work = filled(size=1000)
+    store = work.store
+    giving = link(store, piece_size=FILE_SIZE)
+    giving.says_confirmed = True
+    giving.received(encode_report(store.end_offset), 0.0)
+    assert giving.next_piece(0.0) == (encode_confirmed(store.confirmed_offset), b"")
+    assert giving.next_piece(0.0) is None
+    before = store.confirmed_offset
+    work.append()
+    store.flush_disk()
+    piece = giving.next_piece(0.0)
+    assert piece is not None
+    assert piece.head == encode_transfer_head(before, len(piece.data))
+    while giving.next_piece(0.0) is not None:
+        pass
+    store.confirm(store.end_offset)
+    confirmed = encode_confirmed(store.end_offset)
+    assert giving.next_piece(0.0) == (confirmed, b"")
+    begin = store.end_offset
+    work.append()
+    store.flush_disk()
+    store.confirm(store.end_offset)
+    piece = giving.next_piece(0.0)
+    assert piece is not None
+    assert piece.head == encode_confirmed(store.end_offset) + encode_transfer_head(begin, len(piece.data))
+
+
+def test_others_are_not_told_what_readers_see() -> None:
+    work = filled(size=1000)
+    giving = link(work.store)
+    giving.received(encode_report(work.store.end_offset), 0.0)
+    assert giving.next_piece(0.0) is None
 
 
 def test_garbage_ends_the_link() -> None:

@@ -50,17 +50,27 @@ def test_a_slave_that_is_behind_goes_on(cuts: Random | None) -> None:
     master = grown()
     slave = master.copy(25)
     talk = Talk(slave, master, cuts=cuts)
-    assert talk.run() == Go([])
-    assert talk.visitor == Visitor(1, "store-1", slave.end)
+    assert talk.run() == Go([], True)
+    assert talk.visitor == Visitor(1, "store-1", slave.end, True)
+
+
+@pytest.mark.parametrize("who", ["slave", "master"])
+def test_who_knows_version_1_alone_hears_and_says_nothing_of_readers(who: str) -> None:
+    master = grown()
+    talk = Talk(master.copy(25), master, of_version_1=who)
+    assert talk.run() == Go([], says_confirmed=False)
+    if who == "slave":  # else it is another program that would have to know
+        assert isinstance(talk.visitor, Visitor)
+        assert not talk.visitor.hears_confirmed
 
 
 def test_a_slave_that_has_all_of_it_goes_on_and_an_empty_one_begins() -> None:
     master = grown(epoch=3)
-    assert shaken(master.copy(), master, of_master=member(epoch=3)) == Go([Epoch(3, 0)])
-    assert shaken(HistoryLog(), master, of_master=member(epoch=3)) == Go([Epoch(3, 0)])
-    assert shaken(HistoryLog(), HistoryLog()) == Go([])
+    assert shaken(master.copy(), master, of_master=member(epoch=3)) == Go([Epoch(3, 0)], True)
+    assert shaken(HistoryLog(), master, of_master=member(epoch=3)) == Go([Epoch(3, 0)], True)
+    assert shaken(HistoryLog(), HistoryLog()) == Go([], True)
     master.clean(master.borders[20])
-    assert shaken(HistoryLog(), master) == Go([Epoch(3, 0)])
+    assert shaken(HistoryLog(), master) == Go([Epoch(3, 0)], True)
 
 
 def test_an_old_master_is_cut_back_to_where_the_new_one_began() -> None:
@@ -70,7 +80,7 @@ def test_an_old_master_is_cut_back_to_where_the_new_one_began() -> None:
     new.grow(Random(5), 10)
     assert shaken(old, new, of_master=member(epoch=2)) == CutBack(new.borders[30])
     old.cut(new.borders[30])
-    assert shaken(old, new, of_master=member(epoch=2)) == Go(new.epochs)
+    assert shaken(old, new, of_master=member(epoch=2)) == Go(new.epochs, True)
 
 
 def test_what_an_old_master_has_is_cut_also_when_the_new_one_wrote_nothing_yet() -> None:
@@ -127,7 +137,7 @@ def test_a_slave_that_ends_where_the_master_begins_goes_on() -> None:
     master = grown(epoch=1)
     slave = master.copy(20)
     master.clean(slave.end)
-    assert shaken(slave, master, of_master=member(epoch=1)) == Go([Epoch(1, 0)])
+    assert shaken(slave, master, of_master=member(epoch=1)) == Go([Epoch(1, 0)], True)
 
 
 def test_a_damaged_place_is_not_cut_away_where_epochs_say_that_it_belongs_to_both() -> None:
@@ -241,7 +251,7 @@ def test_both_have_to_know_the_secret(
     talk = Talk(slave, master, of_slave=member(1, secret=of_slave), of_master=member(0, secret=of_master))
     outcome = talk.run()
     if is_served:
-        assert outcome == Go([])
+        assert outcome == Go([], True)
         return
     assert kind_of(outcome) == "credentials"
     said = {type(message).__name__ for _, message in talk.said}
