@@ -356,7 +356,7 @@ class MessageStore:
         self._reader.written_from = self._asking_reader.written_from = end
         if report.held_back is not None:
             shown = report.held_back.physical_offset
-            self._raw.hold_back(report.held_back.found)
+            self.raw.hold_back(report.held_back.found)
         self._dispatcher.confirmed_offset = shown
         self._dispatcher.confirmed_timestamp = report.shown_timestamp
         self._queues.watermark = self._index.watermark = shown

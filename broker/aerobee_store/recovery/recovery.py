@@ -273,7 +273,7 @@ class _Recovery:
         return reader.end
 
     def _held_back(self) -> HeldBack | None:
-        """Where that begins which readers had not seen; the queues are as they were found. None: nothing is kept back."""
+        """Where begins what readers had not seen; the queues are as they were found. None: nothing is held back."""
         if not self._holds_back or self._watermark is None:
             return None
         self._shown_end = max(
