@@ -51,7 +51,9 @@ def test_what_the_official_pair_says_is_understood(
 ) -> None:
     reports, reported, transfers, transferred = captured(scenario)
     decoder = TransferDecoder()
-    found = [one for piece in cut(b"".join(transfers)) for one in decoder.feed(piece)]
+    said = [one for piece in cut(b"".join(transfers)) for one in decoder.feed(piece)]
+    found = [one for one in said if isinstance(one, Transfer)]
+    assert found == said
     assert [(one.offset, len(one.data)) for one in found] == [
         (meant["phyOffset"], meant["size"]) for meant in transferred
     ]

@@ -24,7 +24,7 @@ from aerobee_broker.replication.faults import LinkFault
 from aerobee_proto.ha import ReportDecoder, encode_confirmed, encode_transfer_head
 from aerobee_store.faults.errors import NotInLog
 
-__all__ = ["GivenLog", "GivingBounds", "GivingLink", "Piece"]
+__all__ = ["NOTHING", "GivenLog", "GivingBounds", "GivingLink", "Piece"]
 
 NOT_BEGUN: Final = -1
 

@@ -141,7 +141,7 @@ async def test_a_slave_without_its_master_goes_on_showing_what_it_knows_to_be_co
             assert slave.parts.store.end_offset == end
             assert await bodies(client) == [b"shown"]
     # As the next master it has all that is in its log.
-    async with running_broker(one, **FAST) as new, talking(new) as client:
+    async with running_broker(one, ha_send_heartbeat_interval=200) as new, talking(new) as client:
         assert await bodies(client) == [b"shown", b"late"]
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,7 @@ class Copy:
         self.limit = 0
         self.store = self.opened()
 
-    def opened(self, **changes: bool) -> MessageStore:
+    def opened(self, **changes: Any) -> MessageStore:
         self.store = open_store(self.io, **{"is_copy": True, **changes})
         self.store.readers_limit = lambda: self.limit
         return self.store
