@@ -882,9 +882,8 @@ def _slave_side(
         promises,
         clock=ground.clock,
         on_appended=appended,
-        meeting=Meeting(check_master, _own_side(ground, store), ground.on_missed),
+        meeting=Meeting(check_master, confirmed, _own_side(ground, store), ground.on_missed),
         linked=linked,
-        confirmed=confirmed,
         tls=ground.tls.client,
     )
     return SlaveSide(follower, metadata, ground.identity.broker_addr)

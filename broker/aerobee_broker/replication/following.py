@@ -60,10 +60,12 @@ class SafeLog(Protocol):
 
 class Meeting(NamedTuple):
     """What comes before each link. `check_master` returns when the master is one to follow, and whether it is one of
-    ours; LinkFault when it is not. `own` is this end of the handshake with one of ours. `missed` is called with True
-    when the master that was followed is gone, with False when it is there again."""
+    ours; LinkFault when it is not. `confirmed` is told what the master says of its readers. `own` is this end of the
+    handshake with one of ours. `missed` is called with True when the master that was followed is gone, with False when
+    it is there again."""
 
     check_master: Callable[[], Awaitable[bool]]
+    confirmed: ConfirmedByMaster
     own: OwnSide | None = None
     missed: Callable[[bool], None] = lambda is_gone: None
 
@@ -81,11 +83,10 @@ class Follower:
         on_appended: Callable[[], None],
         meeting: Meeting,
         linked: asyncio.Event,
-        confirmed: ConfirmedByMaster,
         tls: TlsContext | None = None,
     ) -> None:
         """`on_appended` is called after each read that brought bytes of the log, `linked` is set while the master is
-        heard, `confirmed` is told what it says of its readers. `clock` gives ms since the epoch."""
+        heard. `clock` gives ms since the epoch."""
         self._live = live
         self._log = taken
         self._safe = safe
@@ -104,7 +105,6 @@ class Follower:
         if self.ha_addr:
             self._found.set()
         self._linked = linked
-        self._confirmed = confirmed
         self._taking: _Taking | None = None
         self.failures = 0  # since a link worked
         self._reported = ""
@@ -215,7 +215,7 @@ class Follower:
 
     def new_link(self, *, says_confirmed: bool) -> TakingLink:
         """For a connection that was just made. `says_confirmed`: the master is going to say what its readers see."""
-        self._confirmed.link_began(says_confirmed=says_confirmed)
+        self.meeting.confirmed.link_began(says_confirmed=says_confirmed)
         return TakingLink(
             self._log,
             self._live.value.mapped_file_size_commit_log,
@@ -250,7 +250,7 @@ class Follower:
 
     def confirmed(self, offset: int) -> None:
         """The master's readers see everything below this physical offset."""
-        self._confirmed.said(offset)
+        self.meeting.confirmed.said(offset)
 
     def advanced(self) -> None:
         """The log may be safe further than before: report it."""

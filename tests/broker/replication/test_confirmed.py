@@ -9,9 +9,10 @@ import pytest
 from aerobee_broker.broker import Broker
 from aerobee_broker.replication import hello
 from aerobee_broker.replication.confirmed import ConfirmedByMaster
+from aerobee_broker.replication.service import SlaveSide
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.ha import OFFSET_MAX
-from broker.replication.pairs import FAST, caught_up, eventually, ha_port, meet, running_slave, slave_side
+from broker.replication.pairs import FAST, caught_up, eventually, ha_port, meet, running_slave
 from system.running import Talker, running_broker, talking, text_of
 
 # Two slaves have to have a message, so with one of them it is stored and nowhere confirmed.
@@ -90,7 +91,9 @@ async def test_a_slave_shows_nothing_before_all_that_have_to_have_it_do(tmp_path
                 assert seen.code == ResponseCode.SUCCESS
 
 
-async def test_a_held_pull_at_a_slave_is_woken_when_the_message_is_confirmed(tmp_path: Path) -> None:
+async def test_a_held_pull_at_a_slave_is_woken_when_the_message_is_confirmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with (
         running_broker(tmp_path / "master", **(FAST | OF_MASTER)) as master,
         running_slave(tmp_path / "one", 1) as one,
@@ -101,7 +104,7 @@ async def test_a_held_pull_at_a_slave_is_woken_when_the_message_is_confirmed(tmp
         await has_all(master, one)
         async with talking(one) as reader:
             # While a slave has its master it holds nobody: the end of a queue is the master's business.
-            slave_side(one).follower._linked.clear()
+            monkeypatch.setattr(SlaveSide, "is_linked", property(lambda self: False))
             pull = asyncio.create_task(reader.pull("T", 0, queueId=0, **FOR_A_WHILE))
             await eventually(lambda: len(one.parts.pulls.held) == 1)
             await at_master.put("T", queue_id=0)
