@@ -121,7 +121,7 @@ TABLE: Final = (
         "connections of replicas",
         NONE,
         ("aerobee_broker.replication.giving_server:CONNECTIONS_MAX",),
-        OPEN,
+        "one that is no replica yet goes, else " + OPEN,
     ),
     Row(
         "descriptors",

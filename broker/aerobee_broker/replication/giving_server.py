@@ -8,6 +8,7 @@ memory once for all.
 
 Invariants
 - At most CONNECTIONS_MAX connections; one that says nothing for haHousekeepingInterval is closed.
+- Who is no replica yet keeps nobody out: for one that comes, the oldest of them goes, of the host that has most.
 - One turn gives a slave at most TURN_SIZE bytes: others have theirs, too.
 - The event loop does not wait for the disk: what lies further than HOT_SIZE below the log's end is brought into memory
   by a thread first, BRING_SIZE bytes at a time.
@@ -16,6 +17,7 @@ Invariants
 import asyncio
 import contextlib
 import socket
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Final, cast
 
@@ -38,6 +40,7 @@ log = structlog.get_logger()
 
 CONNECTIONS_MAX: Final = 64
 HANDSHAKE_S: Final = 10.0
+GOOD_BYE_S: Final = 5.0  # for the reason why a handshake has failed to leave
 WRITE_HIGH: Final = 1 << 20  # bytes
 TURN_SIZE: Final = 1 << 20  # bytes
 HOT_SIZE: Final = 64 << 20  # bytes; what was written last is in memory
@@ -71,6 +74,8 @@ class GivingServer:
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()  # that accept, and those whose handshake is under way
         self._links: dict[_Giving, None] = {}  # in the order in which they came
+        # Those that are no replicas yet, also those that are no links yet: their hosts, and what makes them go.
+        self._guests: dict[_Giving, tuple[str, Callable[[], object]]] = {}
         self._scheduled = False
         self._begun = False
         self._closed = False
@@ -98,15 +103,19 @@ class GivingServer:
     async def _accept(self, listener: socket.socket, tls: TlsContext) -> None:
         with listener:
             async for accepted, (host, port, *_) in accepting(listener, _accept_failed):
-                if len(self._links) + len(self._tasks) > CONNECTIONS_MAX:
+                peer = f"{host}:{port}"
+                if not self._has_room():
+                    _refused(peer)
                     accepted.close()
-                else:
-                    self._start(self._greet(accepted, f"{host}:{port}", tls), f"slave {host}:{port}")
+                    continue
+                one = _Giving(self)
+                greeting = self._start(self._greet(accepted, one, peer, tls), f"slave {peer}")
+                self._guests[one] = host, greeting.cancel
 
-    async def _greet(self, accepted: socket.socket, peer: str, tls: TlsContext) -> None:
+    async def _greet(self, accepted: socket.socket, one: "_Giving", peer: str, tls: TlsContext) -> None:
         try:
             await self._loop.connect_accepted_socket(
-                lambda: _Giving(self), accepted, ssl=context_of(tls), ssl_handshake_timeout=HANDSHAKE_S
+                lambda: one, accepted, ssl=context_of(tls), ssl_handshake_timeout=HANDSHAKE_S
             )
         except (OSError, TimeoutError) as failed:
             accepted.close()
@@ -114,6 +123,24 @@ class GivingServer:
         except asyncio.CancelledError:
             accepted.close()
             raise
+        finally:
+            if one not in self._links:
+                self._guests.pop(one, None)
+
+    def _has_room(self) -> bool:
+        """Whether there is a place for one that comes, perhaps since now."""
+        guests = self._guests
+        if len(guests.keys() | self._links.keys()) < CONNECTIONS_MAX:
+            return True
+        if not guests:
+            return False
+        count = Counter(host for host, _ in guests.values())
+        most = max(count.values())
+        one, leave = next((one, leave) for one, (host, leave) in guests.items() if count[host] == most)
+        del guests[one]
+        self._links.pop(one, None)
+        leave()
+        return True
 
     def grew(self) -> None:
         """There may be more to give. Called very often."""
@@ -177,16 +204,18 @@ class GivingServer:
             limit,
         )
 
-    def opened(self, one: "_Giving") -> GivingLink | None:
+    def opened(self, one: "_Giving", host: str) -> GivingLink | None:
         """A link for a new connection; None when there are too many."""
-        if self._closed or len(self._links) >= CONNECTIONS_MAX:
+        if self._closed or (one not in self._guests and not self._has_room()):
             return None
         self._links[one] = None
+        self._guests[one] = host, one.make_way
         file_size = self._live.value.mapped_file_size_commit_log
         return GivingLink(self._log, file_size, self.bounds, self._loop.time())
 
-    def begun(self, replica: Replica) -> None:
+    def begun(self, one: "_Giving", replica: Replica) -> None:
         """The slave has said where it stands."""
+        self._guests.pop(one, None)
         self._replicas.joined(replica)
         log.info(
             "replication.slave_joined",
@@ -207,6 +236,7 @@ class GivingServer:
     def ended(self, one: "_Giving", replica: Replica | None) -> None:
         """A connection is gone."""
         self._links.pop(one, None)
+        self._guests.pop(one, None)
         if replica is not None:
             self._replicas.left(replica)
             self.acknowledged()  # fewer may be needed now
@@ -214,6 +244,10 @@ class GivingServer:
 
 def _accept_failed(failed: OSError) -> None:
     log.warning("replication.accept_failed", reason=str(failed))
+
+
+def _refused(peer: str) -> None:
+    log.warning("replication.slave_refused", peer=peer, connections_max=CONNECTIONS_MAX)
 
 
 class _Giving(asyncio.Protocol):
@@ -243,9 +277,9 @@ class _Giving(asyncio.Protocol):
         self._transport = transport = cast(asyncio.Transport, transport)
         host, port, *_ = transport.get_extra_info("peername") or ("?", 0)
         self._peer = f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
-        self._link = self._server.opened(self)
+        self._link = self._server.opened(self, str(host))
         if self._link is None:
-            log.warning("replication.slave_refused", peer=self._peer, connections_max=CONNECTIONS_MAX)
+            _refused(self._peer)
             transport.abort()
             return
         transport.set_write_buffer_limits(high=WRITE_HIGH)
@@ -274,7 +308,7 @@ class _Giving(asyncio.Protocol):
                 if visitor is None
                 else Replica(link, self._peer, visitor.member, visitor.store)
             )
-            self._server.begun(self._replica)
+            self._server.begun(self, self._replica)
         if said:
             self._server.acknowledged()
         if not began:
@@ -423,6 +457,14 @@ class _Giving(asyncio.Protocol):
             log.warning("replication.slave_cut_off", peer=self._peer, kind=kind, reason=str(fault))
         self.hang_up(str(fault))
 
+    def make_way(self) -> None:
+        """Go, for one that comes."""
+        transport = self._transport
+        reason = f"there are {CONNECTIONS_MAX} connections, another one comes, and this one is no replica yet"
+        self._refuse(LinkFault("crowded", reason))
+        if transport is not None:
+            transport.abort()
+
     def hang_up(self, reason: str) -> None:
         """Close the connection for this reason."""
         self._reason = reason
@@ -430,5 +472,6 @@ class _Giving(asyncio.Protocol):
             return
         if self._greeting is not None:
             self._transport.close()  # what was said last is the reason
+            self._loop.call_later(GOOD_BYE_S, self._transport.abort)  # who does not read it goes, too
         else:
             self._transport.abort()
