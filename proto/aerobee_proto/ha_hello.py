@@ -190,5 +190,5 @@ class HelloDecoder:
         del self.rest[:end]
         try:
             return _decoder.decode(body)
-        except (msgspec.DecodeError, RecursionError) as wrong:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as wrong:
             raise FormatError(f"a message of the handshake cannot be read: {wrong}") from wrong

@@ -39,7 +39,7 @@ def read_written(raw: bytes) -> Any:
     raw = raw.removeprefix(BYTE_ORDER_MARK)
     try:
         return _decode(raw)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise FormatError(str(error)) from error
     except RecursionError as error:
         raise FormatError("it is nested too deeply") from error
@@ -48,7 +48,7 @@ def read_written(raw: bytes) -> Any:
 def _decode(raw: bytes) -> Any:
     try:
         content = msgspec.json.decode(raw)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         raw = standard_form(raw)
         content = msgspec.json.decode(raw)
     if REFERENCE in raw:

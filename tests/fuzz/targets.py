@@ -1,6 +1,7 @@
 """What is fuzzed: a target for each kind of bytes that come from a peer, a disk or a person.
 
     wire           what comes over a connection, and what texts in it say
+    handshakes     what replicas say before they are given the log
     peers          servers that answer a client, visitors of the metrics port, records that a broker writes for itself
     files          settings, tables, users and policies
     store_files    the files of a store, one by one and together
@@ -13,7 +14,7 @@ the fast and the careful way of a reader, and an input that takes too long.
 
 from typing import Final
 
-from fuzz import files, peers, store_files, wire
+from fuzz import files, handshakes, peers, store_files, wire
 from fuzz.engines import engine_seeds, send_engines
 from fuzz.target import Target
 
@@ -21,6 +22,7 @@ __all__ = ["PARTS", "TARGETS", "parts"]
 
 TARGETS: Final[dict[str, Target]] = {
     **wire.TARGETS,
+    **handshakes.TARGETS,
     **peers.TARGETS,
     **files.TARGETS,
     **store_files.TARGETS,

@@ -9,13 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aerobee_proto.errors import FormatError
-from aerobee_proto.written_json import standard_form
+from aerobee_proto.written_json import read_written, standard_form
 
 CASES = {
     b'{"offsetTable":{"T@g":{0:5,1:7}}}': b'{"offsetTable":{"T@g":{"0":5,"1":7}}}',
     b'{\n\t-1:{2:[3,{4:"5"}]}}': b'{\n\t"-1":{"2":[3,{"4":"5"}]}}',
     b'{"a":[1,2.5,-3e4,true,null],"b{0:1":"\\"{1:"}': b'{"a":[1,2.5,-3e4,true,null],"b{0:1":"\\"{1:"}',
 }
+
+
+@pytest.mark.parametrize("raw", [b'{"a":"\xff"}', b'{"\xc3(":{0:1}}', b"\xff"])
+def test_text_that_is_no_utf_8_is_refused_with_its_place(raw: bytes) -> None:
+    with pytest.raises(FormatError, match="byte"):
+        read_written(raw)
 
 
 @pytest.mark.parametrize("raw", CASES)

@@ -292,7 +292,7 @@ class Etcd:
             self._refuse(endpoint, response.status, data)
         try:
             decoded = msgspec.json.decode(data, type=answer)
-        except msgspec.MsgspecError as failed:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as failed:
             raise _Unanswered(f"{endpoint}: an answer that is not etcd's: {failed}") from failed
         self.reached = endpoint
         return decoded
@@ -316,7 +316,7 @@ class Etcd:
         """Say what an answer means that is not a success."""
         try:
             failure = msgspec.json.decode(data, type=_Failure)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             raise _Unanswered(f"{endpoint}: HTTP status {status}, not an answer of etcd's API 3") from None
         _raise(failure, endpoint)
 

@@ -124,5 +124,5 @@ def decode_view(view: View, keys: Keys) -> SetView:
 def _decode(key: str, value: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(value, type=kind)
-    except msgspec.MsgspecError as wrong:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as wrong:
         raise FormatError(f"the value of {key} in the register is not one of ours: {wrong}") from wrong

@@ -217,10 +217,13 @@ async def test_no_call_takes_longer_than_its_time(prefix: str) -> None:
             await register.close()
 
 
-async def test_what_is_no_etcd_is_said_to_be_none(prefix: str) -> None:
+@pytest.mark.parametrize("body", [b"hello", b'"\xff"', b"[" * 9_999])
+async def test_what_is_no_etcd_is_said_to_be_none(prefix: str, body: bytes) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello")
+        writer.write(
+            b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b" % (len(body), body)
+        )
         writer.close()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)

@@ -4,7 +4,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from aerobee_broker.replication import hello
@@ -320,6 +320,8 @@ def test_the_first_byte_tells_our_slaves_from_others() -> None:
 
 
 @given(st.binary(max_size=200))
+@example(b'{"is":"\xff"}')
+@example(b'["\xff"]')
 def test_any_bytes_are_messages_or_one_error(data: bytes) -> None:
     framed = b"\xc1EROBEE\x01" + len(data).to_bytes(4, "big") + data
     for said in (data, framed):
