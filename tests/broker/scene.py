@@ -9,6 +9,7 @@ from aerobee_broker.messages.publish_batches import BatchPlan
 from aerobee_proto.batch import BatchEntry, encode_batch
 from aerobee_proto.bodies import TopicConfig
 from aerobee_proto.records import StoredRecord, decode_record
+from aerobee_service.turns.slices import at_once
 from broker.support import Clock, make_test_parts
 from store.memory_io import MemoryIo
 
@@ -65,7 +66,7 @@ class Scene:
         return self.publisher.publish([Submitted(message, body) for message in messages], SENDER)
 
     def plan(self, entries: list[BatchEntry], **common: str) -> BatchPlan:
-        plan = self.batches.plan(Message(**common), encode_batch(entries))  # type: ignore[arg-type]
+        plan = at_once(self.batches.planning(Message(**common), encode_batch(entries)))  # type: ignore[arg-type]
         assert isinstance(plan, BatchPlan)
         return plan
 

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aerobee_proto.batch import ENTRY_OVERHEAD, BatchEntry, decode_batch, encode_batch, encode_batch_entry
+from aerobee_proto.batch import (
+    ENTRIES_A_STEP,
+    ENTRY_OVERHEAD,
+    BatchEntry,
+    decode_batch,
+    decode_batch_steps,
+    encode_batch,
+    encode_batch_entry,
+)
 from aerobee_proto.errors import FormatError
 from aerobee_proto.properties import decode_properties
 from proto.strategies import BODIES, I32, TEXT
@@ -97,3 +105,14 @@ def test_what_does_not_fit_is_refused() -> None:
         encode_batch_entry(b"", b"p" * 32768)
     with pytest.raises(FormatError, match="flag 2147483648"):
         encode_batch_entry(b"", b"", 1 << 31)
+
+
+@pytest.mark.parametrize("more", [0, 1, ENTRIES_A_STEP, 3 * ENTRIES_A_STEP + 1])
+def test_a_long_batch_is_read_in_steps(more: int) -> None:
+    """16,384 messages were one step of 20 ms, before a batch of more than that was refused."""
+    body = encode_batch([BatchEntry(0, b"x", "")]) * (ENTRIES_A_STEP + more)
+    pauses = len(list(decode_batch_steps(body)))
+    assert pauses == -(-more // ENTRIES_A_STEP)
+    assert len(decode_batch(body)) == len(decode_batch(body, ENTRIES_A_STEP + more)) == ENTRIES_A_STEP + more
+    with pytest.raises(FormatError, match="it holds more than"):
+        decode_batch(body, ENTRIES_A_STEP + more - 1)

@@ -26,13 +26,18 @@ from aerobee_service.turns.slices import Steps
 from aerobee_store.faults.errors import StoreError
 from aerobee_store.terms.messages import RECORD_EXTRA_MAX, Appended, NewMessage, PutStatus
 
-__all__ = ["BATCH_COUNT_MAX", "TURN_COUNT_MAX", "BatchPlan", "BatchPublisher", "StoredBatch"]
+__all__ = ["BATCH_COUNT_MAX", "TURN_COUNT_MAX", "BatchPlan", "BatchPublisher", "StoredBatch", "size_unread"]
 
 BATCH_COUNT_MAX: Final = 16_384  # messages of one batch; with what the broker adds they are 4 MiB of records
 MESSAGE_SIZE: Final = 1024  # bytes in memory of one that is made ready, besides its texts
-APPEND_COUNT_MAX: Final = 4_096  # messages of a batch that are appended in one turn
-TURN_COUNT_MAX: Final = 1_000  # messages of batches that are made ready in one turn of the event loop
-TURN_PROPERTIES_MAX: Final = 128 * 1024  # bytes of their properties, which may be a name and a value in four
+TURN_COUNT_MAX: Final = (
+    500  # messages of batches that are stored in one turn of the event loop; one takes 6 us
+)
+TURN_PROPERTIES_MAX: Final = 64 * 1024  # bytes of their properties, which may be a name and a value in four
+# Of those that go in steps.
+MESSAGES_A_STEP: Final = 128
+PROPERTIES_A_STEP: Final = 16 * 1024
+APPENDED_A_STEP: Final = 512
 
 
 class BatchPlan(NamedTuple):
@@ -63,17 +68,22 @@ class BatchPlan(NamedTuple):
         return "WAIT\x01false" in text and properties.decode_properties(text).get(properties.WAIT) == "false"
 
     def slices(self) -> Iterator[list[batch.BatchEntry]]:
-        """The messages, as many at once as one turn may make ready; always one."""
+        """The messages, as many at once as one step may make ready; always one."""
         common = len(self.common.properties)
         some: list[batch.BatchEntry] = []
         size = 0
         for entry in self.entries:
             size += len(entry.properties) + common
-            if some and (size > TURN_PROPERTIES_MAX or len(some) >= TURN_COUNT_MAX):
+            if some and (size > PROPERTIES_A_STEP or len(some) >= MESSAGES_A_STEP):
                 yield some
                 some, size = [], len(entry.properties) + common
             some.append(entry)
         yield some
+
+
+def size_unread(body: bytes) -> int:
+    """Bytes in memory that a batch takes at the most, besides the request itself, while it is read and stored."""
+    return MESSAGE_SIZE * min(len(body) // batch.ENTRY_OVERHEAD, BATCH_COUNT_MAX) + 4 * len(body)
 
 
 class StoredBatch(NamedTuple):
@@ -90,11 +100,11 @@ class StoredBatch(NamedTuple):
 class BatchPublisher(Publishing):
     """Takes batches. All calls from the event loop."""
 
-    def plan(self, common: ToPublish, body: bytes) -> BatchPlan | RequestError:
-        """Read a batch and check what can be told without looking at each message."""
+    def planning(self, common: ToPublish, body: bytes) -> Steps[BatchPlan | RequestError]:
+        """Read a batch and check what can be told without looking at each message; in one step where it is short."""
         self._intake.refresh()
         try:
-            return self._planned(common, body)
+            return (yield from self._planned(common, body))
         except RequestError as refused:
             return self._refused(refused)
 
@@ -140,9 +150,9 @@ class BatchPublisher(Publishing):
             raise group_put_refusal(group, Appended(refusal, -1, -1, 0, 0), intake.config)
         yield
         places: list[Appended] = []
-        for start in range(0, len(group), APPEND_COUNT_MAX):
+        for start in range(0, len(group), APPENDED_A_STEP):
             # All of it has been checked: only a failing disk can still stop it half way.
-            places += self._append(group[start : start + APPEND_COUNT_MAX])
+            places += self._append(group[start : start + APPENDED_A_STEP])
             yield
         stored = self._stored(plan, group, places)
         self._visibility.appended()
@@ -154,7 +164,7 @@ class BatchPublisher(Publishing):
 
     # --- what is asked for ------------------------------------------------------------------------------------
 
-    def _planned(self, common: ToPublish, body: bytes) -> BatchPlan:
+    def _planned(self, common: ToPublish, body: bytes) -> Steps[BatchPlan]:
         intake = self._intake
         route = intake.routes.get(common.topic)
         if route is None:
@@ -170,7 +180,7 @@ class BatchPublisher(Publishing):
         limit = intake.config.max_message_size
         check_body("message", topic, len(body), limit)
         try:
-            entries = batch.decode_batch(body, BATCH_COUNT_MAX)
+            entries = yield from batch.decode_batch_steps(body, BATCH_COUNT_MAX)
         except FormatError as broken:
             raise RequestError(ResponseCode.MESSAGE_ILLEGAL, f"batch to topic {topic}: {broken}") from broken
         if not entries:

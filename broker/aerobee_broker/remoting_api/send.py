@@ -20,7 +20,7 @@ import structlog
 
 from aerobee_broker.messages.promises import Promises
 from aerobee_broker.messages.publish import NEW_TOPICS_MAX, Published, Publisher
-from aerobee_broker.messages.publish_batches import BatchPlan, BatchPublisher, StoredBatch
+from aerobee_broker.messages.publish_batches import BatchPlan, BatchPublisher, StoredBatch, size_unread
 from aerobee_broker.remoting_api.client_versions import reconsume_limit_of
 from aerobee_broker.settings.config import BrokerConfig, LiveConfig
 from aerobee_proto import properties
@@ -31,6 +31,7 @@ from aerobee_proto.headers import SendHeader, SendMessageHeader, SendMessageV2He
 from aerobee_proto.requests import Incoming
 from aerobee_remoting.exchange.handlers import MESSAGE_BODY_SIZE_MAX, Channel, HandlerTable, Response
 from aerobee_remoting.exchange.needs import PUB, SUB, on_topic
+from aerobee_service.turns.slices import Steps
 from aerobee_store.faults.errors import NotMaster, StorePoisoned
 from aerobee_store.terms.messages import Appended
 
@@ -234,37 +235,64 @@ class SendProcessor:
     def on_batches(self, connection: Channel, items: Sequence[Send]) -> None:
         """SEND_BATCH_MESSAGE: each request is one group that is appended whole or not at all."""
         planned: list[tuple[Send, BatchPlan]] = []
+        unread: list[tuple[Send, Steps[BatchPlan | RequestError]]] = []
         for item in items:
-            plan = self._batches.plan(item.header, item.body)
-            if isinstance(plan, RequestError):
-                self._refuse(connection, item, plan)
+            planning = self._batches.planning(item.header, item.body)
+            if unread:
+                unread.append((item, planning))
+                continue
+            try:
+                next(planning)
+            except StopIteration as end:
+                self._planned(connection, item, end.value, planned)
             else:
-                planned.append((item, plan))
-        if self._batches.is_long([plan for _, plan in planned if plan.record_key is None]):
+                unread.append((item, planning))  # it is long, and those behind it wait
+        if unread or self._batches.is_long([plan for _, plan in planned if plan.record_key is None]):
             size = sum([_frame_size(item) + plan.working_size for item, plan in planned])
-            connection.run_alone(lambda: self._store_in_turns(connection, planned), size)
+            size += sum([_frame_size(item) + size_unread(item.body) for item, _ in unread])
+            connection.run_alone(lambda: self._store_in_turns(connection, planned, unread), size)
         elif planned:
             self._store_at_once(connection, planned)
+
+    def _planned(
+        self,
+        connection: Channel,
+        item: Send,
+        plan: BatchPlan | RequestError,
+        planned: list[tuple[Send, BatchPlan]],
+    ) -> None:
+        if isinstance(plan, RequestError):
+            self._refuse(connection, item, plan)
+        else:
+            planned.append((item, plan))
 
     def _store_at_once(self, connection: Channel, planned: Sequence[tuple[Send, BatchPlan]]) -> None:
         outcomes = self._batches.publish([plan for _, plan in planned], connection)
         self._answer_batches(connection, [item for item, _ in planned], outcomes)
 
-    async def _store_in_turns(self, connection: Channel, planned: Sequence[tuple[Send, BatchPlan]]) -> None:
+    async def _store_in_turns(
+        self,
+        connection: Channel,
+        planned: list[tuple[Send, BatchPlan]],
+        unread: Sequence[tuple[Send, Steps[BatchPlan | RequestError]]],
+    ) -> None:
         """As at once, for very many messages: others are served between the steps."""
         for item, plan in planned:
+            await self._store_one_in_turns(connection, item, plan)
+        for item, planning in unread:
             await connection.another_turn()
-            if plan.record_key is not None:
-                self._store_at_once(connection, [(item, plan)])
-                continue
-            steps = self._batches.steps(plan, connection)
-            while True:
-                try:
-                    next(steps)
-                except StopIteration as end:
-                    self._answer_batches(connection, [item], [end.value])
-                    break
-                await connection.another_turn()
+            read: list[tuple[Send, BatchPlan]] = []
+            self._planned(connection, item, await connection.in_turns(planning), read)
+            for _, plan in read:
+                await self._store_one_in_turns(connection, item, plan)
+
+    async def _store_one_in_turns(self, connection: Channel, item: Send, plan: BatchPlan) -> None:
+        await connection.another_turn()
+        if plan.record_key is not None:
+            self._store_at_once(connection, [(item, plan)])
+            return
+        outcome = await connection.in_turns(self._batches.steps(plan, connection))
+        self._answer_batches(connection, [item], [outcome])
 
     def _answer_batches(
         self, connection: Channel, items: Sequence[Send], outcomes: Sequence[StoredBatch | RequestError]

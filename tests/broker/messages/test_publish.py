@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from aerobee_broker.messages.publish import Published
-from aerobee_broker.messages.publish_batches import TURN_COUNT_MAX, StoredBatch
+from aerobee_broker.messages.publish_batches import MESSAGES_A_STEP, TURN_COUNT_MAX, StoredBatch
 from aerobee_proto.batch import BatchEntry, encode_batch
 from aerobee_proto.bodies import SubscriptionGroupConfig
 from aerobee_proto.codes import ResponseCode
@@ -114,7 +114,7 @@ async def test_a_large_batch_goes_in_steps_and_is_shown_at_the_end(scene: Scene)
     assert scene.batches.is_long([plan])
     assert not scene.batches.is_long([scene.plan([BatchEntry(0, b"x", "")])])
     steps = scene.batches.steps(plan, SENDER)
-    for _ in range(4):  # three slices, and one more for the check of the whole
+    for _ in range(2 * TURN_COUNT_MAX // MESSAGES_A_STEP + 2):  # and one more for the check of the whole
         next(steps)
         assert scene.store.reading.max_offset("T", 0) == 0
         await asyncio.sleep(0)
@@ -134,6 +134,6 @@ async def test_a_large_batch_that_is_refused_leaves_nothing(scene: Scene) -> Non
 
 async def test_what_is_no_batch_is_refused_before_anything_is_looked_at(scene: Scene) -> None:
     for body in (b"", b"\x00", encode_batch([])):
-        refused = scene.batches.plan(Message(), body)
+        refused = at_once(scene.batches.planning(Message(), body))
         assert isinstance(refused, RequestError)
     assert scene.parts.stats.put_failed == 3

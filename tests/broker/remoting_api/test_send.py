@@ -11,7 +11,7 @@ import pytest
 from aerobee_broker.broker import Broker
 from aerobee_broker.messages.publish import NEW_TOPICS_MAX
 from aerobee_broker.messages.publish_batches import BATCH_COUNT_MAX, TURN_COUNT_MAX
-from aerobee_proto.batch import BatchEntry, encode_batch
+from aerobee_proto.batch import ENTRIES_A_STEP, BatchEntry, encode_batch
 from aerobee_proto.bodies import TopicConfig
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.frames import Command
@@ -751,6 +751,23 @@ async def test_a_batch_of_very_many_messages_is_stored_in_turns_and_keeps_the_or
     assert [answers[opaque].ext["queueOffset"] for opaque in range(3)] == ["0", "1", str(count + 1)]
     assert len(answers[1].ext["msgId"].split(",")) == count
     assert broker.parts.store.reading.max_offset("T", 0) == count + 2
+
+
+async def test_batches_of_few_and_of_many_messages_in_one_read_stay_in_order(client: Talker) -> None:
+    """A batch that is long to read is read in turns, and those behind it wait for it."""
+    await client.put("T", b"first")
+    few, many = [BatchEntry(0, b"x", "")], [BatchEntry(0, b"y", "")] * (3 * ENTRIES_A_STEP)
+    commands = []
+    for opaque, body in enumerate((few, many, few, many[:-1], few)):
+        command = send_request("T", encode_batch(body), opaque=opaque, batch="true")
+        command.code = RequestCode.SEND_BATCH_MESSAGE
+        commands.append(command)
+    commands[2].body = commands[2].body[:-1]  # and one of them is refused
+    client.send(*commands)
+    answers = {answer.opaque: answer for answer in [await client.receive() for _ in commands]}
+    assert [answers[number].code for number in range(5)] == [0, 0, ResponseCode.MESSAGE_ILLEGAL, 0, 0]
+    offsets = [1, 2, 2 + 3 * ENTRIES_A_STEP, 1 + 6 * ENTRIES_A_STEP]
+    assert [int(answers[number].ext["queueOffset"]) for number in (0, 1, 3, 4)] == offsets
 
 
 async def test_a_batch_of_too_many_messages_is_refused_for_that_before_the_work(client: Talker) -> None:
