@@ -215,8 +215,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """For `-n auto`: the cores that this process may use."""
-    return max(1, min(_cores(), WORKERS_MAX))
+    """For `-n auto`: one more than the cores that this process may use, as a good part of the tests waits."""
+    return min(_cores() + 1, WORKERS_MAX)
 
 
 def _cores() -> int:
