@@ -28,6 +28,7 @@ import structlog
 
 from aerobee_access.control import AccessControl
 from aerobee_access.port_guard import OperatorsGuard
+from aerobee_access.table import ACCESS_FILE
 from aerobee_broker.assembly import Ground, Parts, Tables, assemble
 from aerobee_broker.in_process.adapter import InProcess
 from aerobee_broker.in_process.caller import Admission, LocalCaller
@@ -106,7 +107,7 @@ class Broker:
         self._config = config
         self._settings_file = settings_file
         self.life = life or Life(Role(not config.is_slave, member=config.broker_id))
-        disk = io or DiskIo()
+        disk = io or DiskIo(secret_files=(ACCESS_FILE,))
         self._reserve = Reserve(config.store_path_root_dir / "reserve", disk)
         self._io: StoreIo = ReservedIo(disk, self._reserve)
         self._clock = clock

@@ -120,15 +120,18 @@ class AccessCopy:
                 raise FormatError("the master gives no users and policies")
             return False
         content = await asyncio.to_thread(self._opened, _bytes_of(fields.get("nonce", "")), revision, body)
-        is_new = not self._table.has(content)
+        is_new = not await self._has(content)
         if is_new or not self._is_kept:
             self._known, self._is_kept = "", False  # what cannot be written is asked for again
             async with self._changing():
-                if not self._table.has(content):
+                if not await self._has(content):
                     self._table.take(content)
             self._is_kept = True
         self._known, self._own_revision = revision, self._table.revision
         return is_new
+
+    async def _has(self, content: Content) -> bool:
+        return await asyncio.to_thread(self._table.comparing(content))
 
     def _opened(self, nonce: bytes, revision: str, body: bytes) -> Content:
         try:

@@ -217,9 +217,10 @@ class AccessTable:
             acls = [(name, decode(acl, type=list[_FilePolicy])) for name, acl in read.acls.items()]
             return _content(users, acls, user_of)
 
-    def has(self, parsed: Content) -> bool:
-        """Whether the table is just this."""
-        return self._users == parsed.users and self._acls == parsed.acls
+    def comparing(self, parsed: Content) -> Callable[[], bool]:
+        """Whether the table is just this now: the call finds it out, in any thread."""
+        users, acls = dict(self._users), dict(self._acls)
+        return lambda: users == parsed.users and acls == parsed.acls
 
     def take(self, parsed: Content) -> None:
         """Put parsed content in place of the table's own."""

@@ -4,6 +4,7 @@ Touches  the store and the table of handlers.
 
     requests that write    SERVICE_NOT_AVAILABLE: clients try again, and ask for the route meanwhile
     offsets of groups      the same: they would be gone with this master's tables
+    users and policies     the same
     the broker itself      its deliveries, checks and notes wait, as they do while the disk is full
 
 Invariants
@@ -28,7 +29,15 @@ __all__ = ["Fence"]
 
 log = structlog.get_logger()
 
-FENCED_CODES: Final = frozenset(SLAVE_REFUSES) | {RequestCode.UPDATE_CONSUMER_OFFSET}
+FENCED_CODES: Final = frozenset(SLAVE_REFUSES) | {
+    RequestCode.UPDATE_CONSUMER_OFFSET,
+    RequestCode.AUTH_CREATE_USER,
+    RequestCode.AUTH_UPDATE_USER,
+    RequestCode.AUTH_DELETE_USER,
+    RequestCode.AUTH_CREATE_ACL,
+    RequestCode.AUTH_UPDATE_ACL,
+    RequestCode.AUTH_DELETE_ACL,
+}
 _REASON: Final = "this broker is handing over to another one of its set; try again"
 
 

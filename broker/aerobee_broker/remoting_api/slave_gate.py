@@ -1,4 +1,5 @@
-"""What a slave does not do, whoever asks for it: refused before a handler sees it, with RocketMQ's codes.
+"""What a slave does not do, whoever asks for it: refused before a handler sees it, with RocketMQ's codes. Who may not
+ask is told that alone.
 
 Touches  nothing.
 
@@ -82,19 +83,19 @@ _READS: Final = frozenset({_CODES.PULL_MESSAGE, _CODES.LITE_PULL_MESSAGE})
 
 
 class SlaveGate(Gate):
-    """In front of the gate that the broker has anyway."""
+    """Behind the gate that the broker has anyway."""
 
     def __init__(self, gate: Gate, live: LiveConfig) -> None:
         self._gate = gate
         self._live = live
 
     def admit(self, caller: Peer, row: Row, request: AnyIncoming) -> None:
+        self._gate.admit(caller, row, request)
         refusal = SLAVE_REFUSES.get(row.code)
         if refusal is None and row.code in _READS and not self._live.value.slave_read_enable:
             refusal = ResponseCode.SYSTEM_BUSY, _NO_READS
         if refusal is not None:
             raise RequestError(*refusal)
-        self._gate.admit(caller, row, request)
 
     def admit_found(self, caller: Peer, row: Row, request: AnyIncoming, needs: Sequence[Need]) -> None:
         self._gate.admit_found(caller, row, request, needs)

@@ -22,7 +22,7 @@ import os
 import stat
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, Protocol, TypeVar
@@ -622,7 +622,11 @@ def _with_path(
 
 
 class DiskIo:
-    """The real disk. Stateless."""
+    """The real disk."""
+
+    def __init__(self, *, secret_files: Collection[str] = ()) -> None:
+        """`secret_files`: names of files that are replaced, and that their owner alone may read."""
+        self._secret_files = frozenset(secret_files)
 
     @_with_path
     def open_file(
@@ -711,15 +715,18 @@ class DiskIo:
         self.sync_folder(path.parent)
 
     def _write_beside(self, path: Path, data: bytes, before: os.stat_result | None) -> None:
-        """Write a temporary neighbour, sync it, rename it to `path`. It has the rights of the file `before`."""
+        """Write a temporary neighbour, sync it, rename it to `path`. It has the rights of the file `before`, unless it
+        is its owner's alone."""
         beside = path.with_name(path.name + ".tmp")
-        fd = os.open(
-            beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644 if before is None else 0o600
-        )
+        is_secret = path.name.removesuffix(".bak") in self._secret_files
+        mode = 0o644 if before is None and not is_secret else 0o600
+        fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
         try:
             with os.fdopen(fd, "wb") as out:
                 if before is not None:
                     give_rights(fd, before)
+                if is_secret:
+                    os.fchmod(fd, 0o600)
                 out.write(data)
                 out.flush()
                 os.fsync(out.fileno())

@@ -116,6 +116,8 @@ async def test_a_slave_that_becomes_the_master_decides_as_the_old_one(tmp_path: 
     written = (tmp_path / "slave" / "config" / "access.json").read_text()
     assert "anna" in written
     assert "secret of" not in written
+    for path in (tmp_path / "slave" / "config").glob("access.json*"):
+        assert path.stat().st_mode & 0o077 == 0, path.name
     async with running_broker(tmp_path / "slave", **ACCESS) as promoted, talking(promoted) as client:
         assert dict(promoted.access.table.acls()) == acls
         assert names(promoted) == ["anna", "inner", "root"]
@@ -165,6 +167,32 @@ async def test_a_slave_asks_for_nobody_who_may_not_ask(tmp_path: Path) -> None:
         assert (refused.code, refused.remark) == (16, "The super user can only be update by super user")
         assert (await create_user(at_slave, "other", by="clerk")).code == 0
         assert names(master) == names(slave) == ["clerk", "inner", "other", "root", "stranger"]
+
+
+async def test_a_slave_tells_strangers_that_they_are_strangers_and_no_more(tmp_path: Path) -> None:
+    async with running_slave(tmp_path / "slave", **ACCESS) as slave, talking(slave) as client:
+        for command in (send_request("T"), client.pull_request("T"), Command(RequestCode.POP_MESSAGE)):
+            answer = await client.exchange(command)
+            assert (answer.code, answer.remark) == (REFUSED, "username cannot be null.")
+        assert "a slave" in ((await ask(client, "root", send_request("T"))).remark or "")
+
+
+async def test_while_a_master_hands_over_nobody_changes_users(tmp_path: Path) -> None:
+    """What the slave has of them then is what it begins with."""
+    async with running_broker(tmp_path, **ACCESS) as master, talking(master) as client:
+        assert (await create_user(client, "anna")).code == 0
+        fence = Command(RequestCode.FENCE_WRITES, ext_fields={"millis": "60000"})
+        assert (await ask(client, "root", fence)).code == 0
+        for refused in (
+            await create_user(client, "bert"),
+            await delete_user(client, "anna"),
+            await allow(client, "anna", "Topic:T", "Pub"),
+        ):
+            assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        assert names(master) == ["anna", "inner", "root"]
+        fence = Command(RequestCode.FENCE_WRITES, ext_fields={"millis": "0"})
+        assert (await ask(client, "root", fence)).code == 0
+        assert (await delete_user(client, "anna")).code == 0
 
 
 async def test_without_its_master_a_slave_changes_nothing(tmp_path: Path) -> None:
