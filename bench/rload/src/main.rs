@@ -16,31 +16,33 @@ fn frame(header: &str, body: &[u8]) -> Vec<u8> {
     v.extend(body);
     v
 }
-struct Conn { s: TcpStream, buf: Vec<u8>, at: usize }
+/// Bytes that one read may bring.
+const READ_SIZE: usize = 262144;
+/// What was read lies in `buf` from `at` to `end`. The buffer is kept: to clear it for each read takes longer than a pull.
+struct Conn { s: TcpStream, buf: Vec<u8>, at: usize, end: usize }
 impl Conn {
-    fn new(addr: &str) -> Conn { let s = TcpStream::connect(addr).unwrap(); s.set_nodelay(true).unwrap(); s.set_read_timeout(Some(Duration::from_secs(30))).unwrap(); Conn { s, buf: Vec::new(), at: 0 } }
+    fn new(addr: &str) -> Conn { let s = TcpStream::connect(addr).unwrap(); s.set_nodelay(true).unwrap(); s.set_read_timeout(Some(Duration::from_secs(30))).unwrap(); Conn { s, buf: vec![0; 2 * READ_SIZE], at: 0, end: 0 } }
     // next response: (header json, body)
-    fn next(&mut self) -> (String, Vec<u8>, u8) {
+    fn next(&mut self) -> (&str, &[u8], u8) {
         loop {
-            let have = self.buf.len() - self.at;
+            let have = self.end - self.at;
             if have >= 4 {
                 let n = u32::from_be_bytes(self.buf[self.at..self.at + 4].try_into().unwrap()) as usize;
                 if have >= 4 + n {
                     let p = self.at + 4;
-                    let hw = u32::from_be_bytes(self.buf[p..p + 4].try_into().unwrap());
-                    let hl = (hw & 0xffffff) as usize;
-                    let h = String::from_utf8_lossy(&self.buf[p + 4..p + 4 + hl]).to_string();
-                    let b = self.buf[p + 4 + hl..p + n].to_vec();
                     self.at += 4 + n;
-                    return (h, b, (hw >> 24) as u8);
+                    let frame = &self.buf[p..p + n];
+                    let hw = u32::from_be_bytes(frame[..4].try_into().unwrap());
+                    let (h, b) = frame[4..].split_at((hw & 0xffffff) as usize);
+                    return (std::str::from_utf8(h).expect("a header is text"), b, (hw >> 24) as u8);
                 }
             }
-            if self.at > 0 { self.buf.drain(..self.at); self.at = 0; }
-            let l = self.buf.len();
-            self.buf.resize(l + 262144, 0);
-            let r = self.s.read(&mut self.buf[l..]).expect("read");
+            self.buf.copy_within(self.at..self.end, 0);
+            (self.at, self.end) = (0, have);
+            if self.buf.len() < have + READ_SIZE { self.buf.resize(have + 2 * READ_SIZE, 0); }
+            let r = self.s.read(&mut self.buf[have..]).expect("read");
             if r == 0 { panic!("closed by peer"); }
-            self.buf.truncate(l + r);
+            self.end += r;
         }
     }
 }
@@ -140,9 +142,9 @@ fn main() {
                     }
                     if sent == done { if !open { break; } else { continue; } }
                     let (h, _, _) = k.next();
-                    let op = num(&h, "opaque").unwrap_or(-1);
+                    let op = num(h, "opaque").unwrap_or(-1);
                     if let Some(s) = starts.remove(&op) { lat.push(s.elapsed().as_micros() as u64); }
-                    let code = num(&h, "code").unwrap_or(-1);
+                    let code = num(h, "code").unwrap_or(-1);
                     if code != 0 { err += 1; *errs.entry(code).or_insert(0) += 1; if err == 1 { eprintln!("first error: {}", h); } } else { msgs += batch as u64; }
                     bytes += (size * batch) as u64;
                     done += 1;
@@ -159,11 +161,11 @@ fn main() {
                     k.s.write_all(&frame(&h, b"")).unwrap();
                     let (h, b, _) = k.next();
                     lat.push(s.elapsed().as_micros() as u64);
-                    let code = num(&h, "code").unwrap_or(-1);
+                    let code = num(h, "code").unwrap_or(-1);
                     if done == 0 { eprintln!("first pull: {}", h); }
                     if code == 0 { idle = 0; let mut p = 0; while p + 4 <= b.len() { let n = u32::from_be_bytes(b[p..p + 4].try_into().unwrap()) as usize; msgs += 1; p += n; } bytes += b.len() as u64; }
                     else { idle += 1; *errs.entry(code).or_insert(0) += 1; }
-                    off[q] = num(&h, "nextBeginOffset").unwrap_or(off[q]);
+                    off[q] = num(h, "nextBeginOffset").unwrap_or(off[q]);
                     done += 1;
                     if code != 0 { q = (q + 1) % queues; }
                 }
@@ -178,7 +180,7 @@ fn main() {
                     let (h, b, _) = k.next();
                     lat.push(s.elapsed().as_micros() as u64);
                     if done == 0 { eprintln!("first query: {} body {}", h, b.len()); }
-                    let code = num(&h, "code").unwrap_or(-1);
+                    let code = num(h, "code").unwrap_or(-1);
                     if code == 0 { msgs += 1 } else { err += 1; *errs.entry(code).or_insert(0) += 1; }
                     done += 1;
                 }
