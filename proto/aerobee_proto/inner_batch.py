@@ -7,9 +7,10 @@ Touches  records it is given, nothing else.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 from zlib import crc32
+
+from msgspec.structs import replace
 
 from aerobee_proto.batch import decode_batch
 from aerobee_proto.codes import SysFlag
@@ -64,6 +65,7 @@ def unwrapped(record: StoredRecord) -> list[StoredRecord]:
             body=entry.body,
             body_crc=crc32(entry.body) & _CRC_MASK,
             properties=entry.properties,
+            _property_map=None,
         )
         for at, entry in enumerate(entries)
     ]

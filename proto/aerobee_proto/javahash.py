@@ -17,7 +17,14 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["index_key_hash", "index_key_hash_many", "java_hash", "java_hash_many", "tag_hash"]
+__all__ = [
+    "index_key_hash",
+    "index_key_hash_many",
+    "index_key_hash_of",
+    "java_hash",
+    "java_hash_many",
+    "tag_hash",
+]
 
 _MASK: Final = 0xFFFFFFFF
 _SIGN: Final = 0x80000000
@@ -28,21 +35,39 @@ _TAGS_REMEMBERED_MAX: Final = 8192
 
 def java_hash(text: str) -> int:
     """Hash of `text` as Java's String.hashCode gives it: a signed 32-bit integer."""
+    value = _extended(0, text)
+    return value - (1 << 32) if value & _SIGN else value
+
+
+def _extended(value: int, text: str) -> int:
+    """The hash of what `value` is the hash of, followed by this text, as 32 bits."""
     units: bytes | memoryview
     if text.isascii():
         units = text.encode("ascii")
     else:
         units = memoryview(text.encode("utf-16", "surrogatepass"))[2:].cast("H")  # machine order, no mark
-    value = 0
     for unit in units:
         value = (31 * value + unit) & _MASK
-    return value - (1 << 32) if value & _SIGN else value
+    return value
 
 
 def index_key_hash(text: str) -> int:
     """Hash of an index key text (`topic#key`): the absolute value of java_hash, 0 where that has none."""
-    value = java_hash(text)
-    return 0 if value == -_SIGN else abs(value)
+    return _of_key(_extended(0, text))
+
+
+def index_key_hash_of(topic: str, key: str) -> int:
+    """As index_key_hash() of `topic#key`; the part of a topic that was asked for lately is known."""
+    return _of_key(_extended(_topic_hash(topic), key))
+
+
+def _of_key(value: int) -> int:
+    return 0 if value == _SIGN else min(value, (1 << 32) - value)
+
+
+@lru_cache(maxsize=_TAGS_REMEMBERED_MAX)
+def _topic_hash(topic: str) -> int:
+    return _extended(0, f"{topic}#")
 
 
 @lru_cache(maxsize=_TAGS_REMEMBERED_MAX)

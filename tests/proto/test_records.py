@@ -4,12 +4,12 @@ import gzip
 import json
 from base64 import b64decode
 from contextlib import suppress
-from dataclasses import asdict
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import asdict
 
 from aerobee_proto.checksum import check_property_crc, check_record_checksum
 from aerobee_proto.errors import RecordError
@@ -253,6 +253,16 @@ def test_a_wrong_body_passes_only_without_the_check() -> None:
     raw[88] ^= 0x20
     assert decode_record(raw, check_crc=False).body.startswith(b"hello")
     assert not scan_header(raw, 0).body_is_intact()
+
+
+def test_a_record_is_the_same_whether_its_properties_were_parsed() -> None:
+    raw = encode_record(**HELLO)
+    one, other = decode_record(raw), decode_record(raw)
+    assert one.tags == "TagA"
+    assert one == other
+    other.queue_id += 1
+    assert one != other
+    assert one != raw
 
 
 def test_malformed_text_is_replaced() -> None:

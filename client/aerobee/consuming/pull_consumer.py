@@ -79,11 +79,10 @@ class PullConsumer:
     ) -> None:
         await self.close()
 
-    async def __aiter__(self) -> AsyncIterator[Message]:
+    def __aiter__(self) -> AsyncIterator[Message]:
         """Single messages. commit() inside the loop covers the message in hand."""
         self._check_open()
-        async for message in self._fetcher.messages():
-            yield message
+        return self._fetcher.messages()  # one generator for a message, not two
 
     async def batches(self) -> AsyncIterator[MessageBatch]:
         """Batches, each from one queue. commit() inside the loop covers the batch in hand."""

@@ -40,8 +40,10 @@ class Reader:
     async def __aiter__(self) -> AsyncIterator[Message]:
         """Single messages. Within a batch no step leaves to the event loop."""
         await self._open()
-        async for message in self._fetcher.messages():
-            yield message
+        fetcher = self._fetcher
+        while (batch := await fetcher.next_batch()) is not None:
+            for message in fetcher.walk(batch):
+                yield message
 
     async def batches(self) -> AsyncIterator[MessageBatch]:
         """Batches as they were pulled, each from one queue."""
