@@ -5,7 +5,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from aerobee_proto.javahash import index_key_hash, index_key_hash_many, java_hash, java_hash_many, tag_hash
+from aerobee_proto.javahash import (
+    index_key_hash,
+    index_key_hash_many,
+    index_key_hash_of,
+    java_hash,
+    java_hash_many,
+    tag_hash,
+)
 from proto.tables import golden_table
 
 ANY_TEXT = st.text(st.characters())  # unpaired surrogates included
@@ -56,6 +63,12 @@ def test_known_hashes(text: str, expected: int) -> None:
 def test_the_smallest_integer_has_key_hash_zero() -> None:
     assert index_key_hash("polygenelubricants") == 0
     assert index_key_hash_many(["polygenelubricants", "TopicTest#user-7"]).tolist() == [0, 1964477641]
+
+
+@given(ANY_TEXT, ANY_TEXT)
+@example("polygenelubricant", "s")
+def test_the_hash_of_topic_and_key_is_that_of_their_text(topic: str, key: str) -> None:
+    assert index_key_hash_of(topic, key) == index_key_hash(f"{topic}#{key}")
 
 
 def test_no_tag_has_hash_zero() -> None:

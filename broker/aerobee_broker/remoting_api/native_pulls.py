@@ -83,7 +83,7 @@ class NativePulls:
         pull, gather = self._native.pull, self._native.gather
         at = requests = size = code = version = 0
         served = None if judging is None else judging.mark()  # what was let in before it
-        while size < ANSWERS_SIZE:
+        while size < ANSWERS_SIZE and at < len(data):
             try:
                 found = pull(data, at)
                 if found is None:

@@ -30,11 +30,11 @@ from typing import Final, NamedTuple, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from aerobee_proto.javahash import index_key_hash, index_key_hash_many
+from aerobee_proto.javahash import index_key_hash_many, index_key_hash_of
 from aerobee_store.disk.io import DataFile, StoreIo
 from aerobee_store.disk.page_cache import NotInMemory
 from aerobee_store.faults.errors import CorruptStore
-from aerobee_store.index.index_file import IndexedRecord, IndexFile, RecordProbe, index_file_size
+from aerobee_store.index.index_file import Holds, IndexedRecord, IndexFile, RecordProbe, index_file_size
 from aerobee_store.index.next_file import PREPARED_NAME, NextFile
 
 __all__ = [
@@ -415,23 +415,23 @@ class IndexService:
         return finished(self.query_steps(topic, key, max_num, begin, end))
 
     def query_steps(
-        self, topic: str, key: str, max_num: int, begin: int, end: int, *, asks: bool = False
+        self, topic: str, key: str, max_num: int, begin: int, end: int, *, holds: Holds | None = None
     ) -> Generator[NotInMemory | None, None, list[int]]:
         """Physical offsets, newest first, of at most `max_num` (and QUERY_NUM_MAX) records that may carry
         `key` and were stored in [begin, end] (ms). Yields after every few milliseconds of work; with
-        `asks` also what has to be brought into memory before the next step.
+        `holds`, which says what is in memory, also what has to be brought there before the next step.
 
         Only hashes were compared: the caller reads the records and checks topic and key. Store times are
         known to the second below: records of the last second before `begin` + 1 s may be missing.
         """
         max_num = min(max_num, QUERY_NUM_MAX)
-        key_hash = index_key_hash(f"{topic}#{key}")
+        key_hash = index_key_hash_of(topic, key)
         found: list[int] = []
         for file in reversed(self._files):
             if len(found) >= max_num:
                 break
             if file.time_matches(begin, end):
-                yield from file.collect(key_hash, begin, end, max_num, found, asks=asks)
+                yield from file.collect(key_hash, begin, end, max_num, found, holds=holds)
             if file.begin_timestamp < begin:
                 break
         return found

@@ -42,6 +42,7 @@ __all__ = [
     "HEADER",
     "HEADER_SIZE",
     "SLOT",
+    "Holds",
     "IndexFile",
     "IndexedRecord",
     "RecordProbe",
@@ -81,6 +82,8 @@ class IndexedRecord:
     key_hashes: frozenset[int]
 
 
+# Whether these few bytes of a file are in memory.
+Holds = Callable[["IndexFile", int, int], bool]
 # Physical offset -> the record that begins there, or None when none does.
 RecordProbe = Callable[[int], IndexedRecord | None]
 
@@ -292,36 +295,44 @@ class IndexFile:
         )
 
     def collect(
-        self, key_hash: int, begin: int, end: int, max_num: int, found: list[int], *, asks: bool = False
+        self,
+        key_hash: int,
+        begin: int,
+        end: int,
+        max_num: int,
+        found: list[int],
+        *,
+        holds: "Holds | None" = None,
     ) -> Iterator[NotInMemory | None]:
         """Add physical offsets of entries with this hash and a store time in [begin, end] (ms) to `found`,
         newest first, until it holds `max_num`. A record that carries the key twice is added once.
 
         Yields after every CHAIN_STEPS entries: a chain is as long as a key is popular. Whoever walks on later must
-        do so before the file is closed. With `asks` it yields what has to be brought into memory before it goes on.
+        do so before the file is closed. With `holds`, which says what is in memory, it yields what has to be brought
+        there before it goes on.
         """
-        known: set[int] | None = set() if asks else None
         unpack = ENTRY.unpack_from
         limit = self.next_entry
-        begin_timestamp = self.begin_timestamp
-        yield from self._required(HEADER_SIZE + key_hash % self.slot_count * SLOT.size, SLOT.size, known)
+        begin_timestamp, entries_at = self.begin_timestamp, self._entries_at
+        at = HEADER_SIZE + key_hash % self.slot_count * SLOT.size
+        if holds is not None and not holds(self, at, SLOT.size):
+            yield from self._brought(at, SLOT.size, holds)
         if not self.view:
             return
-        number = SLOT.unpack_from(self.view, HEADER_SIZE + key_hash % self.slot_count * SLOT.size)[0]
+        number = SLOT.unpack_from(self.view, at)[0]
         for _ in range(CHAIN_STEPS_MAX // CHAIN_STEPS):
             view = self.view
             for _ in range(CHAIN_STEPS):
                 if not 0 < number < limit or len(found) >= max_num:
                     return
-                if known is not None:
+                at = entries_at + number * ENTRY_SIZE
+                if holds is not None and not holds(self, at, ENTRY_SIZE):
                     del view
-                    yield from self._required(self._entries_at + number * ENTRY_SIZE, ENTRY_SIZE, known)
+                    yield from self._brought(at, ENTRY_SIZE, holds)
                     view = self.view
                     if not view:
                         return
-                entry_hash, physical_offset, time_diff, previous = unpack(
-                    view, self._entries_at + number * ENTRY_SIZE
-                )
+                entry_hash, physical_offset, time_diff, previous = unpack(view, at)
                 if time_diff < 0:
                     return
                 timestamp = begin_timestamp + time_diff * 1000 if number > 1 else begin_timestamp
@@ -335,16 +346,12 @@ class IndexFile:
             if not self.view:
                 return
 
-    def _required(self, position: int, length: int, known: set[int] | None) -> Iterator[NotInMemory]:
-        """What has to be brought before these bytes are read. `known`: pages that are there, None: nobody asks."""
-        page = position // PAGESIZE
-        if known is None or (page in known and (position + length - 1) // PAGESIZE == page):
-            return
+    def _brought(self, position: int, length: int, holds: "Holds") -> Iterator[NotInMemory]:
+        """What has to be brought before these bytes are read. What does not stay is read as it is."""
         for _ in range(_TRIES_MAX):
-            if not self.view or self.data.in_memory(position, length):
-                break
             yield NotInMemory([Stretch(self.path, position, length)])
-        known.add(page)
+            if not self.view or holds(self, position, length):
+                return
 
     def _entry(self, number: int) -> tuple[int, int, int, int]:
         fields: tuple[int, int, int, int] = ENTRY.unpack_from(

@@ -286,7 +286,7 @@ class CommitLog:
 
     def is_damaged(self, physical_offset: int) -> bool:
         """Whether the record that begins there is known to be damaged and must not be served."""
-        return any(begin <= physical_offset < end for begin, end in self.damaged)
+        return bool(self.damaged) and any(begin <= physical_offset < end for begin, end in self.damaged)
 
     def check(self) -> None:
         """Invariants as code; CorruptStore at the first that is broken."""

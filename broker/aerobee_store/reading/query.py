@@ -55,13 +55,15 @@ def query_messages(
     found: list[RecordHeader] = []
     log = residency.log
     last = end
+    holds = None if residency.is_off else residency.holds_index
     for _ in range(_ROUNDS_MAX):
         # Index times are whole seconds rounded down: ask for one more, and judge by the records.
         candidates = yield from index.query_steps(
-            topic, key, QUERY_NUM_MAX, begin - _INDEX_TIME_STEP_MS, last, asks=not residency.is_off
+            topic, key, QUERY_NUM_MAX, begin - _INDEX_TIME_STEP_MS, last, holds=holds
         )
         offsets = sorted(set(candidates))
-        yield from residency.bring_records(offsets)
+        if not residency.has_records(offsets):
+            yield from residency.bring_records(offsets)
         headers = [header for offset in offsets if (header := _header_at(log, offset)) is not None]
         found = [h for h in headers if begin <= h.store_timestamp <= end and _carries(h, topic, key)]
         found = [header for header in found if _is_itself(log, agreement, header)]

@@ -35,8 +35,10 @@ STRETCHES_MAX: Final = 64
 _TRIES_MAX: Final = 4  # then what does not stay in memory is read as it is
 _BLOCK_BITS: Final = 18
 _BLOCK: Final = 1 << _BLOCK_BITS  # of the log: what is asked for together, 6 us
+_INDEX_BITS: Final = 16
+_INDEX_BLOCK: Final = 1 << _INDEX_BITS  # of a file of the index: 2.5 us
 _QUEUE_BLOCK: Final = 1 << 16  # of a queue file: 3,276 entries
-_BLOCKS_MAX: Final = 4096  # of queues, of which the answer is believed
+_BLOCKS_MAX: Final = 4096  # of queues, and of the index, of which the answer is believed
 _GAP_MAX: Final = 32 << 10  # bytes between two records that are read with them
 _SPAN_MAX: Final = 64  # blocks that one pull is looked for in
 _RECORD_MAX: Final = 32 << 20  # bytes; an entry that says more leads to no record
@@ -70,6 +72,8 @@ class Residency:
         # Blocks of queues, by the byte of the row where they begin. One row of blocks of each is in its `hot_from` and
         # `hot_until`, too.
         self._known_entries: set[tuple[ConsumeQueue, int]] = set()
+        # Blocks of files of the index, the same.
+        self._known_index: set[tuple[IndexFile, int]] = set()
         # The file of the index that was found ready for keys a moment ago.
         self.known_index: IndexFile | None = None
 
@@ -87,6 +91,7 @@ class Residency:
         self._known.clear()
         self._coming.clear()
         self.known_index = None
+        self._known_index.clear()
         for queue, _ in self._known_entries:
             queue.hot_from = queue.hot_until = 0
         self._known_entries.clear()
@@ -132,6 +137,23 @@ class Residency:
         queue.hot_from, queue.hot_until = hot_from, hot_until
         return True
 
+    # --- the index ----------------------------------------------------------------------------------------------
+
+    def holds_index(self, file: IndexFile, position: int, length: int) -> bool:
+        """Whether a few bytes of a file of the index are in memory."""
+        block = position >> _INDEX_BITS
+        known = self._known_index
+        if (position + length - 1) >> _INDEX_BITS == block:
+            if (file, block) in known:
+                return True
+            begin = block << _INDEX_BITS
+            if file.data.in_memory(begin, min(_INDEX_BLOCK, file.data.size - begin)):
+                if len(known) >= _BLOCKS_MAX:
+                    known.clear()
+                known.add((file, block))
+                return True
+        return file.data.in_memory(position, length)
+
     # --- the log -----------------------------------------------------------------------------------------------
 
     def holds(self, file: MappedFile, begin: int, end: int) -> bool:
@@ -172,6 +194,24 @@ class Residency:
         head = self.log.read(physical_offset, SIZE_AND_MAGIC.size)
         if head is not None:
             self.require(physical_offset, max(SIZE_AND_MAGIC.unpack(head)[0], SIZE_AND_MAGIC.size))
+
+    def has_records(self, places: Sequence[int]) -> bool:
+        """Whether the records that begin there are known to be in memory; a no says nothing."""
+        return self.is_off or all(map(self._has_record, places))
+
+    def _has_record(self, place: int) -> bool:
+        log = self.log
+        file = log.mapped.find(place)
+        if file is None or place >= log.end_offset:
+            return True  # there is none
+        block = place >> _BLOCK_BITS
+        if (place + SIZE_AND_MAGIC.size) >> _BLOCK_BITS != block or place + SIZE_AND_MAGIC.size > file.end:
+            return False
+        if block not in self._known and not self._has_block(file, block):
+            return False
+        size = SIZE_AND_MAGIC.unpack_from(file.view, place - file.offset)[0]
+        end = min(place + max(size, 1), file.end)
+        return (end - 1) >> _BLOCK_BITS == block or self.holds(file, place, end)
 
     def bring_records(self, places: Sequence[int]) -> Generator[NotInMemory, None, None]:
         """What has to be brought before the records at these physical offsets are looked at."""

@@ -138,3 +138,42 @@ def test_an_index_that_is_not_in_memory_is_brought_there_before_keys_go_into_it(
     assert store.keys.missing() is None
     assert asked
     assert found(finished(steps)) == ["U1"]
+
+
+def test_what_a_query_reads_is_asked_for_once_in_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two or three questions to the system for each query took as long as all the rest of it."""
+    store = stored("a", "b")
+    store.keys.query("Orders", "a", 10, 0, EVER)
+    store.residency.begin(lambda stretches: None)
+    asked: list[str] = []
+    gone: set[str] = set()
+
+    def in_memory(file: MemoryFile, position: int, length: int) -> bool:
+        asked.append(file.path.parent.name)
+        return file.path.parent.name not in gone
+
+    monkeypatch.setattr(MemoryFile, "in_memory", in_memory)
+
+    def query(key: str) -> QueryResult | NotInMemory | None:
+        try:
+            return next(store.keys.query_steps("Orders", key, 10, 0, EVER))
+        except StopIteration as end:
+            result: QueryResult = end.value
+            return result
+
+    first = query("a")
+    assert isinstance(first, QueryResult)
+    assert found(first) == ["U0"]
+    assert {"index", "commitlog"} <= {*asked}
+    asked.clear()
+    second = query("b")
+    assert isinstance(second, QueryResult)
+    assert found(second) == ["U1"]
+    assert "commitlog" not in asked
+    assert asked.count("index") <= 1  # its slot may be in another block than that of the first
+    for folder in ("index", "commitlog"):
+        gone = {folder}
+        store.residency.forget()
+        missing = query("a")
+        assert isinstance(missing, NotInMemory), "and it is asked for again"
+        assert [one.path.parent.name for one in missing.needed] == [folder]
