@@ -59,6 +59,7 @@ STEP_MAX = 1.25
 SPARE_FILES = 500  # descriptors that neither side uses for consumers
 SETTLE_TIMES = 3  # as long is a broker at work, after it has grown, before it is measured
 PRELOAD_S = 3.0
+TURN_MAX_S = 20.0  # for a message to each queue
 GIB = 1 << 30
 BODY = (4 << 20) - 4096
 PAGE = 4096
@@ -145,10 +146,14 @@ def topics(folder: Path, sizes: list[int], rounds: int, seconds: float) -> Itera
             make_all_queues(plain.broker.address, 1)
         one = sending(seconds, topic="Bench-0", queues=QUEUES)
         for size in sizes:
-            many = sending(seconds, topic="Bench" if size > 1 else "Bench-0", topics=size, queues=QUEUES)
+            load = {"topic": "Bench" if size > 1 else "Bench-0", "topics": size, "queues": QUEUES}
             with loaded.measured():
                 make_all_queues(loaded.broker.address, size)
-            settle(loaded, many)
+                first = loadgen.run("send", loaded.broker.address, seconds, **load)
+            # Each run begins with the first queue again: a shorter one would leave out the last of them.
+            turn_s = min(size * QUEUES / max(first.messages_per_s, 1), TURN_MAX_S)
+            settle(loaded, sending(max(seconds, 2 * turn_s), **load))
+            many = sending(max(seconds, turn_s), **load)
             yield compared("topics", size, plain, loaded, rounds, one, many)
 
 

@@ -35,6 +35,8 @@ __all__ = [
 _PAGE: Final = mmap.PAGESIZE
 _PAGES_MAX: Final = 4096  # asked for at once
 _BUFFER_SIZE: Final = 1 << 18  # what a thread that brings pages reads at a time
+# What is asked for by one call: Linux reads no more for it than the disk takes as one request, and leaves out the rest.
+_ADVICE_SIZE: Final = 1 << 19
 # The lowest bit of each answer says whether the page is there; other systems than Linux use the others too.
 _LOWEST_BIT: Final = bytes(value & 1 for value in range(256))
 
@@ -134,4 +136,6 @@ def read_file_ahead(path: Path, position: int, length: int) -> None:
 def _advise(fd: int, position: int, length: int) -> None:
     if hasattr(os, "posix_fadvise"):
         with suppress(OSError):
-            os.posix_fadvise(fd, position, length, os.POSIX_FADV_WILLNEED)
+            for at in range(position, position + length, _ADVICE_SIZE):
+                size = min(_ADVICE_SIZE, position + length - at)
+                os.posix_fadvise(fd, at, size, os.POSIX_FADV_WILLNEED)

@@ -237,9 +237,14 @@ class Residency:
         return True
 
     def _go_ahead(self, file: MappedFile, block: int) -> None:
-        """Somebody goes through the log and comes to this block next."""
-        if block in self._coming or block in self._known:
+        """Somebody goes through the log and comes to this block next. Half of what is read ahead is on its way always:
+        asked for when it is needed, it was waited for each time."""
+        count = max(self.ahead_size >> _BLOCK_BITS, 1)
+        middle = block + count // 2
+        if middle in self._coming or middle in self._known:
             return
+        while block < middle and (block in self._coming or block in self._known):
+            block += 1
         begin = block << _BLOCK_BITS
         end = min(begin + max(self.ahead_size, _BLOCK), file.end, self.log.end_offset)
         if begin >= end:

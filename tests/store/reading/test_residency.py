@@ -9,6 +9,7 @@ from aerobee_store.disk.page_cache import Stretch
 from aerobee_store.log.commit_log import CommitLog
 from aerobee_store.reading.residency import STRETCHES_MAX, Places, Residency
 from store.memory_io import MemoryIo
+from store.slow_disk import SlowIo
 
 FILE = 1 << 20
 GAP = 32 << 10
@@ -72,3 +73,32 @@ def test_no_more_stretches_than_that_are_asked_for(log: CommitLog) -> None:
     asked = places(*((at * 2000 % FILE, 10) for at in range(0, 20_000, 97)))
     found = Residency(log, count_max=10).missing(asked, 500, FILE)
     assert STRETCHES_MAX <= len(found.needed) <= STRETCHES_MAX + 1
+
+
+def test_half_of_what_is_read_ahead_is_always_on_its_way(tmp_path: Path) -> None:
+    """The next part was asked for when its first block was needed, so each of them was waited for."""
+    block, size = 1 << 18, 1 << 24
+    disk = SlowIo()
+    log = CommitLog(tmp_path, size, disk)
+    log.roll()
+    log.end_offset = size - 100
+    (file,) = log.mapped.files
+    asked: list[Stretch] = []
+    residency = Residency(log, count_max=10, ahead_size=4 * block)
+    residency.begin(asked.extend)
+    disk.go_cold()
+    came = 0
+    for number in range(size // block - 1):
+        path, begin = file.data.path, number * block
+        if number < 2:  # one that nobody has read ahead yet is waited for
+            disk.written(path, begin, block)
+            came = begin + block
+        assert residency.holds(file, begin, begin + block)
+        assert asked or number == 0
+        for stretch in asked[-1:]:
+            assert stretch.position <= came or stretch.position + stretch.length == came
+            disk.written(*stretch)
+            came = stretch.position + stretch.length
+            assert came >= min(begin + 3 * block, log.end_offset)
+    assert len(asked) <= size // (4 * block) + 1  # and no part twice
+    assert sum(stretch.length for stretch in asked) <= size
