@@ -31,7 +31,6 @@ class Copies:
         self.emptied_at = -1.0
         # How far a slave's log was compared, and with whose; by host and the number of its disk.
         self._compared: dict[tuple[str, int], tuple[BrokerHost, int]] = {}
-        self.failure: Broken | None = None  # of a look
 
     # --- acknowledged messages --------------------------------------------------------------------------------
 
@@ -40,14 +39,15 @@ class Copies:
         if sent.began <= self.emptied_at:
             return
         at = decode_offset_message_id(stored_as).physical_offset
-        holders = [host.name for host in self._set.members if self._has(host, at, sent.body)]
+        holders = [host.name for host in self._set.members if self.has(host, at, sent.body)]
         if len(holders) < self.promised:
             raise Broken(
                 f"{sent.body!r} at {at} of the log is acknowledged for {self.promised} copies; "
                 f"safe at {', '.join(holders) or 'no host'}"
             )
 
-    def _has(self, host: BrokerHost, at: int, body: bytes) -> bool:
+    def has(self, host: BrokerHost, at: int, body: bytes) -> bool:
+        """Whether this message lies there, as safe as the host's settings promise."""
         path, begin = self._file_of(at)
         inode = host.disk.names.get(path)
         if inode is None:
@@ -68,12 +68,8 @@ class Copies:
 
     def look(self) -> None:
         """Compare what has come since the last look, and look again."""
-        try:
-            for slave in self._set.slaves:
-                self.compare(slave)
-        except Broken as broken:
-            self.failure = broken
-            return
+        for slave in self._set.slaves:
+            self.compare(slave)
         self._world.at(self._world.now + LOOK_S, None, self.look)
 
     def compare(self, slave: BrokerHost, *, whole: bool = False) -> None:

@@ -94,15 +94,20 @@ def install() -> None:
 def _replace_in_modules() -> None:
     from aerobee import client
     from aerobee_broker import assembly, broker  # noqa: F401
+    from aerobee_broker.messages import read
+    from aerobee_broker.pop import service
+    from aerobee_broker.upkeep import file_watching
     from aerobee_nameserver import handlers, server  # noqa: F401
     from aerobee_remoting.ends import server as listening
     from aerobee_remoting.exchange import calls, loop_watch
     from simulation.loop import SimExecutor
     from simulation.threads import SimThreading
 
-    # Looks at nothing but the time, ten and twenty times a second: most of what would happen.
+    # Look at nothing but the time, many times a second: most of what would happen.
     loop_watch.LOOK_S = 5.0  # type: ignore[misc]
     calls.TIMEOUT_SCAN_S = 0.2  # type: ignore[misc]
+    read.SWEEP_S = service.SWEEP_S = 0.25  # type: ignore[misc]
+    file_watching.LOOK_INTERVAL_S = 2.0  # type: ignore[misc]
     edges.threading = SimThreading()
     for name, module in list(sys.modules.items()):
         if name.startswith("aerobee") and hasattr(module, "threading"):

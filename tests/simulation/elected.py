@@ -1,6 +1,8 @@
 """Hosts of a set whose master is elected: what runs there is the loop of the program, one life after the other."""
 
 import asyncio
+from collections.abc import Callable
+from math import inf
 from typing import Any, Final
 
 from aerobee_broker.broker import Broker, Life
@@ -23,6 +25,9 @@ class ElectedSet(BrokerSet):
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self.members = []
+        # Told of each life of a master that serves, and of each cut of a log.
+        self.on_served: Callable[[ElectedHost, int], None] = lambda host, epoch: None
+        self.on_cut: Callable[[ElectedHost, int], None] = lambda host, offset: None
         # Who has been master, by epoch: the process, not the host alone.
         self.masters: dict[int, tuple[str, int]] = {}
 
@@ -37,6 +42,7 @@ class ElectedSet(BrokerSet):
         me = host.name, host.starts
         if self.masters.setdefault(epoch, me) != me:
             raise Broken(f"{host.name} and {self.masters[epoch][0]} are both master of epoch {epoch}")
+        self.on_served(host, epoch)
         if epoch == max(self.masters):
             # What groups have committed at the old master and this one has not heard of yet is forgotten.
             if self.master is not host:
@@ -66,6 +72,21 @@ class ElectedHost(BrokerHost):
     def is_slave(self) -> bool:
         return self._set.master is not self
 
+    @property
+    def number(self) -> int:
+        """As the register knows it."""
+        number: int = self.settings["broker_id"]
+        return number
+
+    @property
+    def holds_until(self) -> float:
+        """When it ceases to be master by its own clock if it hears nothing more, in true seconds; it is not asked, as
+        it would notice."""
+        if not self.is_up or self.election is None or self.election.seat.tenure is None:
+            return -inf
+        tenure = self.election.seat.tenure
+        return -inf if tenure.is_over else tenure.until / self.clock_rate
+
     async def _main(self) -> None:
         process, cluster = self.process, self.cluster
         assert process is not None
@@ -80,6 +101,8 @@ class ElectedHost(BrokerHost):
         try:
             role = await election.first()
             while not stop.is_set():
+                if cut_to is not None:
+                    self._set.on_cut(self, cut_to)
                 life = Life(role, None, port, None, election, cut_to)
                 made = Broker(settings_of(config, role), io=io, clock=process.epoch_ms, life=life)
                 broker = await self.begin(made, stop)

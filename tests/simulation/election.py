@@ -7,8 +7,10 @@ from simulation.cluster import BrokerHost
 from simulation.copies import LOOK_S, Copies
 from simulation.elected import ElectedHost, ElectedSet
 from simulation.etcd import ETCD_ADDRESS, Etcd
+from simulation.ledger import Sent
 from simulation.pair import PairSimulation
 from simulation.scenario import HEALED_WITHIN_S, Simulation
+from simulation.seats import Seats
 from simulation.set_faults import SET_FAULTS, TABLES_LAG_S, SetFaults
 
 __all__ = ["ElectionSimulation"]
@@ -105,10 +107,27 @@ ELECTION_FAULTS: Final[dict[str, Callable[[Any], None]]] = {
 }
 
 
+THEMES: Final[dict[str, tuple[str, ...]]] = {
+    "masters that are lost": ("lost master",),
+    "masters that are cut off": ("lost master", "no way to etcd", "closed way between members", "cut link"),
+    "disks": ("lost master", "power", "power inside", "slow syncs", "failing syncs and power later"),
+    "who is in sync": (
+        "kill",
+        "cut link",
+        "closed way between members",
+        "slow syncs",
+        "slow etcd",
+        "lost answers of etcd",
+        "etcd restarts",
+    ),
+}
+
+
 class ElectionSimulation(PairSimulation):
     """One run of one seed."""
 
     set: ElectedSet
+    themes = THEMES
 
     def make_brokers(self, settings: dict[str, Any]) -> None:
         chance, cluster = self.chance, self.cluster
@@ -125,6 +144,7 @@ class ElectionSimulation(PairSimulation):
         }
         self.etcd = Etcd(self.world, cluster.network)
         self.set = self.target = ElectedSet(self.ledger)
+        hosts: list[ElectedHost] = []
         for number in range(count):
             made = ElectedHost(
                 cluster,
@@ -136,15 +156,25 @@ class ElectionSimulation(PairSimulation):
             )
             made.set_clock(0, chance.choice((0.97, 1.0, 1.0, 1.03)))
             self.set.add(made)
+            hosts.append(made)
             cluster.brokers.append(made)
         self.copies = Copies(self.world, self.set, settings["mapped_file_size_commit_log"])
         self.copies.promised = least
-        self.ledger.witness = self.copies.witness
+        seats = Seats(self.world, hosts, self.copies)
+
+        def witness(sent: Sent, stored_as: str) -> None:
+            self.copies.witness(sent, stored_as)
+            seats.witness(sent, stored_as)
+
+        self.ledger.witness = witness
+        self.etcd.on_written = seats.written
+        self.set.on_served, self.set.on_cut = seats.serves, seats.cuts
         self.faults = ElectionFaults(cluster, self.ledger, self.world.chance("faults"), self.set, self.copies)
         self.faults.etcd = self.etcd
         for host in self.set.members:
             self.faults.supervise(host, host.start)
         self._look()
+        seats.look()
 
     def _look(self) -> None:
         """Remember how old the tables of slaves are."""

@@ -54,6 +54,8 @@ class Etcd:
         self._changes: list[tuple[int, list[Change]]] = []
         self._compacted = 0  # changes up to this revision are forgotten
         self._waiting: list[Callable[[], None]] = []
+        # Told of each key that is written.
+        self.on_written: Callable[[str, bytes], None] = lambda key, value: None
         # --- faults; who sets them takes them back
         self.is_up = True
         self.delay_s = 0.001  # on average, each way
@@ -113,6 +115,7 @@ class Etcd:
             entry = self._entries[key] = Entry(put.value, self.revision, put.lease)
             changes.append(Change(key, entry))
             self.world.note("etcd", f"{self.revision}: {key} = {put.value.decode()}")
+            self.on_written(key, put.value)
         for key in deletes:
             del self._entries[key]
             changes.append(Change(key, None))

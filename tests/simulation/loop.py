@@ -11,6 +11,7 @@ from asyncio.events import _get_running_loop, _set_running_loop
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Executor, Future
+from contextvars import copy_context
 from itertools import count
 from math import inf, nextafter
 from typing import Any, Protocol, TypeVar
@@ -56,16 +57,13 @@ class Sockets(Protocol):
     ) -> asyncio.AbstractServer: ...
 
 
-class _Timer(asyncio.TimerHandle):
-    """A handle that knows the call in the world's queue."""
+class _Handle(Call):
+    """A call of an event loop, as who asks for it sees it: what asyncio.TimerHandle is."""
 
-    __slots__ = ("made",)
-    made: Call
+    __slots__ = ()
 
-    def cancel(self) -> None:
-        if not self._cancelled:
-            self.made.cancel()
-        super().cancel()
+    def cancelled(self) -> bool:
+        return self.call is None
 
 
 class _Line:
@@ -99,10 +97,11 @@ class NodeLoop(asyncio.AbstractEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, list(args), self, context)
+        world = self._world
+        made = _Handle(world.now, self.process, self._run, (context or copy_context(), callback, args))
         if self.process.is_alive:
-            self._world.at(self._world.now, self.process, self._run, handle)
-        return handle
+            world.again(made, world.now)
+        return made  # type: ignore[return-value]
 
     call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
@@ -122,26 +121,31 @@ class NodeLoop(asyncio.AbstractEventLoop):
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
-        handle = _Timer(when, callback, list(args), self, context)
         world = self._world
         rate = self.process.clock_rate
         true = max(when / rate, world.now)
         while true * rate < when:  # rounded: it would ring before its time, by the clock of who asked
             true = nextafter(true, inf)
-        handle.made = world.at(true, self.process, self._run, handle)
-        return handle
+        made = _Handle(true, self.process, self._run, (context or copy_context(), callback, args))
+        world.again(made, true)
+        return made  # type: ignore[return-value]
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """Asyncio tells; the call is taken back already."""
 
-    def _run(self, handle: asyncio.Handle) -> None:
+    def _run(
+        self, context: contextvars.Context, callback: Callable[..., object], arguments: tuple[object, ...]
+    ) -> None:
         process = self.process
-        if handle.cancelled():
-            return
         before = _get_running_loop()
         _set_running_loop(self)
         try:
-            handle._run()
+            context.run(callback, *arguments)
+        except Exception as failed:
+            said = {"message": f"Exception in callback {callback}", "exception": failed}
+            self.call_exception_handler(said)
+        except ProcessDead:
+            pass
         finally:
             _set_running_loop(before)
         if process.slowness_s:

@@ -100,6 +100,9 @@ def test_a_planted_fault_is_found(name: str) -> None:
         ("acknowledged before slaves", "pair"),
         ("reported before the disk", "pair"),
         ("no truncation", "election"),
+        ("sent counts as confirmed", "election"),
+        ("one in sync is enough", "election"),
+        ("epoch in memory", "election"),
     ],
 )
 def test_a_fault_planted_into_a_set_is_found(name: str, scenario: str) -> None:

@@ -169,7 +169,7 @@ class Work:
                             consumerGroup=READERS,
                             maxMsgNums=chance.choice((1, 8, 32)),
                             sysFlag=6,
-                            suspendTimeoutMillis=2000,
+                            suspendTimeoutMillis=1000,
                         ).ext_fields,
                         timeout=6.0,
                     )
@@ -236,8 +236,8 @@ class Work:
             consumerGroup=POPPERS,
             queueId=-1,
             maxMsgNums=chance.choice((1, 8, 32)),
-            invisibleTime=5000,
-            pollTime=2000,
+            invisibleTime=2000,
+            pollTime=1000,
             bornTime=0,
             initMode=0,
             order="false",
@@ -311,7 +311,7 @@ class Work:
                 if chance.random() < 0.5:
                     result = await producer.send(DELAYED, body, delay_level=chance.choice((1, 2)))
                 else:
-                    result = await producer.send(DELAYED, body, deliver_after=chance.choice((1.5, 4.0)))
+                    result = await producer.send(DELAYED, body, deliver_after=chance.choice((0.5, 1.5)))
                 if result.status is SendStatus.OK:
                     self.ledger.acknowledge_somewhere(sent)
                 else:
@@ -354,7 +354,7 @@ class Work:
             while not self.is_closing:
                 try:
                     async with client.consumer(
-                        MEMBERS, GROUPED, wait_for_topics=True, commit_s=1.0, rebalance_s=5.0, hold_s=2.0
+                        MEMBERS, GROUPED, wait_for_topics=True, commit_s=1.0, rebalance_s=5.0, hold_s=1.0
                     ) as consumer:
                         waiting = asyncio.create_task(self._closing())
                         messages = asyncio.create_task(self._handle(consumer, chance))

@@ -118,6 +118,8 @@ class World:
         self._digest = hashlib.blake2b(digest_size=8)
         # What happened, for people: (seconds, who, what).
         self.history: list[tuple[float, str, str]] = []
+        # A promise that was broken, wherever somebody found that: nothing more happens then.
+        self.failure: Exception | None = None
 
     def chance(self, purpose: str) -> Random:
         """A source of chance for one purpose: what one of them draws does not change what another does."""
@@ -154,6 +156,29 @@ class World:
         while not until():
             self.turn(blocked)
 
+    def run_on(self, until: Callable[[], bool], step_s: float) -> None:
+        """Let things happen until that holds; it is asked once in so many seconds."""
+        queue = self._queue
+        while not until():
+            next_look = self.now + step_s
+            while self.now < next_look:
+                if not queue:
+                    raise Stuck(f"nothing happens any more after {self.now:.3f} s")
+                call = heappop(queue)[2]
+                made, process = call.call, call.process
+                if made is None:
+                    continue
+                if process is not None:
+                    if not process.is_alive:
+                        continue
+                    if process.is_stopped:
+                        process.hold(call)
+                        continue
+                    if process.busy_until > call.when:
+                        self.again(call, process.busy_until)
+                        continue
+                self._make(call, made, process)
+
     def turn(self, blocked: Process | None = None) -> None:
         """Make the next call."""
         waiting: list[tuple[float, int, Call]] = []
@@ -180,12 +205,18 @@ class World:
             break
         for left in waiting:
             heappush(self._queue, left)
+        self._make(call, made, process)
+
+    def _make(self, call: Call, made: Callable[..., object], process: Process | None) -> None:
         self.turns += 1
         if self.turns > TURNS_MAX:
             raise Stuck(f"{TURNS_MAX} calls, and no end")
-        self.now = max(self.now, call.when)
+        if call.when > self.now:
+            self.now = call.when
         before, self.current = self.current, process
         try:
             made(*call.arguments)
         finally:
             self.current = before
+        if self.failure is not None:
+            raise self.failure

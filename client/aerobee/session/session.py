@@ -87,8 +87,9 @@ class Session:
         # Moved by the calls below.
         # Those that still pull are kept alive by their tasks; the others go when nobody reads any more.
         self.fetchers: WeakKeyDictionary[Fetcher, None] = WeakKeyDictionary()
-        self._producers: set[Producer] = set()
-        self._consumers: set[PullConsumer] = set()
+        # Both in the order in which they came.
+        self._producers: dict[Producer, None] = {}
+        self._consumers: dict[PullConsumer, None] = {}
         self._tasks: list[asyncio.Task[None]] = []
         # Fetchers that also take queues that their topic gets later.
         self.followers: WeakKeyDictionary[Fetcher, str] = WeakKeyDictionary()
@@ -154,13 +155,13 @@ class Session:
     # --- members ----------------------------------------------------------------------------------------------
 
     def add_producer(self, producer: Producer) -> None:
-        self._producers.add(producer)
+        self._producers[producer] = None
         if producer.parts.checker is not None:
             self.requests.checks[producer.group] = producer.parts.checker
         self._beat_now.set()
 
     def remove_producer(self, producer: Producer) -> None:
-        self._producers.discard(producer)
+        self._producers.pop(producer, None)
         checker = producer.parts.checker
         if checker is not None and self.requests.checks.get(producer.group) is checker:
             del self.requests.checks[producer.group]
@@ -170,11 +171,11 @@ class Session:
     async def add_consumer(self, consumer: PullConsumer) -> None:
         """Brokers must know a group before it commits: the first heartbeat is waited for."""
         await self.routes.for_subscribe(consumer.topic)
-        self._consumers.add(consumer)
+        self._consumers[consumer] = None
         await self.beat()
 
     def remove_consumer(self, consumer: PullConsumer) -> None:
-        self._consumers.discard(consumer)
+        self._consumers.pop(consumer, None)
         if all(other.group != consumer.group for other in self._consumers):
             self._say_goodbye({"consumerGroup": consumer.group})
 

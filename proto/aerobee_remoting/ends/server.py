@@ -98,7 +98,7 @@ class RemotingServer:
             )
         self._on_connect = on_connect
         self._on_disconnect = on_disconnect
-        self.connections: set[Connection] = set()
+        self.connections: dict[Connection, None] = {}  # in the order in which they came
         self.watch = LoopWatch(self._config.loop_held_s, log=log)
         self.refused_connections = 0  # beyond the bounds
         self.broken_off: Counter[str] = (
@@ -215,7 +215,7 @@ class RemotingServer:
             self._refuse(connection.peer, host)
             connection.abort("too many connections")
             return
-        self.connections.add(connection)
+        self.connections[connection] = None
         self.per_host[host] += 1
         log.debug("remoting.connected", peer=connection.peer)
         if self._on_connect is not None:
@@ -251,7 +251,7 @@ class RemotingServer:
     def _closed(self, connection: Connection) -> None:
         if connection not in self.connections:
             return
-        self.connections.discard(connection)
+        del self.connections[connection]
         _leave(self.per_host, connection.peer_host)
         log.debug("remoting.disconnected", peer=connection.peer)
         if self._on_disconnect is not None:

@@ -1,0 +1,102 @@
+"""What an election promises, looked at from outside while it runs: who may be master, and what an answer of it means.
+
+- One member at most holds the seat, each by its own clock; the register's epoch never falls, and who takes the seat was
+  in sync.
+- Nobody answers a send that began when it was not master any more.
+- An acknowledged message is at every member that is in sync by the register, as safe as that promises; no member cuts
+  one off its log.
+- The epoch of a master is on its disk before it serves.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from aerobee_broker.election.records import SetRecord
+from aerobee_proto.message_ids import decode_offset_message_id
+from aerobee_store.replicas.epochs import EPOCH_FILE
+from simulation.cluster import STORE
+from simulation.copies import Copies
+from simulation.elected import ElectedHost
+from simulation.ledger import Broken, Sent
+from simulation.world import World
+
+__all__ = ["Seats"]
+
+LOOK_S: Final = 0.05
+
+
+class Seats:
+    """Of one set. Whoever finds something broken raises it at once, and so ends the simulation."""
+
+    def __init__(self, world: World, members: Sequence[ElectedHost], copies: Copies) -> None:
+        self._world = world
+        self._members = members
+        self._copies = copies
+        self._set: SetRecord | None = None  # as the register has it
+        # Since when a member is known not to be master, by its name.
+        self._lost_at: dict[str, float] = {}
+        self._acknowledged: list[tuple[int, bytes]] = []  # physical offsets, bodies
+
+    # --- who is master ----------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """See who holds the seat, and look again."""
+        holders = [host for host in self._members if host.holds_until > self._world.now]
+        if len(holders) > 1:
+            names = ", ".join(f"{host.name} until {host.holds_until:.3f} s" for host in holders)
+            raise Broken(f"more than one member may answer: {names}")
+        for host in self._members:
+            if host in holders:
+                self._lost_at.pop(host.name, None)
+            else:
+                self._lost_at.setdefault(host.name, self._world.now)
+        self._world.at(self._world.now + LOOK_S, None, self.look)
+
+    def serves(self, host: ElectedHost, epoch: int) -> None:
+        """A life of a master begins to serve."""
+        self._lost_at.pop(host.name, None)
+        path = f"{STORE}/{EPOCH_FILE}"
+        inode = host.disk.names.get(path)
+        text = bytes(inode.live) if inode is not None else b""
+        if b"\n%d-" % epoch not in text or not host.disk.is_safe(path, 0, text):
+            raise Broken(f"{host.name} is master of epoch {epoch}, and its disk does not say so: {text!r}")
+
+    def written(self, key: str, value: bytes) -> None:
+        """The register has a new value."""
+        if not key.endswith("/set"):
+            return
+        before, self._set = self._set, msgspec.json.decode(value, type=SetRecord)
+        if before is None:
+            return
+        if self._set.epoch < before.epoch:
+            raise Broken(f"the register is at epoch {self._set.epoch}, and was at {before.epoch}")
+        if self._set.epoch > before.epoch and self._set.master not in before.in_sync:
+            raise Broken(
+                f"member {self._set.master} takes the seat; in sync were {sorted(before.in_sync)} alone"
+            )
+
+    # --- what is acknowledged ---------------------------------------------------------------------------------
+
+    def witness(self, sent: Sent, stored_as: str) -> None:
+        """A message was acknowledged."""
+        stored = decode_offset_message_id(stored_as)
+        at = stored.physical_offset
+        self._acknowledged.append((at, sent.body))
+        for host in self._members:
+            lost_at = self._lost_at.get(host.name)
+            if host.address == str(stored.host) and lost_at is not None and sent.began > lost_at:
+                raise Broken(
+                    f"{host.name} has answered {sent.body!r}, which was sent at {sent.began:.3f} s, and was no "
+                    f"master from {lost_at:.3f} s on"
+                )
+            is_counted = self._set is not None and host.number in self._set.in_sync
+            if is_counted and not self._copies.has(host, at, sent.body):
+                raise Broken(f"{sent.body!r} at {at} of the log is acknowledged, and not safe at {host.name}")
+
+    def cuts(self, host: ElectedHost, offset: int) -> None:
+        """A member is about to cut its log back to there; START_OVER: to give it up."""
+        for at, body in self._acknowledged:
+            if at >= offset and self._copies.has(host, at, body):
+                raise Broken(f"{host.name} cuts its log at {offset}, and {body!r} at {at} off")
