@@ -158,10 +158,11 @@ TABLE: Final = (
     Row(
         "event loop",
         "requests of one turn; seconds that one call of a batch handler, and one step of a task, is meant to take; "
-        "requests that overtake",
+        "bytes of large headers in such a call; requests that overtake",
         (
             "aerobee_remoting.exchange.connection:SLICE_FRAMES_MAX",
             "aerobee_remoting.exchange.connection:BATCH_S",
+            "aerobee_remoting.exchange.connection:BATCH_HEADERS_SIZE",
             "aerobee_remoting.exchange.connection:STEPS_S",
             "aerobee_remoting.exchange.connection:OVERTAKING_MAX",
         ),

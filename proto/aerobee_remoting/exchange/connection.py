@@ -82,7 +82,12 @@ SLICE_FRAMES_MAX: Final = 1024  # requests in one slice
 # A batch handler gets as many requests at once as take about so long, by what those before them took.
 BATCH_S: Final = 0.002
 STEPS_S: Final = 0.001  # of a task that works in steps, before others have their turn
-BATCH_FIRST: Final = 64  # requests, while nothing is known
+BATCH_FIRST: Final = (
+    4  # requests, while nothing is known: a filter of 1,200 tags takes more than a millisecond
+)
+# Bytes of the large ones among their headers: few dear requests may follow very many cheap ones.
+BATCH_HEADERS_SIZE: Final = 65_536
+LARGE_HEADER: Final = 4096
 OVERTAKING_MAX: Final = 64  # requests that may overtake what is held back, until nothing is
 RUNNING_SIZE_MAX: Final = 16 * 1024 * 1024  # bytes that tasks are at work on, at which reading stops
 COUNT_STEP: Final = 65_536  # bytes that may wait to be sent before they are counted at once
@@ -434,6 +439,7 @@ class Connection(asyncio.Protocol):
         clock, write_high = self._clock, self._limits.write_high
         json_keys = self._handlers.by_key[CODEC_JSON]
         run: list[AnyIncoming] = []
+        run_size = 0  # bytes of the large headers of these
         run_entry: Entry | None = None
         broken: FrameError | None = None
         rest = iter(frames)
@@ -464,9 +470,13 @@ class Connection(asyncio.Protocol):
                         left = list(rest)  # and so this loop ends
                     continue
             if entry.batch is not None:
-                if run and (entry is not run_entry or len(run) >= self._batch_max):
+                if len(header) >= LARGE_HEADER:
+                    run_size += len(header)
+                if run and (
+                    entry is not run_entry or len(run) >= self._batch_max or run_size > BATCH_HEADERS_SIZE
+                ):
                     self._run_batch(run_entry, run)
-                    run = []
+                    run, run_size = [], 0
                     if self._out_size > write_high or self._alone or clock() >= deadline:
                         left = [frame, *rest]
                         break
@@ -475,7 +485,7 @@ class Connection(asyncio.Protocol):
                 continue
             if run:
                 self._run_batch(run_entry, run)
-                run = []
+                run, run_size = [], 0
                 if self._alone or clock() >= deadline:
                     left = [frame, *rest]
                     break

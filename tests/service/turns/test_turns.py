@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from aerobee_proto.frames import Command, encode_command
 from aerobee_proto.requests import NoFields
-from aerobee_remoting.exchange.connection import BATCH_FIRST, BATCH_S, OVERTAKING_MAX, READ_AHEAD
+from aerobee_remoting.exchange.connection import (
+    BATCH_FIRST,
+    BATCH_HEADERS_SIZE,
+    BATCH_S,
+    OVERTAKING_MAX,
+    READ_AHEAD,
+)
 from aerobee_remoting.exchange.handlers import AnyRequest, Channel, HandlerTable, Response
 from aerobee_remoting.exchange.limits import Common
 from aerobee_remoting.exchange.needs import Open
@@ -267,6 +273,30 @@ async def test_a_batch_is_as_large_as_what_takes_a_part_of_a_slice(worked: Worke
         await worked.turns(3)
     assert sum(taken) == 20_000
     assert taken[-1] == 1000  # all of a read again
+
+
+async def test_dear_requests_behind_very_many_cheap_ones_are_not_one_batch(worked: Worked) -> None:
+    """What a batch takes was told by the number of its requests alone: filters of 16 KiB behind a thousand pulls
+    without one held the event loop for 50 ms, and on a new connection, of which nothing is known, for 100 ms."""
+    taken: list[int] = []
+    handlers = HandlerTable()
+    handlers.register_batch(
+        SEND, lambda _, items: taken.append(len(items)), needs=Open("a test"), header=NoFields
+    )
+    peer = Peer(handlers, common=Common(turns=Turns(worked, turn_s=0.02, slice_s=0.005)))
+    for _ in range(20):
+        peer.connection.data_received(frames(SEND, 1000))
+        await worked.turns(3)
+    assert taken[-1] == 1000
+    taken.clear()
+    dear = [
+        encode_command(Command(SEND, opaque=number, ext_fields={"x": "y" * (BATCH_HEADERS_SIZE // 4)}))
+        for number in range(30)
+    ]
+    peer.connection.data_received(b"".join(dear))
+    await worked.turns(3)
+    assert sum(taken) == 30
+    assert max(taken) <= 4 + 1  # one more where it is the first of its batch
 
 
 async def test_requests_that_nobody_serves_take_no_more_than_a_slice(worked: Worked) -> None:
