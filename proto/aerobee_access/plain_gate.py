@@ -34,14 +34,18 @@ log = event_logger("aerobee.access")
 SHOWN_CHARS_MAX: Final = 255  # of a name that a stranger sent
 
 REMARK: Final = "org.apache.rocketmq.acl.common.AclException: "
-# The first five are RocketMQ's. It lets any account change accounts, so any could make itself an administrator.
-ADMIN_CODES: Final = frozenset({17, 25, 200, 207, 215, 50, 51, 53, 54})
+# The first five are RocketMQ's. It lets any account change accounts, so any could make itself an administrator. What it
+# does not serve, and changes as much as what needs an administrator (18 as 17, 225 and 401 as 200, our own codes from
+# 31990 on a whole broker), needs one, too.
+ADMIN_CODES: Final = frozenset(
+    {17, 25, 200, 207, 215, 50, 51, 53, 54, 18, 225, 401, 31990, 31991, 31992, 31993}
+)
 OLD_SIGNATURE: Final = 0  # of that version; one field is never part of it
 # Code -> the fields that name a topic and a group, and what is needed there.
-SENDS: Final = {10: ("topic", "group"), 310: ("b", "a")}
+SENDS: Final = {10: ("topic", "group"), 310: ("b", "a"), 370: ("topic", "producerGroup")}
 GROUPS: Final = {36: "group", 35: "consumerGroup", 38: "consumerGroup"}
-READS: Final = frozenset({11, 15})
-NEWER_READS: Final = frozenset({361})  # 4.9 does not know it, and asks for nothing
+# 4.9 serves the first two.
+READS: Final = frozenset({11, 15, 361, 200050, 200051, 200052, 200053, 200054})
 NOBODY: Final = b"nobody has this secret"
 Needs = tuple[dict[str, Perm], dict[str, Perm]]
 
@@ -202,7 +206,7 @@ def _judgement(acl: PlainAcl, address: str, asked: Asked) -> Judgement:
     if code in READS:
         _reads(topic, topics, groups)
         _reads_for(group_name.decode(), groups)
-    elif code not in NEWER_READS:
+    else:
         is_clear = not is_retry_topic(topic)
         if code in SENDS:
             topics[topic] = Perm.PUB
