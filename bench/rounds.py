@@ -30,6 +30,8 @@ from system.elected import started  # noqa: E402  # found by the path above
 from system.networks import network, why_no_network  # noqa: E402
 from system.rounds import LOADS, Round, Verdict, faults, loads, run_round, table, verdicts, why_no_load  # noqa: E402
 
+LAST_LINES = 60  # of each member, when a round fails
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -64,7 +66,14 @@ def main() -> int:
             trio = stack.enter_context(started(folder, wires))
             async with loads(trio, folder, chosen) as running:
                 for number, fault in enumerate(order, 1):
-                    one = await run_round(trio, fault, running, chance.randrange(2))
+                    try:
+                        one = await run_round(trio, fault, running, chance.randrange(2))
+                    except BaseException:
+                        say(f"{number:4} {fault.name}: the set does not come to itself")
+                        for member, server in trio.members.items():
+                            last = "\n".join(server.output.splitlines()[-LAST_LINES:])
+                            say(f"--- member {member}\n{last}")
+                        raise
                     done.append(one)
                     times = ", ".join(f"{name} {silent_s:.2f}" for name, silent_s in one.silent_s.items())
                     say(f"{number:4} {one.fault}: no answer for {times} s; whole after {one.whole_s:.1f} s")

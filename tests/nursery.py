@@ -33,7 +33,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Final
 
-__all__ = ["Forked", "Nursery", "forking", "processor_s", "sync_nothing"]
+__all__ = ["NETNS_VARIABLE", "Forked", "Nursery", "forking", "processor_s", "sync_nothing"]
 
 # Where each program's main() is, which takes no arguments but sys.argv and returns the exit code.
 PROGRAMS: Final = {
@@ -44,6 +44,10 @@ PROGRAMS: Final = {
 ALSO: Final = ("aerobee_broker.main", "aerobee_nameserver.main", "aerobee_console.servers.daemons")
 REQUEST_MAX: Final = 1 << 20
 PR_SET_PDEATHSIG: Final = 1
+CLONE_NEWNET: Final = 0x40000000
+NETNS_VARIABLE: Final = (
+    "AEROBEE_TESTS_NETNS"  # the network namespace that a program is to be in (Linux, root)
+)
 
 
 # Seconds of processors of the programs that have ended: they are nobody's children, so the kernel does not add them up.
@@ -253,6 +257,8 @@ def _become(request: dict[str, object], inlet: int) -> int:
     os.environ.update(request["environ"])  # type: ignore[call-overload]
     time.tzset()
     os.chdir(str(request["folder"]))
+    if NETNS_VARIABLE in os.environ:
+        _enter(os.environ[NETNS_VARIABLE])
     program, words = request["program"], request["words"]
     assert isinstance(program, str)
     assert isinstance(words, list)
@@ -260,6 +266,16 @@ def _become(request: dict[str, object], inlet: int) -> int:
     code = importlib.import_module(PROGRAMS[program]).main()
     assert isinstance(code, int)
     return code
+
+
+def _enter(name: str) -> None:
+    """Be in a network namespace that `ip netns add` has made. OSError."""
+    space = os.open(f"/run/netns/{name}", os.O_RDONLY)
+    try:
+        if ctypes.CDLL(None, use_errno=True).setns(space, CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"network namespace {name}: not entered")
+    finally:
+        os.close(space)
 
 
 def die_with_parent() -> None:

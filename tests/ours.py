@@ -14,10 +14,10 @@ import shutil
 import sys
 import tempfile
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-from nursery import forking
+from nursery import NETNS_VARIABLE, forking
 from plain_remoting import wait_route
 from programs import ProgramError, Server, free_port
 
@@ -62,12 +62,12 @@ def start_broker(
     port: int | None = None,
     config: Mapping[str, object] | None = None,
     forked: bool = True,
-    within: Sequence[str] = (),
+    netns: str = "",
 ) -> Server:
     """Start our broker, registered at `nameservers` ("host:port;host:port"), and wait until it serves and is known.
 
-    The store is `folder`/store. `config` adds to or overrides settings, by RocketMQ's names. `within` are words before
-    the command, which runs then as it is.
+    The store is `folder`/store. `config` adds to or overrides settings, by RocketMQ's names. `netns` names the network
+    namespace that it is in.
     """
     port = port or free_port(-2, 1)
     settings: dict[str, object] = {
@@ -83,7 +83,7 @@ def start_broker(
     }
     words = ["broker", *_set(settings)]
     address = f"{settings['brokerIP1']}:{port}"
-    broker = _start("our broker", words, address, r"broker\.ready", forked=forked, within=within)
+    broker = _start("our broker", words, address, r"broker\.ready", forked=forked, netns=netns)
     try:
         for nameserver in nameservers.split(";"):
             wait_route(nameserver, "TBW102", name)
@@ -109,9 +109,10 @@ def _set(settings: Mapping[str, object]) -> list[str]:
     return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
 
 
-def _start(
-    name: str, words: list[str], address: str, ready: str, *, forked: bool, within: Sequence[str] = ()
-) -> Server:
-    if forked and not within and "AEROBEE_COMMAND" not in os.environ:
-        return Server(name, words, address, ready, timeout_s=START_TIMEOUT_S, spawn=forking("aerobee"))
+def _start(name: str, words: list[str], address: str, ready: str, *, forked: bool, netns: str = "") -> Server:
+    if forked and "AEROBEE_COMMAND" not in os.environ:
+        env = {NETNS_VARIABLE: netns} if netns else {}
+        spawn = forking("aerobee")
+        return Server(name, words, address, ready, timeout_s=START_TIMEOUT_S, env=env, spawn=spawn)
+    within = ["ip", "netns", "exec", netns] if netns else []
     return Server(name, [*within, *command(), *words], address, ready, timeout_s=START_TIMEOUT_S)

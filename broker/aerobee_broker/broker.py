@@ -402,9 +402,8 @@ class Broker:
 
         def rules(away_s: float) -> SyncRules:
             config = live.value
-            return SyncRules(
-                config.ha_max_gap_not_in_sync, config.ha_max_time_slave_not_catchup / 1000, away_s
-            )
+            catch_up_s = config.ha_max_time_slave_not_catchup / 1000
+            return SyncRules(config.ha_max_gap_not_in_sync, catch_up_s, away_s, config.min_in_sync_replicas)
 
         return Served(
             parts.identity.broker_addr,

@@ -87,7 +87,7 @@ class Trio:
             name=NAME,
             port=self._ports[member],
             config=config,
-            within=self.network.words(member) if self.network is not None else (),
+            netns=self.network.space(member) if self.network is not None else "",
         )
         self._stack.callback(lambda: server.running and server.kill())
 

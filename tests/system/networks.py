@@ -3,7 +3,7 @@
 Touches  network namespaces and a bridge of this machine, all of which go away with the block; needs Linux, root, `ip`.
 
     hub     this machine's own end: tests, clients, nameservers (`hub`), and etcd at an address of its own (`etcd`)
-    member  a namespace with one address: what runs by `words(member)` runs there
+    member  a namespace (`space(member)`) with one address
 
 A cut is silent: what is sent goes nowhere, and nobody is told. One way it is made by giving the sender a neighbour
 that is not there; both ways by taking the member's end off the bridge.
@@ -47,7 +47,7 @@ class Network:
             _ip("addr", "add", f"{address}/24", "dev", bridge)
         _ip("link", "set", bridge, "up")
         for member in self._members:
-            space, here = self._space(member), self._cable(member)
+            space, here = self.space(member), self._cable(member)
             _ip("netns", "add", space)
             _ip("link", "add", here, "type", "veth", "peer", "name", "eth0", "netns", space)
             _ip("link", "set", here, "master", bridge, "up")
@@ -59,10 +59,11 @@ class Network:
         """Whatever of it there is goes."""
         for member in self._members:
             _ip("link", "del", self._cable(member), must=False)
-            _ip("netns", "del", self._space(member), must=False)
+            _ip("netns", "del", self.space(member), must=False)
         _ip("link", "del", self._name, must=False)
 
-    def _space(self, member: int) -> str:
+    def space(self, member: int) -> str:
+        """The name of its namespace."""
         return f"{self._name}-{member}"
 
     def _cable(self, member: int) -> str:
@@ -71,10 +72,6 @@ class Network:
     def address(self, member: int) -> str:
         """Where a member is."""
         return f"{self._subnet}.{10 + member}"
-
-    def words(self, member: int) -> list[str]:
-        """What comes before a command that is to run there."""
-        return ["ip", "netns", "exec", self._space(member)]
 
     # --- cuts -------------------------------------------------------------------------------------------------
 
@@ -127,7 +124,7 @@ class Network:
         _ip(*self._at(member), "neigh", "del", address, "dev", self._device(member), must=False)
 
     def _at(self, member: int | None) -> list[str]:
-        return [] if member is None else ["-n", self._space(member)]
+        return [] if member is None else ["-n", self.space(member)]
 
     def _device(self, member: int | None) -> str:
         return self._name if member is None else "eth0"

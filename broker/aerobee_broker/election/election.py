@@ -89,12 +89,13 @@ class Election:
         self._clock = clock
         self._lease_s = config.election_lease_millis / 1000
         self._keys = Keys(config.election_prefix, config.broker_cluster_name, config.broker_name)
-        self.seat = Seat(self._keys, config.broker_id, config.total_replicas)
+        self.seat = Seat(self._keys, config.broker_id, config.total_replicas, config.min_in_sync_replicas)
         # Moved by the tasks.
         self._lease = NO_LEASE
         self._in_sync: InSync | None = None
         self._judged: Tenure | None = None  # whose members `_in_sync` knows
         self._joining: frozenset[int] = frozenset()  # waited for, and not proposed yet
+        self._kept: frozenset[int] = frozenset()  # in sync by the register alone
         self._read_at = float("-inf")
         self._read = asyncio.Event()  # once
         self._woken = asyncio.Event()  # the register has to be read
@@ -310,6 +311,7 @@ class Election:
             self.seat.serves(self._facts())
             chosen = self._chosen()
             self._joining = chosen.joining if chosen is not None else frozenset()
+            self._kept = chosen.kept if chosen is not None else frozenset()
             proposal = self.seat.proposal(self._clock(), None if chosen is None else chosen.in_sync)
             self._take_waits()
             if proposal is None:
@@ -356,7 +358,7 @@ class Election:
         served = self._served
         if served is None or served.replicas is None or self.seat.tenure is None:
             return
-        others = frozenset(self.seat.in_sync) - {self._config.broker_id}
+        others = frozenset(self.seat.in_sync) - {self._config.broker_id} - self._kept
         if served.replicas.wait_for(self.seat.waited_for | self._joining, others):
             served.advanced()
 

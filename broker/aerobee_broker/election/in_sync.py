@@ -8,6 +8,8 @@ Touches  nothing. Times are seconds of one clock.
     joins    a member that runs, is connected, and has everything up to where the log ended at the last look: sends wait
              for it from then on, so that it has everything that was acknowledged as soon as it has come that far
     comes    one that joins, and has
+    is kept  one that should leave, while there would be fewer than minInSyncReplicas without it: nothing is
+             acknowledged then, so it goes on to have everything that was, and may be elected when others are gone
 
 Invariants
 - Who comes has everything that was acknowledged up to this moment, and is waited for already.
@@ -30,10 +32,12 @@ class Linked(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """Who should be in sync, with the identities of the stores, and who is waited for without that."""
+    """Who should be in sync, with the identities of the stores; who is waited for without that; and who of those in
+    sync is kept alone because there are too few others: copies of theirs do not count."""
 
     in_sync: dict[int, str]
     joining: frozenset[int] = frozenset()
+    kept: frozenset[int] = frozenset()
 
 
 class InSync:
@@ -84,7 +88,14 @@ class InSync:
             if linked[member].acked_offset >= max(mark, kept):
                 chosen[member] = stores[member]
         self._joining, self._end_before = joining, end
-        return Chosen(chosen, frozenset(joining))
+        there = {**stores, **{member: link.store for member, link in linked.items() if link.store}}
+        missing = max(0, rules.copies_min - len(chosen))
+        leaving = [
+            one for one in present if one not in chosen and there.get(one, present[one]) == present[one]
+        ]
+        leaving.sort(key=lambda one: self._moved_at.get(one, 0.0), reverse=True)
+        kept_ones = {one: present[one] for one in leaving[:missing]}
+        return Chosen(chosen | kept_ones, frozenset(joining), frozenset(kept_ones))
 
     def _joins(self, link: Linked, store: str | None, end: int, rules: SyncRules) -> bool:
         is_level = link.acked_offset >= self._end_before and end - link.acked_offset < rules.gap_max

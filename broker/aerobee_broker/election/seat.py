@@ -4,7 +4,7 @@ Touches  nothing. Times are seconds of a clock of this machine that goes on whil
 
     no set yet          when all of totalReplicas are there, the one with the longest log writes the set, alone in sync
     no master           a member that is in sync, with this very store, takes the seat: epoch + 1; of those in sync the
-                        ones that run stay so
+                        ones that run stay so, and others while there would be fewer than minInSyncReplicas
                         a member that the last master has named goes first, for SUCCESSOR_S
     master gone         where it gave its log nobody listens any more, while its lease goes on: as if there were none
     master              changes who is in sync, nobody else does
@@ -98,11 +98,13 @@ class Tenure:
 class Seat:
     """What one member knows and wants. All calls from one thread."""
 
-    def __init__(self, keys: Keys, member: int, total_replicas: int) -> None:
+    def __init__(self, keys: Keys, member: int, total_replicas: int, copies_min: int = 1) -> None:
+        """With fewer than `copies_min` members in sync nothing is acknowledged."""
         # Fixed for life.
         self._keys = keys
         self._me = member
         self._total = total_replicas
+        self._copies_min = copies_min
         # Of the lease.
         self._lease = NO_LEASE
         self.until = NEVER  # it does not lapse before
@@ -334,6 +336,15 @@ class Seat:
             for one, store in view.set.in_sync.items()
             if one == self._me or (one != gone and one in view.members and view.members[one].store == store)
         }
+        others = [
+            one
+            for one, store in view.set.in_sync.items()
+            if one not in staying and (one not in view.members or view.members[one].store == store)
+        ]
+        others.sort(key=lambda one: one == gone)
+        for one in others[: max(0, self._copies_min - len(staying))]:
+            # Nothing is acknowledged until there are more: it goes on to have everything that was.
+            staying[one] = view.set.in_sync[one]
         return self._seated("take", view, view.set.epoch + 1, staying, {})
 
     def _comes_later(self, view: SetView, successor: int, now: float) -> bool:

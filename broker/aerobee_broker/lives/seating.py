@@ -16,6 +16,7 @@ class SyncRules(NamedTuple):
     gap_max: int  # bytes behind at which it is not
     catch_up_s: float  # time without having been at the end of the log
     away_s: float  # time without a connection
+    copies_min: int = 1  # the master's own among them: with fewer in sync nothing is acknowledged
 
 
 class CopyLink(Protocol):

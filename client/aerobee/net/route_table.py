@@ -6,11 +6,13 @@ Invariants
 - One question per topic is on its way at a time; everybody who needs the route waits for that one.
 - A known route is only replaced by a newer answer, never dropped because nameservers are silent.
 - A route made from the template is kept where somebody wants to send, not where somebody wanted to read.
+- Where one topic has another master, the routes of other topics at the old one are asked for, too.
 - A nameserver that tells a route again that has led nowhere is not asked first the next time: it may be cut off itself.
 """
 
 import asyncio
 from collections.abc import Callable
+from itertools import islice
 
 from aerobee.errors import (
     UNKNOWN_TOPIC,
@@ -40,6 +42,7 @@ __all__ = ["RouteTable"]
 
 # Until the nameservers know a topic that a send has made.
 NEW_TOPIC_PAUSES_S = (0.02, 0.05, 0.1, 0.3)
+OTHERS_MAX = 256  # routes that are asked for at once; more of them are, with time
 
 log = event_logger("aerobee.client")
 
@@ -234,11 +237,30 @@ class RouteTable:
         return body_of(TopicRouteData, answer, what), answers
 
     def _keep(self, route: Route) -> Route:
-        if self._routes.get(route.topic) != route:
+        before = self._routes.get(route.topic)
+        if before != route:
             self._routes[route.topic] = route
+            if before is not None:
+                self._look_at_others(before, route)
             for listener in list(self.listeners):
                 listener(route)
         return route
+
+    def _look_at_others(self, before: Route, now: Route) -> None:
+        """A broker's master is that of all its topics."""
+        moved = {
+            name: addrs[MASTER_ID]
+            for name, addrs in before.brokers.items()
+            if MASTER_ID in addrs
+            and now.brokers.get(name, {}).get(MASTER_ID, addrs[MASTER_ID]) != addrs[MASTER_ID]
+        }
+        others = (
+            other.topic
+            for other in self._routes.values()
+            if any(other.brokers.get(name, {}).get(MASTER_ID) == addr for name, addr in moved.items())
+        )
+        for topic in list(islice(others, OTHERS_MAX)):
+            self.refresh_soon(topic)
 
     @staticmethod
     def _template_offer(answers: list[NameserverAnswer], template: TopicRouteData | None) -> bool | None:

@@ -7,6 +7,8 @@ Tries    Until it is stored, the batch's time is over, or it is refused for good
          (`aerobee.net.backoff`). A try gets a share of the time that remains, at most `try_timeout_s`, and twice as
          much after each that got no answer. Every failure has the route asked for again, without waiting for it. A try
          that got no answer may have been stored: the message may be there twice, with one and the same message_id.
+         While no try for a topic is answered, its route is asked for every SILENT_S: a master that stands still does
+         not hang up, and when the set has another one the tries at the old one are over.
 Answers  LATER_CODES: the broker cannot just now, it is tried again. ELSEWHERE_CODES: this broker will not, another one
          may; each broker of the route, as it is told now, is asked once. Anything else: BrokerRefused at once. A batch
          that is refused as illegal is sent again message by message, so that only the guilty ones fail.
@@ -78,6 +80,7 @@ SYSTEM_ERRORS_MAX: Final = 8
 # Too much to do: a new route seldom helps, so it is asked for now and then. A master that is a slave now says so, too.
 BUSY_CODES: Final = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL})
 BUSY_ROUTE_S: Final = 0.2
+SILENT_S: Final = 0.5
 WARN_AFTER_S: Final = 1.0  # a broker that takes no messages for so long is worth a warning
 TROUBLES_MAX: Final = 1024  # brokers
 OUTCOMES_MAX: Final = 4  # different ways to fail that an error tells of one address
@@ -182,6 +185,11 @@ class Delivery:
         self._attempts_max = math.inf if config.attempts_max is None else config.attempts_max
         # Moved by tries.
         self._troubles: dict[str, _Trouble] = {}  # by broker name
+        self._under_way: dict[str, int] = {}  # tries, by topic
+        self._heard_at: dict[
+            str, float
+        ] = {}  # of these topics: when a try has ended last, or the first one began
+        self._look: asyncio.TimerHandle | None = None
         self._busy_route_at = 0.0  # when a broker that is busy is next a reason to ask for the route
         self.retried_count = 0  # tries that failed, since the start
         self.failed_count = 0  # messages that failed alone while the rest of their batch went on
@@ -336,6 +344,7 @@ class Delivery:
         self, queue: MessageQueue, items: list[Outgoing], body: bytes, limit_s: float, oneway: bool
     ) -> Command | ClientError:
         """One request: the broker's answer, or why there is none."""
+        self._begins(queue.topic)
         what = f"send to topic {queue.topic!r}"
         code = RequestCode.SEND_MESSAGE_V2 if len(items) == 1 else RequestCode.SEND_BATCH_MESSAGE
         try:
@@ -346,7 +355,35 @@ class Delivery:
             await self._peers.oneway(what, addr, code, header, body, limit_s)
         except (RequestTimeout, BrokerUnreachable, NoBroker) as failed:
             return failed
+        finally:
+            self._ends(queue.topic)
         return TAKEN
+
+    def _begins(self, topic: str) -> None:
+        count = self._under_way.get(topic, 0)
+        self._under_way[topic] = count + 1
+        if not count:
+            self._heard_at[topic] = self._now()
+            if self._look is None:
+                self._look = asyncio.get_running_loop().call_later(SILENT_S, self._look_for_masters)
+
+    def _ends(self, topic: str) -> None:
+        left = self._under_way[topic] - 1
+        if left:
+            self._under_way[topic], self._heard_at[topic] = left, self._now()
+        else:
+            del self._under_way[topic], self._heard_at[topic]
+
+    def _look_for_masters(self) -> None:
+        """Ask for the routes of topics for which nothing was answered for a while."""
+        self._look = None
+        if not self._under_way:
+            return
+        now = self._now()
+        for topic, heard_at in self._heard_at.items():
+            if now - heard_at >= SILENT_S:
+                self._routes.refresh_soon(topic)
+        self._look = asyncio.get_running_loop().call_later(SILENT_S, self._look_for_masters)
 
     def _note_failure(
         self,

@@ -98,6 +98,7 @@ class Session:
         self._greeting: set[str] = set()
         self._started = False
         self._finding: dict[str, asyncio.Task[None]] = {}  # brokers whose connection was lost
+        self._routed: set[str] = set()  # addresses that routes have led to
         self._lost: set[str] = set()  # addresses that were connected, and are not
         self.reconnect_count = 0
         self.meters = self._make_meters() if config.metrics else None
@@ -313,6 +314,12 @@ class Session:
         for fetcher, topic in list(self.followers.items()):
             if topic == route.topic and not fetcher.closed:
                 _add_new_queues(fetcher, route)
+        routed = self.routes.all_addrs()
+        for addr in self._routed - routed:
+            # Of a master that was replaced: what it was asked is asked elsewhere, not when its time is over.
+            if (connection := self.remoting.connected(addr)) is not None:
+                connection.abort("no route leads there any more")
+        self._routed = routed
         if self._somebody_is_here():
             self._beat_now.set()
 

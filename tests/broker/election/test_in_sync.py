@@ -12,7 +12,8 @@ STORES = {1: "a", 2: "b", 3: "c"}
 class Scene:
     """Member 1 is master; time and log are moved by the test."""
 
-    def __init__(self, *present: int) -> None:
+    def __init__(self, *present: int, copies_min: int = 1) -> None:
+        self.rules = RULES._replace(copies_min=copies_min)
         self.judge = InSync(1, "a")
         self.now = 0.0
         self.present = {1: "a"} | {member: STORES[member] for member in present}
@@ -31,7 +32,7 @@ class Scene:
             member: link if isinstance(link, Linked) else Linked(STORES[member], link)
             for member, link in linked.items()
         }
-        chosen = self.judge.chosen(self.now, self.present, stores, links, (self.kept, self.end), RULES)
+        chosen = self.judge.chosen(self.now, self.present, stores, links, (self.kept, self.end), self.rules)
         if takes:
             self.present = chosen.in_sync
         return chosen
@@ -116,3 +117,28 @@ def test_one_that_is_not_proposed_yet_is_waited_for_all_the_same() -> None:
     scene.look({2: 0}, takes=False)
     for _ in range(3):
         assert scene.look({2: 0}, takes=False) == Chosen({1: "a", 2: "b"}, frozenset({2}))
+
+
+def test_who_should_leave_is_kept_while_there_would_be_too_few() -> None:
+    """The one that was there last."""
+    scene = Scene(2, 3, copies_min=2)
+    scene.look({2: 0, 3: 0})
+    scene.end = 500
+    scene.look({2: 0, 3: 0})
+    scene.look({2: 0, 3: 250}, seconds=0.5)
+    assert scene.look({2: 0, 3: 250}, seconds=0.5) == Chosen({1: "a", 3: "c"})
+    assert scene.look({2: 0, 3: 250}, seconds=0.5) == Chosen({1: "a", 3: "c"}, kept=frozenset({3}))
+    assert scene.look({3: 500}) == Chosen({1: "a", 3: "c"})
+
+
+def test_a_member_whose_disk_is_another_one_is_not_kept() -> None:
+    scene = Scene(2, copies_min=2)
+    assert scene.look({2: Linked("new", 0)}).in_sync == {1: "a"}
+
+
+def test_another_member_takes_the_place_of_one_that_is_kept() -> None:
+    scene = Scene(2, copies_min=2)
+    scene.look({}, seconds=0.1)
+    assert scene.look({}, seconds=1.0) == Chosen({1: "a", 2: "b"}, kept=frozenset({2}))
+    scene.look({3: 0})
+    assert scene.look({3: 0}).in_sync == {1: "a", 3: "c"}

@@ -27,19 +27,21 @@ class Life:
     part: Part | None = None
     acked: dict[int, int] = field(default_factory=dict)  # of a master: how many records its slaves have
     confirmed: int = 0  # of a master: how many it has acknowledged
+    began: int = 0  # how many records there were
     is_linked: bool = False  # of a slave
 
 
 class Member:
-    def __init__(self, number: int, rate: float) -> None:
+    def __init__(self, number: int, rate: float, copies_min: int = 1) -> None:
         self.number = number
+        self.copies_min = copies_min
         self.rate = rate
         self.store = f"store-{number}"
         self.log: list[tuple[int, int]] = []
         self.restart()
 
     def restart(self) -> None:
-        self.seat = Seat(KEYS, self.number, len(MEMBERS))
+        self.seat = Seat(KEYS, self.number, len(MEMBERS), self.copies_min)
         self.lease = NO_LEASE
         self.life = Life()
 
@@ -56,6 +58,8 @@ FATES = st.sampled_from(["answered", "answered", "answered", "unanswered", "late
 
 
 class Seats(RuleBasedStateMachine):
+    copies_min = 1
+
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
@@ -69,7 +73,7 @@ class Seats(RuleBasedStateMachine):
     @initialize(rates=st.tuples(*[st.sampled_from([1 - DRIFT, 1.0, 1 + DRIFT])] * len(MEMBERS)))
     def begin(self, rates: tuple[float, ...]) -> None:
         for number, rate in zip(MEMBERS, rates, strict=True):
-            self.members[number] = Member(number, rate)
+            self.members[number] = Member(number, rate, self.copies_min)
         for number in MEMBERS:
             self.renew(number, "answered")
             self.step(number, "answered", 0)
@@ -191,7 +195,8 @@ class Seats(RuleBasedStateMachine):
             other = self.members[number]
             if number == master.number or not choice >> bit & 1:
                 continue
-            has = self.follows(other, master) and master.life.acked.get(number, 0) >= master.life.confirmed
+            needed = max(master.life.confirmed, master.life.began)
+            has = self.follows(other, master) and master.life.acked.get(number, 0) >= needed
             if number in present or has:
                 chosen[number] = present.get(number, other.store)
                 if has:
@@ -206,7 +211,7 @@ class Seats(RuleBasedStateMachine):
         was_master = life.part is not None and life.part.is_master
         if part == life.part or (part is None and not was_master):
             return
-        member.life = Life(part)
+        member.life = Life(part, began=len(member.log))
 
     # --- logs ---------------------------------------------------------------------------------------------------
 
@@ -272,7 +277,7 @@ class Seats(RuleBasedStateMachine):
             return
         has = [len(member.log), *(life.acked.get(one, 0) for one in member.seat.waited_for)]
         reached = min(has)
-        if reached <= life.confirmed:
+        if reached <= life.confirmed or len(member.seat.in_sync) < self.copies_min:
             return
         epoch, others = life.part.epoch, [one.life.part for one in self.members.values()]
         newer = [part for part in others if part is not None and part.is_master and part.epoch > epoch]
@@ -303,8 +308,16 @@ class Seats(RuleBasedStateMachine):
                 assert member.log[: len(self.acknowledged)] == self.acknowledged
 
 
+class SeatsOfTwoCopies(Seats):
+    """With fewer than two in sync nothing is acknowledged."""
+
+    copies_min = 2
+
+
 TestSeats = pytest.mark.slow(Seats.TestCase)
 TestSeats.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestSeatsOfTwoCopies = pytest.mark.slow(SeatsOfTwoCopies.TestCase)
+TestSeatsOfTwoCopies.settings = settings(max_examples=50, stateful_step_count=50, deadline=None)
 
 
 # --- one thing at a time --------------------------------------------------------------------------------------------
@@ -313,9 +326,9 @@ TestSeats.settings = settings(max_examples=100, stateful_step_count=50, deadline
 class Scene:
     """Three members; the first is master, and alone in sync."""
 
-    def __init__(self) -> None:
+    def __init__(self, copies_min: int = 1) -> None:
         self.register = ModelRegister()
-        self.members = {number: Member(number, 1.0) for number in MEMBERS}
+        self.members = {number: Member(number, 1.0, copies_min) for number in MEMBERS}
         for member in self.members.values():
             member.lease = self.register.grant(0.0)
             member.seat.leased(member.lease, member.clock(TTL_S))
@@ -481,6 +494,18 @@ def test_a_master_that_is_there_is_not_replaced(case: str) -> None:
         scene.seat(1).leased(scene.register.grant(0.0), scene.clock + TTL_S)
     proposal = scene.propose(member)
     assert proposal is None or proposal.kind != "take"
+
+
+def test_who_is_away_stays_in_sync_while_there_would_be_too_few() -> None:
+    """Alone in sync, a master that was lost, too, left a set of which nobody could become master."""
+    scene = Scene(copies_min=2)
+    scene.grow(2)
+    for number in MEMBERS:
+        scene.step(number)
+    scene.end_master()
+    taking = scene.step(2)
+    assert taking is not None
+    assert taking.in_sync == {1, 2}
 
 
 def test_a_set_begins_with_the_longest_log_when_all_are_there() -> None:

@@ -688,3 +688,20 @@ async def test_a_nameserver_that_tells_what_leads_nowhere_is_not_asked_again_and
             assert master.bodies("T") == [b"x"]
         finally:
             await other.close()
+
+
+async def test_a_send_to_a_master_that_stands_still_goes_to_the_next_one_at_once() -> None:
+    """It waited for the end of its try, and the next try took twice as long at the old master; so did other topics'."""
+    async with fake_cluster() as cluster, Client(cluster.nameserver.addr) as mq:
+        cluster.nameserver.add_topic("Other", cluster.broker)
+        async with mq.producer(try_timeout_s=60.0, send_timeout_s=60.0) as producer:
+            await producer.send("T", b"before")
+            await producer.send("Other", b"before")
+            cluster.broker.always(SINGLE, silence)
+            sending = [asyncio.create_task(producer.send(topic, b"after")) for topic in ("T", "Other")]
+            await cluster.broker.wait_asked(SINGLE, 4)
+            async with new_master(cluster) as master:
+                cluster.nameserver.add_topic("Other", master)
+                async with asyncio.timeout(20):
+                    await asyncio.gather(*sending)
+                assert master.bodies("T") == master.bodies("Other") == [b"after"]
