@@ -128,6 +128,7 @@ CASES: Final[dict[tuple[str, str], tuple[list[str], int, list[str]]]] = {
     ("cluster take-over", "broker"): (["cluster", "take-over", "broker-x"], NOT_FOUND, ["'broker-x'", "broker-a"]),
     ("cluster promote", "broker"): (["cluster", "promote", "127.0.0.1:1"], NOT_FOUND, ["'127.0.0.1:1'"]),
     ("cluster follow", "broker"): (["cluster", "follow", "127.0.0.1:1"], NOT_FOUND, ["'127.0.0.1:1'"]),
+    ("cluster remove", "broker"): (["cluster", "remove", "127.0.0.1:1"], NOT_FOUND, ["'127.0.0.1:1'"]),
     ("cluster config", "broker"): (["cluster", "config", "broker-x"], NOT_FOUND, ["'broker-x'", "broker-a"]),
     ("cluster config", "keys"): (
         ["cluster", "config", "broker-a", "brokerIp1"], NOT_FOUND, ["brokerIp1", "did you mean brokerIP1"],

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from aerobee import Client
 from aerobee_proto.codes import ResponseCode
-from console.support import program
+from console.support import Result, program
 from plain_remoting import wait_until
-from system.elected import NAME, SENDERS, TOPIC, Trio, go_on, sending, started, stop_process
+from system.elected import NAME, SENDERS, TOPIC, Trio, go_on, sending, started, stop_process, stored
 from system.running import send_request, talking
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -112,3 +113,44 @@ async def test_what_no_slave_has_is_not_answered(trio: Trio) -> None:
             go_on(trio.members[member])
         await asyncio.to_thread(trio.wait_master, master, slaves=1)
         await senders.more(100)
+
+
+async def test_a_set_whose_members_in_sync_are_gone_goes_on_by_force_alone(trio: Trio) -> None:
+    """One was away while the others took messages, and they are killed: an operator says that they are lost."""
+    master = await asyncio.to_thread(trio.wait_master, slaves=2)
+    away, other = (member for member in (1, 2, 3) if member != master)
+    address = trio.address(away)
+
+    async def cluster(*words: str) -> Result:
+        return await asyncio.to_thread(program, "cluster", *words, "-n", trio.nameserver)
+
+    async with Client(trio.nameserver, request_timeout_s=30) as mq, mq.producer() as producer:
+        await producer.send(TOPIC, b"of all")
+        trio.members[away].kill()
+        await asyncio.to_thread(trio.wait_in_sync, master, 1)
+        await producer.send(TOPIC, b"of two")
+        for member in (master, other):
+            stop_process(trio.members[member])
+        await asyncio.to_thread(trio.start, away)
+        for member in (master, other):
+            trio.members[member].kill()
+        await asyncio.to_thread(trio.members[away].wait_line, '"kind":"not_in_sync"', 30)
+        await asyncio.to_thread(wait_until, lambda: address in trio.registered.values(), "it registers", 60)
+        refused = await cluster("promote", address)
+        assert refused.code != 0
+        assert f"only members {sorted((master, other))} have everything" in refused.err
+        forced = await cluster("promote", address, "--force")
+        assert forced.code == 0, forced.err
+        assert "is lost" in forced.out
+        for member in (master, other):
+            await asyncio.to_thread(trio.start, member)
+        assert await asyncio.to_thread(trio.wait_master, slaves=2) == away
+        await producer.send(TOPIC, b"later", timeout_s=60)
+    assert sorted((await stored(trio, TOPIC)).values()) == [b"later", b"of all"]
+    assert "store.log_cut" in trio.members[master].output
+    running = await cluster("remove", address)
+    assert running.code != 0
+    assert f"first aerobee cluster switch {NAME}, then stop it" in running.err
+    stop_process(trio.members[other])
+    assert (await cluster("remove", trio.address(other))).code == 0
+    assert trio.address(other) not in trio.registered.values()

@@ -171,11 +171,15 @@ class Election:
         """Why no role can be asked for."""
         return OF_AN_ELECTION
 
-    async def change(self, settings: Mapping[str, str], master_addr: str, master_ha_addr: str) -> str:
-        """Hand the seat over to the member at `master_addr`, which has to be in sync. RequestError: nothing else can be
-        asked for, and nobody but the master may be asked."""
+    async def change(
+        self, settings: Mapping[str, str], master_addr: str, master_ha_addr: str, *, is_forced: bool = False
+    ) -> str:
+        """Hand the seat over to the member at `master_addr`, which has to be in sync: only the master may be asked. Or,
+        by force, take it as a slave that is not in sync, when nobody else can. RequestError: it cannot be."""
+        if settings.get("brokerRole") != "SLAVE":
+            return await self._take_by_force(is_forced=is_forced)
         view = self.seat.view
-        if settings.get("brokerRole") != "SLAVE" or view is None or not self.seat.holds(self._clock()):
+        if view is None or not self.seat.holds(self._clock()):
             raise RequestError(ResponseCode.NO_PERMISSION, OF_AN_ELECTION)
         there = [number for number, record in view.members.items() if record.addr == master_addr]
         proposal = self.seat.resign(self._clock(), there[0]) if there else None
@@ -197,6 +201,38 @@ class Election:
         if done is None:
             raise RequestError(ResponseCode.SYSTEM_ERROR, "the set has changed meanwhile: ask again")
         return ""
+
+    async def _take_by_force(self, *, is_forced: bool) -> str:
+        """All members in sync are gone for good, as an operator says: what only they had is lost."""
+        self.seat.serves(self._facts())
+        if obstacle := self.seat.obstacle(self._clock()):
+            raise RequestError(ResponseCode.ILLEGAL_OPERATION, f"{OF_AN_ELECTION}; {obstacle}")
+        proposal = self.seat.forced(self._clock())
+        gone = sorted(self.seat.in_sync)
+        if not is_forced or proposal is None:
+            raise RequestError(
+                ResponseCode.ILLEGAL_OPERATION,
+                f"only members {gone} have everything that was answered with success, and none of them runs: bring "
+                "one of them back. If they are gone for good: --force makes this one the master, with its log as it "
+                "is, and what it has not is lost",
+            )
+        try:
+            done = await self._register.swap(proposal.conditions, proposal.puts, proposal.deletes)
+        except RegisterError as failed:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR, f"it may be master soon, or not: {failed}"
+            ) from failed
+        finally:
+            self._woken.set()
+        if done is None:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, "the set has changed meanwhile: look again")
+        facts = self._facts()
+        log.error(
+            "election.seat_forced",
+            in_sync_before=gone,
+            end_offset=None if facts is None else facts.end_offset,
+        )
+        return f"members {gone} were in sync: what they had and this one has not is lost"
 
     # --- as Seating -------------------------------------------------------------------------------------------
 

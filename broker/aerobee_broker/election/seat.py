@@ -68,7 +68,7 @@ class Problem(NamedTuple):
 class Proposal(NamedTuple):
     """A transaction; what `Register.swap` takes."""
 
-    kind: str  # announce, create, take, in_sync, leave, resign
+    kind: str  # announce, create, take, in_sync, leave, resign, force
     conditions: Mapping[str, int]
     puts: Mapping[str, Put]
     deletes: tuple[str, ...] = ()
@@ -285,6 +285,34 @@ class Seat:
             view.set_revision,
             frozenset(left.in_sync),
         )
+
+    def obstacle(self, now: float) -> str:
+        """Why this member cannot become master without being in sync; "": it can, as nobody else will."""
+        view = self.view
+        if view is None or self._facts is None or self._lease == NO_LEASE or now >= self.until:
+            return "the register is not reached"
+        if view.set is None:
+            return "the set is new: it begins when all members are there"
+        if view.master is not None:
+            return f"member {view.master.member} is the master"
+        if self._taken_by_other(view):
+            return f"another broker runs as member {self._me}"
+        there = [
+            one
+            for one, store in view.set.in_sync.items()
+            if one in view.members and view.members[one].store == store
+        ]
+        if there and not self._went_back(view):
+            return f"members {there} are in sync and run: one of them becomes the master by itself"
+        return ""
+
+    def forced(self, now: float) -> Proposal | None:
+        """Become master all the same, with nobody else in sync. None: there is an obstacle."""
+        view, facts = self.view, self._facts
+        if self.obstacle(now) or view is None or view.set is None or facts is None:
+            return None
+        epoch = 1 + max(self._epoch, view.set.epoch, *(one.epoch for one in view.members.values()))
+        return self._seated("force", view, epoch, {self._me: facts.store}, {})
 
     def answered(self, proposal: Proposal, revision: int | None) -> None:
         """The register has answered. Without an answer nothing is to be said here."""

@@ -62,7 +62,9 @@ class FixedRole:
             await self._changed.wait()
         return self._expected
 
-    async def change(self, settings: Mapping[str, str], master_addr: str, master_ha_addr: str) -> str:
+    async def change(
+        self, settings: Mapping[str, str], master_addr: str, master_ha_addr: str, *, is_forced: bool = False
+    ) -> str:
         """As RoleControl says. RequestError: not allowed here, settings that do not go together, a file that cannot be
         written; nothing has changed then."""
         if self.refusal:

@@ -59,9 +59,12 @@ class RoleControl(Protocol):
         """Why there is to be no change; "": there may be."""
         ...
 
-    async def change(self, settings: Mapping[str, str], master_addr: str, master_ha_addr: str) -> str:
+    async def change(
+        self, settings: Mapping[str, str], master_addr: str, master_ha_addr: str, *, is_forced: bool = False
+    ) -> str:
         """Let the next life begin soon, with these of ROLE_KEYS. What there is to say about the next start of the
-        process: "" when it has the same role. RequestError when there is to be no change."""
+        process: "" when it has the same role. RequestError when there is to be no change. `is_forced`: also where
+        messages are lost by it."""
         ...
 
 

@@ -89,7 +89,9 @@ class RoleHandlers:
             )
         if all(_as_text(config, key) == value for key, value in settings.items()):
             return Response(ext=self._facts(), remark=f"it is {config.broker_role} already")
-        note = await self._roles.change(settings, header.master_addr, header.master_ha_addr)
+        note = await self._roles.change(
+            settings, header.master_addr, header.master_ha_addr, is_forced=header.force
+        )
         log.info("broker.role_wanted", peer=request.connection.peer, settings=settings)
         return Response(ext=self._facts() | {"note": note}, remark=note or None)
 

@@ -3,7 +3,7 @@
 Touches  the brokers of the set, through SetAdmin.
 
     switch      fence the master, wait for the slave, master -> slave, slave -> master
-    promote     slave -> master: the master is gone
+    promote     slave -> master: the master is gone; with an election, when all members in sync are
     follow      master -> slave of the master that the nameservers know
 
 Invariants
@@ -171,12 +171,15 @@ class HandOver:
     async def promote(self, addr: str, *, force: bool = False) -> Moved:
         """Make a slave of ours the master of its set, whose master is gone.
 
-        HandOverRefused while a master of the set is registered, unless `force`.
+        HandOverRefused while a master of the set is registered, unless `force`. A set with an election refuses while
+        one of its members can be elected, and without `force`, as it loses what only members in sync had.
         """
         node = await self._node(addr)
         state = await self._state(node)
         if state.is_master:
             raise HandOverRefused(f"{addr} is a master already")
+        if state.is_elected:
+            return await self._promote_elected(state, force=force)
         _check_changes(state)
         known = await self._sets.registered()
         others = {
@@ -202,6 +205,42 @@ class HandOver:
             *_notes({addr: said}),
         ]
         return Moved(node.broker_name, addr, next(iter(others), ""), None, tuple(notes))
+
+    async def _promote_elected(self, state: MemberState, *, force: bool) -> Moved:
+        node = state.node
+        try:
+            said = await self._sets.change_role(node.addr, {"brokerRole": "MASTER", "force": force})
+        except BrokerRefused as refused:
+            raise HandOverRefused(f"{node.addr}: {refused.remark}") from refused
+        except (
+            BrokerUnreachable
+        ):  # its life has ended before it could answer: who serves next shows what was done
+            said = {}
+        await self._serves(node)
+        await self._is_registered(node)
+        notes = (
+            f"messages up to physical offset {state.end_offset} are here; members that have others cut them off when "
+            "they come back (store.log_cut)",
+            *_notes({node.addr: said}),
+        )
+        return Moved(node.broker_name, node.addr, "", None, notes)
+
+    async def remove(self, addr: str) -> BrokerNode:
+        """Let no nameserver lead clients to a member that is gone for good; without this they forget it after two
+        minutes of silence.
+
+        HandOverRefused when it runs: it would register again. NotFound when no nameserver knows it.
+        """
+        node = await self._node(addr)
+        state = await self._sets.state(node)
+        if state.is_there:
+            way = f"aerobee cluster switch {node.broker_name}, then stop it" if state.is_master else "stop it"
+            raise HandOverRefused(f"{addr} runs, and would register again: first {way}")
+        for nameserver, nodes in (await self._sets.registered()).items():
+            for known in nodes:
+                if known.addr == addr and known.broker_name == node.broker_name:
+                    await self._sets.unregister(nameserver, known)
+        return node
 
     async def follow(self, addr: str, *, master: str | None = None, force: bool = False) -> Moved:
         """Make a master of ours a slave of the one that the nameservers know as master of its set, or of `master`: an

@@ -155,6 +155,16 @@ class SetAdmin:
     def _timeout_s(self) -> float:
         return min(ASK_S, self._peers.timeout_s)
 
+    async def unregister(self, nameserver: str, node: BrokerNode) -> None:
+        """Let a nameserver forget a broker. BrokerRefused: it does not."""
+        fields = {"brokerName": node.broker_name, "brokerAddr": node.addr, "clusterName": node.cluster_name}
+        await self._peers.call(
+            f"unregister {node.addr}",
+            nameserver,
+            RequestCode.UNREGISTER_BROKER,
+            fields | {"brokerId": str(node.broker_id)},
+        )
+
     # --- roles ------------------------------------------------------------------------------------------------
 
     async def change_role(self, addr: str, header: Mapping[str, object]) -> Mapping[str, str]:

@@ -1,4 +1,4 @@
-"""`aerobee cluster replicas, switch, promote, follow, take-over`: the members of sets, and another master for one.
+"""`aerobee cluster replicas, switch, promote, follow, remove, take-over`: members of sets, and another master for one.
 
 Touches  the cluster through the client's admin calls.
 """
@@ -19,7 +19,7 @@ from aerobee_console.terminal.tables import Column, print_json, show
 from aerobee_service.clock import epoch_ms
 
 if TYPE_CHECKING:
-    from aerobee import Client
+    from aerobee import BrokerNode, Client
     from aerobee.admin.hand_over import Moved
     from aerobee.admin.set_admin import MemberState
     from aerobee.admin.take_over import TakeOver
@@ -62,7 +62,7 @@ class ReplicaRow:
 
 def add_commands(app: App) -> None:
     """Make the commands of this module sub-commands of `app`."""
-    for command in (replicas, switch, promote, follow, take_over):
+    for command in (replicas, switch, promote, follow, remove, take_over):
         app.command(command)
 
 
@@ -163,7 +163,8 @@ def promote(
     """Make a slave the master of its set, because the master is gone. For a planned change: `aerobee cluster switch`.
 
     Refused while a master is registered; with --force it is done all the same, and two masters may then take messages
-    that only one of them has.
+    that only one of them has. A set with an election makes its masters itself: there --force is the way out when all
+    members in sync are gone for good, and what only they had is lost.
     """
     return _led(output, connect, lambda lead: lead.promote(broker, force=force))
 
@@ -184,6 +185,25 @@ def follow(
     Refused when it has more than the master; with --force it follows all the same.
     """
     return _led(output, connect, lambda lead: lead.follow(broker, master=master, force=force))
+
+
+def remove(broker: Address, /, *, output: Output = "table", connect: Connect | None = None) -> int:
+    """Let nameservers forget a member that is gone for good: clients are not led there any more.
+
+    Refused when it runs: it would register again. A member that does not run is not waited for by its set.
+    """
+
+    async def removed(client: "Client") -> "BrokerNode":
+        from aerobee.admin.hand_over import HandOver
+
+        return await HandOver(client.admin.sets, lambda line: None, time.monotonic).remove(broker)
+
+    node = run(connect, removed)
+    if output == "json":
+        print_json(node)
+    else:
+        sys.stdout.write(f"no nameserver names {node.addr} of {node.broker_name} any more\n")
+    return OK
 
 
 def take_over(

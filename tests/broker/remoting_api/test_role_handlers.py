@@ -24,7 +24,9 @@ class Wishes:
     def __init__(self) -> None:
         self.taken: list[dict[str, str]] = []
 
-    async def change(self, settings: Mapping[str, str], master_addr: str, master_ha_addr: str) -> str:
+    async def change(
+        self, settings: Mapping[str, str], master_addr: str, master_ha_addr: str, *, is_forced: bool = False
+    ) -> str:
         self.taken.append(dict(settings) | {"master": master_addr, "ha": master_ha_addr})
         return "a note"
 
