@@ -886,7 +886,9 @@ def _slave_side(
         linked=linked,
         tls=ground.tls.client,
     )
-    return SlaveSide(follower, metadata, ground.identity.broker_addr)
+    # Members of a set with an election may all be announced by one stable address; where the master is they know.
+    own_addr = ground.identity.broker_addr if ground.election is None else ""
+    return SlaveSide(follower, metadata, own_addr)
 
 
 def _own_side(ground: Ground, store: MessageStore) -> OwnSide:
