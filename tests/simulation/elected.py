@@ -8,7 +8,9 @@ from typing import Any, Final
 from aerobee_broker.broker import Broker, Life
 from aerobee_broker.election.election import Election
 from aerobee_broker.lives.role import Role, settings_of
+from aerobee_proto.records import StoredRecord
 from aerobee_store.replicas.identity import store_identity
+from aerobee_store.terms.messages import Arrival
 from simulation.cluster import STORE, BrokerHost, BrokerSet, Cluster, first_of
 from simulation.disk import SimIo
 from simulation.etcd import Etcd, EtcdOf
@@ -30,6 +32,7 @@ class ElectedSet(BrokerSet):
         self.on_cut: Callable[[ElectedHost, int], None] = lambda host, offset: None
         # Who has been master, by epoch: the process, not the host alone.
         self.masters: dict[int, tuple[str, int]] = {}
+        self.confirmed_offset = 0  # physical; nothing that lies behind it has been confirmed by any of them
 
     def add(self, host: BrokerHost) -> None:
         self.members.append(host)
@@ -40,6 +43,7 @@ class ElectedSet(BrokerSet):
     def became_master(self, host: "ElectedHost", epoch: int) -> None:
         """A life of a master serves. Broken: there was another one of this epoch."""
         me = host.name, host.starts
+        self._watch(host)
         if self.masters.setdefault(epoch, me) != me:
             raise Broken(f"{host.name} and {self.masters[epoch][0]} are both master of epoch {epoch}")
         self.on_served(host, epoch)
@@ -48,6 +52,30 @@ class ElectedSet(BrokerSet):
             if self.master is not host:
                 self._ledger.forget_commits(self.broker_name, host.tables_at)
             self.master = host
+
+    def _watch(self, host: "ElectedHost") -> None:
+        """Know from now on what this master confirms."""
+        assert host.serving is not None
+        store = host.serving.parts.store
+        confirm = store.confirm
+
+        def watched(offset: int, *, notify: bool = True) -> list[Arrival]:
+            arrivals = confirm(offset, notify=notify)
+            self.confirmed_offset = max(self.confirmed_offset, store.confirmed_offset)
+            return arrivals
+
+        store.confirm = watched  # type: ignore[method-assign]
+        self.confirmed_offset = max(self.confirmed_offset, store.confirmed_offset)
+
+    def seen(self, host: BrokerHost, record: StoredRecord) -> None:
+        """Somebody has read this at a member. Broken: no master has confirmed it. Where the log of a slave is damaged
+        nobody knows what it had shown."""
+        is_damaged = host.serving is None or bool(host.serving.parts.store.statistics().damaged_stretches)
+        if record.physical_offset >= self.confirmed_offset and not is_damaged:
+            raise Broken(
+                f"{record.body[:80]!r} at {record.physical_offset} was read at {host.name}, and no master has "
+                f"confirmed more than {self.confirmed_offset}"
+            )
 
 
 class ElectedHost(BrokerHost):

@@ -1,6 +1,7 @@
 """A set whose master is elected, with etcd, under faults of both."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from simulation.cluster import BrokerHost
@@ -189,7 +190,8 @@ class ElectionSimulation(PairSimulation):
         """Some of them read at each member, whatever it is at the moment."""
         Simulation.start_clients(self)
         for host in self.set.members:
-            self.work.start_plain_reader(host, f"reader of {host.name}", commits=False)
+            saw = partial(self.set.seen, host)
+            self.work.start_plain_reader(host, f"reader of {host.name}", commits=False, saw=saw)
 
     def serves(self) -> bool:
         """Whether there is one master that serves, and all others follow it."""

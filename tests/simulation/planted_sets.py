@@ -10,8 +10,10 @@ from aerobee_broker.broker import Broker
 from aerobee_broker.election.in_sync import InSync
 from aerobee_broker.election.seat import Seat, Tenure
 from aerobee_broker.messages.promises import Promises
+from aerobee_broker.replication.confirmed import ConfirmedByMaster
 from aerobee_broker.replication.replicas import Replicas
 from aerobee_broker.replication.taking import TakingLink
+from aerobee_proto.ha import OFFSET_MAX
 from aerobee_store.replicas.epochs import EpochFile
 from aerobee_store.terms.cuts import START_OVER
 
@@ -69,6 +71,16 @@ def _one_in_sync_is_enough() -> list[Change]:
         return max(offsets, default=0) if found else end_of(self)
 
     return [(Replicas, "_reached_by_members", reached)]
+
+
+def _shown_by_slaves_before_it_is_confirmed() -> list[Change]:
+    """A slave shows what it has, whatever its master says of its readers."""
+
+    def began(self: Any, *, says_confirmed: bool) -> None:
+        self.offset = OFFSET_MAX
+        self._on_moved()
+
+    return [(ConfirmedByMaster, "link_began", began), (ConfirmedByMaster, "said", lambda self, offset: None)]
 
 
 def _no_truncation() -> list[Change]:
@@ -164,6 +176,7 @@ OF_SETS: Final[dict[str, Callable[[], list[Change]]]] = {
     "reported before the disk": _reported_before_the_disk,
     "sent counts as confirmed": _sent_counts_as_confirmed,
     "one in sync is enough": _one_in_sync_is_enough,
+    "shown by slaves before it is confirmed": _shown_by_slaves_before_it_is_confirmed,
     "no truncation": _no_truncation,
     "truncation too far": _truncation_too_far,
     "lost fence": _lost_fence,

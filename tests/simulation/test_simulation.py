@@ -103,6 +103,7 @@ def test_a_planted_fault_is_found(name: str) -> None:
         ("sent counts as confirmed", "election"),
         ("one in sync is enough", "election"),
         ("epoch in memory", "election"),
+        ("shown by slaves before it is confirmed", "election"),
     ],
 )
 def test_a_fault_planted_into_a_set_is_found(name: str, scenario: str) -> None:

@@ -17,7 +17,7 @@ from aerobee.terms.config import ClientConfig
 from aerobee_proto.batch import BatchEntry, encode_batch
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.frames import Command
-from aerobee_proto.records import decode_records
+from aerobee_proto.records import StoredRecord, decode_records
 from aerobee_remoting.ends.client import RemotingClient, RemotingClientConfig
 from aerobee_remoting.peers.errors import ConnectFailed, RemotingError
 from simulation.cluster import Cluster, Host, Target
@@ -149,9 +149,16 @@ class Work:
             place = (broker.broker_name, topic, int(answer.ext["queueId"]), first + number)
             self.ledger.acknowledge(one, place, stored_as)
 
-    def start_plain_reader(self, broker: Target, name: str = "reader", *, commits: bool = True) -> Host:
+    def start_plain_reader(
+        self,
+        broker: Target,
+        name: str = "reader",
+        *,
+        commits: bool = True,
+        saw: Callable[[StoredRecord], None] = lambda record: None,
+    ) -> Host:
         """Reads every queue of two topics from its beginning, and commits how far it is; what reads at a slave, which
-        holds no pulls while it has its master, does not."""
+        holds no pulls while it has its master, does not. `saw` is told of each message."""
         chance = self.cluster.world.chance(name)
 
         async def follow(remote: RemotingClient, topic: str, queue_id: int) -> None:
@@ -175,6 +182,7 @@ class Work:
                     )
                     if answer.code == ResponseCode.SUCCESS:
                         for record in decode_records(answer.body):
+                            saw(record)
                             self.ledger.read((*queue, record.queue_offset), record.body)
                         offset = int(answer.ext["nextBeginOffset"])
                     elif answer.code == ResponseCode.PULL_OFFSET_MOVED:
