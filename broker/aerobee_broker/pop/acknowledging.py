@@ -19,7 +19,7 @@ Invariants
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from aerobee_broker.catalog.consumer_offsets import ConsumerOffsets
 from aerobee_broker.catalog.topics import TopicTable
@@ -39,6 +39,8 @@ from aerobee_store.store import MessageStore
 from aerobee_store.terms.messages import NewMessage
 
 __all__ = ["Acknowledging", "Changed"]
+
+CLOSE_TIMEOUT_S: Final = 0.05
 
 Settled = Callable[[RequestError | None], None]
 """Told None when everything is durable, and otherwise why it is not."""
@@ -241,12 +243,20 @@ class Acknowledging:
             await self._writer.durable()
         except StoreError as failed:
             _log_refused(waiting, RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, str(failed)))
+        except asyncio.CancelledError:
+            _log_refused(waiting, RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, "this broker is stopping"))
+            raise
         else:
             _log_refused(waiting, None)
 
     async def close(self) -> None:
-        """Wait until all who wait are told."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        """Tell all who wait. What is not durable by now will not be: slaves that it waits for are disconnected."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CLOSE_TIMEOUT_S)
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     # --- more time --------------------------------------------------------------------------------------------
 

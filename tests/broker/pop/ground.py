@@ -1,5 +1,6 @@
 """POP without a broker: its parts over a store in memory, and somebody who asks."""
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +50,7 @@ class PopGround(Ground):
     def __init__(self, store: MessageStore, clock: Clock, **settings: Any) -> None:
         super().__init__(store, clock, **({"pop_from_retry_probability": 0} | settings))
         self.failure: StoreError | None = None
+        self.is_never_durable = False  # slaves that it waits for are gone
         self.random: list[int] = []  # the next numbers; 0 when there are none
         self.stats = BrokerStats("c", clock())
         self.orders = OrderTable(clock)
@@ -118,6 +120,8 @@ class PopGround(Ground):
     async def _durable(self) -> None:
         if self.failure is not None:
             raise self.failure
+        if self.is_never_durable:
+            await asyncio.Event().wait()
 
     # --- what a test does -------------------------------------------------------------------------------------
 

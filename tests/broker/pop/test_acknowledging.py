@@ -101,6 +101,23 @@ async def test_who_waits_is_told_that_it_will_never_be_durable(pop: PopGround) -
     assert (logged.code, logged.remark) == (ResponseCode.SERVICE_NOT_AVAILABLE, str(pop.failure))
 
 
+async def test_an_end_does_not_wait_for_slaves_that_are_gone(pop: PopGround) -> None:
+    """A master that was replaced while an acknowledgement waited for its slaves never became a slave: its life did not
+    end. Found by a simulation."""
+    pop.put(b"a")
+    pop.acks.ack(PLACE, 0, pop.named(pop.found()))
+    pop.is_never_durable = True
+    waiter = Waiter()
+    pop.acks.when_durable(waiter.settled)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        await pop.acks.close()
+    (logged,) = waiter.logged
+    assert logged is not None
+    assert logged.code == ResponseCode.SERVICE_NOT_AVAILABLE
+
+
 async def test_who_waits_is_told_that_it_could_not_be_written(
     pop: PopGround, monkeypatch: pytest.MonkeyPatch
 ) -> None:
