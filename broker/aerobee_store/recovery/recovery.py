@@ -31,6 +31,7 @@ Stages, each durable or repeatable when a crash interrupts it
 5. All that was found in the page cache is brought to the disk.
 """
 
+from aerobee_store.disk.io import is_zero
 from aerobee_store.faults import failpoints
 from aerobee_store.log.checkpoint import Watermark
 from aerobee_store.records.record_scan import ScannedRecord
@@ -47,6 +48,7 @@ __all__ = ["QUARANTINE", "REBUILD_MARKER", "STEPS", "Parts", "RecoveryReport", "
 
 # Below the store's root while a rebuild is under way; whoever completes a recovery removes it.
 REBUILD_MARKER = "rebuild"
+PAGE = 4096
 
 
 def recover(parts: Parts, *, aborted: bool) -> RecoveryReport:
@@ -72,6 +74,10 @@ def _start_over(parts: Parts) -> None:
     parts.io.replace_bytes(marker, b"aerobee store repair\n", keep_previous=False)
 
 
+def _last_of(found: Stretch | ScannedRecord) -> ScannedRecord:
+    return found if isinstance(found, ScannedRecord) else found.record(found.count - 1)
+
+
 class _Recovery:
     def __init__(self, parts: Parts, aborted: bool) -> None:
         self._parts = parts
@@ -88,6 +94,7 @@ class _Recovery:
         # Whether what readers had not seen is to stay unseen.
         self._holds_back = parts.config.is_copy and not parts.config.rebuild and self._watermark is not None
         self._shown_end = 0
+        self._stop: int | None = None  # where the last record begins, if it was never whole
 
     def run(self) -> RecoveryReport:
         report = self._report
@@ -243,7 +250,9 @@ class _Recovery:
         repair.prepare()
         failpoints.hit("recovery.prepared")
         held_back = self._held_back()
-        for found in reader.stretches(start):
+        last: Stretch | ScannedRecord | None = None
+        for found in reader.stretches(start, self._stop):
+            last = found
             if isinstance(found, ScannedRecord):
                 report.walked_records += 1
                 newest, size = found.store_timestamp, found.size
@@ -262,6 +271,9 @@ class _Recovery:
                 repair.see(found)
             else:
                 repair.see_many(found)
+        if self._stop is None and last is not None and self._is_half(last, reader.end):
+            self._stop = reader.end - _last_of(last).size
+            return self._recover_from(start)
         # Before entries go whose records may come back from a copy.
         self._check_loss(reader.end)
         if held_back is not None and held_back.found:
@@ -271,6 +283,20 @@ class _Recovery:
             report.held_back = held_back
         repair.finish(reader.end)
         return reader.end
+
+    def _is_half(self, last: Stretch | ScannedRecord, end: int) -> bool:
+        """Whether the end of the log was killed while it was written: a process dies where it meets a page that is not
+        there yet, and what it would have written there is zero. Body and head may be whole, so that without the
+        checksum of the whole record, which a replica cannot ask for, such a record seems sound."""
+        known = self._watermark.log_end if self._watermark is not None else 0
+        if not self._report.aborted or self._log.checksum_from is not None or end <= known:
+            return False
+        record = _last_of(last)
+        begin, page = record.physical_offset, (end - 1) // PAGE * PAGE
+        file = self._log.mapped.find(begin)
+        if file is None or page <= begin or not record.properties or begin + record.size != end:
+            return False
+        return is_zero(file.view[page - file.offset : end - file.offset])
 
     def _held_back(self) -> HeldBack | None:
         """Where begins what readers had not seen; the queues are as they were found. None: nothing is held back."""

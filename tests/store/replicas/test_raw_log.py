@@ -17,6 +17,7 @@ from store.memory_io import MemoryIo, RandomSurvivors
 from store.workload import HOST, ROOT, Clock, Workload, message, open_store
 
 FILE_SIZE = 16384
+PAGE = 4096
 CHANGED_COUNT = 150
 HOST_V6 = bytes(range(16)) + bytes((0, 0, 17, 34))
 
@@ -295,3 +296,31 @@ def test_changed_bytes_are_the_same_to_both_engines() -> None:
         assert found[0] == found[1]
         taken += found[0][0] == "taken"
     assert CHANGED_COUNT / 50 < taken < CHANGED_COUNT
+
+
+@pytest.mark.parametrize("is_torn", [True, False])
+def test_a_record_whose_last_page_was_never_written_is_cut_and_comes_again(is_torn: bool) -> None:
+    """Killed while it wrote, a replica took half a record for a whole one, and its master refused it ever after."""
+    giver, io = open_store(MemoryIo()), MemoryIo()
+    long = message("T", 0, b"x" * 20, extra={"k": "v" * 300})
+    while giver.end_offset + 400 < PAGE:
+        giver.append([message("T")])
+    begin = giver.end_offset
+    giver.append([long])
+    settle(giver)
+    end = giver.end_offset
+    assert begin < PAGE < end
+    replica = open_store(io, is_copy=True)
+    replica.append_raw(0, bytes(giver.read_raw(0, end) or b""))
+    assert replica.end_offset == end
+    killed = io.kill()
+    if is_torn:
+        path = next(path for path in killed.paths() if path.parent.name == "commitlog")
+        killed.open_file(path, FILE_SIZE).zero(PAGE, end - PAGE)
+    again = open_store(killed, is_copy=True)
+    assert again.end_offset == (begin if is_torn else end)
+    if is_torn:
+        again.append_raw(begin, bytes(giver.read_raw(begin, end) or b""))
+    settle(again)
+    assert said(again, "T", 0) == said(giver, "T", 0)
+    assert log_bytes(killed) == log_bytes(io)
