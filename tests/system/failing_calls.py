@@ -12,6 +12,8 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
+from aerobee_store.disk import file_maps
+
 __all__ = ["FailingCall", "failing", "recorded_calls"]
 
 
@@ -28,8 +30,9 @@ class FailingCall:
         self.seen = 0  # calls about such a file
         self.failed = 0
 
-    def __call__(self, real: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        path = _path_of(arguments[0])
+    def __call__(self, place: int, real: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        """`place`: which of the arguments is the file."""
+        path = _path_of(arguments[place])
         if self._concerns(path):
             self.seen += 1
             if self.seen >= self._first and (self._count is None or self.failed < self._count):
@@ -38,13 +41,16 @@ class FailingCall:
         return real(*arguments, **named)
 
 
-def _modules_of(call: str) -> list[ModuleType]:
-    """Where the call lies. Python opens a file for `read_bytes` and the like without asking `os`."""
+def _doors_of(call: str) -> list[tuple[ModuleType, str, int]]:
+    """Where the call lies: module, name, and which argument is the file. Python opens a file for `read_bytes` and the
+    like without asking `os`; some maps are made by a call of the system's library."""
     if call == "mmap":
-        return [mmap]
+        is_called = file_maps.DESCRIPTORS_A_FILE > 1 and not file_maps.DESCRIPTORS_A_MAP
+        return [(mmap, "mmap", 0), *([(file_maps, "_mmap", 4)] if is_called else [])]
     if call == "lockf":
-        return [fcntl]
-    return [os, io] if call == "open" else [os] if hasattr(os, call) else [fcntl]
+        return [(fcntl, call, 0)]
+    modules = [os, io] if call == "open" else [os] if hasattr(os, call) else [fcntl]
+    return [(module, call, 0) for module in modules]
 
 
 def _path_of(file: Any) -> str:
@@ -63,8 +69,8 @@ def failing(
     """While the block runs, `os.<call>`, or that of `fcntl` for locks and of `mmap` for maps, fails so."""
     one = FailingCall(error, concerns, first=first, count=count)
     with ExitStack() as stack:
-        for module in _modules_of(call):
-            stack.enter_context(patch.object(module, call, partial(one, getattr(module, call))))
+        for module, name, place in _doors_of(call):
+            stack.enter_context(patch.object(module, name, partial(one, place, getattr(module, name))))
         yield one
 
 
@@ -74,14 +80,15 @@ def recorded_calls(names: tuple[str, ...], root: Path) -> Iterator[set[tuple[str
     with /."""
     found: set[tuple[str, str]] = set()
 
-    def called(name: str, real: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        path = _path_of(arguments[0]) if arguments else ""
+    def called(name: str, place: int, real: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        path = _path_of(arguments[place]) if arguments else ""
         if path == str(root) or path.startswith(f"{root}/"):
             found.add((name, path.removeprefix(str(root)) or "/"))
         return real(*arguments, **named)
 
     with ExitStack() as stack:
         for name in names:
-            for module in _modules_of(name):
-                stack.enter_context(patch.object(module, name, partial(called, name, getattr(module, name))))
+            for module, door, place in _doors_of(name):
+                made = partial(called, name, place, getattr(module, door))
+                stack.enter_context(patch.object(module, door, made))
         yield found
