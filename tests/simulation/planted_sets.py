@@ -7,9 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from aerobee_broker.broker import Broker
-from aerobee_broker.election.in_sync import InSync
 from aerobee_broker.election.seat import Seat, Tenure
-from aerobee_broker.messages.promises import Promises
 from aerobee_broker.replication.confirmed import ConfirmedByMaster
 from aerobee_broker.replication.replicas import Replicas
 from aerobee_broker.replication.taking import TakingLink
@@ -94,11 +92,6 @@ def _truncation_too_far() -> list[Change]:
     return [(Broker, "_cut_asked", lambda self, offset: ask(self, START_OVER))]
 
 
-def _lost_fence() -> list[Change]:
-    """What may be answered is asked of the disk and of slaves alone."""
-    return [(Promises, "is_over", property(lambda self: self.failed is not None))]
-
-
 def _stale_lease() -> list[Change]:
     """A lease is counted on for some time after it may have lapsed."""
     leased = Seat.leased
@@ -121,25 +114,6 @@ def _shrunk_before_confirmed() -> list[Change]:
     return [(Seat, "waited_for", property(waited_for))]
 
 
-def _grown_before_waited_for() -> list[Change]:
-    """Who is to come is waited for when the register has confirmed it, and not before."""
-
-    def waited_for(self: Any) -> frozenset[int]:
-        confirmed = frozenset(self.view.set.in_sync) if self.view and self.view.set else frozenset()
-        return confirmed - {self._me}
-
-    chosen = InSync.chosen
-    return [
-        (Seat, "waited_for", property(waited_for)),
-        (InSync, "chosen", lambda self, *facts: chosen(self, *facts)._replace(joining=frozenset())),
-    ]
-
-
-def _epoch_in_memory() -> list[Change]:
-    """Epochs are not written to the disk."""
-    return [(EpochFile, "_save", lambda self, entries: setattr(self, "entries", entries))]
-
-
 def _promoted_out_of_sync() -> list[Change]:
     """Whoever runs takes an empty seat."""
 
@@ -151,24 +125,9 @@ def _promoted_out_of_sync() -> list[Change]:
     return [(Seat, "_take", take)]
 
 
-def _set_written_blindly() -> list[Change]:
-    """A master that was replaced meanwhile still writes who is in sync."""
-    change = getattr(Seat, "_change")  # noqa: B009
-
-    def blind(self: Any, view: Any, in_sync: Any) -> Any:
-        made = change(self, view, in_sync)
-        return None if made is None else made._replace(conditions={})
-
-    return [(Seat, "_change", blind)]
-
-
-def _seat_of_the_process_before() -> list[Change]:
-    """A process that starts takes the key of the one before, which had another lease, for its own."""
-
-    def is_mine(self: Any, view: Any) -> bool:
-        return view.set is not None and view.master is not None and view.master.member == self._me
-
-    return [(Seat, "_is_mine", is_mine)]
+def _epoch_in_memory() -> list[Change]:
+    """Epochs are not written to the disk."""
+    return [(EpochFile, "_save", lambda self, entries: setattr(self, "entries", entries))]
 
 
 OF_SETS: Final[dict[str, Callable[[], list[Change]]]] = {
@@ -179,13 +138,9 @@ OF_SETS: Final[dict[str, Callable[[], list[Change]]]] = {
     "shown by slaves before it is confirmed": _shown_by_slaves_before_it_is_confirmed,
     "no truncation": _no_truncation,
     "truncation too far": _truncation_too_far,
-    "lost fence": _lost_fence,
     "stale lease": _stale_lease,
     "lease without a clock": _lease_without_a_clock,
     "shrunk before confirmed": _shrunk_before_confirmed,
-    "grown before waited for": _grown_before_waited_for,
-    "epoch in memory": _epoch_in_memory,
     "promoted out of sync": _promoted_out_of_sync,
-    "set written blindly": _set_written_blindly,
-    "seat of the process before": _seat_of_the_process_before,
+    "epoch in memory": _epoch_in_memory,
 }
