@@ -19,6 +19,7 @@ from structlog.testing import capture_logs
 from aerobee_broker.broker import Broker
 from aerobee_proto.codes import RequestCode
 from aerobee_proto.frames import FLAG_ONEWAY, Command, encode_command
+from aerobee_remoting.exchange.connection import BUFFERS
 from aerobee_remoting.peers.peer_memory import PEER_LIMIT, TOTAL_LIMIT, PeerMemory
 from system.running import Talker, running_broker, talking
 from system.test_hostile_peers import connection_of, is_served, limits_logged, name_of, server_of, until
@@ -167,7 +168,7 @@ async def test_one_connection_fills_its_share_and_no_more(
         async with talking(broker) as hostile, talking(broker) as other:
             for begin in range(0, 2000, 100):
                 await keep(hostile, make, range(begin, begin + 100))
-                assert memory.of(connection_of(broker, hostile)) <= share
+                assert memory.of(connection_of(broker, hostile)) - waiting(broker) <= share
             assert memory.of(connection_of(broker, hostile)) > share * 0.8
             assert memory.kinds[kind] > before.get(kind, 0)
             assert limits_logged(logs) == [(PEER_LIMIT, name_of(hostile))]
@@ -190,7 +191,7 @@ async def test_all_connections_fill_the_sum_and_no_more(
             peers = [await stack.enter_async_context(talking(broker)) for _ in range(4)]
             for begin in range(0, 1600, 100):
                 await keep(peers[begin // 100 % 4], make, range(begin, begin + 100))
-                assert memory.total <= MIB
+                assert memory.total - waiting(broker) <= MIB
             assert memory.kinds[kind] > before.get(kind, 0)
             assert {limit for limit, _ in limits_logged(logs)} == {TOTAL_LIMIT}
         await until(lambda: len(server_of(broker).connections) == 1)
@@ -198,9 +199,14 @@ async def test_all_connections_fill_the_sum_and_no_more(
         memory.check()
 
 
+def waiting(broker: Broker) -> int:
+    """Bytes of buffers: requests that wait for their turn may come on top of a share that is full."""
+    return memory_of(broker).kinds[BUFFERS]
+
+
 def kept_in(memory: PeerMemory) -> dict[str, int]:
     """What is kept, apart from the buffers of the moment and the cache of filters."""
-    passing = ("filters", "buffers of connections")
+    passing = ("filters", BUFFERS)
     return {kind: size for kind, size in memory.kinds.items() if size and kind not in passing}
 
 

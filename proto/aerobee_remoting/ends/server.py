@@ -50,6 +50,9 @@ FIRST_BYTE_S: Final = 10.0  # for a proxy's header, again for the first byte, an
 TLS_HANDSHAKE: Final = b"\x16"
 SOCKET_BACKLOG: Final = 1024
 ACCEPTED_MAX: Final = 16  # connections that are accepted in one turn of the event loop, at each address
+WAITING_PART: Final = (
+    16  # so large a part of the memory for peers may be too much, in requests that wait for their turn
+)
 BROKEN_OFF: Final = ("frame", "handshake", "plain", "proxy_header")  # reasons
 
 
@@ -289,8 +292,13 @@ class RemotingServer:
         """Cut off whom most is buffered for, when all that is kept for peers is too much."""
         self._excess_logged = False
         memory = self._config.memory
-        if memory.total > memory.total_max:
-            self._relieve(TOTAL_LIMIT, memory.total_max, memory.total - memory.total_max)
+        excess = memory.total - memory.total_max
+        if excess <= 0:
+            return
+        # Requests that only wait for their turn may be about to be refused, as what is full is.
+        waiting = sum(one.waiting_size for one in self.connections)
+        if excess > min(waiting, memory.total_max // WAITING_PART):
+            self._relieve(TOTAL_LIMIT, memory.total_max, excess)
 
     def _relieve(self, limit: str, size_max: int, excess: int) -> None:
         for connection in sorted(self.connections, key=lambda one: one.buffered_size, reverse=True):

@@ -804,15 +804,22 @@ class Connection(asyncio.Protocol):
         kept = self.decoder.pending_size + self._held_back_size + self._running_size
         return kept + self.transport.get_write_buffer_size()
 
+    @property
+    def waiting_size(self) -> int:
+        """Bytes of requests that are not answered yet, as far as reading goes on with them."""
+        return min(self.decoder.pending_size + self._held_back_size + self._running_size, READ_AHEAD)
+
     def count_buffers(self) -> None:
-        """Bring the account up to date; a peer that has more than it may is cut off."""
+        """Bring the account up to date; a peer that has more than it may is cut off. Requests that only wait for their
+        turn are not held against it: nobody but this process keeps them waiting, and they may be about to be refused.
+        """
         if self.closed.done():
             return
         size = self.buffered_size
         self._memory.note(self, BUFFERS, size - self._counted)
         self._counted = size
         memory = self._memory
-        if memory.of(self) > memory.peer_max and not self.transport.is_closing():
+        if memory.of(self) - self.waiting_size > memory.peer_max and not self.transport.is_closing():
             reason = f"more than {memory.peer_max} bytes are kept for this connection, {size} of them buffers"
             self.log_limit(PEER_LIMIT, reason)
             self.abort(reason)
