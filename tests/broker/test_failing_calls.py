@@ -410,6 +410,7 @@ DOORS = {
     "io.py",
     "extents.py",
     "disk_space.py",
+    "file_maps.py",
     "file_system.py",
     "page_cache.py",
     "queue_files.py",

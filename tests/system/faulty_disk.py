@@ -35,6 +35,7 @@ class FaultyDisk(DiskIo):
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.sync_error: OSError | None = None
         self.is_full = False
         self.may_sync = threading.Event()

@@ -51,7 +51,7 @@ TLS_HANDSHAKE: Final = b"\x16"
 SOCKET_BACKLOG: Final = 1024
 ACCEPTED_MAX: Final = 16  # connections that are accepted in one turn of the event loop, at each address
 WAITING_PART: Final = (
-    16  # so large a part of the memory for peers may be too much, in requests that wait for their turn
+    16  # requests that wait for their turn may be such a part of the memory for peers on top of it
 )
 BROKEN_OFF: Final = ("frame", "handshake", "plain", "proxy_header")  # reasons
 
