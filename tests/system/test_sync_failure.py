@@ -361,16 +361,21 @@ async def test_a_full_disk_is_waited_out(tmp_path: Path, engine: str) -> None:
     check_closed_store(store, settings)
 
 
+RESUMED_COUNT = 1000  # messages: five files of a queue
+
+
 async def _until_refused_and_resumed(one: Talker, other: Talker, ledger: Ledger) -> tuple[int, int]:
-    """Send one by one until some sends were refused and then some were not; how many were."""
+    """Send one by one until some sends were refused and then so many were not that the loop has made new files itself:
+    those that threads make ahead count failures of their own. How many were refused, and how many not since."""
     # What is acknowledged while its queue has no room for the entry is shown when there is room again.
     before = dict(ledger.owed)
     refused = resumed = 0
-    while resumed < 10:
+    while resumed < RESUMED_COUNT:
         answer = await send_one(one, ledger)
         if answer.code == ResponseCode.SUCCESS:
             resumed += refused > 0
             continue
+        resumed = 0
         assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
         assert "no room for" in (answer.remark or "")
         if refused == 0:
