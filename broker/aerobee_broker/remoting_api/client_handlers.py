@@ -32,7 +32,7 @@ from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.errors import RequestError
 from aerobee_proto.headers import ConsumerGroupHeader, UnregisterClientHeader
 from aerobee_proto.requests import NoFields
-from aerobee_remoting.exchange.answers import answer_in_slices
+from aerobee_remoting.exchange.answers import answer_in_slices, written
 from aerobee_remoting.exchange.handlers import AnyRequest, HandlerTable, Request, Response
 from aerobee_remoting.exchange.needs import GET, SUB, Rule, on_group, on_groups_in, on_topics_in, ours
 from aerobee_service.turns.slices import Steps, at_once, let_go
@@ -44,10 +44,11 @@ log = structlog.get_logger()
 HEARTBEAT_SIZE_MAX: Final = 4 * 1024 * 1024
 LOCK_BODY_SIZE_MAX: Final = 1024 * 1024
 CLIENT_ID_CHARS_MAX: Final = 512
-READ_AT_ONCE_MAX: Final = 16 * 1024  # bytes of a heartbeat that is read in one turn
+READ_AT_ONCE_MAX: Final = 16 * 1024  # bytes of a body that is read in one turn
 # Groups and subscriptions of a heartbeat that are taken in one turn.
 SLICE_MAX: Final = 512
 PRODUCERS_A_STEP: Final = 64
+QUEUES_A_STEP: Final = 256  # to lock or unlock
 GROUP_COST: Final = 8  # of a group, in subscriptions
 
 
@@ -135,13 +136,8 @@ class ClientHandlers:
         """Take a client's groups. A short one (withoutSub) of a client that is unknown asks for a full one."""
         if len(request.body) <= READ_AT_ONCE_MAX and _cost(request.read(HeartbeatData)) <= SLICE_MAX:
             return at_once(self._heartbeat(request))
-        request.connection.answer_alone(request, lambda: self._heartbeat_in_turns(request))
+        _answer_in_turns(request, self._heartbeat)
         return None
-
-    async def _heartbeat_in_turns(self, request: AnyRequest) -> Response:
-        """As at once, for one of very many groups: others are served in between."""
-        await request.connection.another_turn()
-        return await request.connection.in_turns(self._heartbeat(request))
 
     def _heartbeat(self, request: AnyRequest) -> Steps[Response]:
         data = yield from request.reading(HeartbeatData)
@@ -257,22 +253,34 @@ class ClientHandlers:
 
     # --- queue locks ------------------------------------------------------------------------------------------
 
-    def lock(self, request: Request[NoFields]) -> Response:
+    def lock(self, request: Request[NoFields]) -> Response | None:
         """Take or renew locks for orderly consumption; the answer lists those that are held now.
 
         The group must be known or may be created, as for a heartbeat: else locks of invented groups would pile up.
         """
-        body = request.read(LockBatchBody)
+        return _answer_by_size(request, self._lock)
+
+    def unlock(self, request: Request[NoFields]) -> Response | None:
+        """Give locks back."""
+        return _answer_by_size(request, self._unlock)
+
+    def _lock(self, request: AnyRequest) -> Steps[Response]:
+        body = yield from request.reading(LockBatchBody)
         _check_client_id(body.client_id)
         self._groups.require(body.consumer_group)
-        queues = self._existing(body.mq_set)
-        held = self._locks.lock(body.consumer_group, body.client_id, queues, self._clock())
-        return answer(LockedQueues(locked=held))
+        held: list[MessageQueue] = []
+        for start in range(0, len(body.mq_set), QUEUES_A_STEP):
+            queues = self._existing(body.mq_set[start : start + QUEUES_A_STEP])
+            held += self._locks.lock(body.consumer_group, body.client_id, queues, self._clock())
+            yield
+        return Response(body=(yield from written(LockedQueues(locked=held))))
 
-    def unlock(self, request: Request[NoFields]) -> Response:
-        """Give locks back."""
-        body = request.read(UnlockBatchBody)
-        self._locks.unlock(body.consumer_group, body.client_id, body.mq_set)
+    def _unlock(self, request: AnyRequest) -> Steps[Response]:
+        body = yield from request.reading(UnlockBatchBody)
+        for start in range(0, len(body.mq_set), QUEUES_A_STEP):
+            queues = body.mq_set[start : start + QUEUES_A_STEP]
+            self._locks.unlock(body.consumer_group, body.client_id, queues)
+            yield
         return Response()
 
     def _existing(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
@@ -285,6 +293,23 @@ class ClientHandlers:
             if 0 <= queue.queue_id < max(topic.read_queue_nums, topic.write_queue_nums):
                 found.append(queue)
         return found
+
+
+def _answer_by_size(request: AnyRequest, work: Callable[[AnyRequest], Steps[Response]]) -> Response | None:
+    if len(request.body) <= READ_AT_ONCE_MAX:
+        return at_once(work(request))
+    _answer_in_turns(request, work)
+    return None
+
+
+def _answer_in_turns(request: AnyRequest, work: Callable[[AnyRequest], Steps[Response]]) -> None:
+    """As at once, for a request of very many parts: others are served in between."""
+
+    async def answered() -> Response:
+        await request.connection.another_turn()
+        return await request.connection.in_turns(work(request))
+
+    request.connection.answer_alone(request, answered)
 
 
 def _subscribed_topics(data: HeartbeatData) -> Iterator[str]:

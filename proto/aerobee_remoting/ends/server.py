@@ -39,6 +39,7 @@ from aerobee_remoting.peers.tls import TlsContext, context_of
 from aerobee_service.program.accepting import accepting
 from aerobee_service.program.start_failures import CannotListen
 from aerobee_service.turns.turns import Turns
+from aerobee_service.turns.wakefulness import LOOK_S
 
 __all__ = ["RemotingServer", "ServerConfig", "TlsMode", "listening_socket"]
 
@@ -46,6 +47,7 @@ log = structlog.get_logger()
 
 SWEEP_S: Final = 1.0
 GOODBYE_S: Final = 3.0
+LAST_ANSWERS_S: Final = 0.05  # for requests that know how they have ended
 FIRST_BYTE_S: Final = 10.0  # for a proxy's header, again for the first byte, and again for a TLS handshake
 TLS_HANDSHAKE: Final = b"\x16"
 SOCKET_BACKLOG: Final = 1024
@@ -144,7 +146,7 @@ class RemotingServer:
     async def serve(self) -> None:
         """Accept connections on every bound address."""
         loop = asyncio.get_running_loop()
-        self._turns = self._turns or Turns()
+        self._turns = self._turns or Turns(look_s=LOOK_S)
         bound, self._bound = self._bound, []
         # The event loop accepts one connection of a socket in a turn. Where a turn is long, because much is asked for,
         # those that come would wait for as many turns as there are others before them, whoever these belong to.
@@ -173,8 +175,11 @@ class RemotingServer:
 
     async def close(self, goodbye_s: float = GOODBYE_S) -> None:
         """Stop listening, close every connection and wait until they are gone: `goodbye_s` for last answers to leave,
-        then whatever is left of them."""
+        then whatever is left of them. Requests that are about to be answered still are."""
         self.quiesce()
+        at_work = [task for connection in self.connections for task in connection.at_work]
+        if at_work and goodbye_s:
+            await asyncio.wait(at_work, timeout=min(goodbye_s, LAST_ANSWERS_S))
         self.watch.close()
         if self._sweeper is not None:
             self._sweeper.cancel()

@@ -848,6 +848,11 @@ class Connection(asyncio.Protocol):
                 self.close(reason)
         return reason
 
+    @property
+    def at_work(self) -> tuple[asyncio.Task[None], ...]:
+        """The tasks of requests that are not answered yet."""
+        return tuple(self._tasks)
+
     def close(self, reason: str = "closed here") -> None:
         """Send what is waiting, then close; a peer that does not take it has `write_stalled_s` for that."""
         if self.transport.is_closing():

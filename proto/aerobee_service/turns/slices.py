@@ -96,13 +96,12 @@ class _Work:
 
 
 class SliceQueue:
-    """The queue of one event loop. The arguments are for tests."""
+    """The queue of one event loop, which it does not keep alive. The arguments are for tests."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter, slice_s: float = SLICE_S) -> None:
         # Fixed for life.
         self._clock = clock
         self._slice_s = slice_s
-        self._loop = asyncio.get_running_loop()
         # Moved by begin(), run() and _turn().
         self._queue: deque[_Work] = deque()
         self._armed = False  # _turn comes with the next turn
@@ -128,7 +127,7 @@ class SliceQueue:
 
     def begin(self, steps: Steps[object]) -> _Work:
         """Work that is done by now where it is short and nobody waits."""
-        work = _Work(steps, self._loop.create_future())
+        work = _Work(steps, asyncio.get_running_loop().create_future())
         if not self._armed:
             self._arm()
         if self._queue or self._clock() >= self._until:
@@ -140,7 +139,7 @@ class SliceQueue:
     def _arm(self) -> None:
         self._armed = True
         self._until = self._clock() + self._slice_s
-        self._loop.call_soon(self._turn)
+        asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
         self._armed = False

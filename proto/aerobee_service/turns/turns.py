@@ -42,6 +42,8 @@ from heapq import heappop, heappush, heapreplace
 from itertools import count
 from typing import Final, Generic, Protocol, TypeVar
 
+from aerobee_service.turns.wakefulness import Wakefulness
+
 __all__ = [
     "AT_ONCE",
     "CONTROL_S",
@@ -59,10 +61,10 @@ __all__ = [
 
 TURN_S: Final = 0.02
 # Of a turn, for those who stand in the row: who is ahead of them may just have sent something.
-ROW_S: Final = 0.005
-SLICE_S: Final = 0.0025
-CONTROL_S: Final = 0.0025  # of a turn, for requests that do not wait in the row
-CREDIT_S: Final = 0.0025  # that somebody who comes back to the row may have used less than those who stayed
+ROW_S: Final = 0.002
+SLICE_S: Final = 0.001
+CONTROL_S: Final = 0.001  # of a turn, for requests that do not wait in the row
+CREDIT_S: Final = 0.001  # that somebody who comes back to the row may have used less than those who stayed
 FIRST_S: Final = 0.0005  # instead of a slice, for a connection that was not served yet
 NEW_S: Final = 1.0  # for which a connection shares its place with others of its host
 HOSTS_GONE_MAX: Final = (
@@ -232,7 +234,9 @@ class Turns:
         *,
         turn_s: float | None = None,
         slice_s: float | None = None,
+        look_s: float = 0.0,
     ) -> None:
+        """`look_s`: how long the loop may look for the next read before it sleeps (`Wakefulness`)."""
         # Fixed for life.
         self.clock = clock
         self._turn_s = TURN_S if turn_s is None else turn_s
@@ -252,6 +256,7 @@ class Turns:
         self._next = False
         self._number = 0  # of this turn
         self._entered = 0.0  # when who is served at once began
+        self._wakefulness = Wakefulness(look_s)
         self._spared = 0.0  # seconds of this turn that control requests have had
 
     def __len__(self) -> int:
@@ -302,6 +307,7 @@ class Turns:
     def enter(self, account: Account) -> float:
         """A connection has read something: until when it may work on it, or LATER. `left` has to follow."""
         now = self._entered = self.clock()
+        self._wakefulness.came(now)
         if not self._next:
             self._arm(now)
         elif now - self._began >= self._turn_s or (self._count and not self._is_ahead(account)):
@@ -312,6 +318,7 @@ class Turns:
         """It has worked on what it read, or has put it aside. Whether it has had its slice of this turn by now: it
         should read no more before it has another one. (The event loop reads up to 32 times from one socket.)"""
         now = self.clock()
+        self._wakefulness.done(now)
         took_s = now - self._entered
         self.charge(account, took_s)
         if is_served and account.is_new:
@@ -384,11 +391,11 @@ class Turns:
 
     def _run(self) -> None:
         """The next turn has begun."""
-        if not self._count:
-            self._next = False
-            return
         clock = self.clock
         now = clock()
+        if not self._count and not self._wakefulness.looks(now):
+            self._next = False
+            return
         self._arm(now)
         for _ in range(self._count):
             is_pause = isinstance(self._serve(now), _Pause)

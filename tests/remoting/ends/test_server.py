@@ -209,6 +209,21 @@ async def test_what_closes_an_official_connection_closes_ours(data: bytes) -> No
         assert await peer.is_closed_by_the_server()
 
 
+def test_of_several_refusals_the_last_counts_and_each_is_taken_back_by_itself() -> None:
+    """In whichever order they go: a code is served again when the last of them has gone."""
+    handlers = HandlerTable()
+    handlers.register(REFUSE, lambda _: Response(), needs=Open("a test"))
+    served = handlers.by_code[REFUSE]
+    one = handlers.refuse({REFUSE}, RequestError(1, "one"))
+    first = handlers.by_code[REFUSE]
+    other = handlers.refuse({REFUSE, REFUSE + 1}, RequestError(2, "other"))
+    assert handlers.by_code[REFUSE] not in (served, first)
+    one()
+    assert handlers.by_code[REFUSE] is not served
+    other()
+    assert handlers.by_code[REFUSE] is served
+
+
 async def test_a_second_handler_for_a_code_is_refused() -> None:
     handlers = table()
     with pytest.raises(ValueError, match="105"):

@@ -1,7 +1,9 @@
 """Work in slices: who is served when. The clock is a counter."""
 
 import asyncio
+import gc
 from itertools import count
+from weakref import ref
 
 import pytest
 
@@ -204,3 +206,13 @@ async def test_few_objects_are_let_go_of_at_once_and_many_in_slices(monkeypatch:
         left.append(len(many))
         await asyncio.sleep(0)
     assert left == [2 * slices.LET_GO_A_STEP, slices.LET_GO_A_STEP]
+
+
+def test_a_loop_that_is_over_is_not_kept_by_its_queue() -> None:
+    async def main() -> "ref[asyncio.AbstractEventLoop]":
+        begin_slices(Desk().work("a", 3))
+        return ref(asyncio.get_running_loop())
+
+    gone = asyncio.run(main())
+    gc.collect()
+    assert gone() is None
