@@ -8,14 +8,24 @@ import importlib
 import importlib.util
 import os
 import shutil
+import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from aerobee_broker.native.engine import MODULE
+from aerobee_broker.native.engine import INTERFACE, MODULE
 
-__all__ = ["BOTH_ENGINES", "chosen_engine", "engine_of", "made_engine", "need_engine", "send_engine"]
+__all__ = [
+    "BOTH_ENGINES",
+    "chosen_engine",
+    "engine_of",
+    "made_engine",
+    "make_engines_fail",
+    "need_engine",
+    "send_engine",
+]
 
 _chosen = "auto"
 
@@ -45,6 +55,21 @@ def made_engine() -> Any:
         frame_size_max=1 << 24,
         record_size_max=1 << 22,
     )
+
+
+def make_engines_fail(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """This method of every native engine that is made from now on."""
+
+    def failing(*_: Any) -> None:
+        raise RuntimeError("a fault")
+
+    def faulty(**form: Any) -> Any:
+        engine = real.Engine(**form)
+        all_ = {name: getattr(engine, name) for name in dir(engine) if not name.startswith("_")}
+        return SimpleNamespace(**all_ | {what: failing})
+
+    real = importlib.import_module(MODULE)
+    monkeypatch.setitem(sys.modules, MODULE, SimpleNamespace(INTERFACE=INTERFACE, Engine=faulty))
 
 
 def engine_of(seed: int) -> str:

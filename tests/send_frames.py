@@ -92,12 +92,7 @@ def frame_of(spec: Spec, opaque: int) -> bytes:
         header = raw[8 : len(raw) - len(spec.body)]
     else:
         header = _json_header(spec, named, opaque)
-    if spec.damage is not None:
-        at, byte = spec.damage
-        changed = bytearray(header)
-        changed[at % len(changed)] = byte
-        header = bytes(changed)
-    return framed(spec.codec, header, spec.body)
+    return framed(spec.codec, header, spec.body, spec.damage)
 
 
 def _signed(spec: Spec, named: dict[str, str]) -> dict[str, str]:
@@ -108,8 +103,13 @@ def _signed(spec: Spec, named: dict[str, str]) -> dict[str, str]:
     return named | {name: made[name] for name in (ACCESS_KEY, SIGNATURE, FRESHNESS) if name in made}
 
 
-def framed(codec: int, header: bytes, body: bytes) -> bytes:
-    """Header and body as one frame, with lengths that are true."""
+def framed(codec: int, header: bytes, body: bytes, damage: tuple[int, int] | None = None) -> bytes:
+    """Header and body as one frame, with lengths that are true. `damage`: where the header has which byte instead."""
+    if damage is not None:
+        at, byte = damage
+        changed = bytearray(header)
+        changed[at % len(changed)] = byte
+        header = bytes(changed)
     return WORDS.pack(4 + len(header) + len(body), codec << 24 | len(header)) + header + body
 
 

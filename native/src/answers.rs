@@ -1,4 +1,4 @@
-//! Answers to sends and pulls, as frames.
+//! Answers to sends, pulls and queries by key, as frames.
 
 use crate::bytes::{decimal, hex16, push_decimal};
 use crate::requests::{JSON, MSGPACK, ROCKETMQ};
@@ -116,49 +116,10 @@ pub struct Found {
 impl Found {
     /// The words and the header of the answer in this codec, for a body of so many bytes; false where there is none.
     pub fn write(&self, out: &mut Vec<u8>, codec: u8, body_size: usize) -> bool {
-        let begin = out.len();
-        out.extend_from_slice(&[0; 8]);
-        match codec {
-            JSON => self.json(out),
-            ROCKETMQ => {
-                let size_at = begin_binary(out, self.opaque, b"FOUND");
-                self.each_field(|name, value| push_binary_field(out, name, value));
-                end_binary(out, size_at);
-            }
-            MSGPACK => {
-                begin_packed(out, self.opaque, b"FOUND");
-                out.push(0x86); // six fields
-                self.each_field(|name, value| {
-                    push_packed_text(out, name);
-                    push_packed_text(out, value);
-                });
-            }
-            _ => return false,
-        }
-        end_header(out, begin, codec, body_size);
-        true
+        write(out, codec, body_size, (self.opaque, b"FOUND", 6), |field| self.each_field(field))
     }
 
-    fn json(&self, out: &mut Vec<u8>) {
-        out.extend_from_slice(b"{\"code\":0,\"extFields\":{");
-        let mut is_first = true;
-        self.each_field(|name, value| {
-            if !is_first {
-                out.push(b',');
-            }
-            is_first = false;
-            out.push(b'"');
-            out.extend_from_slice(name);
-            out.extend_from_slice(b"\":\"");
-            out.extend_from_slice(value);
-            out.push(b'"');
-        });
-        out.extend_from_slice(b"},\"flag\":1,\"language\":\"PYTHON\",\"opaque\":");
-        push_decimal(out, i64::from(self.opaque));
-        out.extend_from_slice(b",\"remark\":\"FOUND\",\"serializeTypeCurrentRPC\":\"JSON\",\"version\":479}");
-    }
-
-    fn each_field(&self, mut field: impl FnMut(&[u8], &[u8])) {
+    fn each_field(&self, field: Field) {
         let mut digits = [0; 20];
         field(b"suggestWhichBrokerId", decimal(self.suggested, &mut digits));
         field(b"groupSysFlag", b"0");
@@ -167,6 +128,84 @@ impl Found {
         field(b"minOffset", decimal(self.min_offset, &mut digits));
         field(b"topicSysFlag", b"0");
     }
+}
+
+/// The messages that a query by key has found.
+pub struct Listed {
+    /// Number of the request on its connection.
+    pub opaque: i32,
+    /// Physical offset and store time of the newest message whose keys are known.
+    pub updated: (i64, i64),
+}
+
+impl Listed {
+    /// As of `Found`.
+    pub fn write(&self, out: &mut Vec<u8>, codec: u8, body_size: usize) -> bool {
+        write(out, codec, body_size, (self.opaque, b"", 2), |field| self.each_field(field))
+    }
+
+    fn each_field(&self, field: Field) {
+        let mut digits = [0; 20];
+        field(b"indexLastUpdatePhyoffset", decimal(self.updated.0, &mut digits));
+        field(b"indexLastUpdateTimestamp", decimal(self.updated.1, &mut digits));
+    }
+}
+
+/// What takes each field of an answer.
+type Field<'f> = &'f mut dyn FnMut(&[u8], &[u8]);
+
+/// The words and the header of an answer of success with these: its number, its remark (an empty one is none), and how
+/// many fields it has.
+fn write(
+    out: &mut Vec<u8>,
+    codec: u8,
+    body_size: usize,
+    (opaque, remark, fields): (i32, &[u8], u8),
+    each_field: impl Fn(Field),
+) -> bool {
+    let begin = out.len();
+    out.extend_from_slice(&[0; 8]);
+    match codec {
+        JSON => {
+            out.extend_from_slice(b"{\"code\":0,\"extFields\":{");
+            let mut is_first = true;
+            each_field(&mut |name, value| {
+                if !is_first {
+                    out.push(b',');
+                }
+                is_first = false;
+                out.push(b'"');
+                out.extend_from_slice(name);
+                out.extend_from_slice(b"\":\"");
+                out.extend_from_slice(value);
+                out.push(b'"');
+            });
+            out.extend_from_slice(b"},\"flag\":1,\"language\":\"PYTHON\",\"opaque\":");
+            push_decimal(out, i64::from(opaque));
+            if !remark.is_empty() {
+                out.extend_from_slice(b",\"remark\":\"");
+                out.extend_from_slice(remark);
+                out.push(b'"');
+            }
+            out.extend_from_slice(b",\"serializeTypeCurrentRPC\":\"JSON\",\"version\":479}");
+        }
+        ROCKETMQ => {
+            let size_at = begin_binary(out, opaque, remark);
+            each_field(&mut |name, value| push_binary_field(out, name, value));
+            end_binary(out, size_at);
+        }
+        MSGPACK => {
+            begin_packed(out, opaque, remark);
+            out.push(0x80 | fields);
+            each_field(&mut |name, value| {
+                push_packed_text(out, name);
+                push_packed_text(out, value);
+            });
+        }
+        _ => return false,
+    }
+    end_header(out, begin, codec, body_size);
+    true
 }
 
 /// Fill in the two words in front of a header that ends here.

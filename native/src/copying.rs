@@ -14,8 +14,9 @@ const TRANSACTION: i32 = 12;
 const PREPARED: i32 = 4;
 const ROLLBACK: i32 = 12;
 const SIZE_MIN: usize = 91;
-const NAME_END: u8 = 1;
 const VALUE_END: u8 = 2;
+/// Runs among which looking is quicker than hashing.
+const FEW: usize = 16;
 
 /// Entries whose queue offsets follow each other: topic, queue id, first queue offset, how many, their bytes, physical
 /// offset of the first record, physical offset behind the last one.
@@ -53,20 +54,37 @@ struct Wanted<'a> {
 /// The values that dispatch asks for: of several with one name the last that is not empty.
 fn wanted(properties: &[u8]) -> Wanted<'_> {
     let mut found = Wanted::default();
-    for property in properties.split(|&byte| byte == VALUE_END) {
-        let Some(name_end) = property.iter().position(|&byte| byte == NAME_END) else { continue };
-        let (name, value) = (&property[..name_end], &property[name_end + 1..]);
-        if value.is_empty() {
-            continue;
-        }
-        match name {
-            b"TAGS" => found.tags = Some(value),
-            b"UNIQ_KEY" => found.unique_key = Some(value),
-            b"KEYS" => found.keys = Some(value),
-            _ => {}
+    let mut rest = properties;
+    while !rest.is_empty() {
+        let end = value_end(rest);
+        let property = &rest[..end];
+        rest = rest.get(end + 1..).unwrap_or_default();
+        // A name ends with the first NAME_END, and none of these has one in it.
+        if let Some(value) = property.strip_prefix(b"UNIQ_KEY\x01").filter(|value| !value.is_empty()) {
+            found.unique_key = Some(value);
+        } else if let Some(value) = property.strip_prefix(b"TAGS\x01").filter(|value| !value.is_empty()) {
+            found.tags = Some(value);
+        } else if let Some(value) = property.strip_prefix(b"KEYS\x01").filter(|value| !value.is_empty()) {
+            found.keys = Some(value);
         }
     }
     found
+}
+
+/// Where the first VALUE_END stands, or the end. Eight bytes at a time: byte by byte this took half of a walk over small
+/// messages.
+fn value_end(text: &[u8]) -> usize {
+    const ONES: u64 = 0x0101_0101_0101_0101;
+    let mut at = 0;
+    while let Some(eight) = text.get(at..at + 8).and_then(|bytes| <[u8; 8]>::try_from(bytes).ok()) {
+        let differs = u64::from_le_bytes(eight) ^ (ONES * u64::from(VALUE_END));
+        let zeros = differs.wrapping_sub(ONES) & !differs & (ONES << 7); // the lowest bit is that of the first zero
+        if zeros != 0 {
+            return at + zeros.trailing_zeros() as usize / 8;
+        }
+        at += 8;
+    }
+    text[at..].iter().position(|&byte| byte == VALUE_END).map_or(text.len(), |more| at + more)
 }
 
 /// What is known of the topic of the record before.
@@ -87,7 +105,12 @@ impl<'a> Walk<'a> {
     fn enter(&mut self, record: &proof::Sound<'a>, size: usize, tags: Option<&[u8]>) {
         let tag = tags.map_or(0, |tags| javahash::signed(javahash::extended(0, tags)));
         let of_queue = (record.topic, record.queue_id);
-        let known = self.open.get(&of_queue).copied().filter(|&at| {
+        let newest = if self.runs.len() <= FEW {
+            self.runs.iter().rposition(|run| run.queue_id == record.queue_id && run.topic == record.topic)
+        } else {
+            self.open.get(&of_queue).copied()
+        };
+        let known = newest.filter(|&at| {
             let run = &self.runs[at];
             run.first + run.count as i64 == record.queue_offset
         });

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::types::{PyBytes, PyList, PyTuple};
 use pyo3::{create_exception, intern, prelude::*};
 
@@ -11,7 +12,7 @@ use crate::answers::{Common, Found, Stored};
 use crate::judging::Judge;
 use crate::records::{Form, Message};
 use crate::requests::{self, SEND_BATCH_MESSAGE};
-use crate::{copying, decoding, javahash, properties, pulls};
+use crate::{copying, decoding, javahash, properties, pulls, queries};
 
 create_exception!(aerobee_native, EngineFault, PyRuntimeError, "The engine has a fault.");
 
@@ -150,6 +151,10 @@ type FoundPull<'py> = (
     Option<Bound<'py, PyBytes>>,
 );
 
+/// Where a query ends, the version of its client, how many messages it wants, whether its key is the unique one, and the
+/// first and the last place to look at.
+type FoundQuery = (usize, i32, i32, bool, i64, i64);
+
 /// See `aerobee_broker.native.engine.NativeEngine`.
 #[pyclass]
 pub struct Engine {
@@ -172,6 +177,7 @@ pub struct Engine {
     texts: Vec<u8>, // properties of a batch
     pulls: pulls::Known,
     rooms: pulls::Rooms,
+    asked: queries::Asked, // by the last query
     fault: Option<String>, // met where nobody waits for a result: raised by the next `take`
 }
 
@@ -234,8 +240,29 @@ impl Engine {
             texts: Vec::new(),
             pulls: pulls::Known::default(),
             rooms: pulls::Rooms::default(),
+            asked: queries::Asked::default(),
             fault: None,
         })
+    }
+
+    /// What Python's search for garbage has to know: queues and counters lead back to the broker that has this engine.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        for topic in &self.topics {
+            for queue in topic.queues.iter().flatten() {
+                visit.call(&queue.queue)?;
+            }
+            if let Some(route) = &topic.route {
+                visit.call(&route.counters)?;
+            }
+        }
+        self.pulls.traverse(&visit)
+    }
+
+    fn __clear__(&mut self) {
+        self.places.clear();
+        self.topics.clear();
+        self.free.clear();
+        self.pulls = pulls::Known::default();
     }
 
     /// Take over settings, those of each message and of each answer; routes are forgotten. `region_in_json` stands
@@ -391,6 +418,42 @@ impl Engine {
         let (codec, opaque) = to;
         let found = Found { opaque, suggested, next_offset: offset, max_offset: nearby.7, min_offset: nearby.6 };
         guarded(|| pulls::gather(py, &mut self.rooms, &nearby, tags, codec, found))
+            .unwrap_or_else(|fault| Err(EngineFault::new_err(fault)))
+    }
+
+    /// The query by key at this place of `data`: where it ends, the version of the client, how many messages are wanted,
+    /// whether it is the unique key, and the first and the last place where the index has one. None when there is none,
+    /// or anything is unusual.
+    fn query(
+        &mut self,
+        data: &Bound<'_, PyBytes>,
+        at: usize,
+        index: Vec<queries::IndexFile<'_>>,
+    ) -> PyResult<Option<FoundQuery>> {
+        guarded(|| {
+            let asked = &mut self.asked;
+            let Some((codec, header, body, end)) = requests::frame(data.as_bytes(), at, self.frame_size_max) else {
+                return Ok(None);
+            };
+            if !body.is_empty() || asked.read(codec, header).is_none() || asked.look_up(&index)?.is_none() {
+                return Ok(None);
+            }
+            let (Some(&first), Some(&last)) = (asked.places.first(), asked.places.last()) else { return Ok(None) };
+            Ok(Some((end, asked.version, asked.count, asked.is_unique, first, last)))
+        })
+        .unwrap_or_else(|fault| Err(EngineFault::new_err(fault)))
+    }
+
+    /// The answer to the last query, with at most so many messages, all of them in this file of the log. `updated` is the
+    /// place and the store time of the newest message in the index. None when none is found, or anything is unusual.
+    fn answer_query<'py>(
+        &mut self,
+        py: Python<'py>,
+        log: queries::LogFile<'py>,
+        count: usize,
+        updated: (i64, i64),
+    ) -> PyResult<Option<queries::Answer<'py>>> {
+        guarded(|| self.asked.answer(py, &log, count, updated))
             .unwrap_or_else(|fault| Err(EngineFault::new_err(fault)))
     }
 }

@@ -155,7 +155,7 @@ pub fn whole(digits: &[u8]) -> Option<i64> {
     };
     match digits {
         [b'0'] if !negative => return Some(0),
-        [b'1'..=b'9', ..] if digits.len() <= 18 => {}
+        [b'1'..=b'9', ..] if digits.len() <= 19 => {}
         _ => return None,
     }
     let mut value = 0i64;
@@ -163,7 +163,7 @@ pub fn whole(digits: &[u8]) -> Option<i64> {
         if !digit.is_ascii_digit() {
             return None;
         }
-        value = value * 10 + i64::from(digit - b'0');
+        value = value.checked_mul(10)?.checked_add(i64::from(digit - b'0'))?;
     }
     Some(if negative { -value } else { value })
 }

@@ -2,7 +2,8 @@
 //!
 //! `Engine.take` reads the usual sends at the front of what a socket gave and makes records, queue entries, hashes of
 //! keys and answers of them. `Engine.pull` reads usual pulls, and `Engine.gather` makes an answer of the entries of a
-//! queue and the file of the log that they lead to; `Engine.is_sound` proves a record, and `Engine.walk` many that come from
+//! queue and the file of the log that they lead to; `Engine.query` and `Engine.answer_query` do the same for queries
+//! by key. `Engine.is_sound` proves a record, and `Engine.walk` many that come from
 //! another broker's log. It does no I/O and knows no clock,
 //! no thread and no fault: Python owns every state, decides who is let in, writes what is made here, and does by itself
 //! whatever is unusual. Nothing is changed by a call that fails. `stored_records` is for whoever reads an answer:
@@ -19,6 +20,7 @@ mod judging;
 mod proof;
 mod properties;
 mod pulls;
+mod queries;
 mod records;
 mod requests;
 
@@ -37,7 +39,7 @@ mod aerobee_native {
 
     /// To be equal to the number that the broker was written for.
     #[pymodule_export]
-    const INTERFACE: u32 = 7;
+    const INTERFACE: u32 = 8;
 
     /// The same for what clients use, that is `stored_records`.
     #[pymodule_export]

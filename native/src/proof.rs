@@ -72,6 +72,18 @@ fn is_proven(record: &[u8], found: &Sound, is_sealed: bool) -> bool {
 
 /// A record whose lengths, place and body are right.
 fn right(record: &[u8], physical_offset: i64) -> Option<Sound<'_>> {
+    apart(record, physical_offset)
+        .filter(|(_, body, body_crc)| crc32fast::hash(body) & CRC_MASK == *body_crc)
+        .map(|(found, _, _)| found)
+}
+
+/// A record whose lengths and place are right; its body is not looked at.
+pub fn parts(record: &[u8], physical_offset: i64) -> Option<Sound<'_>> {
+    apart(record, physical_offset).map(|(found, _, _)| found)
+}
+
+/// The parts of a record whose lengths and place are right, its body, and the checksum of that.
+fn apart(record: &[u8], physical_offset: i64) -> Option<(Sound<'_>, &[u8], u32)> {
     let mut reader = Reader { rest: record };
     let is_whole = usize::try_from(reader.i32()?).ok()? == record.len();
     let magic = reader.u32()?;
@@ -101,9 +113,9 @@ fn right(record: &[u8], physical_offset: i64) -> Option<Sound<'_>> {
         && properties.len() == properties_size
         && stored > 0
         && queue_id >= 0
-        && queue_offset >= 0
-        && crc32fast::hash(body) & CRC_MASK == body_crc;
-    is_right.then_some(Sound { topic, queue_id, queue_offset, physical_offset, sys_flag, stored, properties })
+        && queue_offset >= 0;
+    let found = Sound { topic, queue_id, queue_offset, physical_offset, sys_flag, stored, properties };
+    is_right.then_some((found, body, body_crc))
 }
 
 /// Where the checksum over all of a record stands: at its end, or before RocketMQ's own.

@@ -9,6 +9,7 @@ use std::collections::HashMap;
 
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PySlice};
 
@@ -211,19 +212,7 @@ fn binary<'a>(header: &'a [u8], key: &mut Vec<u8>, varying: &mut Varying<'a>) ->
     key.extend_from_slice(fixed);
     varying.set(OPAQUE, i64::from(cursor.i32()?))?;
     key.extend_from_slice(cursor.take(4)?); // flag
-    let remark = cursor.i32()?;
-    let fields = usize::try_from(cursor.i32()?).ok()?;
-    if remark != 0 || fields != cursor.rest().len() {
-        return None;
-    }
-    while !cursor.rest().is_empty() {
-        let size = usize::try_from(cursor.i16()?).ok()?;
-        let name = cursor.take(size)?;
-        let size = usize::try_from(cursor.i32()?).ok()?;
-        let value = cursor.take(size)?;
-        put(key, name, value, varying)?;
-    }
-    Some(())
+    cursor.binary_fields(|name, value| put(key, name, value, varying))
 }
 
 fn packed<'a>(header: &'a [u8], key: &mut Vec<u8>, varying: &mut Varying<'a>) -> Option<()> {
@@ -242,16 +231,7 @@ fn packed<'a>(header: &'a [u8], key: &mut Vec<u8>, varying: &mut Varying<'a>) ->
             key.extend_from_slice(&value.to_be_bytes());
         }
     }
-    if cursor.u8()? != 0xc0 {
-        return None; // a remark
-    }
-    let count = cursor.packed_count()?;
-    for _ in 0..count {
-        let name = cursor.packed_text()?;
-        let value = cursor.packed_text()?;
-        put(key, name, value, varying)?;
-    }
-    cursor.rest().is_empty().then_some(())
+    cursor.packed_fields(|name, value| put(key, name, value, varying))
 }
 
 /// What Python has read in headers, by their keys.
@@ -273,6 +253,11 @@ impl Known {
         let bound = found.bind(py).clone();
         self.add(found);
         Some(bound)
+    }
+
+    /// For Python's search for garbage.
+    pub fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        self.young.values().chain(self.old.values()).try_for_each(|what| visit.call(what))
     }
 
     /// Have this for the key in hand from now on.
@@ -357,7 +342,7 @@ fn runs(records: &[(usize, usize)]) -> Vec<(usize, usize)> {
 }
 
 /// Copy these bytes of the file.
-fn copy(view: &Bound<PyAny>, begin: usize, out: &mut [u8]) -> PyResult<()> {
+pub fn copy(view: &Bound<PyAny>, begin: usize, out: &mut [u8]) -> PyResult<()> {
     let piece = view.get_item(PySlice::new(view.py(), begin as isize, (begin + out.len()) as isize, 1))?;
     PyBuffer::<u8>::get(&piece)?.copy_to_slice(view.py(), out)
 }

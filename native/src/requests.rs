@@ -366,22 +366,41 @@ fn binary<'a>(code: i32, header: &'a [u8], properties: &mut Vec<u8>, send: &mut 
     let version = cursor.i16()?;
     let opaque = cursor.i32()?;
     let flag = cursor.i32()?;
-    let remark = cursor.i32()?;
-    let fields = usize::try_from(cursor.i32()?).ok()?;
-    if remark != 0 || fields != cursor.rest.len() {
-        return None;
-    }
-    while !cursor.rest.is_empty() {
-        let size = usize::try_from(cursor.i16()?).ok()?;
-        let name = cursor.take(size)?;
-        let size = usize::try_from(cursor.i32()?).ok()?;
-        let value = cursor.take(size)?;
-        put(code, name, value, properties, send)?;
-    }
+    cursor.binary_fields(|name, value| put(code, name, value, properties, send))?;
     send.envelope(i64::from(flag), i64::from(opaque), i64::from(version))
 }
 
 impl<'a> Cursor<'a> {
+    /// The rest of a header in RocketMQ's own codec: no remark, and fields up to the end.
+    pub fn binary_fields(&mut self, mut put: impl FnMut(&'a [u8], &'a [u8]) -> Option<()>) -> Option<()> {
+        let remark = self.i32()?;
+        let fields = usize::try_from(self.i32()?).ok()?;
+        if remark != 0 || fields != self.rest.len() {
+            return None;
+        }
+        while !self.rest.is_empty() {
+            let size = usize::try_from(self.i16()?).ok()?;
+            let name = self.take(size)?;
+            let size = usize::try_from(self.i32()?).ok()?;
+            let value = self.take(size)?;
+            put(name, value)?;
+        }
+        Some(())
+    }
+
+    /// The same in msgpack.
+    pub fn packed_fields(&mut self, mut put: impl FnMut(&'a [u8], &'a [u8]) -> Option<()>) -> Option<()> {
+        if self.u8()? != 0xc0 {
+            return None; // a remark
+        }
+        for _ in 0..self.packed_count()? {
+            let name = self.packed_text()?;
+            let value = self.packed_text()?;
+            put(name, value)?;
+        }
+        self.rest.is_empty().then_some(())
+    }
+
     /// A whole number in the shortest form, or another: msgpack has several.
     pub fn packed_number(&mut self) -> Option<i64> {
         Some(match self.u8()? {
@@ -398,7 +417,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// The bytes of a text.
-    pub fn packed_text(&mut self) -> Option<&'a [u8]> {
+    fn packed_text(&mut self) -> Option<&'a [u8]> {
         let size = match self.u8()? {
             short @ 0xa0..=0xbf => usize::from(short & 0x1f),
             0xd9 => usize::from(self.u8()?),
@@ -410,7 +429,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// How many pairs the map has that follows.
-    pub fn packed_count(&mut self) -> Option<usize> {
+    fn packed_count(&mut self) -> Option<usize> {
         Some(match self.u8()? {
             short @ 0x80..=0x8f => usize::from(short & 0xf),
             0xde => usize::from(self.i16()? as u16),
@@ -427,15 +446,6 @@ fn packed<'a>(code: i32, header: &'a [u8], properties: &mut Vec<u8>, send: &mut 
     let opaque = cursor.packed_number()?;
     let version = cursor.packed_number()?;
     cursor.packed_number()?; // language
-    if cursor.u8()? != 0xc0 {
-        return None; // a remark
-    }
-    let count = cursor.packed_count()?;
-    for _ in 0..count {
-        let name = cursor.packed_text()?;
-        let value = cursor.packed_text()?;
-        put(code, name, value, properties, send)?;
-    }
-    cursor.rest.is_empty().then_some(())?;
+    cursor.packed_fields(|name, value| put(code, name, value, properties, send))?;
     send.envelope(flag, opaque, version)
 }

@@ -45,7 +45,8 @@ class Lookup:
         self._cold = cold
         self._topics = topics
         self._one_at_a_time = asyncio.Lock()
-        # The steps of those that did not come to an end at once, or were not begun for that reason.
+        # The steps of those that did not come to an end at once, or were not begun for that reason; none that waits for
+        # the disk.
         self._unfinished: WeakSet[_Steps] = WeakSet()
 
     def by_key(
@@ -96,7 +97,11 @@ class Lookup:
         try:
             while True:
                 if missing is not None:
-                    await self._cold.brought(missing, caller)
+                    self._unfinished.discard(steps)  # meanwhile others are answered at once
+                    try:
+                        await self._cold.brought(missing, caller)
+                    finally:
+                        self._unfinished.add(steps)
                 async with self._one_at_a_time:
                     found = await _in_turns(steps)
                 if isinstance(found, QueryResult):

@@ -17,14 +17,17 @@ import structlog
 from aerobee_proto.native_records import MODULE
 from aerobee_remoting.exchange.gate import Judge
 from aerobee_store.reading.get_message import Nearby
+from aerobee_store.reading.key_lookup import IndexNearby, LogNearby, Picked
 from aerobee_store.replicas.raw_log import WalkedRecords
 
 __all__ = [
+    "ANSWERS_SIZE",
     "INTERFACE",
     "MODULE",
     "EngineKind",
     "EngineMissing",
     "FoundPull",
+    "FoundQuery",
     "Gathered",
     "NativeEngine",
     "SendEngine",
@@ -34,7 +37,9 @@ __all__ = [
 
 log = structlog.get_logger()
 
-INTERFACE: Final = 7  # to be equal to that of the module
+INTERFACE: Final = 8  # to be equal to that of the module
+# Bytes of answers that are made of one read, about: what else was read then goes the usual way.
+ANSWERS_SIZE: Final = 262_144
 WAY_OUT: Final = (
     "install it (pip install 'aerobee[native]', or ./dev setup with cargo there), or set sendEngine = auto"
 )
@@ -65,6 +70,15 @@ FoundPull = tuple[
     int,  # opaque
     bytes | None,  # its signature, as it stands there
     bytes | None,  # what says that it counts once
+]
+
+FoundQuery = tuple[
+    int,  # where it ends in the read
+    int,  # version of the client
+    int,  # messages that are wanted
+    bool,  # whether its key is the unique one
+    int,  # physical offset of the first record to look at
+    int,  # and of the last
 ]
 
 Gathered = tuple[
@@ -132,6 +146,14 @@ class NativeEngine(Protocol):
         """The answer to a pull of what is nearby, from the queue offset `offset` on. `tags` has the sorted hashes that
         are wanted, as i32 of this machine, `suggested` is a broker id, `to` the codec and the opaque. None when nothing
         is found, or anything is unusual."""
+
+    def query(self, data: bytes, at: int, index: list[IndexNearby]) -> FoundQuery | None:
+        """The query by key at this place of a read, and where the index says that its records may be. None when there
+        is no query, nothing is found, or anything is unusual."""
+
+    def answer_query(self, log: LogNearby, count: int, updated: tuple[int, int]) -> Picked | None:
+        """The answer to the last query, with the newest `count` of its messages, which are all in this file of the log.
+        `updated` is the physical offset and the store time of the newest message in the index. None as of `query`."""
 
 
 class EngineMaker(Protocol):

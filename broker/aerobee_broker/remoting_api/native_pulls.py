@@ -20,7 +20,8 @@ import msgspec
 from aerobee_access.judging import AskedAgain, asked_again
 from aerobee_access.signature import FRESHNESS
 from aerobee_broker.messages.read import Reading, UsualQuery
-from aerobee_broker.native.engine import FoundPull, NativeEngine, SendEngine
+from aerobee_broker.native.engine import ANSWERS_SIZE, FoundPull, NativeEngine, SendEngine
+from aerobee_broker.remoting_api.native_queries import FIRST_OF_QUERIES, NativeQueries
 from aerobee_broker.remoting_api.native_sends import NativeSends
 from aerobee_broker.remoting_api.pull import query_of
 from aerobee_proto.codes import RequestCode
@@ -36,9 +37,6 @@ __all__ = ["NativePulls"]
 CODES: Final = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
 # What a read that begins with a pull has behind the words of its first frame: JSON, RocketMQ's own, msgpack.
 FIRST: Final = (b'{"code":11,', b'{"code":361,', b"\0\x0b", b"\x01\x69", b"\x97\x0b", b"\x97\xcd\x01\x69")
-ANSWERS_SIZE: Final = (
-    262_144  # bytes of answers in one turn, about: what else was read then goes the usual way
-)
 _WORDS: Final = struct.Struct(">ii")
 # The fields that change and are signed, in the order of their names, and how they are written.
 PLACES: Final = {FRESHNESS: b"%b", "commitOffset": b"%d", "queueOffset": b"%d"}
@@ -55,15 +53,21 @@ class _Pull(msgspec.Struct, gc=False, frozen=True):
 
 
 class NativePulls:
-    """The front of a broker's handler table, before that for sends."""
+    """The front of a broker's handler table, before those for queries by key and for sends."""
 
     def __init__(
-        self, engine: SendEngine, native: NativeEngine, reading: Reading, sends: NativeSends
+        self,
+        engine: SendEngine,
+        native: NativeEngine,
+        reading: Reading,
+        sends: NativeSends,
+        queries: NativeQueries,
     ) -> None:
         self._engine = engine
         self._native = native
         self._reading = reading
         self._sends = sends
+        self._queries = queries
         self._decoder = RequestDecoder(PullMessageHeader)
 
     def serve(self, table: HandlerTable) -> None:
@@ -79,6 +83,8 @@ class NativePulls:
     def take(self, channel: Channel, data: bytes, judging: Judging | None) -> FrontTaken | None:
         """As `Front`."""
         if not data.startswith(FIRST, 8):
+            if data.startswith(FIRST_OF_QUERIES, 8):
+                return self._queries.take(channel, data) if judging is None else None
             return self._sends.take(channel, data, judging)
         pull, gather = self._native.pull, self._native.gather
         at = requests = size = code = version = 0

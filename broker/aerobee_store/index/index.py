@@ -14,8 +14,9 @@ Invariants
 - Foreign files in the folder are left alone; `foreign_names` tells them to whoever logs.
 - Nothing here that the commit log cannot rebuild: recovery keeps what it can prove and cuts the rest.
 
-Threads: one thread calls everything except flush() and prepare_next(), which may run in others while keys are put, but
-not beside recover(), release_before(), destroy() or close(). A put that needs the next file waits while it is made.
+Threads: one thread calls everything except flush(), make_next() and prepare_next(), which may run in others while keys
+are put, but not beside recover(), release_before(), destroy() or close(). A put that needs the next file waits while it
+is made.
 """
 
 from collections import Counter
@@ -34,7 +35,15 @@ from aerobee_proto.javahash import index_key_hash_many, index_key_hash_of
 from aerobee_store.disk.io import DataFile, StoreIo
 from aerobee_store.disk.page_cache import NotInMemory
 from aerobee_store.faults.errors import CorruptStore
-from aerobee_store.index.index_file import Holds, IndexedRecord, IndexFile, RecordProbe, index_file_size
+from aerobee_store.index.index_file import (
+    HEADER_SIZE,
+    SLOT,
+    Holds,
+    IndexedRecord,
+    IndexFile,
+    RecordProbe,
+    index_file_size,
+)
 from aerobee_store.index.next_file import PREPARED_NAME, NextFile
 
 __all__ = [
@@ -213,6 +222,7 @@ class IndexService:
             folder,
             io,
             index_file_size(slot_count, entry_limit),
+            HEADER_SIZE + slot_count * SLOT.size,
             new_name=self._new_name,
             opened=partial(self._open, create=False),
         )
@@ -375,6 +385,16 @@ class IndexService:
     def _next_file(self) -> IndexFile:
         """A file behind all others: the one made ahead, if there is one."""
         return self._next.take() or self._open(self._new_name(), create=True)
+
+    @property
+    def lacks_file(self) -> bool:
+        """Whether the next key goes to a file that has yet to be made."""
+        files = self._files
+        return not (files and files[-1].room) and not self._next.is_made
+
+    def make_next(self) -> bool:
+        """Make the file after the newest, or the first one; True if it was made. As prepare_next()."""
+        return self._next.prepare()
 
     def prepare_next(self) -> bool:
         """Make the file after the newest ahead of its use, when that one is nearly full; True if one was made.

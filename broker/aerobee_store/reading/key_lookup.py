@@ -4,7 +4,7 @@ Touches  the index through dispatch, and index, queues and commit log, reading.
 """
 
 import contextlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 from aerobee_store.disk.page_cache import NotInMemory
 from aerobee_store.faults.errors import StoreFull
@@ -17,7 +17,29 @@ from aerobee_store.reading.residency import Residency
 from aerobee_store.walking.agreement import Agreement
 from aerobee_store.writing.dispatcher import Dispatcher
 
-__all__ = ["KeyLookup"]
+__all__ = ["IndexNearby", "KeyLookup", "LogNearby", "Picked"]
+
+IndexNearby = tuple[
+    memoryview,  # a file of the index
+    int,  # its slots
+    int,  # the number behind its last entry
+    int,  # store time (ms) of its first record
+    int,  # and of its last one
+    set[int] | None,  # blocks of 64 KiB that are in memory; None: all are
+]
+LogNearby = tuple[
+    memoryview,  # a file of the log
+    int,  # physical offset of its first byte
+    int,  # and of the byte behind the last that is written in it
+    set[int] | None,  # blocks of 256 KiB of the log that are in memory; None: all are
+]
+Picked = tuple[
+    bytes,  # an answer
+    str,  # the topic of its messages
+    list[
+        tuple[int, int, int, int]
+    ],  # queue, queue offset, physical offset and size of each, and of older ones
+]
 
 _INDEX_STEP = 4096  # messages whose keys a query indexes at a time
 
@@ -39,10 +61,10 @@ class KeyLookup:
         self._index = index
         self._log = residency.log
         self._residency = residency
-        self._queues = queues
         self._dispatcher = dispatcher
         self._health = health
         self._count_max = count_max
+        self._agreement = Agreement(self._log, queues)
 
     @property
     def backlog(self) -> int:
@@ -63,6 +85,24 @@ class KeyLookup:
         residency.known_index = files[-1]
         return None
 
+    @property
+    def lacks_file(self) -> bool:
+        """Whether a file has to be made for the keys that wait."""
+        return bool(self.backlog) and self._index.lacks_file
+
+    def make_file(self) -> None:
+        """Make it, in a worker thread: in a new store it took 20 to 50 ms of whoever sent the first message.
+
+        Where there is no room, who puts the keys finds that out."""
+        if self._health.reason is not None:
+            return
+        try:
+            self._index.make_next()
+        except StoreFull:
+            pass
+        except OSError as error:
+            self._health.fail(self._index.title, error)
+
     def build(self, limit: int) -> int:
         """Index the keys of at most `limit` waiting messages; how many keys. StoreFull keeps them waiting.
 
@@ -75,6 +115,44 @@ class KeyLookup:
         except OSError as error:
             self._health.fail(self._index.title, error)
             return 0
+
+    def nearby(self) -> list[IndexNearby] | None:
+        """Where the usual query is looked up by who does that himself: the files of the index, newest first. None:
+        query_steps() has to do it."""
+        if self._dispatcher.index_backlog:
+            return None
+        blocks = self._residency.index_blocks
+        return [
+            (one.view, one.slot_count, one.next_entry, one.begin_timestamp, one.end_timestamp, blocks(one))
+            for one in reversed(self._index.files)
+        ]
+
+    def answer_nearby(
+        self,
+        first: int,
+        last: int,
+        max_num: int,
+        pick: Callable[[LogNearby, int, tuple[int, int]], Picked | None],
+    ) -> bytes | None:
+        """The answer that is made of records between two places by who reads them himself: they are what they say.
+        None: query_steps() has to look carefully."""
+        log = self._log
+        file = log.mapped.find(first)
+        if file is None or log.damaged or first < log.proven_from:
+            return None
+        end = min(file.end, log.end_offset)
+        if last >= end:
+            return None
+        updated = max(self._index.end_offset, 0), self._index.last_update_timestamp
+        nearby = file.view, file.offset, end, self._residency.log_blocks
+        picked = pick(nearby, min(max_num, self._count_max), updated)
+        if picked is None:
+            return None
+        answer, topic, messages = picked
+        for queue_id, queue_offset, physical_offset, size in messages:
+            if not self._agreement.is_plain(topic, queue_id, queue_offset, (physical_offset, size)):
+                return None
+        return answer
 
     def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> QueryResult:
         """As query_steps(), at once."""
@@ -102,7 +180,7 @@ class KeyLookup:
         known = self._log.damaged
         count = min(max_num, self._count_max)
         found = yield from query_messages(
-            self._index, self._residency, Agreement(self._log, self._queues), topic, key, count, begin, end
+            self._index, self._residency, self._agreement, topic, key, count, begin, end
         )
         if self._log.damaged is not known:
             log_new_damage(self._log, known)

@@ -72,8 +72,9 @@ class Residency:
         # Blocks of queues, by the byte of the row where they begin. One row of blocks of each is in its `hot_from` and
         # `hot_until`, too.
         self._known_entries: set[tuple[ConsumeQueue, int]] = set()
-        # Blocks of files of the index, the same.
-        self._known_index: set[tuple[IndexFile, int]] = set()
+        # Blocks of files of the index, the same, by their file; and how many those are.
+        self._known_index: dict[IndexFile, set[int]] = {}
+        self._known_index_count = 0
         # The file of the index that was found ready for keys a moment ago.
         self.known_index: IndexFile | None = None
 
@@ -91,7 +92,7 @@ class Residency:
         self._known.clear()
         self._coming.clear()
         self.known_index = None
-        self._known_index.clear()
+        self._forget_index()
         for queue, _ in self._known_entries:
             queue.hot_from = queue.hot_until = 0
         self._known_entries.clear()
@@ -142,17 +143,31 @@ class Residency:
     def holds_index(self, file: IndexFile, position: int, length: int) -> bool:
         """Whether a few bytes of a file of the index are in memory."""
         block = position >> _INDEX_BITS
-        known = self._known_index
+        known = self._known_index.get(file)
         if (position + length - 1) >> _INDEX_BITS == block:
-            if (file, block) in known:
+            if known is not None and block in known:
                 return True
             begin = block << _INDEX_BITS
             if file.data.in_memory(begin, min(_INDEX_BLOCK, file.data.size - begin)):
-                if len(known) >= _BLOCKS_MAX:
-                    known.clear()
-                known.add((file, block))
+                if self._known_index_count >= _BLOCKS_MAX:
+                    self._forget_index()
+                self._known_index_count += 1
+                self._known_index.setdefault(file, set()).add(block)
                 return True
         return file.data.in_memory(position, length)
+
+    def _forget_index(self) -> None:
+        self._known_index.clear()
+        self._known_index_count = 0
+
+    def index_blocks(self, file: IndexFile) -> "set[int] | None":
+        """The blocks of a file of the index that are known to be in memory; None: all count as such."""
+        return None if self.is_off else self._known_index.setdefault(file, set())
+
+    @property
+    def log_blocks(self) -> "set[int] | None":
+        """The same of the log."""
+        return None if self.is_off else self._known
 
     # --- the log -----------------------------------------------------------------------------------------------
 

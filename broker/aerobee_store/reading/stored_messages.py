@@ -97,6 +97,12 @@ class StoredMessages:
         queue = self._queues.get(topic, queue_id)
         return None if queue is None or queue.max_offset == 0 else (queue.min_offset, queue.max_offset)
 
+    def stored_range(self, topic: str, queue_id: int) -> tuple[int, int] | None:
+        """As readable_range(), with what is stored and may not be read yet."""
+        queue = self._queues.get(topic, queue_id)
+        end = 0 if queue is None else self._appender.next_offset(queue)
+        return None if queue is None or end == 0 else (queue.min_offset, end)
+
     def next_offset(self, topic: str, queue_id: int) -> int:
         """The offset that the next message of the queue will get; max_offset() or above it."""
         queue = self._queues.get(topic, queue_id)

@@ -47,6 +47,9 @@ class StoreConfig:
 
     # Writing.
     is_copy: bool = False  # of another store's log: append_raw() alone writes
+    # Whether a start shows readers no more than they had seen, as that of a copy does anyway, until somebody says that
+    # the rest is confirmed, too.
+    holds_back: bool = False
     sync_flush: bool = True
     record_checksum: bool = True
     append_property_crc: bool = False

@@ -1,8 +1,10 @@
 """Finding the native engine: wanted or not, there or not, of this release or another; and what a fault of it does."""
 
+import gc
 import sys
 from types import SimpleNamespace
 from typing import Any
+from weakref import ref
 
 import pytest
 from structlog.testing import capture_logs
@@ -10,7 +12,7 @@ from structlog.testing import capture_logs
 from aerobee_broker.broker import Broker
 from aerobee_broker.native.engine import INTERFACE, MODULE, EngineMissing, SendEngine, find_engine
 from broker.in_memory import broker_in_memory, talking_in_memory
-from engines import need_engine
+from engines import made_engine, need_engine
 from system.running import text_of
 
 PROPERTIES = text_of({"UNIQ_KEY": "0A" * 16})
@@ -94,3 +96,26 @@ def test_the_end_of_an_engine_is_heard_of_once() -> None:
     for _ in range(2):
         engine.give_up(RuntimeError("a fault"))
     assert (heard, engine.kind) == (["ended"], "python")
+
+
+class _Known:
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+
+
+@pytest.mark.parametrize("teach", ["queue", "counters", "pull"])
+def test_an_engine_does_not_keep_what_leads_back_to_it(teach: str) -> None:
+    """A set's member makes a broker for each role that it has: all of those before were kept."""
+    need_engine("native")
+    engine = made_engine()
+    known = _Known(engine)
+    if teach == "queue":
+        engine.add_queue("T", 0, known, 0, b"")
+    elif teach == "counters":
+        engine.add_route("T", known, 1, 0)
+    else:
+        engine.learn_pull(known)
+    gone = ref(known)
+    del engine, known
+    gc.collect()
+    assert gone() is None

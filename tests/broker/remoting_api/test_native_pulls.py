@@ -5,16 +5,13 @@ was asked before reaches the engine, and odd things in between.
 """
 
 import asyncio
-import importlib
 import json
 import random
-import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from struct import Struct
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +21,6 @@ from structlog.testing import capture_logs
 
 from aerobee_access.signature import sign
 from aerobee_broker.broker import Broker
-from aerobee_broker.native.engine import INTERFACE, MODULE
 from aerobee_proto.bodies import TopicConfig
 from aerobee_proto.codes import PullFlag, RequestCode
 from aerobee_proto.frames import Command, FrameDecoder, decode_command, encode_command
@@ -33,8 +29,8 @@ from aerobee_remoting.exchange.connection import Connection
 from broker.in_memory import broker_in_memory, talking_in_memory
 from broker.remoting_api.test_native_sends import Transport, count_taken
 from broker.support import Clock
-from engines import made_engine, need_engine
-from send_frames import mutated
+from engines import made_engine, make_engines_fail, need_engine
+from send_frames import framed, mutated
 from system.running import send_request, text_of
 
 PULL, LITE = RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE
@@ -171,12 +167,7 @@ def frame_of(pull: Pull, opaque: int) -> bytes:
         if pull.style == "go":
             whole.remark = "remark"
         header = encode_command(whole)[8:]
-    if pull.damage is not None:
-        at, byte = pull.damage
-        changed = bytearray(header)
-        changed[at % len(changed)] = byte
-        header = bytes(changed)
-    return WORDS.pack(4 + len(header) + len(pull.body), pull.codec << 24 | len(header)) + header + pull.body
+    return framed(pull.codec, header, pull.body, pull.damage)
 
 
 def _json_header(pull: Pull, fields: dict[str, Any], opaque: int) -> bytes:
@@ -405,16 +396,7 @@ def test_settings_mean_the_same_to_both(more: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("what", ["pull", "learn_pull", "gather"])
 async def test_after_a_fault_pulls_are_answered_in_python(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(*_: Any) -> None:
-        raise RuntimeError("a fault")
-
-    def faulty(**form: Any) -> Any:
-        engine = real.Engine(**form)
-        all_ = {name: getattr(engine, name) for name in dir(engine) if not name.startswith("_")}
-        return SimpleNamespace(**all_ | {what: failing})
-
-    real = importlib.import_module(MODULE)
-    monkeypatch.setitem(sys.modules, MODULE, SimpleNamespace(INTERFACE=INTERFACE, Engine=faulty))
+    make_engines_fail(monkeypatch, what)
     async with (
         broker_in_memory(send_engine="native", flush_disk_type="ASYNC_FLUSH") as broker,
         talking_in_memory(broker) as client,
