@@ -347,6 +347,9 @@ class CrashFile:
     def in_memory(self, position: int, length: int) -> bool:
         return True
 
+    def read_ahead(self, *, is_useful: bool) -> None:
+        return
+
     def displaced(self) -> str | None:
         return None
 

@@ -5,8 +5,8 @@ Touches  the store, which makes queue entries of what is kept, and those who wai
 
 What is kept is shown at once, after its senders were answered. The keys of it are indexed a little later, many at a
 time, as a round of that costs 0.2 ms whatever it finds; who asks for a key has those that wait indexed first (see
-`KeyLookup`). Where the index is not in memory, as after a start, a thread brings it there first. Queue entries that
-find no room on the disk are tried again until there is some; the store takes no messages meanwhile.
+`KeyLookup`). Where the index is not in memory, as after a start, or has no file for them, a thread sees to that first.
+Queue entries that find no room on the disk are tried again until there is some; the store takes no messages meanwhile.
 
 Invariants
 - Nothing is shown beyond `Promises.kept_offset`: a reader never sees what a crash or a failover may take back.
@@ -16,6 +16,7 @@ Invariants
 
 import asyncio
 from collections.abc import Callable, Sequence, Sized
+from concurrent.futures import Executor
 from typing import Final, Protocol
 
 import structlog
@@ -43,6 +44,11 @@ class WaitingKeys(Protocol):
 
     @property
     def backlog(self) -> int: ...
+
+    @property
+    def lacks_file(self) -> bool: ...
+
+    def make_file(self) -> None: ...
 
     def missing(self) -> NotInMemory | None: ...
 
@@ -82,13 +88,15 @@ class Visibility:
         promises: Promises,
         *,
         bring: Callable[[NotInMemory, Callable[[], None]], None],
+        worker: Executor,
         on_failure: Callable[[str, Exception], None],
     ) -> None:
-        """`bring` calls what it is given when what is missing was read. `on_failure` is told which work of a timer
-        broke, and why, where the exception is handled."""
+        """`bring` calls what it is given when what is missing was read; `worker` makes files. `on_failure` is told
+        which work of a timer broke, and why, where the exception is handled."""
         self._store = store
         self._promises = promises
         self._bring = bring
+        self._worker = worker
         self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
         self._readers: tuple[Readers, ...] = ()
@@ -153,12 +161,24 @@ class Visibility:
         self._show(self._may_show())
 
     def _index(self) -> None:
-        """Index what waits, when the index is in memory; until then no other round is set."""
-        missing = self._store.keys.missing()
+        """Index what waits, when the index is in memory and has a file; until then no other round is set."""
+        keys = self._store.keys
+        if keys.lacks_file:
+            making = self._loop.run_in_executor(self._worker, keys.make_file)
+            making.add_done_callback(self._index_made)
+            return
+        missing = keys.missing()
         if missing is None:
             self._index_now()
         else:
             self._bring(missing, lambda: self._call("index", self._index_now))
+
+    def _index_made(self, making: "asyncio.Future[None]") -> None:
+        """There is a file, or who puts the keys meets what was in the way."""
+        if not making.cancelled():
+            making.exception()
+        if not self._closed:
+            self._call("index", self._index_now)
 
     def _index_now(self) -> None:
         """Index what waits, and see from how many they are when the next round will be worth it: to look how many have

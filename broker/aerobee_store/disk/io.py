@@ -102,9 +102,10 @@ class FoundFile(NamedTuple):
 
 
 class Window(NamedTuple):
-    """A part of a file's map where storing fewer than WRITE_CALL_MIN bytes is all that `write` would do.
+    """A part of a file's map where storing fewer than WRITE_CALL_MIN bytes does what `write` would do.
 
-    It stays so until the file is closed. `begin` and `end` are positions in `map`, which is the whole file.
+    It stays so until the file is closed. Pages of a file that was opened without `room` are best brought into memory
+    first. `begin` and `end` are positions in `map`, which is the whole file.
     """
 
     map: mmap.mmap
@@ -148,6 +149,11 @@ class DataFile(Protocol):
     def read(self, position: int, length: int) -> bytes:
         """A copy of these bytes. Unlike `view`, which ends the process at a bad sector, it raises OSError there,
         and other threads run while the disk is waited for."""
+
+    def read_ahead(self, *, is_useful: bool) -> None:
+        """Whether a read through `view` may bring what lies behind it into memory, too; it may until this is called.
+        Not useful where the file is being written: what lies behind is nothing, and to fill it in costs more than the
+        reads."""
 
     def data_extents(self, begin: int, end: int) -> list[tuple[int, int]]:
         """Stretches of [begin, end) that may hold something; the rest reads as zero."""
@@ -293,8 +299,8 @@ class _DiskFile:
         self._fd = fd
         self._identity = _identity(found)
         # [begin, end), replaced whole, because threads may write to one file: where stores through the map are
-        # fine, and what is certain to be allocated. The second holds the first.
-        self._room = (0, size if space is None else 0)
+        # fine, as their pages were made by calls, and what is certain to be allocated. The second holds the first.
+        self._room = (0, 0)
         self._space = (0, size if space is None else space)
         # Of files that there are many of, where it can be synced as a whole. Held as long as the file is open.
         self.file_system: FileSystem | None = None
@@ -342,7 +348,7 @@ class _DiskFile:
         self._write_by_call(position, data)
 
     def window(self) -> Window | None:
-        begin, end = self._room
+        begin, end = self._room if self._is_growing else (0, self.size)
         if begin >= end:
             return None
         if not self.is_mapped:
@@ -375,8 +381,9 @@ class _DiskFile:
     def _write_new_pages(self, position: int, data: Buffer) -> None:
         """A write beyond what the map may be used for: take space, and let a call make the pages.
 
-        The first store through the map into a stretch of a file brings large pieces of nothing into memory: 17 ms
-        and megabytes for each of thousands of queues, against 0.02 ms (bench/load.py --only topics).
+        The first store through the map into a stretch of a file brings large pieces of nothing into memory, as much as
+        the disk is set to read ahead: 17 ms and megabytes for each of thousands of queues, against 0.02 ms
+        (bench/load.py --only topics), and in the log 20 ms of the event loop twice a second (bench/tails.py).
         """
         end = position + len(data)
         if end > self.size or position < 0:
@@ -438,6 +445,10 @@ class _DiskFile:
                 else:
                     self._write_by_call(at, bytes(count))
         return changed
+
+    def read_ahead(self, *, is_useful: bool) -> None:
+        if self.is_mapped:
+            _advise(self._map, reads_ahead=is_useful)
 
     def data_extents(self, begin: int, end: int) -> list[tuple[int, int]]:
         return data_extents(self._fd, begin, end)
@@ -872,13 +883,14 @@ def _check_length(path: Path, found: int, expected: int) -> None:
         raise CorruptStore(path, None, f"length is {found}, must be {expected}", _WRONG_LENGTH)
 
 
-def _advise(made: mmap.mmap) -> None:
-    """No reading ahead: where a disk is set to 8 MiB of it, Linux may fill the whole file with nothing at the first
-    store into a page that is there already, 2 ms for each of thousands of queues. Advice: when it is not taken (memory
-    is short), everything is as right, and slower."""
+def _advise(made: mmap.mmap, *, reads_ahead: bool = False) -> None:
+    """No reading ahead, as a rule: where a disk is set to 8 MiB of it, Linux may fill the whole file with nothing at
+    the first store into a page that is there already, 2 ms for each of thousands of queues; and at reads behind a
+    writer it fills what is not yet written, over and over: a sixth of the processor time of sends, once a slave or a
+    consumer reads them. Advice: when it is not taken (memory is short), everything is as right, and slower."""
     if hasattr(mmap, "MADV_RANDOM"):
         with contextlib.suppress(OSError):
-            made.madvise(mmap.MADV_RANDOM)
+            made.madvise(mmap.MADV_NORMAL if reads_ahead else mmap.MADV_RANDOM)
 
 
 def _at(path: Path, error: OSError) -> OSError:

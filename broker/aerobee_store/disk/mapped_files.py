@@ -166,12 +166,15 @@ class MappedFileQueue:
         """
         if self._queue is None:
             return self.adopt(self.prepare(offset), offset)
-        if self.files:
-            self.files[-1].data.sync()  # a crash must not leave it without its length before another file
+        if self.files and self._new_made != self._new_durable:
+            # A crash must not leave it without its length before another file. As a rule it was synced long ago: to do
+            # it again took 3 to 12 ms of the event loop, once in 300,000 messages.
+            self.files[-1].data.sync()
         made = self._queue_file(file_name(offset), *self._queue)
         self._queue[1].create(made, room)
-        self._new_made += 1
-        return self.adopt(made, offset)
+        file = self.adopt(made, offset)
+        self._new_made += 1  # last: who counts it finds it in `files`
+        return file
 
     def prepare(self, offset: int) -> DataFile:
         """Create the file for `offset` of a log without adding it; may run in another thread."""

@@ -255,6 +255,9 @@ class QueueFile:
             self.is_written = False
             self._files.sync([self], [])
 
+    def read_ahead(self, *, is_useful: bool) -> None:
+        """Never, of files that there are many of."""
+
     def displaced(self) -> str | None:
         file = self._file
         if file is not None and self._inode and getattr(file, "inode", 0) == self._inode:

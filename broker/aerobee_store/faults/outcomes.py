@@ -95,8 +95,8 @@ OUTCOMES: Final = (
     Failing(
         "a write",
         ("pwrite",),
-        "log, queues, index",
-        ("^/commitlog/", "^/consumequeue/", "^/index/"),
+        "log, queues, index, timer, `checkpoint`",
+        ("^/commitlog/", "^/consumequeue/", "^/index/", "^/timerlog/", "^/timerwheel$", "^/checkpoint$"),
         (errno.EIO,),
         Outcome.FINAL,
         "store.disk_failed",

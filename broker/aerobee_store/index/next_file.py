@@ -26,6 +26,7 @@ from aerobee_store.index.index_file import IndexFile
 __all__ = ["PREPARED_NAME", "NextFile"]
 
 PREPARED_NAME: Final = "next"
+_READ_SIZE: Final = 1 << 20
 
 
 class NextFile:
@@ -36,15 +37,18 @@ class NextFile:
         folder: Path,
         io: StoreIo,
         size: int,
+        scattered: int,
         *,
         new_name: Callable[[], str],
         opened: Callable[[str], IndexFile],
     ) -> None:
-        """`new_name` gives a name behind all others, `opened` opens the file of a name; both are called by take()."""
+        """Of its `size` bytes keys may go to any of the first `scattered`. `new_name` gives a name behind all others,
+        `opened` opens the file of a name; both are called by take()."""
         # Fixed for life.
         self._folder = folder
         self._io = io
         self._size = size
+        self._scattered = scattered
         self._new_name = new_name
         self._opened = opened
         # Under which name the file lies; under the lock.
@@ -64,17 +68,28 @@ class NextFile:
             self.is_left_over = False
 
     def prepare(self) -> bool:
-        """Make it, durable; False when it is there. For a worker thread: it takes three syncs.
+        """Make it, durable, with what any key may go to in memory: else whoever puts the first keys has 20 MB of
+        nothing read. False when it is there. For a worker thread: it takes three syncs.
 
         StoreFull when there is no room, OSError as when any file is made.
         """
         with self._preparing:
             if self._name is not None:
                 return False
-            self._io.open_file(self._folder / PREPARED_NAME, self._size, create=True).close()
+            file = self._io.open_file(self._folder / PREPARED_NAME, self._size, create=True)
+            try:
+                for position in range(0, self._scattered, _READ_SIZE):
+                    file.read(position, min(_READ_SIZE, self._scattered - position))
+            finally:
+                file.close()
             self._name = PREPARED_NAME
             failpoints.hit("next_file.prepared")
             return True
+
+    @property
+    def is_made(self) -> bool:
+        """Whether take() will find one."""
+        return self._name is not None
 
     def take(self) -> IndexFile | None:
         """The file under a name of its own, open and empty; None when there is none.

@@ -84,6 +84,8 @@ class CommitLog:
         self.mapped.truncate(end)
         self.end_offset = self.flushed_offset = end
         self._last = self.mapped.find(end)
+        if self._last is not None:
+            self._last.data.read_ahead(is_useful=False)
 
     def _written_end(self, offset: int) -> int:
         """One past the last byte behind `offset` that is not zero; `offset` when all are."""
@@ -128,7 +130,7 @@ class CommitLog:
         """Bytes left in the current file, 0 when there is none or it is full."""
         return self._last.end - self.end_offset if self._last is not None else 0
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         """Append whole records; the caller has made sure that they fit in `room()`."""
         last = self._last
         assert last is not None
@@ -152,6 +154,9 @@ class CommitLog:
         if last is not None and self.end_offset < last.end:
             left = last.end - self.end_offset
             last.data.write(self.end_offset - last.offset, SIZE_AND_MAGIC.pack(left, BLANK_MAGIC))
+        file.data.read_ahead(is_useful=False)
+        if last is not None:
+            last.data.read_ahead(is_useful=True)
         self._last = file
         self.end_offset = start
         failpoints.hit("commit_log.rolled")
@@ -174,15 +179,16 @@ class CommitLog:
             self._io.unlink(data.path)
 
     def prepare_next(self) -> bool:
-        """Create the file after the current one ahead of its use; True if one was made.
+        """Create the file after the current one, or the first one, ahead of its use; True if one was made.
 
         For a worker thread: allocating may take long. StoreFull when there is no room.
         """
         with self._preparing:
             last = self._last
-            if last is None or self._prepared is not None or self.mapped.find(last.end) is not None:
+            start = last.end if last is not None else self.end_offset
+            if self._prepared is not None or self.mapped.find(start) is not None:
                 return False
-            self._prepared = (last.end, self.mapped.prepare(last.end))
+            self._prepared = (start, self.mapped.prepare(start))
             return True
 
     # --- durability ------------------------------------------------------------------------------------

@@ -1,7 +1,9 @@
 """What readers see, and when: after the answers, once, with keys and entries that follow a little later."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from errno import EMFILE
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,15 @@ class Keys:
         self.build_errors: list[Exception] = []
         self.built = asyncio.Event()
         self.on_disk: NotInMemory | None = None
+        self.lacks_file = False
+        self.making, self.may_make = threading.Event(), threading.Event()
+
+    def make_file(self) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        self.making.set()
+        self.may_make.wait(10)
+        self.calls.append("file")
+        self.lacks_file = False
 
     @property
     def backlog(self) -> int:
@@ -131,7 +142,10 @@ class Scene:
         self.failed = asyncio.Event()
         self.brought: list[tuple[NotInMemory, Callable[[], None]]] = []
         self.asked = asyncio.Event()
-        self.visibility = Visibility(self.log, self.promises, bring=self._bring, on_failure=self._failed)
+        self.worker = ThreadPoolExecutor(1)
+        self.visibility = Visibility(
+            self.log, self.promises, bring=self._bring, worker=self.worker, on_failure=self._failed
+        )
 
     def _bring(self, missing: NotInMemory, then: Callable[[], None]) -> None:
         self.brought.append((missing, then))
@@ -249,6 +263,31 @@ async def test_keys_wait_until_the_index_is_in_memory(later: Scene) -> None:
     async with asyncio.timeout(10):
         await keys.built.wait()
     assert len(later.brought) == 1
+
+
+async def test_the_file_of_the_first_keys_is_made_in_a_thread(later: Scene) -> None:
+    """Made in the event loop it held everybody for 20 to 50 ms."""
+    keys = later.log.keys
+    keys.backlog, keys.lacks_file = 2, True
+    keys.may_make.set()
+    later.append()
+    async with asyncio.timeout(10):
+        await keys.built.wait()
+    assert later.calls == ["confirm 100", "file", "index"]
+    later.worker.shutdown()
+
+
+async def test_no_keys_are_put_after_the_end(later: Scene) -> None:
+    keys = later.log.keys
+    keys.backlog, keys.lacks_file = 2, True
+    later.append()
+    async with asyncio.timeout(10):
+        await asyncio.to_thread(keys.making.wait)
+    later.visibility.close()
+    keys.may_make.set()
+    await asyncio.to_thread(later.worker.shutdown)
+    await asyncio.sleep(0)
+    assert later.calls == ["confirm 100", "file"]
 
 
 @pytest.mark.parametrize("error", [StoreFull(Path("a file"), 1), OutOfResources(Path("a file"), EMFILE)])

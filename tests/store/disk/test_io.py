@@ -435,6 +435,29 @@ def test_space_is_taken_before_it_is_written_to(tmp_path: Path, size: int) -> No
     file.close()
 
 
+@pytest.mark.parametrize("room", [None, 0], ids=["whole", "growing"])
+def test_pages_are_made_by_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int | None) -> None:
+    """The first store through the map into a page would have the system read ahead: 20 ms, where it reads 8 MiB."""
+    calls: list[int] = []
+    pwrite = os.pwrite
+
+    def counted(fd: int, data: bytes, position: int) -> int:
+        calls.append(position)
+        return pwrite(fd, data, position)
+
+    monkeypatch.setattr(os, "pwrite", counted)
+    file = IO.open_file(tmp_path / "file", 1 << 20, create=True, room=room)
+    assert file.view[0] == 0  # mapped
+    for position in range(5000, 5000 + 300 * 100, 300):
+        file.write(position, b"x" * 300)
+    file.write(300_000, b"elsewhere")
+    made = [(at + 299) // mmap.PAGESIZE for at in calls if at < 300_000]
+    assert made == list(range(5000 // mmap.PAGESIZE, (5000 + 300 * 100 - 1) // mmap.PAGESIZE + 1))
+    assert calls[-1] == 300_000
+    assert bytes(file.view[5000 : 5000 + 300 * 100]) == b"x" * 300 * 100
+    file.close()
+
+
 def test_an_old_file_with_room_is_not_filled_up(tmp_path: Path) -> None:
     with (tmp_path / "file").open("wb") as made:
         made.truncate(1 << 20)
@@ -531,3 +554,16 @@ def test_another_group_gets_the_rights_of_others(
     monkeypatch.setattr(os, "fchown", refuse)
     IO.replace_bytes(path, b"2")
     assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"2", left)
+
+
+def test_where_a_file_is_written_reads_bring_nothing_that_lies_behind(tmp_path: Path) -> None:
+    size = 16 << 20
+    file = IO.open_file(tmp_path / "file", size, create=True)
+    file.read_ahead(is_useful=False)
+    file.write(0, bytes(range(256)) * 64)
+    assert file.view[8192] == 0
+    assert file.view[65536] == 0
+    assert not file.in_memory(65536 + 16384, 4096)
+    assert not file.in_memory(size // 2, 4096)
+    file.read_ahead(is_useful=True)
+    file.close()

@@ -86,7 +86,7 @@ def test_an_empty_last_file_is_removed(tmp_path: Path) -> None:
 
 def test_reading_only_changes_nothing(tmp_path: Path) -> None:
     files = row(tmp_path, 0, writable=False)
-    with pytest.raises(TypeError):
+    with pytest.raises(OSError, match="Bad file descriptor"):
         files.files[0].data.write(0, b"x")
 
 

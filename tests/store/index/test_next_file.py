@@ -13,6 +13,7 @@ from aerobee_store.disk.io import DataFile, DiskIo, StoreIo
 from aerobee_store.faults.errors import FileGone, OutOfResources, StoreFull
 from aerobee_store.index.index import IndexedRecord, IndexService, KeyedRecord, key_texts
 from aerobee_store.index.next_file import PREPARED_NAME
+from aerobee_store.store import MessageStore
 from store.crash_disk import CrashIo, Disk, survivals
 from store.memory_io import MemoryIo
 from store.workload import message, open_store
@@ -192,6 +193,34 @@ def test_a_store_makes_the_next_files_of_log_and_index_ahead(tmp_path: Path) -> 
     assert (tmp_path / "index" / PREPARED_NAME).exists()
     store.close()
     assert [len(names(DiskIo(), tmp_path)), len(list((tmp_path / "commitlog").iterdir()))] == [1, 1]
+
+
+def lacks_file(store: MessageStore) -> bool:
+    return store.keys.lacks_file
+
+
+def test_a_new_store_makes_its_first_files_before_they_are_needed(tmp_path: Path) -> None:
+    store = open_store(DiskIo(), root=tmp_path, index_entries=LIMIT)
+    assert store.preallocate()  # of the log alone: there may never be a key
+    assert not lacks_file(store)
+    store.append([message(unique_key="U1")])
+    store.confirm(store.flush_disk())
+    assert lacks_file(store)
+    store.keys.make_file()
+    assert not lacks_file(store)
+    assert names(DiskIo(), tmp_path) == [PREPARED_NAME]
+    store.keys.build(9)
+    assert not lacks_file(store)
+    assert PREPARED_NAME not in names(DiskIo(), tmp_path)
+    assert (store.keys.backlog, store.statistics().index_files) == (0, 1)
+    store.close()
+
+
+def test_a_new_store_that_is_not_used_leaves_no_file_of_messages(tmp_path: Path) -> None:
+    store = open_store(DiskIo(), root=tmp_path, index_entries=LIMIT)
+    assert store.preallocate()
+    store.close()
+    assert not list((tmp_path / "commitlog").iterdir())
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])

@@ -48,8 +48,10 @@ def test_a_roll_without_room_on_the_disk_changes_nothing() -> None:
 def test_a_file_made_ahead_is_taken_by_the_roll() -> None:
     io = MemoryIo()
     log = empty(io)
-    assert not log.prepare_next()
+    assert log.prepare_next()  # the first one, too
+    assert not log.mapped.files
     log.roll()
+    assert len(io.paths()) == len(log.mapped.files) == 1
     assert log.prepare_next()
     assert not log.prepare_next()
     assert len(log.mapped.files) == 1
