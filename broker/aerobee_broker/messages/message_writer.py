@@ -7,7 +7,8 @@ Invariants
 - The order of `append` calls is the order in the log.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from aerobee_broker.messages.stored_properties import stored_form
 from aerobee_proto.records import StoredRecord, encode_host
@@ -15,6 +16,12 @@ from aerobee_store.store import MessageStore
 from aerobee_store.terms.messages import Appended, NewMessage, PutStatus
 
 __all__ = ["MessageWriter"]
+
+
+class Durable(Protocol):
+    """See MessageWriter."""
+
+    async def __call__(self, *, in_time: bool = False) -> None: ...
 
 
 class MessageWriter:
@@ -27,10 +34,11 @@ class MessageWriter:
         host: tuple[str, int],
         clock: Callable[[], int],
         appended: Callable[[], None],
-        durable: Callable[[], Awaitable[None]],
+        durable: Durable,
     ) -> None:
         """`host` is this broker as clients reach it. `appended` tells that messages are in the log; `durable`
-        returns when all of them are as durable as promised, and raises StoreError when they never will be."""
+        returns when all of them are as durable as promised, and raises StoreError when they never will be, or with
+        `in_time` when a send would not be waited for any longer."""
         self._store = store
         self.clock = clock
         self._appended = appended
@@ -91,13 +99,14 @@ class MessageWriter:
         self._appended()
         return done
 
-    async def durable(self) -> None:
-        """Return when everything appended so far is as durable as a send's answer promises. StoreError: never."""
-        await self._durable()
+    async def durable(self, *, in_time: bool = False) -> None:
+        """Return when everything appended so far is as durable as a send's answer promises. StoreError: never, or, with
+        `in_time`, not while a send would be waited for."""
+        await self._durable(in_time=in_time)
 
     async def put(self, messages: Sequence[NewMessage]) -> list[Appended]:
         """Store and wait until it may be counted on. StoreError as for `append` and `durable`."""
         done = self.append(messages)
         if any(one.status is PutStatus.PUT_OK for one in done):
-            await self._durable()
+            await self._durable(in_time=True)
         return done

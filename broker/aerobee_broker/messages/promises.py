@@ -5,7 +5,8 @@ Touches  nothing: it reads how far its sources are, and tells those who wait.
 A promise is made for everything that is appended so far. It is kept when each of the sources has that: the disk, later
 a replica, in any number. `kept_offset` is the smallest of their offsets. Without a source a promise is kept by the
 append. Promises wait in order of their log position; one that waits for a source longer than that source's time is
-refused with its code: stored, but not known to be safe.
+refused with its code: stored, but not known to be safe. So is whatever waits when the broker stops. Who waits for
+`settled` alone, and answers nobody, waits for as long as it takes.
 
 A master by election may answer as long as nobody else can be one: `may_answer` is asked at the moment of each answer.
 
@@ -25,12 +26,26 @@ import structlog
 from aerobee_proto.codes import ResponseCode
 from aerobee_store.faults.errors import NotMaster, StoreError, StorePoisoned
 
-__all__ = ["AppendedLog", "Promised", "Promises", "PutMeter", "Source"]
+__all__ = ["AppendedLog", "NotYetSafe", "Promised", "Promises", "PutMeter", "Source"]
 
 log = structlog.get_logger()
 
 TICK_MAX_S: Final = 0.5  # a time-out that was made shorter is followed within it
 TICK_MIN_S: Final = 0.001
+
+
+class NotYetSafe(StoreError):
+    """It is stored, but not as safe as promised, and is not waited for any longer; `code` says what it lacks."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+    def __str__(self) -> str:
+        lacks = (
+            "on disk" if self.code == ResponseCode.FLUSH_DISK_TIMEOUT else "at as many slaves as it has to be"
+        )
+        return f"it is stored, but it is not known to be {lacks}"
 
 
 class AppendedLog(Protocol):
@@ -105,6 +120,13 @@ class _Waiting(NamedTuple):
     promised: Promised
 
 
+class _Settling(NamedTuple):
+    end_offset: int
+    begun: float
+    done: asyncio.Future[None]
+    in_time: bool  # as long as a send waits
+
+
 class Promises:
     """All promises that are not kept yet. All calls from the event loop."""
 
@@ -126,7 +148,7 @@ class Promises:
         self.sources = tuple(sources)
         self.failed: Exception | None = None
         self._waiting: deque[_Waiting] = deque()  # in order of their end offsets and of their age
-        self._settling: deque[tuple[int, asyncio.Future[None]]] = deque()  # end offset, who waits for it
+        self._settling: deque[_Settling] = deque()  # in the same order
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -181,14 +203,15 @@ class Promises:
         self._waiting.append(_Waiting(self._store.end_offset, self._loop.time(), promised))
         self.hurry()
 
-    async def settled(self) -> None:
-        """Return when everything appended so far is as safe as promised. StorePoisoned, NotMaster: it never will be."""
+    async def settled(self, *, in_time: bool = False) -> None:
+        """Return when everything appended so far is as safe as promised. StorePoisoned, NotMaster: it never will be;
+        NotYetSafe: the broker stops, or with `in_time` a send would not be waited for any longer."""
         self._check()
         end_offset = self._store.end_offset
         if self.kept_offset >= end_offset:
             return
         done = self._loop.create_future()
-        self._settling.append((end_offset, done))
+        self._settling.append(_Settling(end_offset, self._loop.time(), done, in_time))
         self.hurry()
         await done
 
@@ -213,8 +236,8 @@ class Promises:
         if count:
             # Once a call, with the time of the send that waited longest: nothing is measured for each message.
             self._meter.put_took((self._loop.time() - begun) * 1000, count)
-        while self._settling and self._settling[0][0] <= kept_offset:
-            done = self._settling.popleft()[1]
+        while self._settling and self._settling[0].end_offset <= kept_offset:
+            done = self._settling.popleft().done
             if not done.done():
                 done.set_result(None)
 
@@ -228,14 +251,35 @@ class Promises:
         while self._waiting:
             self._waiting.popleft().promised.refuse(ResponseCode.SERVICE_NOT_AVAILABLE)
         while self._settling:
-            done = self._settling.popleft()[1]
+            done = self._settling.popleft().done
             if not done.done():
                 done.set_exception(self._over())
+
+    def give_up(self) -> None:
+        """The broker stops, and nothing that waits becomes any safer: refuse all of it, with what it lacks."""
+        if (self._waiting or self._settling) and self.is_over:
+            return
+        if self._waiting:
+            log.warning("broker.sends_abandoned", reason="the broker stops", waiting_count=self.waiting_count)
+        while self._waiting:
+            waiting = self._waiting.popleft()
+            waiting.promised.refuse(self._lacking(waiting.end_offset))
+        while self._settling:
+            self._refuse_settling(self._settling.popleft())
+
+    def _lacking(self, end_offset: int) -> int:
+        """Why something that ends there is not safe."""
+        late = next((source for source in self.sources if source.offset < end_offset), None)
+        return ResponseCode.SERVICE_NOT_AVAILABLE if late is None else late.late_code
+
+    def _refuse_settling(self, settling: _Settling) -> None:
+        if not settling.done.done():
+            settling.done.set_exception(NotYetSafe(self._lacking(settling.end_offset)))
 
     def _tick(self) -> None:
         """Refuse what has waited too long; it is at the head, since promises are made in order."""
         now = self._loop.time()
-        if self._waiting and self.is_over:
+        if (self._waiting or self._settling) and self.is_over:
             return
         while self._waiting and (source := self._late_source(self._waiting[0], now)) is not None:
             late = self._waiting.popleft()
@@ -243,9 +287,16 @@ class Promises:
             # One that has it all by now: the store has failed just now.
             has_it = source.offset >= late.end_offset
             late.promised.refuse(ResponseCode.SERVICE_NOT_AVAILABLE if has_it else source.late_code)
+        self._settling = deque(one for one in self._settling if not self._is_late(one, now))
         self._timer = self._loop.call_later(self._tick_s(), self._tick)
 
-    def _late_source(self, waiting: _Waiting, now: float) -> Source | None:
+    def _is_late(self, settling: _Settling, now: float) -> bool:
+        """Whether it was refused for its age, or nobody waits any more."""
+        if settling.in_time and self._late_source(settling, now) is not None:
+            self._refuse_settling(settling)
+        return settling.done.done()
+
+    def _late_source(self, waiting: _Waiting | _Settling, now: float) -> Source | None:
         """The first source that was waited for too long: one that does not have it, unless all have."""
         sources = [source for source in self.sources if source.offset < waiting.end_offset] or self.sources
         return next((one for one in sources if waiting.begun <= now - one.timeout_ms() / 1000), None)

@@ -12,6 +12,7 @@ Touches  nothing.
 from enum import IntEnum
 from typing import Final
 
+from aerobee_broker.messages.promises import NotYetSafe
 from aerobee_broker.settings.config import BrokerConfig
 from aerobee_proto import names, properties
 from aerobee_proto.bodies import SubscriptionGroupConfig, TopicConfig
@@ -140,9 +141,12 @@ def check_queue(topic: str, queue_id: int, count: int, *, code: int = ResponseCo
 def store_refusal(
     failed: StoreError, *, code: int = ResponseCode.SERVICE_NOT_AVAILABLE, what: str = ""
 ) -> RequestError:
-    """For a store that takes nothing; `what` could not be done stands in front. Without copies: SYSTEM_ERROR."""
+    """For a store that takes nothing; `what` could not be done stands in front. Without copies: SYSTEM_ERROR; stored,
+    and not known to be safe: what it lacks."""
     if isinstance(failed, TooFewCopies):
         code = ResponseCode.SYSTEM_ERROR
+    elif isinstance(failed, NotYetSafe):
+        code = ResponseCode(failed.code)
     return RequestError(code, f"{what}{failed}")
 
 

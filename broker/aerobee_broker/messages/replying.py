@@ -87,7 +87,7 @@ class Replying:
         not_taken = await self._push(mapping, push)
         if place is not None:
             with contextlib.suppress(StoreError):  # it was the push that was asked for
-                await self._writer.durable()
+                await self._writer.durable(in_time=True)
         return Replied(queue_id, place, not_taken)
 
     def region(self) -> dict[str, str]:

@@ -24,7 +24,8 @@ from typing import Final, NamedTuple
 from aerobee_broker.catalog.consumer_offsets import ConsumerOffsets
 from aerobee_broker.catalog.topics import TopicTable
 from aerobee_broker.messages.message_writer import MessageWriter
-from aerobee_broker.messages.refusals import check_queue
+from aerobee_broker.messages.promises import NotYetSafe
+from aerobee_broker.messages.refusals import check_queue, store_refusal
 from aerobee_broker.pop.checkpoints import CheckPoint, Key
 from aerobee_broker.pop.checks import INVISIBLE_MS_MAX, check_invisible
 from aerobee_broker.pop.extra_info import ORDERED, PopInfo
@@ -240,9 +241,9 @@ class Acknowledging:
 
     async def _settle(self, waiting: list[Settled]) -> None:
         try:
-            await self._writer.durable()
+            await self._writer.durable(in_time=True)
         except StoreError as failed:
-            _log_refused(waiting, RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, str(failed)))
+            _log_refused(waiting, store_refusal(failed))
         except asyncio.CancelledError:
             _log_refused(waiting, RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, "this broker is stopping"))
             raise
@@ -263,15 +264,18 @@ class Acknowledging:
     async def change(self, queue: GroupQueue, offset: int, popped: PopInfo, *, invisible_ms: int) -> Changed:
         """Let a message be visible again so many ms from now; as durable as a send when this returns.
 
-        RequestError as for `ack`, and for a message that is not the group's any more; StoreError: it will never be
-        durable.
+        RequestError as for `ack`, for a message that is not the group's any more, and when it is stored but not durable
+        in time; StoreError: it will never be durable.
         """
         self._check_message(queue, offset, last_allowed=0)
         check_invisible(invisible_ms)
         if popped.revive_queue == ORDERED:
             return self._change_ordered(queue, offset, popped.pop_time, invisible_ms)
         pop_time = self._replace(queue, offset, popped, invisible_ms)
-        await self._writer.durable()
+        try:
+            await self._writer.durable(in_time=True)
+        except NotYetSafe as late:
+            raise store_refusal(late) from late
         return Changed(pop_time, invisible_ms, popped.revive_queue)
 
     def _change_ordered(self, queue: GroupQueue, offset: int, pop_time: int, invisible_ms: int) -> Changed:

@@ -93,10 +93,11 @@ class Assignment:
         groups: SubscriptionGroups,
         consumers: ConsumerTable,
         request_modes: RequestModes,
-        save: Callable[[RequestModes], Awaitable[None]],
+        save: Callable[[], Awaitable[None]],
     ) -> None:
         """`queues_of` gives the readable queues of a topic on all brokers, sorted; none when nobody knows it. `save`
-        writes the modes to their file, or raises OSError."""
+        writes the modes to their file, or raises OSError, and returns when the slaves that sends wait for have them, or
+        raises RequestError."""
         self._queues_of = queues_of
         self._live = live
         self._topics = topics
@@ -141,10 +142,10 @@ class Assignment:
         return strategy(queues, len(members), index) if index is not None else []
 
     async def set_mode(self, mode: RequestMode) -> None:
-        """Let a group pop, or pull, a topic from now on; it is in the file when this returns.
+        """Let a group pop, or pull, a topic from now on; it is in the file, and at slaves, when this returns.
 
-        RequestError: it is no such mode, there is no such group or topic, or the file could not be written; the mode is
-        in effect then.
+        RequestError: it is no such mode, there is no such group or topic; or the file could not be written, or slaves
+        do not have it yet: the mode is in effect then.
         """
         if is_retry_topic(mode.topic):
             raise RequestError(ResponseCode.NO_PERMISSION, "retry topics are always pulled")
@@ -152,7 +153,7 @@ class Assignment:
         self._groups.require(mode.consumer_group)
         self._request_modes.set(mode)
         try:
-            await self._save(self._request_modes)
+            await self._save()
         except OSError as error:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,

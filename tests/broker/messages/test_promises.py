@@ -4,6 +4,7 @@ replica that is as far as the test says."""
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,7 +13,7 @@ import structlog
 from structlog.testing import capture_logs
 
 from aerobee_broker.messages.flusher import Flusher
-from aerobee_broker.messages.promises import Promises
+from aerobee_broker.messages.promises import NotYetSafe, Promises
 from aerobee_broker.messages.visibility import Visibility
 from aerobee_broker.stats import BrokerStats
 from aerobee_store.faults.errors import NotMaster, StorePoisoned
@@ -25,6 +26,9 @@ class NoKeys:
     """Nothing is to be indexed."""
 
     backlog = 0
+    lacks_file = False
+
+    def make_file(self) -> None: ...
 
     def missing(self) -> None:
         return None
@@ -154,7 +158,11 @@ class Scene:
         )
         self.promises = Promises(((self.flusher,) if sync else ()) + replicas, self.disk, meter=self.stats)
         self.visibility = Visibility(
-            self.disk, self.promises, bring=lambda _, then: then(), on_failure=self._work_failed
+            self.disk,
+            self.promises,
+            bring=lambda _, then: then(),
+            worker=ThreadPoolExecutor(1),
+            on_failure=self._work_failed,
         )
 
     def start(self) -> None:
@@ -589,6 +597,38 @@ async def test_a_failure_of_the_disk_is_final_for_every_source() -> None:
             await made.promises.settled()
 
 
+async def test_what_waits_when_the_broker_stops_is_told_what_it_lacks() -> None:
+    """A send, and who waits to be able to answer."""
+    replica = Replica()
+    async with scene(replica) as made:
+        client = Client()
+        made.answer(client)
+        made.disk.let_go(10)
+        await made.drain()
+        settled = asyncio.create_task(made.promises.settled())
+        await asyncio.sleep(0)
+        made.promises.close()
+        made.promises.give_up()
+        assert client.got == [f"ok {REPLICA_LATE}"]
+        with pytest.raises(NotYetSafe) as refused:
+            await settled
+        assert refused.value.code == REPLICA_LATE
+        assert (client.held, made.shown) == (0, [])
+
+
+async def test_who_answers_waits_no_longer_than_a_send_and_others_do() -> None:
+    replica = Replica(timeout_ms=1)
+    async with scene(replica, sync=False) as made:
+        made.disk.append()
+        patient = asyncio.create_task(made.promises.settled())
+        with pytest.raises(NotYetSafe):
+            await made.promises.settled(in_time=True)
+        assert not patient.done()
+        replica.offset = made.disk.end_offset
+        made.visibility.advanced()
+        await patient
+
+
 # --- masters by election ------------------------------------------------------------------------------------------
 
 
@@ -635,6 +675,20 @@ async def test_what_would_be_answered_at_once_is_not_either(count: int) -> None:
     seat.is_master = False
     with pytest.raises(NotMaster):
         promises.are_kept()
+
+
+async def test_who_waits_to_answer_is_told_soon_that_there_is_another_master() -> None:
+    """Also where no send waits beside it."""
+    disk, seat = Disk(), Seat()
+    promises = elected(disk, seat, Replica(timeout_ms=20))
+    disk.append()
+    promises.start()
+    settled = asyncio.create_task(promises.settled())
+    await asyncio.sleep(0)
+    seat.is_master = False
+    with pytest.raises(NotMaster):
+        await settled
+    promises.close()
 
 
 async def test_who_waits_is_told_soon_that_there_is_another_master() -> None:

@@ -117,7 +117,7 @@ class PopGround(Ground):
     def _show(self) -> None:
         self.popping.arrived(self.store.confirm(self.store.end_offset))
 
-    async def _durable(self) -> None:
+    async def _durable(self, *, in_time: bool = False) -> None:  # it waits, or fails
         if self.failure is not None:
             raise self.failure
         if self.is_never_durable:

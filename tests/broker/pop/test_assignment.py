@@ -86,7 +86,7 @@ class Table(Ground):
     async def queues_of(self, topic: str) -> list[BrokerQueue]:
         return [queue._replace(topic=topic) for queue in self.known]
 
-    async def save(self, _: RequestModes) -> None:
+    async def save(self) -> None:
         if self.failure is not None:
             raise self.failure
         self.saved += 1
