@@ -105,6 +105,10 @@ def test_what_does_not_fit_is_refused() -> None:
         encode_batch_entry(b"", b"p" * 32768)
     with pytest.raises(FormatError, match="flag 2147483648"):
         encode_batch_entry(b"", b"", 1 << 31)
+    with pytest.raises(FormatError, match="32768"):
+        encode_batch([BatchEntry(0, b"x", ""), BatchEntry(0, b"", "p" * 32768)])
+    with pytest.raises(FormatError, match="flag 2147483648"):
+        encode_batch([BatchEntry(0, b"x", ""), BatchEntry(1 << 31, b"", "")])
 
 
 @pytest.mark.parametrize("more", [0, 1, ENTRIES_A_STEP, 3 * ENTRIES_A_STEP + 1])

@@ -103,6 +103,28 @@ class Lane(Generic[Item]):
             self._close_open()
         return self._load < self._capacity and (bool(self._closed) or self._linger_s <= 0)
 
+    def has_room_for(self, count: int, size: int) -> bool:
+        """Whether so many messages of so many bytes together fit the open batch, or a new one."""
+        batch = self._open
+        if batch is not None:
+            count, size = count + len(batch.items), size + batch.size
+        return count <= self._batch_count and size <= self._batch_bytes
+
+    def add_together(self, items: list[Item], size: int, now: float, deadline: float) -> bool:
+        """As `add` for each of these, which have `size` bytes together and fit (`has_room_for`); none goes alone."""
+        self.pending_count += len(items)
+        self.pending_bytes += size
+        batch = self._open
+        if batch is None:
+            batch = self._open = Batch(now, deadline, alone=False)
+        elif deadline < batch.deadline:
+            batch.deadline = deadline
+        batch.items += items
+        batch.size += size
+        if batch.size >= self._batch_bytes or len(batch.items) >= self._batch_count:
+            self._close_open()
+        return self._load < self._capacity and (bool(self._closed) or self._linger_s <= 0)
+
     def take(self, now: float, *, flush: bool = False) -> Batch[Item] | None:
         """The next batch that may leave, or None. With `flush` an open batch need not linger."""
         if not self._closed:

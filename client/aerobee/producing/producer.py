@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Self, cast
 
 from aerobee.errors import BufferFull, ClientClosed, ClientError, InvalidMessage, NoReply, SendFailed
 from aerobee.messages.delays import parse_recall_handle, timer_text
@@ -269,10 +269,7 @@ class Producer:
         self._check_open()
         chosen = queue if queue is not None else sharding_key
         target = await self._delivery.choose(checked_topic(topic), chosen, self._deadline(timeout_s))
-        items = [
-            self._encode_one(_drafted(topic, message, sharding_key, timeout_s), message_id)
-            for message, message_id in zip(messages, self._encoder.new_ids(len(messages)), strict=True)
-        ]
+        items = self._encode_list(topic, messages, sharding_key, timeout_s)
         left = items
         while left:
             if self._full:
@@ -513,6 +510,18 @@ class Producer:
             self._written(draft)
         return self._encoder.encode(draft) if self._watch is None else self._watched(self._watch, draft)
 
+    def _encode_list(
+        self, topic: str, messages: Sequence[object], sharding_key: str | None, timeout_s: float | None
+    ) -> list[Outgoing]:
+        ids = self._encoder.new_ids(len(messages))
+        if self._codec is None and {*map(type, messages)} == {bytes}:
+            draft = Draft(topic, None, sharding_key=sharding_key, timeout_s=timeout_s)
+            return self._encoder.encode_bodies(draft, cast("Sequence[bytes]", messages), ids)
+        return [
+            self._encode_one(_drafted(topic, message, sharding_key, timeout_s), message_id)
+            for message, message_id in zip(messages, ids, strict=True)
+        ]
+
     def _encode_one(self, draft: Draft, message_id: str) -> Outgoing:
         """A message of a list."""
         try:
@@ -588,24 +597,22 @@ class Producer:
         """Take in as many messages of a list as there is room for; those for which there is none."""
         if not self._opened:
             raise ClientClosed("producer")
-        count, size = 0, 0
         room, size_room = self._count_max - self.pending_count, self._bytes_max - self.pending_bytes
-        for item in items:
-            if count >= room or size >= size_room:
-                break
-            count += 1
-            size += item.size
-        self._count(count, size)
-        now, left = (items, []) if count == len(items) else (items[:count], items[count:])
+        now, left, size = items, items[:0], sum([item.size for item in items])
+        if len(items) > room or size >= size_room:
+            count, size = 0, 0
+            for item in items:
+                if count >= room or size >= size_room:
+                    break
+                count += 1
+                size += item.size
+            now, left = items[:count], items[count:]
+        self._count(len(now), size)
         if topic.unrouted or self.routes.cached_publish(topic.name) is None:
             for item in now:
                 self._accept_bound(topic, item, queue)
         else:
-            lane = self._lane_of(topic, queue)
-            add, may_leave = lane.add, False
-            for item in now:
-                may_leave |= add(item, item.size, item.accepted_at, item.deadline, alone=item.alone)
-            self._added(topic, may_leave=may_leave)
+            self._added(topic, may_leave=_add_list(self._lane_of(topic, queue), now, size))
         return left
 
     def _lane_of(self, topic: _Topic, queue: MessageQueue) -> Lane[Outgoing]:
@@ -800,6 +807,17 @@ def _drafted(topic: str, message: object, sharding_key: str | None, timeout_s: f
             timeout_s,
         )  # fmt: skip
     return Draft(topic, message, sharding_key=sharding_key, timeout_s=timeout_s)
+
+
+def _add_list(lane: Lane[Outgoing], items: list[Outgoing], size: int) -> bool:
+    """Have messages of a list, of `size` bytes together, in the lane; whether a batch may leave now."""
+    if lane.has_room_for(len(items), size) and True not in [item.alone for item in items]:
+        deadline = min([item.deadline for item in items])
+        return lane.add_together(items, size, items[0].accepted_at, deadline)
+    may_leave = False
+    for item in items:
+        may_leave |= lane.add(item, item.size, item.accepted_at, item.deadline, alone=item.alone)
+    return may_leave
 
 
 async def _results_of(items: Sequence[Outgoing]) -> list[SendResult]:

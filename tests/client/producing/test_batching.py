@@ -169,6 +169,39 @@ def test_any_sequence_keeps_order_limits_and_sums(steps: list[tuple[str, int, bo
     assert one.drop_all() == added[len(taken) :]
 
 
+@given(
+    st.lists(st.tuples(st.lists(st.integers(1, 60), min_size=1, max_size=5), st.floats(0, 9)), max_size=12),
+    st.sampled_from([0.0, 1.0]),
+    st.sampled_from([1, 2]),
+)
+def test_messages_that_come_together_lie_as_if_they_came_one_by_one(
+    groups: list[tuple[list[int], float]], linger_s: float, in_flight_max: int
+) -> None:
+    one, other = (lane(linger_s=linger_s, batch_count=6, in_flight_max=in_flight_max) for _ in range(2))
+    for sizes, deadline in groups:
+        names = [str(size) for size in sizes]
+        may_leave = False
+        for name, size in zip(names, sizes, strict=True):
+            may_leave |= other.add(name, size, 0.0, deadline)
+        if one.has_room_for(len(sizes), sum(sizes)):
+            assert one.add_together(names, sum(sizes), 0.0, deadline) == may_leave
+        else:
+            for name, size in zip(names, sizes, strict=True):
+                one.add(name, size, 0.0, deadline)
+        assert (one.pending_count, one.pending_bytes) == (other.pending_count, other.pending_bytes)
+        taken, expected = one.take(0.0, flush=True), other.take(0.0, flush=True)
+        assert (taken is None) == (expected is None)
+        if taken is not None and expected is not None:
+            assert (taken.items, taken.size, taken.deadline) == (
+                expected.items,
+                expected.size,
+                expected.deadline,
+            )
+            one.done(taken)
+            other.done(expected)
+    assert one.drop_all() == other.drop_all()
+
+
 @given(STEPS, st.integers(1, 3))
 def test_when_a_batch_is_due_it_can_be_taken(steps: list[tuple[str, int, bool]], share: int) -> None:
     """Else a timer that is set for next_due() would fire without end."""

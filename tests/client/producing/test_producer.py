@@ -243,6 +243,34 @@ async def test_a_batch_lands_side_by_side_in_one_queue() -> None:
         assert await producer.send_batch("T", []) == []
 
 
+async def test_a_list_of_plain_bodies_is_stored_as_a_list_of_messages_is() -> None:
+    bodies = [b"a", b"x" * 9000, b"b", b"y" * 300]  # the second is compressed, so it travels alone
+    async with producing(compress_over=4096) as (cluster, producer):
+        plain = await producer.send_batch("T", bodies, sharding_key="k")
+        full = await producer.send_batch("T", [OutgoingMessage(body) for body in bodies], sharding_key="k")
+        (queue,) = cluster.broker.queues.values()
+        stored = []
+        for raw, result in zip(queue, plain + full, strict=True):
+            record = decode_record(raw)
+            mapping = decode_properties(record.properties)
+            assert mapping.pop("UNIQ_KEY") == result.message_id
+            del mapping["__CRC32C"]
+            stored.append((record.body, record.sys_flag, record.flag, mapping))
+        assert stored[:4] == stored[4:]
+        assert [body for body, *_ in stored[::2]] == [b"a", b"b"] * 2
+        assert len({result.message_id for result in plain + full}) == 8
+
+
+async def test_of_a_list_with_a_body_that_nobody_takes_nothing_is_sent() -> None:
+    async with producing() as (cluster, producer):
+        for bad in (b"", b"x" * (5 << 20)):
+            for bodies in ([bad, b"x"], [b"x", bad]):
+                with pytest.raises(InvalidMessage, match="body"):
+                    await producer.send_batch("T", bodies)
+        assert cluster.broker.bodies("T") == []
+        assert producer.pending_count == 0
+
+
 # --- failures ---------------------------------------------------------------------------------------------------
 
 
