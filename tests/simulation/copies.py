@@ -4,6 +4,7 @@
 - An acknowledged message lies in as many logs as the settings say; with SYNC_FLUSH, safe from a failure of the power.
 """
 
+from socket import inet_aton
 from typing import Final
 
 from aerobee_proto.message_ids import decode_offset_message_id
@@ -46,8 +47,9 @@ class Copies:
                 f"safe at {', '.join(holders) or 'no host'}"
             )
 
-    def has(self, host: BrokerHost, at: int, body: bytes) -> bool:
-        """Whether this message lies there, as safe as the host's settings promise."""
+    def has(self, host: BrokerHost, at: int, body: bytes, stored_at: str = "") -> bool:
+        """Whether this message lies there, as safe as the host's settings promise; one that came to this broker first:
+        another try of a sender may lie at the same offset of another log."""
         path, begin = self._file_of(at)
         inode = host.disk.names.get(path)
         if inode is None:
@@ -55,6 +57,8 @@ class Copies:
         size = int.from_bytes(inode.live[begin : begin + 4], "big")
         record = bytes(inode.live[begin : begin + size])
         if record.find(body, 0, BODY_AT_MOST + len(body)) < 0:
+            return False
+        if stored_at and record.find(inet_aton(stored_at), 0, BODY_AT_MOST) < 0:
             return False
         if host.settings.get("flush_disk_type") == "ASYNC_FLUSH":
             return True
@@ -85,10 +89,14 @@ class Copies:
         begin, end = max(begin, store.min_physical_offset), store.end_offset
         if begin > end:  # its log was cut
             begin = max(store.min_physical_offset, 0)
-        differs = _first_difference(master.disk, slave.disk, begin, end, self._file_size)
+        differs = self.first_difference(master, slave, begin, end)
         if differs is not None:
             raise Broken(f"the logs of {master.name} and {slave.name} differ at {differs}, below {end}")
         self._compared[key] = (master, end)
+
+    def first_difference(self, one: BrokerHost, other: BrokerHost, begin: int, end: int) -> int | None:
+        """Where their logs differ first, in this range; None: nowhere."""
+        return _first_difference(one.disk, other.disk, begin, end, self._file_size)
 
 
 def _first_difference(one: SimDisk, other: SimDisk, begin: int, end: int, file_size: int) -> int | None:

@@ -249,9 +249,15 @@ class _SimFile:
     def write(self, position: int, data: Buffer) -> None:
         if position < 0 or position + len(data) > self.size:
             raise IndexError(f"{len(data)} bytes at {position} are past the end of {self.path}")
-        self._io.step()
+        self._io.step(lambda chance: self._tear(position, data, chance))
         if len(data):
             self._inode.write(position, data)
+
+    def _tear(self, position: int, data: Buffer, chance: Random) -> None:
+        """Whoever writes is killed at any byte of it."""
+        done = chance.randrange(len(data) + 1)
+        if done:
+            self._inode.write(position, data[:done])
 
     def window(self) -> None:
         return None
@@ -274,6 +280,9 @@ class _SimFile:
 
     def in_memory(self, position: int, length: int) -> bool:
         return True
+
+    def read_ahead(self, *, is_useful: bool) -> None:
+        return
 
     def displaced(self) -> str | None:
         return None
@@ -309,8 +318,8 @@ class SimIo:
         if not self._process.is_alive:
             raise ProcessDead
 
-    def step(self) -> None:
-        """Before anything is changed."""
+    def step(self, tear: Callable[[Random], None] = lambda chance: None) -> None:
+        """Before anything is changed; `tear` does a part of that, when it is the last step."""
         self.alive()
         disk = self.disk
         if disk.steps_left is not None:
@@ -318,6 +327,7 @@ class SimIo:
             if disk.steps_left < 0:
                 disk.steps_left, end = None, disk.on_last_step
                 assert end is not None
+                tear(disk.chance)
                 end()
                 self.alive()
 

@@ -61,6 +61,8 @@ class Edges:
     @contextmanager
     def use(self, threads: "Threads", network: "Network") -> Iterator[None]:
         """Everything is of this world."""
+        from aerobee_service.turns.slices import QUEUES
+
         assert self.threading is not None
         self.threads = self.threading.threads = threads
         self.network = network
@@ -70,6 +72,7 @@ class Edges:
             yield
         finally:
             self.threads = self.threading.threads = self.network = None
+            QUEUES.clear()  # work of loops that were killed is begun, and has no end
 
 
 edges = Edges()
@@ -113,6 +116,7 @@ def _replace_in_modules() -> None:
         if name.startswith("aerobee") and hasattr(module, "threading"):
             module.threading = edges.threading  # type: ignore[attr-defined]
     setattr(listening, "_listen", edges.listen)  # noqa: B010
+    setattr(listening, "LOOK_S", 0.0)  # noqa: B010  # simulated time stands still for whoever looks instead of sleeping
     listening.ACCEPTED_MAX = 1  # type: ignore[misc]  # a simulated socket has no descriptor of which there may be more
     setattr(client, "_local_ip", edges.local_ip)  # noqa: B010
     setattr(assembly, "started_executor", lambda count, name: SimExecutor())  # noqa: B010

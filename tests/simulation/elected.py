@@ -30,6 +30,8 @@ class ElectedSet(BrokerSet):
         # Told of each life of a master that serves, and of each cut of a log.
         self.on_served: Callable[[ElectedHost, int], None] = lambda host, epoch: None
         self.on_cut: Callable[[ElectedHost, int], None] = lambda host, offset: None
+        # ... and of what a master confirms: a range of its log.
+        self.on_confirmed: Callable[[ElectedHost, int, int], None] = lambda host, begin, end: None
         # Who has been master, by epoch: the process, not the host alone.
         self.masters: dict[int, tuple[str, int]] = {}
         self.confirmed_offset = 0  # physical; nothing that lies behind it has been confirmed by any of them
@@ -59,13 +61,21 @@ class ElectedSet(BrokerSet):
         store = host.serving.parts.store
         confirm = store.confirm
 
+        def look() -> None:
+            before, self.confirmed_offset = (
+                self.confirmed_offset,
+                max(self.confirmed_offset, store.confirmed_offset),
+            )
+            if self.confirmed_offset > before and not store.statistics().damaged_stretches:
+                self.on_confirmed(host, before, self.confirmed_offset)
+
         def watched(offset: int, *, notify: bool = True) -> list[Arrival]:
             arrivals = confirm(offset, notify=notify)
-            self.confirmed_offset = max(self.confirmed_offset, store.confirmed_offset)
+            look()
             return arrivals
 
         store.confirm = watched  # type: ignore[method-assign]
-        self.confirmed_offset = max(self.confirmed_offset, store.confirmed_offset)
+        look()
 
     def seen(self, host: BrokerHost, record: StoredRecord) -> None:
         """Somebody has read this at a member. Broken: no master has confirmed it. Where the log of a slave is damaged
@@ -95,6 +105,8 @@ class ElectedHost(BrokerHost):
         self._set = brokers
         self.role: Role | None = None
         self.election: Election | None = None
+        # Until when its lease lasts by its own clock, as it was told last, in true seconds; of the running process.
+        self.leased_until = -inf
 
     @property
     def is_slave(self) -> bool:
@@ -115,6 +127,17 @@ class ElectedHost(BrokerHost):
         tenure = self.election.seat.tenure
         return -inf if tenure.is_over else tenure.until / self.clock_rate
 
+    def _watch_lease(self, election: Election) -> None:
+        """Know of each renewal what it says, whatever becomes of it."""
+        self.leased_until = -inf
+        leased = election.seat.leased
+
+        def watched(lease: int, until: float) -> None:
+            self.leased_until = max(self.leased_until, until / self.clock_rate)
+            leased(lease, until)
+
+        election.seat.leased = watched  # type: ignore[method-assign]
+
     async def _main(self) -> None:
         process, cluster = self.process, self.cluster
         assert process is not None
@@ -123,6 +146,7 @@ class ElectedHost(BrokerHost):
         identity = cluster.world.chance(f"store {self.disk_number} of {self.name}").randbytes(16).hex()
         store = await asyncio.to_thread(store_identity, STORE, io, lambda: identity)
         election = self.election = Election(config, register, store=store, clock=process.monotonic)
+        self._watch_lease(election)
         stop = self._stop = asyncio.Event()
         port = 0
         cut_to: int | None = None

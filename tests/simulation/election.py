@@ -13,6 +13,7 @@ from simulation.pair import PairSimulation
 from simulation.scenario import HEALED_WITHIN_S, Simulation
 from simulation.seats import Seats
 from simulation.set_faults import SET_FAULTS, TABLES_LAG_S, SetFaults
+from simulation.world import Process
 
 __all__ = ["ElectionSimulation"]
 
@@ -71,7 +72,8 @@ class ElectionFaults(SetFaults):
 
     def lose_master(self) -> None:
         """The master, in one of the ways in which masters are lost."""
-        host, kind = self._set.master, self._chance.choice(("kill", "power", "suspend", "island", "stop"))
+        kinds = ("kill", "power", "suspend", "doze", "island", "stop")
+        host, kind = self._set.master, self._chance.choice(kinds)
         process = host.process
         if process is None or not process.is_alive:
             return
@@ -85,8 +87,22 @@ class ElectionFaults(SetFaults):
         elif kind == "suspend":
             process.stop()
             self.for_a_while(10.0, process.go_on)
+        elif kind == "doze":
+            self._doze(host, process)
         else:
             self._isolate(host)
+
+    def _doze(self, host: BrokerHost, process: Process) -> None:
+        """It is stopped, and goes on about when its lease is over."""
+        lease_s = host.settings["election_lease_millis"] / 1000
+        process.stop()
+        self.under_way += 1
+
+        def over() -> None:
+            self.under_way -= 1
+            process.go_on()
+
+        self._world.at(self._world.now + lease_s * self._chance.uniform(0.6, 1.5), None, over)
 
     def _isolate(self, host: BrokerHost) -> None:
         """Its peers and etcd are out of reach; clients reach it all the same."""
@@ -111,6 +127,8 @@ ELECTION_FAULTS: Final[dict[str, Callable[[Any], None]]] = {
 THEMES: Final[dict[str, tuple[str, ...]]] = {
     "masters that are lost": ("lost master",),
     "masters that are cut off": ("lost master", "no way to etcd", "closed way between members", "cut link"),
+    "ways to etcd": ("no way to etcd",),
+    "clocks": ("clock", "lost master", "no way to etcd", "closed way between members"),
     "disks": ("lost master", "power", "power inside", "slow syncs", "failing syncs and power later"),
     "who is in sync": (
         "kill",
@@ -170,6 +188,7 @@ class ElectionSimulation(PairSimulation):
         self.ledger.witness = witness
         self.etcd.on_written = seats.written
         self.set.on_served, self.set.on_cut = seats.serves, seats.cuts
+        self.set.on_confirmed = seats.confirms
         self.faults = ElectionFaults(cluster, self.ledger, self.world.chance("faults"), self.set, self.copies)
         self.faults.etcd = self.etcd
         for host in self.set.members:
@@ -187,11 +206,13 @@ class ElectionSimulation(PairSimulation):
         self.world.at(self.world.now + LOOK_S, None, self._look)
 
     def start_clients(self) -> None:
-        """Some of them read at each member, whatever it is at the moment."""
+        """Some of them read at each member, whatever it is at the moment, or send to one alone."""
         Simulation.start_clients(self)
+        if self.chance.random() < 0.5:
+            self.work.start_plain_sender(self.chance.choice(self.set.members), 9)
         for host in self.set.members:
             saw = partial(self.set.seen, host)
-            self.work.start_plain_reader(host, f"reader of {host.name}", commits=False, saw=saw)
+            self.work.start_plain_reader(host, f"reader of {host.name}", commits=False, member=host, saw=saw)
 
     def serves(self) -> bool:
         """Whether there is one master that serves, and all others follow it."""

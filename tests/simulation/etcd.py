@@ -54,8 +54,8 @@ class Etcd:
         self._changes: list[tuple[int, list[Change]]] = []
         self._compacted = 0  # changes up to this revision are forgotten
         self._waiting: list[Callable[[], None]] = []
-        # Told of each key that is written.
-        self.on_written: Callable[[str, bytes], None] = lambda key, value: None
+        # Told of each key that is written; None: it is gone.
+        self.on_written: Callable[[str, bytes | None], None] = lambda key, value: None
         # --- faults; who sets them takes them back
         self.is_up = True
         self.delay_s = 0.001  # on average, each way
@@ -120,6 +120,7 @@ class Etcd:
             del self._entries[key]
             changes.append(Change(key, None))
             self.world.note("etcd", f"{self.revision}: {key} is gone")
+            self.on_written(key, None)
         self._changes.append((self.revision, changes))
         waiting, self._waiting = self._waiting, []
         for wake in waiting:

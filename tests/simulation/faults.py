@@ -45,6 +45,9 @@ class Faults:
         self.are_over = False
         self.under_way = 0
         self.made: list[str] = []
+        # Of the time that a fault may last; seconds before what has ended is started again.
+        self.share = 1.0
+        self.restarts_s: tuple[float, ...] = ()
 
     # --- the plan ---------------------------------------------------------------------------------------------
 
@@ -73,7 +76,7 @@ class Faults:
             end()
             self.under_way -= 1
 
-        self._world.at(self._world.now + self._chance.uniform(0.05, longest_s), None, over)
+        self._world.at(self._world.now + self._chance.uniform(0.05, longest_s * self.share), None, over)
 
     def _broker(self) -> BrokerHost:
         return self._chance.choice(self.cluster.brokers)
@@ -94,7 +97,7 @@ class Faults:
             return
         self.note(f"{host.name} has ended")
         self.under_way += 1
-        pause_s = self._chance.choice((0.05, 0.3, 1.0, 3.0))
+        pause_s = self._chance.choice(self.restarts_s)
 
         def again() -> None:
             self.under_way -= 1

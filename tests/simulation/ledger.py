@@ -66,6 +66,7 @@ class Ledger:
         self.sent: dict[bytes, Sent] = {}
         self.at: dict[Place, bytes] = {}
         self.seen: set[Place] = set()
+        self._came: set[bytes] = set()  # bodies that a reader has seen
         self._commits: defaultdict[tuple[str, Queue], _Commits] = defaultdict(_Commits)
         # How old a committed offset may be that a crash takes back, in seconds.
         self.commits_kept_s = 3.0
@@ -121,6 +122,7 @@ class Ledger:
             raise Broken(f"{body!r} was rolled back and read from {show(place)}")
         self._stands_at(place, body, "read")
         self.seen.add(place)
+        self._came.add(body)
 
     def handled(self, group: str, body: bytes) -> None:
         """A member of the group has got it."""
@@ -218,6 +220,16 @@ class Ledger:
             and not sent.is_forbidden
             and sent.body not in self.delivered[group]
         ]
+
+    def to_come(self) -> bool:
+        """Whether no reader has seen yet what was acknowledged for later."""
+        return any(
+            sent.is_acknowledged
+            and sent.place is None
+            and not sent.is_forbidden
+            and sent.body not in self._came
+            for sent in self.sent.values()
+        )
 
     def check_handled(self, group: str, topic: str) -> None:
         """The group has got every acknowledged message of a topic."""

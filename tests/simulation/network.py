@@ -61,7 +61,7 @@ class _End(asyncio.Transport):
         self.network = network
         self.loop = loop
         self.process = loop.process
-        self.protocol: asyncio.Protocol = None  # type: ignore[assignment]
+        self.protocol: asyncio.Protocol | asyncio.BufferedProtocol = None  # type: ignore[assignment]
         self._incoming = bytearray()
         self._hung_up = False  # the other end has no more to say
         self._reset = False
@@ -156,7 +156,7 @@ class _End(asyncio.Transport):
         if self._incoming:
             data = bytes(self._incoming)
             self._incoming.clear()
-            self.protocol.data_received(data)
+            _hand(self.protocol, data)
         if self._hung_up and not self._incoming and not self._closing and not self.protocol.eof_received():
             self.close()
 
@@ -355,6 +355,20 @@ class Network:
         self.ends[near] = self.ends[far] = None
         far_loop.call_soon(_open, far, listener.factory)
         process.after(self.delay(), _settle, waiter, near, None)
+
+
+def _hand(protocol: asyncio.Protocol | asyncio.BufferedProtocol, data: bytes) -> None:
+    """Let a protocol have what has come for it."""
+    if isinstance(protocol, asyncio.Protocol):
+        protocol.data_received(data)
+        return
+    rest = memoryview(data)
+    while rest:
+        room = memoryview(protocol.get_buffer(len(rest)))
+        count = min(len(rest), len(room))
+        room[:count] = rest[:count]
+        protocol.buffer_updated(count)
+        rest = rest[count:]
 
 
 def _open(far: _End, factory: Callable[[], asyncio.BaseProtocol]) -> None:

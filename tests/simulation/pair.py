@@ -1,12 +1,16 @@
 """A master and its slaves under faults, with the link that RocketMQ has."""
 
+import json
 from typing import Any, Final
 
+from aerobee_proto.codes import RequestCode
+from aerobee_remoting.ends.client import RemotingClient
 from simulation.cluster import BrokerHost, BrokerSet
 from simulation.copies import Copies
 from simulation.ledger import Broken
 from simulation.scenario import HEALED_WITHIN_S, Simulation
 from simulation.set_faults import SetFaults
+from simulation.work import ask_until_answered, group_at
 
 __all__ = ["PairSimulation"]
 
@@ -68,10 +72,18 @@ class PairSimulation(Simulation):
     def master(self) -> BrokerHost:
         return self.set.master
 
+    async def _make_topics(self, remote: RemotingClient) -> None:
+        """And groups, for readers that commit at slaves: those make none."""
+        await super()._make_topics(remote)
+        for host in self.set.members:
+            body = json.dumps({"groupName": group_at(host)}).encode()
+            code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+            await ask_until_answered(remote, self.target.broker_addr, code, {}, body)
+
     def start_clients(self) -> None:
         super().start_clients()
         for slave in self.set.slaves:
-            self.work.start_plain_reader(slave, f"reader of {slave.name}", commits=False)
+            self.work.start_plain_reader(slave, f"reader of {slave.name}", commits=False, member=slave)
 
     def check_brokers(self) -> None:
         """Slaves have what their master has: the log, what readers find there, and the tables."""

@@ -23,9 +23,9 @@ from aerobee_store.recovery import recovery
 from aerobee_store.store import MessageStore
 from aerobee_store.walking.log_reader import Proof
 from aerobee_store.writing.appender import Appender
-from simulation.planted_sets import OF_SETS
+from simulation.planted_sets import OF_SETS, SETS_FOUND_BY
 
-__all__ = ["PLANTED", "planted"]
+__all__ = ["FOUND_BY", "PLANTED", "planted"]
 
 RECOVERY: Final = getattr(recovery, "_Recovery")  # noqa: B009
 
@@ -196,6 +196,12 @@ PLANTED: Final[dict[str, Callable[[], list[Change]]]] = {
     "recovered and not synced": _recovered_and_not_synced,
     "stored twice now and then": _stored_twice_now_and_then,
     **OF_SETS,
+}
+
+# The scenario in which each of them shows, and a seed that finds it.
+FOUND_BY: Final[dict[str, tuple[str, int]]] = {
+    **{name: ("broker", 1) for name in PLANTED if name not in OF_SETS},
+    **SETS_FOUND_BY,
 }
 
 

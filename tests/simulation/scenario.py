@@ -4,6 +4,7 @@ Other scenarios are this one with other brokers, faults and checks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
 
@@ -14,16 +15,31 @@ from plain_remoting import topic_fields
 from simulation.cluster import BrokerHost, Cluster, Host, Target
 from simulation.faults import Faults
 from simulation.ledger import Broken, Ledger, Queue
-from simulation.work import GROUPED, MEMBERS, POPPED, POPPERS, QUEUES, Work, ask_until_answered, read_queue
+from simulation.work import (
+    BOUND,
+    DELAYED,
+    GROUPED,
+    MEMBERS,
+    PLAIN,
+    POPPED,
+    POPPERS,
+    QUEUES,
+    TRANSACTED,
+    Work,
+    ask_until_answered,
+    read_queue,
+)
 from simulation.world import World
 
-__all__ = ["ENGINES", "HEALED_WITHIN_S", "Simulation", "engine_of", "settings_of"]
+__all__ = ["ENGINES", "HEALED_WITHIN_S", "SIZES", "Simulation", "engine_of", "settings_of", "size_of"]
 
 ENGINES: Final = ("python", "native")  # for sends
 
 COMES_BACK_S: Final = 8.0  # what was popped and not acknowledged, several times over
+FOLLOWED: Final = (PLAIN, BOUND, DELAYED, TRANSACTED)  # by a reader who sees all that is to come
 STEP_S: Final = 0.01  # between two looks whether a scenario is where it waits to be
 HEALED_WITHIN_S: Final = 60.0  # from the end of the last fault until everything works
+BRIEF_SHARE: Final = 0.9  # of the seeds
 # Faults that keep a broker from writing its tables when it is time to.
 SLOWING: Final = frozenset(
     {
@@ -36,6 +52,34 @@ SLOWING: Final = frozenset(
         "clock",
     }
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much there is of a scenario. What it draws is drawn from these."""
+
+    lasts_s: tuple[float, ...]  # the time in which faults begin
+    faults: tuple[int, ...]
+    fault_share: float  # of the time that a fault lasts at most
+    pauses_s: tuple[float, ...]  # between two sends of a client
+    clients: tuple[int, ...]  # of a kind
+    restarts_s: tuple[float, ...]  # before a program that has ended is started again
+    poll_s: float  # of readers at a broker that holds no pulls
+    settles: bool  # things go on for some seconds when nothing is missing: what comes too late would be seen
+
+
+# Most of what goes wrong does so in a moment: for the time of one whole seed there are several brief ones.
+SIZES: Final = {
+    "whole": Size(
+        (2.0, 4.0, 8.0), (1, 2, 4, 7), 1.0, (0.08, 0.2, 0.5), (1, 2), (0.05, 0.3, 1.0, 3.0), 0.2, settles=True
+    ),
+    "brief": Size((0.3, 0.8, 1.5), (1, 2, 3), 0.3, (0.08, 0.15), (1,), (0.05, 0.3, 1.0), 0.5, settles=False),
+}
+
+
+def size_of(world: World) -> str:
+    """The name of a seed's size, drawn."""
+    return "brief" if world.chance("size").random() < BRIEF_SHARE else "whole"
 
 
 def settings_of(chance: Random) -> dict[str, Any]:
@@ -73,13 +117,14 @@ class Simulation:
     # Kinds of faults that make a whole together; some of the seeds have no others.
     themes: Mapping[str, Sequence[str]] = {}
 
-    def __init__(self, seed: int, kinds: list[str] | None, engine: str | None) -> None:
-        """`kinds` of faults and the engine for sends, where they are not drawn."""
+    def __init__(self, seed: int, kinds: list[str] | None, engine: str | None, size: str | None) -> None:
+        """`kinds` of faults, the engine for sends and the size, where they are not drawn."""
         self._kinds = kinds
         self.cluster = Cluster(seed)
         self.world = self.cluster.world
         self._engine = engine or engine_of(self.world)
         self.chance = self.world.chance("scenario")
+        self.size = SIZES[size or size_of(self.world)]
         self.ledger = Ledger(self.world)
         self.work = Work(self.cluster, self.ledger)
 
@@ -99,7 +144,7 @@ class Simulation:
     def plan_faults(self) -> None:
         """Draw what goes wrong, once everything works."""
         chance = self.chance
-        lasts_s = chance.choice((2.0, 4.0, 8.0))
+        lasts_s = chance.choice(self.size.lasts_s)
         table = self.faults.table
         theme = chance.choice([None, *self.themes])
         kinds = chance.sample(sorted(table), chance.choice((1, 2, 4, len(table))))
@@ -108,19 +153,19 @@ class Simulation:
             kinds = [kind for kind in wanted if kind in table]
         if any(kind in SLOWING for kind in kinds):
             self.ledger.commits_kept_s = 30.0
-        self.faults.plan(kinds, chance.choice((1, 2, 4, 7)), self.world.now + lasts_s)
+        self.faults.plan(kinds, chance.choice(self.size.faults), self.world.now + lasts_s)
         self.faults_end = self.world.now + lasts_s
 
     def start_clients(self) -> None:
         """Those that go on until the end."""
         work, target, chance = self.work, self.target, self.chance
-        work.pause_s = chance.choice((0.08, 0.2, 0.5))
-        for number in range(chance.choice((1, 2))):
+        work.pause_s, work.poll_s = chance.choice(self.size.pauses_s), self.size.poll_s
+        for number in range(chance.choice(self.size.clients)):
             work.start_plain_sender(target, number)
         work.start_producer(0)
-        work.start_plain_reader(target)
+        work.start_plain_reader(target, topics=(PLAIN, BOUND) if self.size.settles else FOLLOWED)
         work.start_popper(target)
-        for number in range(chance.choice((1, 2))):
+        for number in range(chance.choice(self.size.clients)):
             work.start_member(number)
 
     def check_brokers(self) -> None:
@@ -136,6 +181,7 @@ class Simulation:
             starts.append(cluster.add_nameserver())
         world.note("-", f"sends are taken by the {self._engine} engine")
         self.make_brokers({**settings_of(chance), "send_engine": self._engine})
+        self.faults.share, self.faults.restarts_s = self.size.fault_share, self.size.restarts_s
         for host in starts:
             self.faults.supervise(host, lambda host=host: cluster.start_nameserver(host))  # type: ignore[misc]
         self.until(self.serves, 10.0, "the first start")
@@ -171,7 +217,7 @@ class Simulation:
         self.until(lambda: not self.work.busy, 30.0, "every send has an outcome")
         # Delayed messages, transactions that are asked about, what was popped and not acknowledged.
         settled = self.world.now + (8.0 if "clock" in self.faults.made else 4.0)
-        self.let_happen(lambda: self.world.now >= settled)
+        self.let_happen(lambda: not self.size.settles or self.world.now >= settled)
         self.let_happen(lambda: self.world.now >= settled + COMES_BACK_S or not self._missing())
         self.work.is_closing = True
         left = HEALED_WITHIN_S - (self.world.now - began)
@@ -197,7 +243,10 @@ class Simulation:
         self.until(lambda: not any(host.is_up for host in self.cluster.brokers), 20.0, "an orderly stop")
 
     def _missing(self) -> bool:
-        """Whether a group has yet to get what was acknowledged: it may have been handed out and come back."""
+        """Whether a group has yet to get what was acknowledged: it may have been handed out and come back; and without
+        a time to settle, what is to come later."""
+        if not self.size.settles and self.ledger.to_come():
+            return True
         return any(self.ledger.missing(*one) for one in ((MEMBERS, GROUPED), (POPPERS, POPPED)))
 
     def read_all(self, broker: BrokerHost) -> tuple[dict[Queue, list[tuple[int, bytes]]], dict[Queue, int]]:

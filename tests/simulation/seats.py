@@ -1,19 +1,21 @@
 """What an election promises, looked at from outside while it runs: who may be master, and what an answer of it means.
 
-- One member at most holds the seat, each by its own clock; the register's epoch never falls, and who takes the seat was
-  in sync.
-- Nobody answers a send that began when it was not master any more.
+- One member at most holds the seat, each by its own clock, also when the register gives it to another one; its epoch
+  never falls, no two masters have the same one, and who takes the seat was in sync.
+- Nobody answers a send that began when it was not master any more, by its own clock or by the register.
 - An acknowledged message is at every member that is in sync by the register, as safe as that promises; no member cuts
   one off its log.
+- What a master confirms, and so shows to readers, is at every member that is in sync by the register.
 - The epoch of a master is on its disk before it serves.
 """
 
 from collections.abc import Sequence
+from math import inf
 from typing import Final
 
 import msgspec
 
-from aerobee_broker.election.records import SetRecord
+from aerobee_broker.election.records import MasterRecord, SetRecord
 from aerobee_proto.message_ids import decode_offset_message_id
 from aerobee_store.replicas.epochs import EPOCH_FILE
 from simulation.cluster import STORE
@@ -37,7 +39,11 @@ class Seats:
         self._set: SetRecord | None = None  # as the register has it
         # Since when a member is known not to be master, by its name.
         self._lost_at: dict[str, float] = {}
-        self._acknowledged: list[tuple[int, bytes]] = []  # physical offsets, bodies
+        # Since when the register has no key of a member that was master, by its number; and who has it.
+        self._without_key: dict[int, float] = {}
+        self._key_of = 0
+        self._acknowledged: list[tuple[int, bytes, str]] = []  # physical offsets, bodies, at whom
+        self._disks = {host.name: host.disk_number for host in members}
 
     # --- who is master ----------------------------------------------------------------------------------------
 
@@ -63,15 +69,33 @@ class Seats:
         if b"\n%d-" % epoch not in text or not host.disk.is_safe(path, 0, text):
             raise Broken(f"{host.name} is master of epoch {epoch}, and its disk does not say so: {text!r}")
 
-    def written(self, key: str, value: bytes) -> None:
-        """The register has a new value."""
-        if not key.endswith("/set"):
+    def written(self, key: str, value: bytes | None) -> None:
+        """The register has a new value; None: it has no such key any more."""
+        if key.endswith("/master"):
+            self._without_key[self._key_of] = self._world.now
+            self._key_of = msgspec.json.decode(value, type=MasterRecord).member if value is not None else 0
+            self._without_key.pop(self._key_of, None)
+        if not key.endswith("/set") or value is None:
             return
         before, self._set = self._set, msgspec.json.decode(value, type=SetRecord)
         if before is None:
             return
         if self._set.epoch < before.epoch:
             raise Broken(f"the register is at epoch {self._set.epoch}, and was at {before.epoch}")
+        if self._set.epoch == before.epoch and self._set.master != before.master:
+            raise Broken(
+                f"members {before.master} and {self._set.master} are both master of epoch {before.epoch}"
+            )
+        for host in self._members:
+            if (
+                self._set.epoch > before.epoch
+                and host.number != self._set.master
+                and host.holds_until > self._world.now
+            ):
+                raise Broken(
+                    f"member {self._set.master} takes the seat, and {host.name} may answer until "
+                    f"{host.holds_until:.3f} s"
+                )
         if self._set.epoch > before.epoch and self._set.master not in before.in_sync:
             raise Broken(
                 f"member {self._set.master} takes the seat; in sync were {sorted(before.in_sync)} alone"
@@ -83,10 +107,12 @@ class Seats:
         """A message was acknowledged."""
         stored = decode_offset_message_id(stored_as)
         at = stored.physical_offset
-        self._acknowledged.append((at, sent.body))
+        self._acknowledged.append((at, sent.body, str(stored.host)))
         for host in self._members:
-            lost_at = self._lost_at.get(host.name)
-            if host.address == str(stored.host) and lost_at is not None and sent.began > lost_at:
+            lost_at = min(self._lost_at.get(host.name, inf), self._without_key.get(host.number, inf))
+            if host.leased_until < self._world.now:
+                lost_at = min(lost_at, host.leased_until)
+            if host.address == str(stored.host) and sent.began > lost_at:
                 raise Broken(
                     f"{host.name} has answered {sent.body!r}, which was sent at {sent.began:.3f} s, and was no "
                     f"master from {lost_at:.3f} s on"
@@ -95,8 +121,21 @@ class Seats:
             if is_counted and not self._copies.has(host, at, sent.body):
                 raise Broken(f"{sent.body!r} at {at} of the log is acknowledged, and not safe at {host.name}")
 
+    def confirms(self, master: ElectedHost, begin: int, end: int) -> None:
+        """Readers see this part of a master's log from now on."""
+        for host in self._members:
+            is_counted = self._set is not None and host.number in self._set.in_sync
+            if not is_counted or host.disk_number != self._disks[host.name]:  # another store has its number
+                continue
+            differs = self._copies.first_difference(master, host, begin, end)
+            if differs is not None:
+                raise Broken(
+                    f"{master.name} shows its log up to {end}, and {host.name}, which is in sync, has no more of "
+                    f"that than up to {differs}"
+                )
+
     def cuts(self, host: ElectedHost, offset: int) -> None:
         """A member is about to cut its log back to there; START_OVER: to give it up."""
-        for at, body in self._acknowledged:
-            if at >= offset and self._copies.has(host, at, body):
+        for at, body, stored_at in self._acknowledged:
+            if at >= offset and self._copies.has(host, at, body, stored_at):
                 raise Broken(f"{host.name} cuts its log at {offset}, and {body!r} at {at} off")

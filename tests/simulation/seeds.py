@@ -1,8 +1,10 @@
 """Seeds: each stands for one scenario, drawn from it, and for everything that happens there."""
 
 import gc
+import sys
 from dataclasses import dataclass, field
 from typing import Final
+from weakref import ref
 
 from simulation.edges import edges
 from simulation.election import ElectionSimulation
@@ -32,6 +34,7 @@ class Outcome:
     acknowledged: int = 0
     faults: list[str] = field(default_factory=list)
     history: list[tuple[float, str, str]] = field(default_factory=list)
+    is_freed: bool = True
 
 
 def scenario_of(world: World) -> str:
@@ -40,13 +43,17 @@ def scenario_of(world: World) -> str:
 
 
 def simulate(
-    seed: int, kinds: list[str] | None = None, engine: str | None = None, scenario: str | None = None
+    seed: int,
+    kinds: list[str] | None = None,
+    engine: str | None = None,
+    scenario: str | None = None,
+    size: str | None = None,
 ) -> Outcome:
-    """Run one seed; `kinds` of faults, the engine for sends and the scenario, where they are not drawn."""
+    """Run one seed; `kinds` of faults, the engine for sends, scenario and size, where they are not drawn."""
     gc.disable()
     scenario = scenario or scenario_of(World(seed))
     outcome = Outcome(seed, scenario)
-    simulation = SCENARIOS[scenario](seed, kinds, engine)
+    simulation = SCENARIOS[scenario](seed, kinds, engine, size)
     world = simulation.world
     with edges.use(simulation.cluster.threads, simulation.cluster.network):
         try:
@@ -66,6 +73,18 @@ def simulate(
         outcome.history = world.history
         for loop in simulation.cluster.loops:
             loop.tasks.clear()
-        del simulation, world
-        gc.collect()
+    kept = ref(simulation)
+    del simulation, world, loop
+    let_go()
+    outcome.is_freed = kept() is None
     return outcome
+
+
+def let_go() -> None:
+    """Free what is over. Nobody is told how coroutines of killed processes end: where they stood, nothing would end in
+    life."""
+    told, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
+    try:
+        gc.collect()
+    finally:
+        sys.unraisablehook = told

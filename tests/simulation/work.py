@@ -20,8 +20,8 @@ from aerobee_proto.frames import Command
 from aerobee_proto.records import StoredRecord, decode_records
 from aerobee_remoting.ends.client import RemotingClient, RemotingClientConfig
 from aerobee_remoting.peers.errors import ConnectFailed, RemotingError
-from simulation.cluster import Cluster, Host, Target
-from simulation.ledger import Ledger, Sent
+from simulation.cluster import BrokerHost, Cluster, Host, Target
+from simulation.ledger import Broken, Ledger, Queue, Sent
 from system.popping import Popper, extra_infos
 from system.running import Talker, send_request, text_of
 
@@ -34,6 +34,7 @@ __all__ = [
     "TRANSACTED",
     "Work",
     "ask_until_answered",
+    "group_at",
     "read_queue",
 ]
 
@@ -50,6 +51,7 @@ QUEUES: Final = {PLAIN: 2, BOUND: 1, GROUPED: 2, POPPED: 1, DELAYED: 1, TRANSACT
 READERS: Final = "plain-readers"
 MEMBERS: Final = "members"
 POPPERS: Final = "poppers"
+GIVEN: Final = frozenset({ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND})  # of offsets
 NONE_HERE: Final = frozenset(
     {ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_OFFSET_MOVED}
 )
@@ -66,12 +68,22 @@ class Work:
         self._bodies = 0
         # Mean seconds between two sends of a client.
         self.pause_s = 0.15
+        self.poll_s = 0.2  # of readers where no pulls are held
         self.busy = 0  # senders with a message whose outcome is open
 
     def body(self, chance: Random, who: str) -> bytes:
         self._bodies += 1
         size = chance.choice((0, 0, 20, 20, 100, 100, 400, 1500))
         return f"{who}-{self._bodies}-".encode() + chance.randbytes(size // 2).hex().encode()
+
+    def _has_begun(self, task: "asyncio.Task[None]") -> None:
+        """This one has a message, or will have."""
+        self.busy += 1
+
+        def over(_: object) -> None:
+            self.busy -= 1
+
+        task.add_done_callback(over)
 
     # --- plain requests ---------------------------------------------------------------------------------------
 
@@ -86,10 +98,11 @@ class Work:
             sending: set[asyncio.Task[None]] = set()
             while self.is_sending:
                 await asyncio.sleep(chance.expovariate(1 / self.pause_s))
-                if len(sending) < 16:
+                if self.is_sending and len(sending) < 16:
                     kind = self._send_batch if chance.random() < 0.3 else self._send_one
                     task = asyncio.create_task(kind(remote, broker, name, chance))
                     sending.add(task)
+                    self._has_begun(task)
                     task.add_done_callback(sending.discard)
             await asyncio.gather(*sending)
             await remote.close()
@@ -154,12 +167,16 @@ class Work:
         broker: Target,
         name: str = "reader",
         *,
+        topics: tuple[str, ...] = (PLAIN, BOUND),
         commits: bool = True,
+        member: BrokerHost | None = None,
         saw: Callable[[StoredRecord], None] = lambda record: None,
     ) -> Host:
-        """Reads every queue of two topics from its beginning, and commits how far it is; what reads at a slave, which
-        holds no pulls while it has its master, does not. `saw` is told of each message."""
+        """Reads every queue of these topics from its beginning, and commits how far it is; what reads at a slave, which
+        holds no pulls while it has its master, does not, but commits at this `member` for a group of its own. `saw` is
+        told of each message."""
         chance = self.cluster.world.chance(name)
+        floors: dict[Queue, tuple[object, int]] = {}
 
         async def follow(remote: RemotingClient, topic: str, queue_id: int) -> None:
             offset = 0
@@ -190,15 +207,16 @@ class Work:
                         offset = max(offset, int(answer.ext["nextBeginOffset"]))
                         await asyncio.sleep(0.2)
                     elif answer.code not in NONE_HERE or not commits:
-                        await asyncio.sleep(0.2)
+                        await asyncio.sleep(self.poll_s)
                     if commits and chance.random() < 0.3:
                         await self._commit(remote, broker, queue, offset)
+                    if member is not None and chance.random() < 0.1:
+                        await self._commit_at(remote, member, queue, offset, floors)
                 except RemotingError:
                     await asyncio.sleep(chance.random())
 
         async def main() -> None:
             remote = RemotingClient(config=RemotingClientConfig(codec="json"))
-            topics = (PLAIN, BOUND)
             await asyncio.gather(
                 *(follow(remote, topic, queue_id) for topic in topics for queue_id in range(QUEUES[topic]))
             )
@@ -221,6 +239,35 @@ class Work:
         )
         if answer.code == ResponseCode.SUCCESS:
             self.ledger.committed(READERS, queue, offset)
+
+    async def _commit_at(
+        self,
+        remote: RemotingClient,
+        member: BrokerHost,
+        queue: Queue,
+        offset: int,
+        floors: dict[Queue, tuple[object, int]],
+    ) -> None:
+        """Commit at one member of a set, which may be a slave. Broken: a group is not where it was there a moment ago,
+        though nothing has ended since."""
+        group = group_at(member)
+        fields = {"consumerGroup": group, "topic": queue[1], "queueId": str(queue[2])}
+        standing = self._standing_of(member)
+        answer = await remote.request(member.broker_addr, RequestCode.QUERY_CONSUMER_OFFSET, fields)
+        known, floor = floors.get(queue, (None, 0))
+        if known == standing == self._standing_of(member) and answer.code in GIVEN:
+            found = int(answer.ext["offset"]) if answer.code == ResponseCode.SUCCESS else -1
+            if found < floor:
+                raise Broken(f"group {group} was at {floor} of {queue} at {member.name}, and is at {found}")
+        answer = await remote.request(
+            member.broker_addr, RequestCode.UPDATE_CONSUMER_OFFSET, {**fields, "commitOffset": str(offset)}
+        )
+        if answer.code == ResponseCode.SUCCESS and self._standing_of(member) == standing:
+            floors[queue] = (standing, offset)
+
+    def _standing_of(self, member: BrokerHost) -> object:
+        """Another one after each end of a broker: what was committed a moment before may be forgotten by it."""
+        return member.serving, sum(host.starts - host.is_up for host in self.cluster.brokers)
 
     def start_popper(self, broker: Target) -> Host:
         """Pops, and acknowledges most of what it gets."""
@@ -302,6 +349,7 @@ class Work:
                     if self.is_sending and len(sending) < 16:
                         task = asyncio.create_task(self._produce(producer, name, chance, ended))
                         sending.add(task)
+                        self._has_begun(task)
                         task.add_done_callback(sending.discard)
                 await asyncio.gather(*sending)
 
@@ -384,6 +432,11 @@ class Work:
     async def _closing(self) -> None:
         while not self.is_closing:  # noqa: ASYNC110  # whoever closes has no event loop
             await asyncio.sleep(0.25)
+
+
+def group_at(member: BrokerHost) -> str:
+    """The group that commits at this member alone."""
+    return f"readers-at-{member.name}"
 
 
 class _RolledBack(Exception):
