@@ -79,6 +79,7 @@ from aerobee_broker.remoting_api.cold_requests import wait_for_disk
 from aerobee_broker.remoting_api.fence import Fence
 from aerobee_broker.remoting_api.group_handlers import GroupHandlers
 from aerobee_broker.remoting_api.native_pulls import NativePulls
+from aerobee_broker.remoting_api.native_queries import NativeQueries
 from aerobee_broker.remoting_api.native_sends import NativeSends
 from aerobee_broker.remoting_api.offset_handlers import OffsetHandlers
 from aerobee_broker.remoting_api.offset_resets import OffsetResets
@@ -104,8 +105,10 @@ from aerobee_broker.replication.giving_server import GivingServer
 from aerobee_broker.replication.greeting import OwnSide
 from aerobee_broker.replication.hello import NONCE_SIZE, Member, Span
 from aerobee_broker.replication.metadata import LINK_VERSION, FollowedCatalog, MetadataSync
+from aerobee_broker.replication.news import TableNews
 from aerobee_broker.replication.replicas import Replicas
 from aerobee_broker.replication.service import MasterSide, SlaveSide
+from aerobee_broker.replication.waiting_mark import WaitingMark
 from aerobee_broker.schedule.delay_offsets import DelayOffsets
 from aerobee_broker.schedule.delay_rules import DelayRules
 from aerobee_broker.schedule.recalling import Recalling
@@ -180,32 +183,39 @@ class Tables:
         """Tables as of a broker that is new."""
         live, clock = ground.live, ground.clock
         changed = asyncio.Event()  # a table whose file is to follow at once
+        self.moved = asyncio.Event()  # one of them, for slaves
+
+        def dirty() -> None:
+            changed.set()
+            self.moved.set()
+
         self.nameservers = Nameservers()
         self.topics = TopicTable(
             live,
             clock,
-            on_dirty=changed.set,
+            on_dirty=dirty,
             on_change=self.nameservers.topics_changed,
             on_created=ground.on_topic_created,
         )
-        self.groups = SubscriptionGroups(live, clock, on_dirty=changed.set)
+        self.groups = SubscriptionGroups(live, clock, on_dirty=dirty)
         self.offsets = ConsumerOffsets(clock)
         self.catalog = Catalog(self.topics, self.groups, self.offsets)
         if live.value.is_slave:
             self.topics.is_copy = True
             self.groups.become_copy()
         self._is_copy = live.value.is_slave
-        self.request_modes = RequestModes(on_dirty=changed.set)
+        self.request_modes = RequestModes(on_dirty=dirty)
         self.orders = OrderTable(clock)
         self.delay_offsets = DelayOffsets(clock)
         self.timer_counts = TimerCounts(clock)
+        self.waiting_mark = WaitingMark()
         access = (ground.access.table,) if ground.access.is_on and ground.access.file is None else ()
         self.files = ConfigFiles(
             live.value.store_path_root_dir / "config",
             ground.io,
             started_executor(1, "config-files"),
             prompt=(self.topics, self.groups, self.request_modes),
-            periodic=(self.offsets, self.orders),
+            periodic=(self.offsets, self.orders, self.waiting_mark),
             changed=changed,
             pause=lambda: live.pause(lambda config: config.flush_consumer_offset_interval),
             owned=(self.delay_offsets, self.timer_counts, *access),
@@ -217,7 +227,7 @@ class Tables:
         self.files.load()
         if self._is_copy:
             self.offsets.become_copy()
-        self.offsets.clamp(store.reading.readable_range)
+        self.offsets.clamp(store.reading.stored_range)
         self.topics.restore(
             {
                 topic: max(store.topics.queue_ids(topic), default=0) + 1
@@ -295,6 +305,7 @@ class Parts:
     request_modes: RequestModes
     timer_counts: TimerCounts
     delay_offsets: DelayOffsets
+    waiting_mark: WaitingMark
     files: ConfigFiles
     stats: BrokerStats
     flusher: Flusher
@@ -371,7 +382,7 @@ def assemble(
         timeout_ms=lambda: live.value.sync_flush_timeout,
         meter=stats,
     )
-    replicas = Replicas(live, lambda: store.end_offset)
+    replicas = Replicas(live, lambda: store.end_offset, is_elected=ground.is_seated is not None)
     waits = live.value.waits_for_replicas and live.value.in_sync_replicas > 1
     waited_for = (replicas,) if waits or ground.is_seated is not None else ()
     promises = Promises(
@@ -383,7 +394,9 @@ def assemble(
         owner_max=live.value.max_cold_reads_per_connection,
     )
     cold = ColdReads(store, ground.io, limits, memory=ground.memory)
-    visibility = Visibility(store, promises, bring=cold.bring_first, on_failure=on_task_failure)
+    visibility = Visibility(
+        store, promises, bring=cold.bring_first, worker=ground.worker, on_failure=on_task_failure
+    )
     replication: MasterSide | SlaveSide
     _warn_of_roles(live.value)
     if live.value.is_slave:
@@ -400,8 +413,11 @@ def assemble(
             on_acknowledged=visibility.advanced,
             on_first=on_first_slave,
             own=_own_side(ground, store),
+            is_waited_for=bool(waited_for),
         )
-        replication = MasterSide(replicas, giving, lambda: store.end_offset)
+        news = _news(ground, store, tables, replicas, lambda: 0 if timers is None else timers.done_below())
+        news.register(handlers)
+        replication = MasterSide(replicas, giving, lambda: store.end_offset, news)
 
     # --- messages ---------------------------------------------------------------------------------------------
     members = _members(live.value, ground.memory)
@@ -454,6 +470,23 @@ def assemble(
     )
     if isinstance(replication, SlaveSide):
         replication.follower.look_for_master = registrar.register_all
+
+    async def save_groups() -> None:
+        await tables.files.save(groups, offsets)
+        await replication.taken(offsets=True)
+
+    async def save_modes() -> None:
+        await tables.files.save(tables.request_modes)
+        await replication.taken()
+
+    async def save_access() -> None:
+        await tables.files.save(ground.access.table)
+        tables.moved.set()
+        await replication.taken()
+
+    async def spread(timeout_s: float) -> bool:
+        is_registered, _ = await asyncio.gather(registrar.settled(timeout_s), replication.taken())
+        return is_registered
 
     # --- use cases --------------------------------------------------------------------------------------------
     retry_topics = RetryTopics(groups, topics, is_ordered=lambda group: locks.is_locked(group, clock()))
@@ -513,7 +546,7 @@ def assemble(
         groups=groups,
         consumers=consumers,
         request_modes=tables.request_modes,
-        save=tables.files.save,
+        save=save_modes,
     )
 
     # --- requests ---------------------------------------------------------------------------------------------
@@ -542,7 +575,8 @@ def assemble(
     engine = _engine(live.value, store, writer.host)
     if engine.native is not None:
         sends = NativeSends(engine, engine.native, intake, store.packing, visibility, promises, stats)
-        NativePulls(engine, engine.native, pulls, sends).serve(handlers)
+        queries = NativeQueries(engine, engine.native, live, store.keys)
+        NativePulls(engine, engine.native, pulls, sends, queries).serve(handlers)
     PopHandlers(pops).register(handlers)
     AckHandlers(acks).register(handlers)
     AssignmentHandlers(assignment, tables.request_modes).register(handlers)
@@ -589,7 +623,7 @@ def assemble(
         catalog=catalog,
         files=tables.files,
         consumers=consumers,
-        registered=registrar.settled,
+        spread=spread,
         stats=stats,
         timer_counts=tables.timer_counts,
     ).register(handlers)
@@ -598,7 +632,7 @@ def assemble(
         identity=identity,
         store=store,
         catalog=catalog,
-        files=tables.files,
+        save=save_groups,
         consumers=consumers,
         producers=producers,
         stats=stats,
@@ -625,7 +659,7 @@ def assemble(
     )
     Replies(replying, writer.host).register(handlers)
     ground.access.handlers(
-        lambda: tables.files.save(ground.access.table),
+        save_access,
         replication.metadata.ask_master if isinstance(replication, SlaveSide) else None,
     ).register(handlers)
     ground.access.giver.register(handlers)
@@ -726,6 +760,7 @@ def assemble(
         request_modes=tables.request_modes,
         timer_counts=tables.timer_counts,
         delay_offsets=tables.delay_offsets,
+        waiting_mark=tables.waiting_mark,
         files=tables.files,
         stats=stats,
         flusher=flusher,
@@ -837,6 +872,21 @@ def _condition(
     return check
 
 
+def _news(
+    ground: Ground, store: MessageStore, tables: Tables, replicas: Replicas, done_below: Callable[[], int]
+) -> TableNews:
+    prompt = (tables.topics, tables.groups, tables.request_modes, ground.access.table)
+    return TableNews(
+        lambda: sum(table.revision for table in prompt),
+        tables.offsets,
+        lambda: store.end_offset,
+        moved=tables.moved,
+        keepers=replicas.keepers,
+        may_answer=ground.is_seated,
+        done_below=done_below,
+    )
+
+
 def _slave_side(
     ground: Ground, store: MessageStore, tables: Tables, promises: Promises, visibility: Visibility
 ) -> SlaveSide:
@@ -858,10 +908,11 @@ def _slave_side(
         FollowedCatalog(
             FollowedTopics(tables.topics, store.topics, on_planned=appended),
             tables.groups,
+            tables.request_modes,
             tables.offsets,
             ground.access.copy(lambda: tables.files.save(ground.access.table)),
+            lambda done_below, end: tables.waiting_mark.follow(done_below, end, store.comparison.digests),
         ),
-        tables.request_modes,
         tables.delay_offsets,
         tables.files,
         own_log=store,
@@ -870,6 +921,7 @@ def _slave_side(
         client=RemotingClient(
             config=RemotingClientConfig(tls=ground.tls.client), signer=ground.access.signer
         ),
+        member=_number(ground),
     )
 
     async def check_master() -> bool:
@@ -891,11 +943,16 @@ def _slave_side(
     return SlaveSide(follower, metadata, own_addr)
 
 
+def _number(ground: Ground) -> int:
+    """This broker's in its set, as it says in handshakes."""
+    # A master that is none by election has number 0, whatever its settings say, and its slaves may have that.
+    return ground.member if ground.live.value.is_slave or ground.epoch else 0
+
+
 def _own_side(ground: Ground, store: MessageStore) -> OwnSide:
     """This broker's end of the handshake on the replication link."""
     identity, config = ground.identity, ground.live.value
-    # A master that is none by election has number 0, whatever its settings say, and its slaves may have that.
-    number = ground.member if config.is_slave or ground.epoch else 0
+    number = _number(ground)
 
     def member() -> Member:
         return Member(

@@ -37,6 +37,7 @@ from aerobee_broker.lives.seating import Seating, Served, SyncRules
 from aerobee_broker.metrics.metrics import MetricsServer
 from aerobee_broker.metrics.stats_line import run_stats
 from aerobee_broker.process.descriptors import descriptors_of_process
+from aerobee_broker.remoting_api.old_tail import OldTail
 from aerobee_broker.replication.service import MasterSide
 from aerobee_broker.schedule.timer_delivery import TimerDelivery
 from aerobee_broker.settings.config import BrokerConfig, LiveConfig, plain_acl_of, to_store_config
@@ -191,6 +192,9 @@ class Broker:
         recovered = await asyncio.get_running_loop().run_in_executor(
             self._worker, store.open, self.life.cut_to
         )
+        if not store.statistics().commit_log_files:
+            # The first file of a new log, before somebody waits for it.
+            await asyncio.get_running_loop().run_in_executor(self._worker, _upkeep, store, False)
         if self.life.role.is_master and self.life.role.epoch:
             await self._begin_epoch(store, self.life.role.epoch)
         tls = await asyncio.to_thread(ProgramTls, config)
@@ -341,6 +345,7 @@ class Broker:
             _awaited(parts.promises.close),
             parts.flusher.drain,
             lambda: parts.replication.close(0.0 if self._is_brief else DRAIN_S),
+            _awaited(parts.promises.give_up),
             metrics.close,
             lambda: parts.server.close(BRIEF_S if self._is_brief else GOODBYE_S),
             parts.flusher.close,
@@ -353,19 +358,36 @@ class Broker:
             lambda: self._close_tables(parts.files),
             _awaited(lambda: self._close_store(parts.store)),
         )
-        parts.visibility.start((parts.pulls, parts.pop.pops), (parts.replication.grew,))
-        parts.promises.start()
-        parts.flusher.start(parts.visibility.advanced, self._disk_failed)
-        if not parts.config.is_slave:
+        old_tail = OldTail(parts.store, self.handlers)
+
+        def take_up() -> None:
             parts.transactions.load()
             parts.pop.load(crashed=crashed or parts.offsets.was_copy)
             parts.delays.begin()
             master_ends.push_async_callback(parts.pop.close)
             if parts.timers is not None:
-                parts.timers.begin(parts.topics.all())
+                done_below = parts.waiting_mark.done_below(parts.store.comparison.digests)
+                parts.timers.begin(parts.topics.all(), done_below=done_below)
                 late_master_ends.push_async_callback(self._close_timers, parts, parts.timers)
             late_master_ends.callback(parts.delays.settle)
             late_master_ends.push_async_callback(parts.transactions.close)
+            self._start_masters_tasks(parts)
+
+        async def take_up_later() -> None:
+            await old_tail.settled()
+            parts.visibility.start(readers, replicas)
+            take_up()
+
+        readers, replicas = (parts.pulls, parts.pop.pops), (parts.replication.grew,)
+        is_late = not parts.config.is_slave and not old_tail.is_settled
+        parts.visibility.start(readers, (*replicas, old_tail.look) if is_late else replicas)
+        parts.promises.start()
+        parts.flusher.start(parts.visibility.advanced, self._disk_failed)
+        if is_late:
+            parts.transactions.is_unknown = True
+            self._run("old tail", take_up_later)
+        elif not parts.config.is_slave:
+            take_up()
         parts.cold.start()
         self._start_tasks(parts)
         watching.start()
@@ -449,8 +471,6 @@ class Broker:
         self._run("tls files", parts.tls.follow)
         for name, work in parts.replication.work.items():
             self._run(name, work)
-        if not parts.config.is_slave:
-            self._start_masters_tasks(parts)
 
     def _start_masters_tasks(self, parts: Parts) -> None:
         """What appends to the log by itself: a slave has it from its master."""

@@ -71,7 +71,7 @@ from aerobee_store.reading.get_message import MessageReader
 from aerobee_store.reading.key_lookup import KeyLookup
 from aerobee_store.reading.residency import Residency
 from aerobee_store.reading.stored_messages import StoredMessages
-from aerobee_store.recovery.cutting import begin_cut, end_cut
+from aerobee_store.recovery.cutting import begin_cut, end_cut, forget_deliveries
 from aerobee_store.recovery.recovery import QUARANTINE, REBUILD_MARKER, Parts, RecoveryReport, recover
 from aerobee_store.replicas.comparing import LogComparison
 from aerobee_store.replicas.epochs import EPOCH_FILE, EpochFile
@@ -288,6 +288,8 @@ class MessageStore:
             self._guard.announce_changes(os.getpid())
             failpoints.hit("store.abort_written")
         try:
+            if cut_to is not None:
+                forget_deliveries(self._config.root, self._io)
             for part in self._parts:
                 part.load()
             if self._guard.was_left_by_another:
@@ -572,9 +574,10 @@ class MessageStore:
         """The physical offset from which on append_raw() wants bytes."""
         return self.raw.next_offset
 
-    def append_raw(self, offset: int, data: bytes) -> int:
+    def append_raw(self, offset: int, *pieces: bytes | memoryview) -> int:
         """Take the bytes that lie at the physical `offset` in the log of which this store is a replica, as read_raw()
-        gave them, cut anywhere; the new end_offset. What comes of a record that is not complete is not in the log yet.
+        gave them, cut anywhere, in pieces that follow each other; the new end_offset. What comes of a record that is
+        not complete is not in the log yet.
 
         `offset` is next_raw_offset, or end_offset to begin anew there; an empty store may begin with any file. Else
         NotInLog. CorruptStore when what became complete is no record of that place; nothing is taken then. Readers see
@@ -592,7 +595,7 @@ class MessageStore:
             except OSError as error:
                 raise self.health.fail("checkpoint", error) from error
         try:
-            newest = self.raw.append(offset, data)
+            newest = self.raw.append(offset, *pieces)
         except StoreFull as error:
             self._wait_for_room(error, self._clock())
             raise
@@ -771,6 +774,8 @@ class MessageStore:
         Errors as flush_disk().
         """
         is_made = False
+        if self._config.is_copy and not self._log.mapped.files:
+            return is_made  # which file it begins with, its source decides
         for part in (self._log, self._index):
             if not self.is_open or self.health.reason is not None or self._refusal is not None:
                 break

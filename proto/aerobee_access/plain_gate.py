@@ -38,7 +38,7 @@ REMARK: Final = "org.apache.rocketmq.acl.common.AclException: "
 # does not serve, and changes as much as what needs an administrator (18 as 17, 225 and 401 as 200, our own codes from
 # 31990 on a whole broker), needs one, too.
 ADMIN_CODES: Final = frozenset(
-    {17, 25, 200, 207, 215, 50, 51, 53, 54, 18, 225, 401, 31990, 31991, 31992, 31993}
+    {17, 25, 200, 207, 215, 50, 51, 53, 54, 18, 225, 401, 31990, 31991, 31992, 31993, 31994}
 )
 OLD_SIGNATURE: Final = 0  # of that version; one field is never part of it
 # Code -> the fields that name a topic and a group, and what is needed there.

@@ -154,11 +154,13 @@ class RequestCode(IntEnum):
     # Ours alone, outside every range that RocketMQ uses and inside the 16 bits of the binary header:
     # "which header codecs do you know?" An official server answers REQUEST_CODE_NOT_SUPPORTED.
     GET_CODECS = 31999
-    # Of sets of ours: another role for a broker, no writes for a moment, all that the master has, its users.
+    # Of sets of ours: another role for a broker, no writes for a moment, all that the master has, its users, news of
+    # its tables.
     CHANGE_ROLE = 31990
     FENCE_WRITES = 31991
     AWAIT_LEVEL = 31992
     GET_ALL_ACCESS = 31993
+    WATCH_TABLES = 31994
 
 
 class ResponseCode(IntEnum):

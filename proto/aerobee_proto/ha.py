@@ -10,7 +10,7 @@ The first report says where the master is to begin. All numbers are big-endian.
 
 Invariants
 - Any bytes give reports and transfers or one FormatError; after it the link has lost its boundaries.
-- Nothing is allocated from a size that the peer announced.
+- Nothing is allocated from a size that the peer announced: what comes lies in one room of ROOM_SIZE.
 """
 
 import struct
@@ -21,6 +21,7 @@ from aerobee_proto.errors import FormatError
 __all__ = [
     "OFFSET_MAX",
     "REPORT_SIZE",
+    "ROOM_SIZE",
     "TRANSFER_HEAD_SIZE",
     "TRANSFER_SIZE_MAX",
     "Confirmed",
@@ -38,6 +39,8 @@ REPORT_SIZE: Final = _REPORT.size
 TRANSFER_HEAD_SIZE: Final = _HEAD.size
 TRANSFER_SIZE_MAX: Final = 4 << 20  # bytes; a slave of RocketMQ has a buffer of 4 MiB, with the head in it
 OFFSET_MAX: Final = 2**63 - 1
+ROOM_SIZE: Final = 1 << 19  # bytes; what is read at once, at most, and what waits for more
+_PART_SIZE: Final = 1 << 16  # bytes of a transfer that are worth to be given before the rest of it is there
 _CONFIRMED: Final = -1  # in the place of a size
 
 
@@ -45,7 +48,7 @@ class Transfer(NamedTuple):
     """Bytes of the master's log, and where they lie; none: the master has nothing new."""
 
     offset: int
-    data: bytes
+    data: bytes | memoryview
 
 
 class Confirmed(NamedTuple):
@@ -91,33 +94,74 @@ class ReportDecoder:
 
 
 class TransferDecoder:
-    """Cuts what a master sends into transfers."""
+    """Cuts what a master sends into transfers. One that is long may be given as several.
 
-    __slots__ = ("_rest", "_says_confirmed", "_size_max")
+    What comes is put into `room`, of which it is told by `came`: a new slave gets a whole log, and to have each read in
+    memory of its own, and each transfer once more, costs more than all that is done with it.
+    """
+
+    __slots__ = ("_begin", "_end", "_left", "_offset", "_says_confirmed", "_size_max", "_view")
 
     def __init__(self, size_max: int = TRANSFER_SIZE_MAX, *, says_confirmed: bool = False) -> None:
         """`says_confirmed`: the master has agreed to say what its readers see."""
         self._size_max = size_max
         self._says_confirmed = says_confirmed
-        self._rest = bytearray()
+        self._view = memoryview(bytearray(ROOM_SIZE))
+        # What lies there and was not given; never more than a head and _PART_SIZE, once `came` has returned.
+        self._begin = self._end = 0
+        # Of the transfer of which the head has been read: bytes that are to come, and where the next one lies.
+        self._left = self._offset = 0
+
+    def room(self) -> memoryview:
+        """Where the next bytes are to be put. What `came` gave is no longer there."""
+        begin, size = self._begin, self._end - self._begin
+        if begin:
+            self._view[:size] = self._view[begin : self._end]
+            self._begin, self._end = 0, size
+        return self._view[size:]
+
+    def came(self, count: int) -> list[Transfer | Confirmed]:
+        """So many bytes have been put into `room`: what became complete, in order, to be used before `room` is asked
+        for again. FormatError for what no master says."""
+        view, at = self._view, self._begin
+        end = self._end = self._end + count
+        found: list[Transfer | Confirmed] = []
+        while True:
+            if left := self._left:
+                size = min(left, end - at)
+                if size < left and size < _PART_SIZE:
+                    break
+                found.append(Transfer(self._offset, view[at : at + size]))
+                at += size
+                self._offset += size
+                self._left = left - size
+            elif end - at >= TRANSFER_HEAD_SIZE:
+                offset, size = _HEAD.unpack_from(view, at)
+                at += TRANSFER_HEAD_SIZE
+                if size == _CONFIRMED and self._says_confirmed and offset >= 0:
+                    found.append(Confirmed(offset))
+                elif offset < 0 or not 0 <= size <= self._size_max or offset + size > OFFSET_MAX:
+                    raise FormatError(f"a master gives {size} bytes at offset {offset}")
+                elif size:
+                    self._offset, self._left = offset, size
+                else:
+                    found.append(Transfer(offset, b""))
+            else:
+                break
+        self._begin = at
+        return found
 
     def feed(self, data: bytes) -> list[Transfer | Confirmed]:
-        """What became complete, in order. FormatError for what no master says."""
-        rest, at = self._rest, 0
-        rest += data
+        """As `came`, of bytes that lie elsewhere; what it gives stays."""
         found: list[Transfer | Confirmed] = []
-        while len(rest) - at >= TRANSFER_HEAD_SIZE:
-            offset, size = _HEAD.unpack_from(rest, at)
-            if size == _CONFIRMED and self._says_confirmed and offset >= 0:
-                at += TRANSFER_HEAD_SIZE
-                found.append(Confirmed(offset))
-                continue
-            if offset < 0 or not 0 <= size <= self._size_max or offset + size > OFFSET_MAX:
-                raise FormatError(f"a master gives {size} bytes at offset {offset}")
-            begin = at + TRANSFER_HEAD_SIZE
-            if len(rest) - begin < size:
-                break
-            at = begin + size
-            found.append(Transfer(offset, bytes(memoryview(rest)[begin:at])))
-        del rest[:at]
+        rest = memoryview(data)
+        while rest:
+            room = self.room()
+            count = min(len(rest), len(room))
+            room[:count] = rest[:count]
+            rest = rest[count:]
+            found += [
+                said if isinstance(said, Confirmed) else Transfer(said.offset, bytes(said.data))
+                for said in self.came(count)
+            ]
         return found

@@ -9,6 +9,7 @@ Both say which version they speak, the master the smaller one of the two: that o
 
     1    the handshake
     2    behind it the master says, too, what its readers see: CONFIRMED
+    3    the slave asks for news of the master's tables (WATCH_TABLES), and says by that what it has of them
 
     slave      HELLO                                         JOIN
     master             CHALLENGE                                   JOINED
@@ -36,6 +37,7 @@ __all__ = [
     "DIGEST_SIZE",
     "EPOCHS_MAX",
     "FRAME_SIZE_MAX",
+    "NEWS_SINCE",
     "RANGES_MAX",
     "VERSION",
     "Challenge",
@@ -53,8 +55,9 @@ __all__ = [
     "is_hello",
 ]
 
-VERSION: Final = 2
+VERSION: Final = 3
 CONFIRMED_SINCE: Final = 2  # the version
+NEWS_SINCE: Final = 3
 MAGIC: Final = int.from_bytes(b"\xc1EROBEE\x01", "big", signed=True)
 _HEAD: Final = struct.Struct(">qi")
 _NEGATIVE: Final = 0x80

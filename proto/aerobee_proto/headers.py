@@ -512,4 +512,15 @@ class AwaitLevelHeader(RequestHeader, kw_only=True):
     millis: I32
 
 
+class WatchTablesHeader(RequestHeader, kw_only=True):
+    """WATCH_TABLES: who asks, what it has taken of the tables by the numbers of an earlier answer (-1: nothing), and
+    how long to wait for something new."""
+
+    member: I32
+    life: str = ""
+    tables: I64 = -1
+    offsets: I64 = -1
+    millis: I32 = 0
+
+
 __all__ = [name for name in dir() if name.endswith("Header")] + ["I64", "ext_of"]

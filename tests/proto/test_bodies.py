@@ -722,6 +722,25 @@ def test_a_heartbeat_of_many_subscriptions_is_read_in_steps() -> None:
         assert count >= 10_000 / 256
 
 
+def test_a_list_of_many_locks_is_read_in_steps() -> None:
+    """9,000 queues were one step of 4 ms."""
+    queues = [MessageQueue(f"T{number}", "b", number) for number in range(9_000)]
+    for form in (LockBatchBody, UnlockBatchBody):
+        body = form(client_id="c", consumer_group="g", mq_set=queues, only_this_broker=True)
+        for data in (body.to_bytes(), body.to_standard()):
+            steps = form.reading(data)
+            count, read = 0, None
+            while read is None:
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    read = end.value
+                count += 1
+            assert read == body
+            assert type(read) is form
+            assert count >= 9_000 / 256
+
+
 HEARTBEAT = b"""{"clientID":"x","consumerDataSet":[{"groupName":"g","subscriptionDataSet":[{"topic":"T","tagsSet":["a"],
 "codeSet":[5,"6"]}, {"topic":"U"}]},{}],"producerDataSet":[{"groupName":"p"}],"heartbeatFingerprint":"5"}"""
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from aerobee_proto.errors import FormatError
 from aerobee_proto.ha import (
     OFFSET_MAX,
+    ROOM_SIZE,
     TRANSFER_SIZE_MAX,
     Confirmed,
     ReportDecoder,
@@ -135,3 +136,25 @@ def test_any_bytes_give_transfers_and_reports_or_one_error(data: bytes) -> None:
             decoder.feed(data)
         except FormatError:
             continue
+
+
+@pytest.mark.parametrize("read_size", [1000, 70_000, ROOM_SIZE])
+def test_a_long_transfer_is_given_in_parts_that_follow_each_other(read_size: int) -> None:
+    data = bytes(range(256)) * (TRANSFER_SIZE_MAX // 256)
+    stream = encode_transfer_head(1000, len(data)) + data + encode_transfer_head(5, 3) + b"abc"
+    decoder, parts, at = TransferDecoder(), list[Transfer](), 0
+    while at < len(stream):
+        room = decoder.room()
+        piece = stream[at : at + min(read_size, len(room))]
+        room[: len(piece)] = piece
+        at += len(piece)
+        for said in decoder.came(len(piece)):
+            assert isinstance(said, Transfer)
+            parts.append(Transfer(said.offset, bytes(said.data)))
+    *long, last = parts
+    assert last == Transfer(5, b"abc")
+    assert b"".join(one.data for one in long) == data
+    assert [one.offset for one in long] == [
+        1000 + sum(len(one.data) for one in long[:n]) for n in range(len(long))
+    ]
+    assert min(len(one.data) for one in long[:-1]) >= 1 << 16, "smaller parts are not worth it"

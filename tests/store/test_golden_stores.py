@@ -286,6 +286,8 @@ NOT_KEPT = {
     # Left over from an earlier life of the file: not the record of this place.
     "stale-record-after-end": {101835},
     "stale-record-after-end-normal": {195990},
+    # Its last byte was never written, as of a process that was killed while it wrote.
+    "torn-zero-last-byte": {101337},
 }
 
 # Records with a flipped bit that nothing in an official record covers: served as they are, as officially.

@@ -12,6 +12,7 @@ Invariants
 - Offsets are never negative. There is no monotonic check: a group may go back, as in RocketMQ.
 - A pending reset wins over a stored offset until the group's next pull has learned of it.
 - A slave's table is its master's, but for what groups have committed here further on; that the master has to be told.
+- The journal has every key that has changed since it begins, the newest change last: slaves hear of changes alone.
 - `_keys_of_topic` and `_keys_of_group` have every key of the three tables, `_groups` counts those with offsets: nobody
   walks all keys for one name.
 """
@@ -38,6 +39,7 @@ KEYS_A_STEP: Final = 256  # some 0.1 ms
 COMMITS_PER_VERSION: Final = 500  # the version is for slaves that copy the table; it need not move each time
 OFFSET_MAX: Final = 2**63 - 1
 COPY_MARK: Final = "copyOfMaster"
+JOURNAL_MAX: Final = 100_000  # keys
 
 
 def offset_key(group: str, topic: str) -> str:
@@ -69,7 +71,9 @@ class ParsedOffsets(NamedTuple):
 
 
 class ConsumerOffsets:
-    """The offsets of all groups. All calls from the event loop."""
+    """The offsets of all groups. All calls from the event loop.
+
+    It has many public methods: groups, resets and slaves move the same offsets, by one index of their keys."""
 
     file_name = "consumerOffset.json"
 
@@ -88,6 +92,9 @@ class ConsumerOffsets:
         self.was_copy = False
         self.version = DataVersion(timestamp=clock())
         self.revision = 0
+        self._journal: dict[str, int] | None = None  # key -> revision of its last change; None: nobody asks
+        self._journal_begin = 0  # changes up to this revision are not in it any more
+        self._on_moved: Callable[[], None] = lambda: None
 
     # --- reading and moving -----------------------------------------------------------------------------------
 
@@ -111,7 +118,7 @@ class ConsumerOffsets:
             queues = self._put(key, {})
         if queues.get(queue_id) != offset:
             queues[queue_id] = offset
-            self.revision += 1
+            self._moved(key)
         if self._own is not None:
             self._own.setdefault(key, set()).add(queue_id)
             return True
@@ -180,7 +187,7 @@ class ConsumerOffsets:
         queues[queue_id] = max(0, offset)
         self._pulled.get(key, {}).pop(queue_id, None)  # what was pulled before is not waited for
         self._next_version()
-        self.revision += 1
+        self._moved(key)
 
     @property
     def has_resets(self) -> bool:
@@ -199,6 +206,41 @@ class ConsumerOffsets:
         if not pending:
             del self._resets[key]
         return target
+
+    # --- what slaves hear -------------------------------------------------------------------------------------
+
+    def keep_journal(self, on_moved: Callable[[], None]) -> None:
+        """From now on remember what changes, and call `on_moved` with each change."""
+        self._on_moved = on_moved
+        if self._journal is None:
+            self._journal, self._journal_begin = {}, self.revision
+
+    def _moved(self, key: str) -> None:
+        self.revision += 1
+        journal = self._journal
+        if journal is None:
+            return
+        journal.pop(key, None)
+        if len(journal) >= JOURNAL_MAX:
+            oldest = next(iter(journal))
+            self._journal_begin = journal.pop(oldest)
+        journal[key] = self.revision
+        self._on_moved()
+
+    def changed_since(self, revision: int, count_max: int) -> dict[str, dict[int, int]] | None:
+        """The offsets of each key that has changed since then, as they are now; none of a key that is gone. None: it is
+        not known any more, or more than `count_max` have."""
+        journal = self._journal
+        if journal is None or not self._journal_begin <= revision <= self.revision:
+            return None
+        found: dict[str, dict[int, int]] = {}
+        for key in reversed(journal):
+            if journal[key] <= revision:
+                break
+            if len(found) == count_max:
+                return None
+            found[key] = dict(self._offsets.get(key, ()))
+        return found
 
     # --- of a slave -------------------------------------------------------------------------------------------
 
@@ -235,6 +277,27 @@ class ConsumerOffsets:
             del self._offsets[key]
             self.revision += 1
         return further
+
+    def parse_changes(self, content: Mapping[str, object]) -> dict[str, dict[int, int]]:
+        """What `changed_since` gave, as it came over the wire. FormatError when it is none of that."""
+        return {str(key): _queues(key, value) for key, value in table_of(content, "offsetTable").items()}
+
+    def follow_changes(self, theirs: Mapping[str, Mapping[int, int]]) -> None:
+        """Take what has changed at the master; what groups have committed here further on stays."""
+        for key, queues in theirs.items():
+            here = self._offsets.get(key, {})
+            merged = dict(queues)
+            for queue_id in self._own.get(key, ()) if self._own else ():
+                if here.get(queue_id, -1) > merged.get(queue_id, -1):
+                    merged[queue_id] = here[queue_id]
+            if merged == here:
+                continue
+            if merged:
+                self._put(key, merged)
+            else:
+                self._count(key, -1)
+                del self._offsets[key]
+            self.revision += 1
 
     def forwarded(self, queue: GroupQueue, offset: int) -> None:
         """The master has this now."""
@@ -328,6 +391,7 @@ class ConsumerOffsets:
             if self._offsets.pop(key, None) is not None:
                 removed += 1
                 self._count(key, -1)
+                self._moved(key)
             self._pulled.pop(key, None)
             self._resets.pop(key, None)
             topic, group = key.split("@")[:2]
@@ -335,7 +399,6 @@ class ConsumerOffsets:
             _drop(self._keys_of_group, group, key)
         if removed:
             self._next_version()
-            self.revision += 1
         return removed
 
     def clone(self, source: str, target: str, topic: str) -> int:
@@ -343,9 +406,10 @@ class ConsumerOffsets:
         queues = self._offsets.get(f"{topic}@{source}")
         if not queues:
             return 0
-        self._put(f"{topic}@{target}", dict(queues))
+        key = f"{topic}@{target}"
+        self._put(key, dict(queues))
         self._next_version()
-        self.revision += 1
+        self._moved(key)
         return len(queues)
 
     def _next_version(self) -> None:

@@ -440,7 +440,8 @@ class Election:
             log.info("election.master_known", master=part.master, epoch=part.epoch, is_own=part.is_master)
         problem = self.seat.problem(now)
         if problem is not None and (self._problem is None or problem.kind != self._problem.kind):
-            log.warning("election.set_incomplete", kind=problem.kind, reason=problem.reason)
+            write = log.error if problem.kind == "went_back" else log.warning
+            write("election.set_incomplete", kind=problem.kind, reason=problem.reason)
         self._problem = problem
 
 

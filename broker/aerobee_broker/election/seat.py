@@ -9,6 +9,8 @@ Touches  nothing. Times are seconds of a clock of this machine that goes on whil
     master gone         where it gave its log nobody listens any more, while its lease goes on: as if there were none
     master              changes who is in sync, nobody else does
     lease over          the seat is lost for this epoch, whatever the register says later
+    register went back  it says an older epoch than this member, or any that runs, knows of; another master of the same
+                        epoch; or who was in sync before: nobody takes the seat, and a master leaves it
 
 Why it is safe
 - A send is answered when every member of `waited_for` has it. Whoever is in sync in the register is one of them: who
@@ -19,6 +21,10 @@ Why it is safe
 - What a master writes into the register holds only while its own key is there, which goes with its lease.
 - A transaction without an answer may still be done. Each that writes the set asks for the set as it was: when that has
   changed, it was done or never will be.
+- Each member that runs says in the register which epoch it knows of, its disk's at least, and all know what one of them
+  knows. So an older state of the register that comes back (a backup, members of etcd that have lost their disks) shows,
+  and no epoch is given twice while one is there who knows of it. Of two masters of one epoch neither counts: who knows
+  of both speaks of the next epoch, which nobody has.
 """
 
 from collections.abc import Mapping
@@ -116,7 +122,12 @@ class Seat:
         self._open: list[Proposal] = []  # for the set as it is in `view`; may have been done, or be done yet
         # Of this member.
         self._facts: LogFacts | None = None
-        self._epoch = 0  # the newest that was heard of
+        self._epoch = 0  # the newest that was heard of; no mastership of an older one counts
+        self._known = (0, 0)  # the newest epoch that the register has shown, and its master
+        self._went_back_to = (
+            0,
+            ABSENT,
+        )  # epoch and revision of a set that is older than one that was seen before
         self._gone = 0  # the epoch whose master is not there any more; 0: none
 
     # --- what it hears ----------------------------------------------------------------------------------------
@@ -147,17 +158,36 @@ class Seat:
 
     def saw(self, view: SetView) -> None:
         """The register, as read after everything that was done before."""
-        if self.view is None or view.set_revision != self.view.set_revision:
+        before = self.view
+        if before is None or view.set_revision != before.set_revision:
             self._open.clear()
         self.view = view
         if view.master is not None:
             self._vacant_since = None
-        if view.set is not None:
-            self._epoch = max(self._epoch, view.set.epoch)
-        if not self._is_mine(view) or view.set is None or view.set.epoch <= self._over:
+        self._learn(view, before)
+        if (
+            not self._is_mine(view)
+            or view.set is None
+            or view.set.epoch <= self._over
+            or self._went_back(view)
+        ):
             self._end_tenure()
         elif self.tenure is None:
             self.tenure = Tenure(view.set.epoch, self.until)
+
+    def _learn(self, view: SetView, before: SetView | None) -> None:
+        """Which epochs there are, and whether this view is older than the one before."""
+        self._epoch = max(self._epoch, *(one.epoch for one in view.members.values()), 0)
+        if view.set is None:
+            return
+        epoch, master = view.set.epoch, view.set.master
+        self._epoch = max(self._epoch, epoch)
+        if epoch == self._known[0] and master != self._known[1]:
+            self._epoch = max(self._epoch, epoch + 1)
+        self._known = max(self._known, (epoch, master), key=lambda one: one[0])
+        is_same = before is not None and before.set is not None and before.set.epoch == epoch
+        if is_same and before is not None and view.set_revision < before.set_revision:
+            self._went_back_to = epoch, view.set_revision
 
     def _is_mine(self, view: SetView) -> bool:
         """Whether this very process is master by the register."""
@@ -215,8 +245,13 @@ class Seat:
         if self._went_back(view):
             return Problem(
                 "went_back",
-                f"the register says epoch {view.set.epoch if view.set else 0}, this member knows of {self._epoch}: "
+                f"the register says epoch {view.set.epoch if view.set else 0}, members know of {self._epoch}: "
                 "the register has lost what it knew; it is not trusted",
+            )
+        if view.master is None and self._forgot(view):
+            return Problem(
+                "went_back",
+                "the register says who was in sync some time ago: it has lost what it knew; it is not trusted",
             )
         if self._taken_by_other(view):
             return Problem(
@@ -236,6 +271,10 @@ class Seat:
 
     def _went_back(self, view: SetView) -> bool:
         return view.set is not None and view.set.epoch < self._epoch
+
+    def _forgot(self, view: SetView) -> bool:
+        """Whether it says who was in sync some time ago. What the master of this epoch writes later counts again."""
+        return view.set is not None and self._went_back_to == (view.set.epoch, view.set_revision)
 
     def _taken_by_other(self, view: SetView) -> bool:
         record, facts = view.members.get(self._me), self._facts
@@ -302,7 +341,7 @@ class Seat:
             for one, store in view.set.in_sync.items()
             if one in view.members and view.members[one].store == store
         ]
-        if there and not self._went_back(view):
+        if there and not self._went_back(view) and not self._forgot(view):
             return f"members {there} are in sync and run: one of them becomes the master by itself"
         return ""
 
@@ -342,15 +381,15 @@ class Seat:
         longest = max(
             view.members, key=lambda one: (view.members[one].last_epoch, view.members[one].end_offset, -one)
         )
-        if longest != self._me:
-            return None
+        if longest != self._me or any(one.epoch != self._epoch for one in view.members.values()):
+            return None  # who has not heard of the newest epoch may have said what its log was long ago
         epoch = 1 + max(self._epoch, *(one.epoch for one in view.members.values()))
         others = {self._keys.member(one): revision for one, revision in view.member_revisions.items()}
         return self._seated("create", view, epoch, {self._me: facts.store}, others)
 
     def _take(self, view: SetView, facts: LogFacts, now: float) -> Proposal | None:
         """Become master, if this member is in sync. Those of the set that do not run are not waited for any more."""
-        if view.set is None or view.set.in_sync.get(self._me) != facts.store:
+        if view.set is None or view.set.in_sync.get(self._me) != facts.store or self._forgot(view):
             return None
         gone = 0
         if view.master is not None:

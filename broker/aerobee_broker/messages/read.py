@@ -116,7 +116,7 @@ class UsualQuery:
 Gathered = tuple[bytes, int, int, int]
 
 
-class _Work(msgspec.Struct, gc=False):
+class _Work(msgspec.Struct):
     """What a held query is run again with."""
 
     query: Query
@@ -197,7 +197,7 @@ class Reading:
         except NotInMemory as missing:
             self._wait_for_disk(missing, query, caller, message_filter, partial(reply, to))
             return None
-        kind = self._kind_of(result, query.offset)
+        kind = self._kind_of(query, result, query.offset)
         if kind is ReadKind.NOTHING_YET and query.wait_ms is not None:
             wait_ms = self._wait_ms(query.wait_ms)
             if wait_ms > 0:
@@ -345,11 +345,17 @@ class Reading:
             message_filter.selector,
         )
 
-    def _kind_of(self, result: GetResult, asked_offset: int) -> ReadKind:
+    def _kind_of(self, query: Query, result: GetResult, asked_offset: int) -> ReadKind:
         """What a reader does next; `result` says then where it goes on."""
         kind = _KIND_OF[result.status]
         if kind is ReadKind.NOTHING_YET and asked_offset != 0 and result.status in EMPTY_QUEUE:
             kind = ReadKind.MOVED
+        if kind is ReadKind.MOVED and result.status is not GetStatus.OFFSET_TOO_SMALL:
+            next_offset = self._messages.next_offset(query.topic, query.queue_id)
+            if result.max_offset < asked_offset <= next_offset:
+                # It was shown by the master before, or at another member; here it is not confirmed yet.
+                result.next_offset = asked_offset
+                kind = ReadKind.NOTHING_YET
         if self._master is None or kind in (ReadKind.FOUND, ReadKind.LOOK_AGAIN):
             return kind
         if kind is ReadKind.MOVED and self._live.value.offset_check_in_slave:
@@ -403,7 +409,7 @@ class Reading:
             done(Skipped(query.offset))
             return
         result = self._read(query, query.offset, message_filter)
-        kind = self._kind_of(result, query.offset)
+        kind = self._kind_of(query, result, query.offset)
         wait_ms = self._wait_ms(query.wait_ms) if query.wait_ms is not None else 0
         if kind is ReadKind.NOTHING_YET and wait_ms > 0:
             self._hold(query, caller, message_filter, wait_ms, done)
@@ -564,7 +570,7 @@ class Reading:
         except (OSError, StoreError) as failed:  # of this queue alone: nobody else is to suffer
             done(Failed(failed))
             return
-        done(self._finish(query, result, self._kind_of(result, pull.offset)))
+        done(self._finish(query, result, self._kind_of(query, result, pull.offset)))
 
     def _wait_again(self, missing: NotInMemory, pull: _Held) -> None:
         work = pull.work

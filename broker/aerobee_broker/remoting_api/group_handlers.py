@@ -8,7 +8,7 @@
 314 CLONE_GROUP_OFFSET
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -18,7 +18,6 @@ from aerobee_broker.members.consumers import ConsumerGroup, ConsumerTable
 from aerobee_broker.members.producers import ProducerTable
 from aerobee_broker.reading.cold_reads import ColdReads, Owner
 from aerobee_broker.remoting_api.request_bodies import RUN_MAX, answer, in_runs
-from aerobee_broker.settings.config_files import ConfigFiles
 from aerobee_broker.settings.identity import BrokerIdentity
 from aerobee_broker.stats import BrokerStats
 from aerobee_proto.bodies import (
@@ -81,19 +80,21 @@ class GroupHandlers:
         identity: BrokerIdentity,
         store: MessageStore,
         catalog: Catalog,
-        files: ConfigFiles,
+        save: Callable[[], Awaitable[None]],
         consumers: ConsumerTable,
         producers: ProducerTable,
         stats: BrokerStats,
         cold: ColdReads,
     ) -> None:
+        """`save` returns when groups and offsets are in their files, and at the slaves that sends wait for. OSError:
+        they could not be written; RequestError: slaves do not have them yet."""
         self._cold = cold
         self._identity = identity
         self._store = store
         self._topics = catalog.topics
         self._groups = catalog.groups
         self._offsets = catalog.offsets
-        self._files = files
+        self._save = save
         self._consumers = consumers
         self._producers = producers
         self._stats = stats
@@ -238,7 +239,7 @@ class GroupHandlers:
 
     async def _persisted(self) -> Response:
         try:
-            await self._files.save(self._groups, self._offsets)
+            await self._save()
         except OSError as error:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR, f"the change is in effect but could not be written: {error}"

@@ -34,8 +34,20 @@ from aerobee_proto.names import GroupQueue
 from aerobee_remoting.exchange.handlers import HandlerTable, Request, Response
 from aerobee_remoting.exchange.needs import GET, SUB, on_group, on_topic
 
-__all__ = ["PopHandlers"]
+__all__ = ["POP_CODES", "PopHandlers"]
 
+# With acknowledgements: all that asks for what was handed out by POP, or is to be.
+POP_CODES: Final = frozenset(
+    {
+        RequestCode.POP_MESSAGE,
+        RequestCode.PEEK_MESSAGE,
+        RequestCode.ACK_MESSAGE,
+        RequestCode.BATCH_ACK_MESSAGE,
+        RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
+        RequestCode.NOTIFICATION,
+        RequestCode.POLLING_INFO,
+    }
+)
 FROM_MIN: Final = 0  # initMode; whatever else is asked for is the last message, as in RocketMQ
 
 PopHeader = PopMessageHeader | PeekMessageHeader | NotificationHeader | PollingInfoHeader

@@ -14,6 +14,7 @@ Touches  nothing.
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from aerobee_broker.remoting_api.pop import POP_CODES
 from aerobee_broker.settings.config import LiveConfig
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.errors import RequestError
@@ -65,17 +66,7 @@ SLAVE_REFUSES: Final[Mapping[int, tuple[ResponseCode, str]]] = {
         (ResponseCode.NO_PERMISSION, _MASTERS),
     ),
     **dict.fromkeys(
-        (
-            _CODES.POP_MESSAGE,
-            _CODES.PEEK_MESSAGE,
-            _CODES.ACK_MESSAGE,
-            _CODES.BATCH_ACK_MESSAGE,
-            _CODES.CHANGE_MESSAGE_INVISIBLETIME,
-            _CODES.NOTIFICATION,
-            _CODES.POLLING_INFO,
-            _CODES.LOCK_BATCH_MQ,
-            _CODES.UNLOCK_BATCH_MQ,
-        ),
+        (*POP_CODES, _CODES.LOCK_BATCH_MQ, _CODES.UNLOCK_BATCH_MQ),
         (ResponseCode.SYSTEM_ERROR, _HANDED_OUT),
     ),
 }

@@ -2,7 +2,8 @@
 
     17 UPDATE_AND_CREATE_TOPIC   18 ..._LIST   215 DELETE_TOPIC_IN_BROKER
 
-A change is answered when it is in `topics.json` on disk and the nameservers that are up have heard of it.
+A change is answered when it is in `topics.json` on disk, the slaves that sends wait for have it, and the nameservers
+that are up have heard of it.
 """
 
 import asyncio
@@ -59,18 +60,19 @@ class TopicChanges:
         catalog: Catalog,
         files: ConfigFiles,
         consumers: ConsumerTable,
-        registered: Callable[[float], Awaitable[bool]],
+        spread: Callable[[float], Awaitable[bool]],
         stats: BrokerStats,
         timer_counts: TimerCounts,
     ) -> None:
-        """`registered` waits for so many seconds until nameservers know of every change; False: they do not yet."""
+        """`spread` waits for so many seconds until nameservers know of every change, False: they do not yet; and until
+        the slaves that sends wait for have it, RequestError: they do not yet."""
         self._live = live
         self._store = store
         self._topics = catalog.topics
         self._offsets = catalog.offsets
         self._files = files
         self._consumers = consumers
-        self._registered = registered
+        self._spread = spread
         self._stats = stats
         self._timer_counts = timer_counts
 
@@ -236,5 +238,5 @@ class TopicChanges:
                 ResponseCode.SYSTEM_ERROR,
                 f"the change is in effect but could not be written to topics.json: {error}",
             ) from error
-        if not await self._registered(SETTLE_TIMEOUT_S):
+        if not await self._spread(SETTLE_TIMEOUT_S):
             log.warning("broker.registration_slow", waited_s=SETTLE_TIMEOUT_S)

@@ -34,7 +34,7 @@ class FollowedTopics:
 
     def __init__(self, topics: TopicTable, stored: StoredTopics, *, on_planned: Callable[[], None]) -> None:
         """`on_planned` is called when queues have got entries that are to be shown."""
-        self._topics = topics
+        self.table = self._topics = topics
         self._stored = stored
         self._on_planned = on_planned
         self._gone: dict[

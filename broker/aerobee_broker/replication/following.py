@@ -44,6 +44,7 @@ RETRY_MAX_S: Final = 5.0
 TICK_MIN_S: Final = 0.01
 GONE_AFTER: Final = 2
 SPEED_S: Final = 1.0
+HELLO_ROOM_SIZE: Final = 1 << 16  # bytes
 
 
 class SafeLog(Protocol):
@@ -279,7 +280,7 @@ class Follower:
         )
 
 
-class _Taking(asyncio.Protocol):
+class _Taking(asyncio.BufferedProtocol):
     """The connection of one link. `ended` has the reason as its exception."""
 
     def __init__(self, follower: Follower, own: OwnSide | None) -> None:
@@ -294,6 +295,7 @@ class _Taking(asyncio.Protocol):
         self.speed = 0
         self._speed_from = (0.0, 0)
         self._timer: asyncio.TimerHandle | None = None
+        self._hello_room = memoryview(bytearray(HELLO_ROOM_SIZE))  # for what comes when there is no link
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast(asyncio.Transport, transport)
@@ -332,18 +334,26 @@ class _Taking(asyncio.Protocol):
         self.link.has_heard = True  # in the handshake
         self._follower.heard(self.link)
         if rest := greeting.take_rest():
-            self.data_received(rest)
+            self._received(lambda link, now: link.received(rest, now))
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the transport puts what comes."""
+        return self._hello_room if self.link is None else self.link.room()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """So much of it has come."""
         if self._greeting is not None:
-            self._greeting.received(data)
+            self._greeting.received(bytes(self._hello_room[:nbytes]))
             return
+        self._received(lambda link, now: link.came(nbytes, now))
+
+    def _received(self, take: Callable[[TakingLink, float], bytes]) -> None:
         link, transport = self.link, self._transport
         if link is None or transport is None or self.ended.done():
             return
         before = link.received_bytes
         try:
-            reports = link.received(data, self._loop.time())
+            reports = take(link, self._loop.time())
         except (LinkFault, FormatError, StoreError) as fault:
             self._end(fault)
             return

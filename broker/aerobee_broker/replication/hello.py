@@ -36,6 +36,7 @@ from aerobee_broker.replication.faults import LinkFault
 from aerobee_proto.errors import FormatError
 from aerobee_proto.ha_hello import (
     CONFIRMED_SINCE,
+    NEWS_SINCE,
     VERSION,
     Challenge,
     Compare,
@@ -138,6 +139,7 @@ class Visitor(NamedTuple):
     store: str
     offset: int  # where its log ends
     hears_confirmed: bool = False  # it wants to know what this master's readers see
+    follows_news: bool = False  # it asks for news of the tables
 
 
 # --- the slave's end --------------------------------------------------------------------------------------------
@@ -300,7 +302,7 @@ def greet_slave(me: Member, span: Callable[[], Span], nonce: bytes) -> Flow[Visi
             LinkFault("diverged", f"the slave's log up to {join.offset} is not this one"), me.epoch
         )
     yield Say(Joined(me.epoch, list(map(_pair, log.epochs))))
-    return Visitor(hello.member, hello.store, join.offset, version >= CONFIRMED_SINCE)
+    return Visitor(hello.member, hello.store, join.offset, version >= CONFIRMED_SINCE, version >= NEWS_SINCE)
 
 
 def _unfit(me: Member, hello: Hello) -> LinkFault | None:

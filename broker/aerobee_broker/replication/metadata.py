@@ -4,9 +4,11 @@ users and policies.
 Touches  the master, through a client of its own; the tables.
 
 Asked for when the link to the master begins, when a new topic comes, and every SYNC_S from then on, by the requests
-that RocketMQ's slaves use. Offsets speak of what is in the log. The master's log is asked for its end behind them, and
-they are taken when this log is safe up to there: a slave that became master before would pass over what it does not
-have.
+that RocketMQ's slaves use. A master of ours tells between two of these rounds what has changed (`news`), and hears by
+the next question for it that this slave has it, in memory and in its files.
+
+Offsets speak of what is in the log. The master's log is asked for its end behind them, and they are taken when this log
+is safe up to there: a slave that became master before would pass over what it does not have.
 
     committed here, and further than at the master    committed there, too
 
@@ -21,7 +23,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 import structlog
 
@@ -36,7 +38,8 @@ from aerobee_broker.settings.config_files import AnyTable, ConfigFiles, Persiste
 from aerobee_proto.bodies import HaStatus
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.errors import AerobeeError, FormatError, RequestError
-from aerobee_proto.headers import UpdateConsumerOffsetHeader, ext_of
+from aerobee_proto.ha_hello import NEWS_SINCE
+from aerobee_proto.headers import UpdateConsumerOffsetHeader, WatchTablesHeader, ext_of
 from aerobee_proto.names import GroupQueue
 from aerobee_remoting.ends.client import RemotingClient
 from aerobee_remoting.exchange.handlers import AnyRequest, Response
@@ -54,6 +57,7 @@ COVERED_S: Final = 0.05  # between two looks whether the log has caught up with 
 LEVEL_S: Final = 0.002  # the same, when somebody waits for it
 TIMEOUT_S: Final = 5.0
 FORWARDED_MAX: Final = 1000  # offsets committed at the master in one round
+NOTHING_TAKEN: Final = ("", -1, -1)
 
 
 P = TypeVar("P")
@@ -87,14 +91,32 @@ class _End(Protocol):
     def end_offset(self) -> int: ...
 
 
-class FollowedCatalog(NamedTuple):
+WaitsFrom = Callable[[int, int], Awaitable[None]]
+
+
+async def _nobody_asks(_: int, __: int) -> None:
+    pass
+
+
+class FollowedCatalog(NamedTuple, Generic[M]):
     """What there is for messages to come and go, as the master has it, and who may have them: `access` takes users and
-    policies; None: this broker has none, or its own."""
+    policies; None: this broker has none, or its own. `waits_from` is told what WaitingMark keeps."""
 
     topics: FollowedTopics
     groups: SubscriptionGroups
+    request_modes: FollowedTable[M]
     offsets: ConsumerOffsets
     access: AccessCopy | None = None
+    waits_from: WaitsFrom = _nobody_asks
+
+
+class _News(NamedTuple):
+    """What the master has answered. `taken` is what this slave has by its numbers when it has read the rest."""
+
+    taken: tuple[str, int, int]  # life, tables, offsets
+    end_offset: int
+    done_below: int  # of timer messages, as WaitingMark says
+    changes: Mapping[str, Mapping[int, int]] | None  # of offsets; None: they are to be read
 
 
 class MetadataSync:
@@ -102,8 +124,7 @@ class MetadataSync:
 
     def __init__(
         self,
-        catalog: FollowedCatalog,
-        request_modes: FollowedTable[M],
+        catalog: FollowedCatalog[M],
         delay_offsets: FollowedTable[D],
         files: ConfigFiles,
         *,
@@ -111,9 +132,17 @@ class MetadataSync:
         safe: _Safe,
         linked: asyncio.Event,
         client: RemotingClient,
+        member: int = 0,
     ) -> None:
-        """`linked` is set while the link to the master works. `client` is this one's alone."""
+        """`linked` is set while the link to the master works. `client` is this one's alone. `member` is this broker's
+        number in the set."""
+        self._member = member
+        self._taken = NOTHING_TAKEN
+        self._gives_news = False
+        self._rounds = 0
+        self._news_refused = False
         self._access = catalog.access
+        self._waits_from = catalog.waits_from
         self._access_reported = ""
         self._in_access = asyncio.Lock()  # one question at a time
         self._offsets = catalog.offsets
@@ -126,10 +155,15 @@ class MetadataSync:
         self._prompt: dict[int, _Take] = {
             RequestCode.GET_ALL_TOPIC_CONFIG: catalog.topics.follow,
             RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: partial(_follow, catalog.groups),
-            RequestCode.GET_ALL_MESSAGE_REQUEST_MODE: partial(_follow, request_modes),
+            RequestCode.GET_ALL_MESSAGE_REQUEST_MODE: partial(_follow, catalog.request_modes),
         }
         self._delays: _Take = partial(_follow, delay_offsets)
         self._delay_table: AnyTable = delay_offsets
+        self._prompt_tables: tuple[AnyTable, ...] = (
+            catalog.topics.table,
+            catalog.groups,
+            catalog.request_modes,
+        )
         self.master_addr = ""
         self.master_end_offset = 0  # as last heard
         self._reported = ""
@@ -151,24 +185,45 @@ class MetadataSync:
         while True:
             await self._linked.wait()
             self._soon.clear()
-            if self.master_addr:
-                await self._try_round(self.master_addr)
+            if self.master_addr and await self._tried(self._round_and_news(self.master_addr)):
+                continue
             await asyncio.sleep(min(SOON_S, SYNC_S) if self.master_addr else COVERED_S)
             if self.master_addr:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(SYNC_S):
                         await self._soon.wait()
 
-    async def _try_round(self, addr: str) -> None:
+    async def _tried(self, work: Awaitable[bool]) -> bool:
+        """What it returns; False, and told once for each reason, when it has failed."""
         try:
-            await self.round(addr)
+            return await work
         except (RemotingError, FormatError, OSError) as failed:
             if self._reported != type(failed).__name__:
                 self._reported = type(failed).__name__
-                log.warning("replication.tables_not_read", master_addr=addr, reason=str(failed))
-        else:
-            self._reported = ""
-            self.synced_at = asyncio.get_running_loop().time()
+                log.warning("replication.tables_not_read", master_addr=self.master_addr, reason=str(failed))
+        return False
+
+    async def _round_and_news(self, addr: str) -> bool:
+        """Read everything, and follow the news of it until everything is to be read again; False: there are none."""
+        loop = asyncio.get_running_loop()
+        await self.round(addr)
+        self._reported = ""
+        self.synced_at = loop.time()
+        until = self.synced_at + SYNC_S
+        while self._gives_news:
+            left_s, rounds = until - loop.time(), self._rounds
+            if left_s <= 0 or addr != self.master_addr or not self._linked.is_set():
+                return True
+            news = await self._ask_news(addr, left_s)
+            if news is None:
+                break
+            async with self._in_round:
+                # What another round has read meanwhile is newer.
+                is_taken = rounds != self._rounds or await self._take_news(addr, news)
+            if not is_taken:
+                await asyncio.sleep(SOON_S)
+                return True
+        return False
 
     async def level(self, end_offset: int) -> None:
         """Return when everything below this physical offset is as safe here as it is promised to be, and the tables are
@@ -185,18 +240,18 @@ class MetadataSync:
         """Read everything once. RemotingError, FormatError: from there on nothing was taken. `end_offset` is where the
         master's log ends, where that need not be asked. One round at a time."""
         async with self._in_round:
+            self._rounds += 1
             await self._round(addr, end_offset)
 
     async def _round(self, addr: str, end_offset: int | None) -> None:
-        for code, follow in self._prompt.items():
-            content = await self._read(addr, code)
-            if content is not None:
-                await follow(content)
+        # What is read behind this is at least as new as its numbers.
+        news = await self._ask_news(addr, 0.0) if self._gives_news else None
+        is_whole = await self._read_prompt(addr)
         offsets = await self._read(addr, RequestCode.GET_ALL_CONSUMER_OFFSET)
         delays = await self._read(addr, RequestCode.GET_ALL_DELAY_OFFSET)
         end = await self.master_end(addr) if end_offset is None else end_offset
         self._topics.ends_at(end)
-        await self._follow_access(addr)
+        is_whole &= await self._follow_access(addr)
         while self._safe.kept_offset < end:
             if not self._linked.is_set():
                 return
@@ -207,16 +262,82 @@ class MetadataSync:
             parsed = await asyncio.to_thread(self._offsets.parse, offsets)
             further = await in_slices(self._offsets.following(parsed))
             await self._forward(addr, further)
+        if news is not None and is_whole and offsets is not None:
+            await self._files.save(*self._prompt_tables)
+            self._taken = news.taken
 
-    async def _follow_access(self, addr: str) -> None:
-        """Users and policies; RemotingError. What else is wrong is told once, and the other tables go on."""
+    async def _read_prompt(self, addr: str) -> bool:
+        """Take topics, groups and request modes as they are at the master; False: it does not tell all of them."""
+        is_whole = True
+        for code, follow in self._prompt.items():
+            content = await self._read(addr, code)
+            if content is None:
+                is_whole = False
+            else:
+                await follow(content)
+        return is_whole
+
+    # --- news -------------------------------------------------------------------------------------------------
+
+    async def _ask_news(self, addr: str, hold_s: float) -> _News | None:
+        """What the master has that was not taken; it waits for so long until there is something. None: it refuses."""
+        life, tables, offsets = self._taken
+        header = WatchTablesHeader(
+            member=self._member, life=life, tables=tables, offsets=offsets, millis=round(hold_s * 1000)
+        )
+        answer = await self._client.request(
+            addr, RequestCode.WATCH_TABLES, header, timeout=hold_s + TIMEOUT_S
+        )
+        if answer.code != ResponseCode.SUCCESS:
+            self._gives_news = False
+            if not self._news_refused:
+                log.warning(
+                    "replication.news_refused", master_addr=addr, code=answer.code, reason=answer.remark
+                )
+            self._news_refused = True
+            return None
+        self._news_refused = False
+        fields = answer.ext_fields or {}
+        try:
+            taken = fields["life"], int(fields["tables"]), int(fields["offsets"])
+            end_offset, done_below = int(fields["endOffset"]), int(fields["doneBelow"])
+            content = await asyncio.to_thread(decode_config, answer.body) if answer.body else None
+        except (KeyError, ValueError) as broken:
+            raise FormatError(f"the master's news cannot be read: {broken}") from broken
+        changes = None if content is None else self._offsets.parse_changes(content)
+        return _News(taken, end_offset, done_below, changes)
+
+    async def _take_news(self, addr: str, news: _News) -> bool:
+        """False: not taken, everything is to be read."""
+        life, tables, _ = self._taken
+        if news.taken[0] != life or news.changes is None:
+            return False
+        if news.taken[1] != tables:
+            if not (await self._read_prompt(addr) and await self._follow_access(addr)):
+                return False
+            await self._files.save(*self._prompt_tables)
+        while self._safe.kept_offset < news.end_offset:
+            if not self._linked.is_set():
+                return False
+            await asyncio.sleep(LEVEL_S)
+        self._offsets.follow_changes(news.changes)
+        await self._waits_from(news.done_below, news.end_offset)
+        self._taken = news.taken
+        return True
+
+    # --- users and policies -----------------------------------------------------------------------------------
+
+    async def _follow_access(self, addr: str) -> bool:
+        """Users and policies; RemotingError. What else is wrong is told once, and the other tables go on. Whether they
+        are the master's, as far as they are to be."""
         if self._access is None or not self._is_ours:
-            return
+            return True
         async with self._in_access:
             reason = await self._take_access(self._access, addr)
         if reason and reason != self._access_reported:
             log.error("replication.access_not_taken", master_addr=addr, reason=reason)
         self._access_reported = reason
+        return not reason
 
     async def _take_access(self, access: AccessCopy, addr: str) -> str:
         """Why users and policies cannot be taken; empty when they are."""
@@ -269,7 +390,9 @@ class MetadataSync:
         answer = await self._client.request(addr, RequestCode.GET_BROKER_HA_STATUS, timeout=TIMEOUT_S)
         if answer.code != ResponseCode.SUCCESS:
             raise FormatError(f"{addr} does not say how far it is: code {answer.code}, {answer.remark}")
-        self._is_ours = LINK_VERSION in (answer.ext_fields or {})
+        version = (answer.ext_fields or {}).get(LINK_VERSION)
+        self._is_ours = version is not None
+        self._gives_news = version is not None and version.isdigit() and int(version) >= NEWS_SINCE
         status = HaStatus.from_stranger(answer.body)
         if not status.master:
             raise FormatError(f"{addr} is no master")

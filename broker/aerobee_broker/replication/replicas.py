@@ -36,15 +36,25 @@ log = structlog.get_logger()
 
 
 class Replica:
-    """One connected slave. `member` and `store` are what it has said of itself; None and "": it has not."""
+    """One connected slave. `member` and `store` are what it has said of itself; None and "": it has not.
+    `follows_news`: it asks for news of the tables."""
 
-    __slots__ = ("link", "member", "peer", "speed", "store")
+    __slots__ = ("follows_news", "link", "member", "peer", "speed", "store")
 
-    def __init__(self, link: GivingLink, peer: str, member: int | None = None, store: str = "") -> None:
+    def __init__(
+        self,
+        link: GivingLink,
+        peer: str,
+        member: int | None = None,
+        store: str = "",
+        *,
+        follows_news: bool = False,
+    ) -> None:
         self.link = link
         self.peer = peer
         self.member = member
         self.store = store
+        self.follows_news = follows_news
         self.speed = 0  # bytes a second, over the last second
 
 
@@ -53,9 +63,11 @@ class Replicas:
 
     late_code: Final[int] = ResponseCode.FLUSH_SLAVE_TIMEOUT
 
-    def __init__(self, live: LiveConfig, end_offset: Callable[[], int]) -> None:
-        """`end_offset` is where the log ends."""
+    def __init__(self, live: LiveConfig, end_offset: Callable[[], int], *, is_elected: bool = False) -> None:
+        """`end_offset` is where the log ends. With `is_elected` an election says who is waited for; until it has said
+        so nothing is where it has to be."""
         self._live = live
+        self._is_elected = is_elected
         self._end_offset = end_offset
         self._connected: list[Replica] = []
         self._offset = 0
@@ -104,6 +116,21 @@ class Replicas:
         if self._waited_for is not None:
             return len(self._in_sync)
         return sum(map(self.is_in_sync, self._connected))
+
+    def keepers(self) -> frozenset[int]:
+        """Members that have to have a change of the tables before it is answered, if sends wait for slaves: those in
+        sync that ask for news."""
+        if self._waited_for is not None:
+            return frozenset(member for member in self._waited_for if self._follows_news(member))
+        if not self.needed:
+            return frozenset()
+        in_sync = [one for one in self._connected if one.follows_news and self.is_in_sync(one)]
+        return frozenset(one.member for one in in_sync if one.member is not None)
+
+    def _follows_news(self, member: int) -> bool:
+        """Whether it asks for news; of one that is away nobody knows."""
+        replica = self.of_member(member)
+        return replica is None or replica.follows_news
 
     # --- promises ---------------------------------------------------------------------------------------------
 
@@ -159,6 +186,8 @@ class Replicas:
         return sorted((one.link.acked_offset for one in self._connected), reverse=True)[needed - 1]
 
     def _reached_by_members(self) -> int:
+        if self._waited_for is None and self._is_elected:
+            return 0
         reached = self._end_offset()
         for member in self._waited_for or ():
             replica = self.of_member(member)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from aerobee_broker.replication.following import Follower
 from aerobee_broker.replication.giving_server import GivingServer
 from aerobee_broker.replication.metadata import MetadataSync
+from aerobee_broker.replication.news import TableNews
 from aerobee_broker.replication.replicas import Replicas
 from aerobee_proto.bodies import HaStatus
 
@@ -31,8 +32,11 @@ class MasterSide:
 
     is_linked = True
 
-    def __init__(self, replicas: Replicas, server: GivingServer, end_offset: Callable[[], int]) -> None:
+    def __init__(
+        self, replicas: Replicas, server: GivingServer, end_offset: Callable[[], int], news: TableNews
+    ) -> None:
         self.replicas = replicas
+        self.news = news
         self.server = server
         self._end_offset = end_offset
 
@@ -50,6 +54,10 @@ class MasterSide:
 
     async def level(self, end_offset: int) -> None:
         """A master follows nobody."""
+
+    async def taken(self, *, offsets: bool = False) -> None:
+        """Return when the slaves that sends wait for have the tables as they are now. RequestError as TableNews."""
+        await self.news.taken(offsets=offsets)
 
     @property
     def standing(self) -> Mapping[str, str]:
@@ -75,6 +83,7 @@ class MasterSide:
 
     async def close(self, drain_s: float) -> None:
         """Let the slaves have the last bytes, for so long at most, and hang up."""
+        self.news.close()
         if drain_s:
             await self.server.drain(drain_s)
         await self.server.close()
@@ -108,6 +117,9 @@ class SlaveSide:
             return
         self.metadata.master_found(addr)
         self.follower.master_found(ha_addr)
+
+    async def taken(self, *, offsets: bool = False) -> None:
+        """Nobody waits for a slave's tables."""
 
     async def level(self, end_offset: int) -> None:
         """Return when this slave has the master's log up to there, and its tables. RemotingError, FormatError."""

@@ -34,8 +34,9 @@ class TakenLog(Protocol):
         """Physical offset from which on bytes are wanted."""
         ...
 
-    def append_raw(self, offset: int, data: bytes) -> int:
-        """Take bytes of the master's log; the new end. NotInLog, CorruptStore: they are not taken."""
+    def append_raw(self, offset: int, *pieces: bytes | memoryview) -> int:
+        """Take bytes of the master's log, in pieces that follow each other; the new end. NotInLog, CorruptStore: they
+        are not taken."""
         ...
 
 
@@ -81,34 +82,46 @@ class TakingLink:
         """The first report. What is in the log is safe by now."""
         return self._report(self._log.end_offset, now)
 
-    def received(self, data: bytes, now: float) -> bytes:
-        """Take what the master sent; reports to be sent, or nothing.
+    def room(self) -> memoryview:
+        """Where what the master sends next is to be put, for `came`."""
+        return self._decoder.room()
+
+    def came(self, count: int, now: float) -> bytes:
+        """Take so many bytes, which the master sent and which were put into `room`; reports to be sent, or nothing.
 
         LinkFault or FormatError: hang up. StoreError: so, too, and this disk is the reason.
         """
+        return self._take(self._decoder.came(count), now)
+
+    def received(self, data: bytes, now: float) -> bytes:
+        """As `came`, of bytes that lie elsewhere."""
+        return self._take(self._decoder.feed(data), now)
+
+    def _take(self, found: Sequence[Transfer | Confirmed], now: float) -> bytes:
         self.last_read = now
         reports = b""
         transfers: list[Transfer] = []
-        for said in self._decoder.feed(data):
+        for said in found:
             if isinstance(said, Confirmed):
                 self.confirmed_offset = max(self.confirmed_offset, said.offset)
             else:
                 transfers.append(said)
-        for offset, piece in _joined(transfers, self._file_size):
+        for offset, pieces in _joined(transfers, self._file_size):
+            size = sum(map(len, pieces))
             self.has_heard = True
-            self.master_offset = offset + len(piece)
-            if not piece:
+            self.master_offset = offset + size
+            if not size:
                 self._check_place(offset)
                 continue
-            self._append(offset, piece)
-            self.received_bytes += len(piece)
+            self._append(offset, pieces)
+            self.received_bytes += size
             reports += self.report(now)
         return reports
 
-    def _append(self, offset: int, piece: bytes) -> None:
+    def _append(self, offset: int, pieces: Sequence[bytes | memoryview]) -> None:
         log = self._log
         try:
-            log.append_raw(offset, piece)
+            log.append_raw(offset, *pieces)
         except NotInLog as elsewhere:
             raise LinkFault(
                 "gap", f"the master sends what lies at {offset}, this log wants {log.next_raw_offset}"
@@ -153,20 +166,20 @@ class TakingLink:
         return encode_report(offset)
 
 
-def _joined(transfers: Sequence[Transfer], file_size: int) -> Iterator[Transfer]:
-    """Those that follow each other in a file as one: to append takes its time for each piece, whatever its size."""
-    first, pieces = 0, list[bytes]()
+def _joined(transfers: Sequence[Transfer], file_size: int) -> Iterator[tuple[int, list[bytes | memoryview]]]:
+    """Those that follow each other in a file together: to append takes its time for each call, whatever its size."""
+    first, pieces = 0, list[bytes | memoryview]()
     end = -1
     for offset, data in transfers:
         if pieces and (not data or offset != end or offset % file_size == 0):
-            yield Transfer(first, b"".join(pieces))
+            yield first, pieces
             pieces = []
         if not data:
-            yield Transfer(offset, data)
+            yield offset, []
             continue
         if not pieces:
             first = offset
         pieces.append(data)
         end = offset + len(data)
     if pieces:
-        yield Transfer(first, b"".join(pieces))
+        yield first, pieces

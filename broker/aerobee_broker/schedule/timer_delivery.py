@@ -12,8 +12,9 @@ Recall         A message with TIMER_DEL_UNIQKEY in the slot of another takes tha
 Crash          The checkpoint is written each second while something happens. What was delivered after it is found
                by the index and not delivered twice; without the index it is (at least once). The same holds for
                what was put back into the timer topic.
-Copies         A slave has the timer topic, and no timer log of what waited before it became master: everything is read
-               anew, and what was done by then found by the index.
+Copies         A slave has the timer topic, and no timer log of what waited before it became master: it reads the topic
+               anew from where its master has said that something waits (all of it when that is not known), and what
+               was done by then is found by the index.
 Wall clock     Set forward, deliveries come sooner by as much; set back, later. They are never before their time.
 
 Invariants
@@ -123,9 +124,11 @@ class TimerDelivery:
 
     # --- where it stands --------------------------------------------------------------------------------------
 
-    def begin(self, topics: Iterable[str]) -> None:
-        """Take up where the last run ended; `topics` are those that messages may wait for."""
+    def begin(self, topics: Iterable[str], *, done_below: int = 0) -> None:
+        """Take up where the last run ended; `topics` are those that messages may wait for. Nothing waits that lies
+        below the physical offset `done_below`."""
         files = self._files
+        files.queue_offset = max(files.queue_offset, self._first_from(done_below))
         self.doubtful_ms = self._store.newest_timestamp
         self._rebuilt_until = files.lost_queue_offset
         low, high = self._range()
@@ -135,6 +138,29 @@ class TimerDelivery:
         self._old_end, self._counted_until = high, files.queue_offset
         self._counts.recount(files.topic_hashes(), topics)
         self._wakeups.timer_came.set()
+
+    def _first_from(self, physical_offset: int) -> int:
+        """Queue offset of the first message of the timer topic that lies there or behind."""
+        low, high = self._range()
+        if not physical_offset:
+            return low
+        while low < high:
+            middle = (low + high) // 2
+            entry = self._store.reading.queue_entry(TIMER_TOPIC, 0, middle)
+            if entry is not None and entry.physical_offset >= physical_offset:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def done_below(self) -> int:
+        """The physical offset below which no message waits for its time: what is due there is delivered, in the log as
+        it is now."""
+        begin = self._files.first_waiting()
+        # What has no unit yet lies behind the last message that has one.
+        read = self._store.reading.queue_entry(TIMER_TOPIC, 0, self._files.queue_offset - 1)
+        unread = 0 if read is None else read.physical_offset + read.size
+        return unread if begin is None else min(begin, unread)
 
     def _range(self) -> tuple[int, int]:
         return self._store.reading.readable_range(TIMER_TOPIC, 0) or (0, 0)

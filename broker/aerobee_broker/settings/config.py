@@ -871,6 +871,7 @@ def to_store_config(config: BrokerConfig) -> StoreConfig:
         commit_log_folder=Path(folder) if folder else None,
         commit_log_file_size=config.mapped_file_size_commit_log,
         is_copy=config.is_slave,
+        holds_back=bool(config.election_endpoints),
         consume_queue_file_size=queue_file_size,
         batch_queue_file_size=batch_file_size,
         timer_log_file_size=config.mapped_file_size_timer_log,

@@ -102,6 +102,8 @@ class Transactions:
         self._on_stored = on_stored
         self.cold = cold  # for work that meets NotInMemory
         self.table = TransactionTable()
+        # Whether what is open is still to be learned, while messages are taken already; load() ends that.
+        self.is_unknown = False
         # Set by load(): messages before it were stored by an earlier run, whose last marks may be missing.
         self._known_from = 0
         # Appended, not known to be durable: first half offset -> the half and who waits.
@@ -142,7 +144,7 @@ class Transactions:
     # --- start and stop ---------------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Learn from both queues what is open. Once, before anything is served."""
+        """Learn from both queues what is open. Once; transactions neither begin nor end before."""
         half_end = self._store.reading.max_offset(names.HALF_TOPIC, 0)
         table = TransactionTable(self._saved(names.HALF_TOPIC), self._saved(names.OP_HALF_TOPIC))
         for record in self._records(names.OP_HALF_TOPIC, table.op_progress):
@@ -154,6 +156,7 @@ class Transactions:
         table.loaded()
         self.table = table
         self._known_from = self._store.end_offset
+        self.is_unknown = False
         if self.open_count:
             log.info("transactions.loaded", open_count=self.open_count, half_offset=table.progress)
 
@@ -204,6 +207,11 @@ class Transactions:
             raise RequestError(
                 ResponseCode.NO_PERMISSION,
                 f"broker {config.broker_name} takes no transaction messages (rejectTransactionMessage)",
+            )
+        if self.is_unknown:
+            raise RequestError(
+                ResponseCode.SERVICE_NOT_AVAILABLE,
+                "this broker has just become the master, and does not know yet which transactions are open; try again",
             )
         if self.open_count >= config.max_open_transactions:
             raise RequestError(

@@ -5,6 +5,8 @@ Touches  <root>/cut, the names in quarantine/, the checkpoint, the log; runs ins
     cut    {"format": 1, "physical_offset": 4096, "end_offset": 9000, "message_count": 12}: a cut is under way
 
 Stages, each durable before the next
+0. Files that count deliveries of delayed messages go (`forget_deliveries`), before they are loaded: deliveries behind
+   `offset` were none. What was delivered below it is found by the index.
 1. `offset` is where a record begins or the log ends, else CutRefused. What lies behind is counted.
 2. The file `cut` is there: from here on every start goes on with the cut. The bytes behind `offset` go page by page; a
    start that did not know of it would take what is left of them for messages behind a damaged place.
@@ -38,12 +40,25 @@ from aerobee_store.walking.log_reader import DamageList, LogReader, Proof
 from aerobee_store.walking.log_sources import MapSource
 from aerobee_store.walking.quarantine import forget_behind
 
-__all__ = ["CUT_FILE", "begin_cut", "end_cut"]
+__all__ = ["CUT_FILE", "begin_cut", "end_cut", "forget_deliveries"]
 
 log = structlog.get_logger()
 
 CUT_FILE: Final = "cut"
 _FORMAT: Final = 1
+# In <root>/config: how far the timer messages and the delay levels are.
+_DELIVERIES: Final = ("timercheck", "delayOffset.json", "delayOffset.json.bak")
+
+
+def forget_deliveries(root: Path, io: StoreIo) -> None:
+    """Stage 0. Harmless where nothing is cut: all that waited is looked at once more."""
+    folder = root / "config"
+    known = {entry.name for entry in io.list_names(folder)}
+    gone = [name for name in _DELIVERIES if name in known]
+    for name in gone:
+        io.unlink(folder / name)
+    if gone:
+        io.sync_folder(folder)
 
 
 def begin_cut(parts: Parts, offset: int | None, *, interrupted: bool) -> LogCut | None:

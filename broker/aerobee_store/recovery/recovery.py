@@ -19,9 +19,9 @@ when it is small, else a file chosen by the checkpoint's times) and every record
 - A record that names another queue or number than the entry that leads to it is damaged, if no entry there confirms
   it: RocketMQ has no checksum over its name.
 - The index keeps what its own recovery proves, and is given all records behind that.
-- In a copy, what readers had not seen stays unseen: records behind all that queues lead to, or were known to lead to,
-  are in the log alone, until somebody says that they are confirmed. Where something is damaged, so that nobody knows
-  what readers had seen, they see everything.
+- In a copy, and in a log that was one (holds_back), what readers had not seen stays unseen: records behind all that
+  queues lead to, or were known to lead to, are in the log alone, until somebody says that they are confirmed. Where
+  something is damaged, so that nobody knows what readers had seen, they see everything.
 
 Stages, each durable or repeatable when a crash interrupts it
 1. Where to begin: `_begin()`; the queues as they were when the store was closed (queue_ends).
@@ -31,7 +31,6 @@ Stages, each durable or repeatable when a crash interrupts it
 5. All that was found in the page cache is brought to the disk.
 """
 
-from aerobee_store.disk.io import is_zero
 from aerobee_store.faults import failpoints
 from aerobee_store.log.checkpoint import Watermark
 from aerobee_store.records.record_scan import ScannedRecord
@@ -48,7 +47,6 @@ __all__ = ["QUARANTINE", "REBUILD_MARKER", "STEPS", "Parts", "RecoveryReport", "
 
 # Below the store's root while a rebuild is under way; whoever completes a recovery removes it.
 REBUILD_MARKER = "rebuild"
-PAGE = 4096
 
 
 def recover(parts: Parts, *, aborted: bool) -> RecoveryReport:
@@ -92,7 +90,9 @@ class _Recovery:
         self._log.damaged = quarantined(parts.io, parts.config.root)
         self._ends = QueueEnds(parts, self._report, self._watermark)
         # Whether what readers had not seen is to stay unseen.
-        self._holds_back = parts.config.is_copy and not parts.config.rebuild and self._watermark is not None
+        config = parts.config
+        is_asked = (config.is_copy or config.holds_back) and not config.rebuild
+        self._holds_back = is_asked and self._watermark is not None
         self._shown_end = 0
         self._stop: int | None = None  # where the last record begins, if it was never whole
 
@@ -285,18 +285,17 @@ class _Recovery:
         return reader.end
 
     def _is_half(self, last: Stretch | ScannedRecord, end: int) -> bool:
-        """Whether the end of the log was killed while it was written: a process dies where it meets a page that is not
-        there yet, and what it would have written there is zero. Body and head may be whole, so that without the
-        checksum of the whole record, which a replica cannot ask for, such a record seems sound."""
+        """Whether the end of the log was killed while it was written, at whatever byte: what it would have written from
+        there on is zero. Body and head may be whole, so that without the checksum of the whole record, which a replica
+        cannot ask for, such a record seems sound. Properties are text, which never ends with a zero."""
         known = self._watermark.log_end if self._watermark is not None else 0
         if not self._report.aborted or self._log.checksum_from is not None or end <= known:
             return False
         record = _last_of(last)
-        begin, page = record.physical_offset, (end - 1) // PAGE * PAGE
-        file = self._log.mapped.find(begin)
-        if file is None or page <= begin or not record.properties or begin + record.size != end:
+        file = self._log.mapped.find(record.physical_offset)
+        if file is None or not record.properties or record.physical_offset + record.size != end:
             return False
-        return is_zero(file.view[page - file.offset : end - file.offset])
+        return file.view[end - 1 - file.offset] == 0
 
     def _held_back(self) -> HeldBack | None:
         """Where begins what readers had not seen; the queues are as they were found. None: nothing is held back."""

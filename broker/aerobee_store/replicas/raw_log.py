@@ -124,9 +124,9 @@ class RawLog:
         at, end = self._begun[0], self._log.end_offset
         return self._begun if at == end or not self._log.mapped.files else (end, b"")
 
-    def append(self, offset: int, data: bytes) -> int | None:
-        """Take the bytes that lie at `offset` in the log of which this is a copy; the store time (ms) of the newest
-        record that became complete, None when none did.
+    def append(self, offset: int, *pieces: bytes | memoryview) -> int | None:
+        """Take the bytes that lie at `offset` in the log of which this is a copy, in pieces that follow each other; the
+        store time (ms) of the newest record that became complete, None when none did.
 
         `offset` is `next_offset`, or the log's end when the source begins anew there; an empty log may begin with any
         file. Else NotInLog. CorruptStore when what became complete is no record of that place, or its number does not
@@ -139,7 +139,8 @@ class RawLog:
             base, begun = offset, b""
         elif offset != base + len(begun):
             raise NotInLog(offset, base, base + len(begun))
-        content = begun + data
+        # Copied here, and nowhere else: the reader of the link has one room for all it reads.
+        content = b"".join((begun, *pieces))
         file_end = base - base % log.file_size + log.file_size
         if base + len(content) > file_end:
             raise self._wrong(base, f"{len(content)} bytes go beyond the end of the file at {file_end}")
@@ -153,7 +154,7 @@ class RawLog:
             is_last = base + size == file_end
             if is_last:
                 log.prepare_next()  # as a start takes a file's end for the log's when no other follows; may be full
-            log.write(content[:size])
+            log.write(memoryview(content)[:size])
             if is_last:
                 log.roll()
             self._enter(work, found)

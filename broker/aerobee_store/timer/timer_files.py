@@ -153,6 +153,10 @@ class TimerFiles:
         # Moved by add(), finish() and start_anew().
         self._slots: dict[int, array[int]] = {}  # slot -> positions of its units, oldest first
         self._order: list[int] = []  # heap of slots; one that is not in _slots is stale
+        self._firsts: dict[int, int] = {}  # slot -> smallest physical offset of the messages of its units
+        self._first_order: list[
+            tuple[int, int]
+        ] = []  # heap of the same; stale where _firsts says something else
         self.log_end = 0
         self.count = 0  # units in _slots
         # Moved by the owner, as messages of the timer topic get their units.
@@ -248,7 +252,9 @@ class TimerFiles:
             count += 1
         slots = self.slot_of(rows["write_ms"][:count] + rows["delay_ms"][:count])
         for index in np.flatnonzero(slots >= self.read_ms).tolist():
-            self._remember(int(slots[index]), file.offset + index * UNIT.size, int(rows["previous"][index]))
+            place = file.offset + index * UNIT.size
+            physical_offset = int(rows["physical_offset"][index])
+            self._remember(int(slots[index]), place, int(rows["previous"][index]), physical_offset)
         whole = blank_at is not None and count == usable
         self.log_end = file.end if whole else file.offset + count * UNIT.size
         return bool(sound[:trusted].all())
@@ -276,18 +282,25 @@ class TimerFiles:
             "store.timer_log_damaged", path=str(self._files.folder), logical_offset=self.lost_queue_offset
         )
         self._slots.clear()
+        self._firsts.clear()
+        self._first_order.clear()
         self.count = self.log_end = self._synced_end = 0
         self._files.destroy()
 
-    def _remember(self, slot: int, position: int, previous: int) -> None:
+    def _remember(self, slot: int, position: int, previous: int, physical_offset: int) -> None:
         positions = self._slots.get(slot)
+        first = self._firsts.get(slot, ENDLESS)
         if positions is None:
             positions = self._slots[slot] = array("q")
         elif previous == NOTHING:
             self.count -= len(positions)
             del positions[:]
+            first = ENDLESS
         positions.append(position)
         self.count += 1
+        if physical_offset < first:
+            self._firsts[slot] = physical_offset
+            heapq.heappush(self._first_order, (physical_offset, slot))
 
     # --- the wheel --------------------------------------------------------------------------------------------
 
@@ -331,6 +344,14 @@ class TimerFiles:
             heapq.heappop(order)
         return order[0] if order else None
 
+    def first_waiting(self) -> int | None:
+        """The smallest physical offset of a message that has a unit in a slot that is not finished; None: there is
+        none."""
+        order = self._first_order
+        while order and self._firsts.get(order[0][1]) != order[0][0]:
+            heapq.heappop(order)
+        return order[0][0] if order else None
+
     def take_slot(self) -> None:
         """The slot of `next_slot` is being delivered: from now on the one after it is the next."""
         heapq.heappop(self._order)
@@ -369,7 +390,7 @@ class TimerFiles:
         position = self._append(unit, positions[-1] if positions else NOTHING)
         if positions is None:
             heapq.heappush(self._order, slot)
-        self._remember(slot, position, 0 if positions else NOTHING)
+        self._remember(slot, position, 0 if positions else NOTHING, unit.physical_offset)
         self._put_slot(slot)
         return position
 
@@ -396,6 +417,7 @@ class TimerFiles:
     def finish(self, slot: int) -> None:
         """Everything of this slot, the earliest, is delivered."""
         self.count -= len(self._slots.pop(slot, ()))
+        self._firsts.pop(slot, None)
         self.read_ms = max(self.read_ms, slot + self._precision_ms)
 
     def start_anew(self, slot: int, left: Sequence[int]) -> None:
@@ -408,6 +430,7 @@ class TimerFiles:
                 return
             units = [newest._replace(magic=MAGIC_DEFAULT | MAGIC_DELETE)]
         self.count -= len(self._slots.pop(slot))
+        self._firsts.pop(slot, None)
         for unit in units:
             self.add(unit)
 

@@ -152,6 +152,15 @@ class Agreement:
             return None
         return f"it says that it is message {header.queue_offset}, and is {offset}"
 
+    def is_plain(self, topic: str, queue_id: int, queue_offset: int, place: tuple[int, int]) -> bool:
+        """Whether nothing is wrong with a record that says this of itself and lies there, physical offset and size, at
+        the first look. A no says nothing."""
+        queue = self._queues.get(topic, queue_id)
+        if queue is None:
+            return True
+        entry = queue.entry(queue_offset)
+        return entry is not None and entry[:2] == place
+
     def _has_entry(self, queue: ConsumeQueue, header: RecordHeader) -> bool:
         """Whether the entry with the record's own number leads to it."""
         entry = queue.entry(header.queue_offset)

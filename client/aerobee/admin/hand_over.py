@@ -318,9 +318,14 @@ class HandOver:
             addrs = " and ".join(state.node.addr for state in masters)
             raise HandOverRefused(f"{addrs} are both masters of {broker_name}: end one of them first")
         silent = "; ".join(state.error for state in states if state.error)
+        way_out = "aerobee cluster promote makes a slave the master"
+        if any(state.is_elected for state in states):
+            way_out = (
+                "it elects one by itself while etcd answers and a member in sync runs; logs of its members say what is "
+                "in the way (election.*)"
+            )
         raise HandOverRefused(
-            f"no master of {broker_name} answers{f' ({silent})' if silent else ''}: aerobee cluster promote makes a "
-            "slave the master"
+            f"no master of {broker_name} answers{f' ({silent})' if silent else ''}: {way_out}"
         )
 
     def _check_follows(self, slave: MemberState, master: MemberState) -> None:

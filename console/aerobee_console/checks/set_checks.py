@@ -70,13 +70,17 @@ def check_set(checkup: Checkup, facts: SetFacts, now_ms: int) -> None:
     """Judge one set."""
     name = f"set {facts.name}"
     before = len(checkup.checks)
+    elects = any(state.is_elected for state in facts.states)
     masters = [state for state in facts.states if state.is_there and state.is_master]
     if len(masters) > 1:
         addrs = " and ".join(state.node.addr for state in masters)
         checkup.fault(
             name,
             f"it is split: {addrs} are both masters, and each takes messages that the other one has not",
-            f"decide which one is right; the other: aerobee cluster follow ADDRESS --master {masters[0].node.addr}",
+            _ELECTION
+            if elects
+            else "decide which one is right; the other: aerobee cluster follow ADDRESS --master "
+            f"{masters[0].node.addr}",
         )
         return
     if len(set(facts.masters.values())) > 1:
@@ -90,7 +94,9 @@ def check_set(checkup: Checkup, facts: SetFacts, now_ms: int) -> None:
         checkup.fault(
             name,
             "it has no master that answers: nobody takes messages",
-            "start it; if it is gone for good: aerobee cluster promote ADDRESS, of the slave that has most",
+            _ELECTION
+            if elects
+            else "start it; if it is gone for good: aerobee cluster promote ADDRESS, of the slave that has most",
         )
         return
     _check_slaves(checkup, name, masters[0], facts.states, now_ms)
@@ -131,6 +137,10 @@ def _check_slaves(
             checkup.note(name, f"the slave {addr} is {behind} bytes and {seconds} s behind", _SLOW)
 
 
+_ELECTION: Final = (
+    "it elects one by itself within seconds while etcd answers and a member in sync runs; logs of its members say what "
+    "is in the way (election.*)"
+)
 _SLOW: Final = (
     "look at its disk and at the network between the two; haFlowControlEnable bounds what it is sent"
 )

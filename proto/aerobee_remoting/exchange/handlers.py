@@ -309,6 +309,9 @@ class HandlerTable:
     def __init__(self, gate: Gate | None = None) -> None:
         self.gate: Gate = OpenGate() if gate is None else gate
         self.front: Front | None = None
+        # As registered; and as served now, where some may be refused.
+        self._registered: dict[int, Entry] = {}
+        self._refusals: list[tuple[Collection[int], PlainHandler[msgspec.Struct]]] = []
         self.by_code: dict[int, Entry] = {}
         # (codec -> key bytes -> entry): finds the entry before the header is read
         self.by_key: tuple[dict[bytes, Entry], dict[bytes, Entry], dict[bytes, Entry]] = ({}, {}, {})
@@ -368,34 +371,46 @@ class HandlerTable:
 
     def refuse(self, codes: Collection[int], refusal: RequestError) -> Callable[[], None]:
         """Answer those of these codes that are served with the refusal, to whom the gate lets in, until what is
-        returned is called."""
+        returned is called. Where several refuse a code the last of them does."""
 
         def refused(_: AnyRequest) -> Response:
             raise refusal
 
-        before = [entry for code, entry in self.by_code.items() if code in codes]
-        for entry in before:
-            self._put(
-                Entry(
-                    entry.code,
-                    refused,
-                    None,
-                    entry.header,
-                    entry.needs,
-                    entry.body_size_max,
-                    overtakes=entry.overtakes,
-                )
-            )
+        one = codes, refused
+        self._refusals.append(one)
+        self._serve(codes)
 
         def undo() -> None:
-            for entry in before:
-                self._put(entry)
+            self._refusals.remove(one)
+            self._serve(codes)
 
         return undo
+
+    def _serve(self, codes: Collection[int]) -> None:
+        """These as they are to be served now."""
+        for code, entry in self._registered.items():
+            if code not in codes:
+                continue
+            refusing = [refused for refused_codes, refused in self._refusals if code in refused_codes]
+            if refusing:
+                self._put(
+                    Entry(
+                        code,
+                        refusing[-1],
+                        None,
+                        entry.header,
+                        entry.needs,
+                        entry.body_size_max,
+                        overtakes=entry.overtakes,
+                    )
+                )
+            else:
+                self._put(entry)
 
     def _add(self, entry: Entry) -> None:
         if entry.code in self.by_code:
             raise ValueError(f"request code {entry.code} has a handler already")
+        self._registered[entry.code] = entry
         self._put(entry)
 
     def _put(self, entry: Entry) -> None:

@@ -47,6 +47,14 @@ class ModelRegister:
         for key in gone:
             del self.entries[key]
 
+    def state(self) -> tuple[int, dict[str, Entry], dict[int, float]]:
+        """As a backup has it."""
+        return self.revision, dict(self.entries), dict(self.leases)
+
+    def restore(self, state: tuple[int, dict[str, Entry], dict[int, float]]) -> None:
+        """Become what it was; leases of that time live again."""
+        self.revision, self.entries, self.leases = state[0], dict(state[1]), dict(state[2])
+
     def swap(self, proposal: Proposal) -> int | None:
         for key, revision in proposal.conditions.items():
             entry = self.entries.get(key)

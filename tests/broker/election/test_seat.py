@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from aerobee_broker.election.records import SetRecord, decode_view, encode_record
+from aerobee_broker.election.records import MemberRecord, SetRecord, decode_view, encode_record
 from aerobee_broker.election.register import NO_LEASE, Entry, View
 from aerobee_broker.election.seat import LogFacts, Part, Proposal, Seat
 from aerobee_proto.errors import FormatError
@@ -547,6 +547,122 @@ def test_a_register_that_has_lost_its_memory_is_not_trusted() -> None:
     assert problem is not None
     assert problem.kind == "went_back"
     assert scene.seat(2).part(scene.clock) is None
+
+
+class OlderRegister(Scene):
+    """Member 2 was master of epoch 2, and a backup of epoch 1 comes back. Member 1, in sync there, has just started:
+    it was away all the time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.grow(2)
+        for number in MEMBERS:
+            self.step(number)
+        backup = self.register.state()
+        self.end_master()
+        self.step(2)
+        assert self.seat(2).part(self.clock) == Part(True, 2, 2)
+        self.register.restore(backup)
+        self.end_master()
+        self.members[1].restart()
+        self.members[1].lease = self.register.grant(0.0)
+        self.seat(1).leased(self.members[1].lease, 2000.0)
+
+    def kind_of(self, number: int) -> str:
+        problem = self.seat(number).problem(self.clock)
+        return problem.kind if problem is not None else ""
+
+
+def test_nobody_takes_the_seat_in_an_epoch_that_somebody_who_runs_knows_to_be_over() -> None:
+    scene = OlderRegister()
+    scene.step(2)
+    assert not scene.seat(2).holds(scene.clock)
+    for _ in range(3):
+        for number in MEMBERS:
+            proposal = scene.step(number)
+            assert proposal is None or proposal.kind == "announce"
+    assert [scene.kind_of(number) for number in MEMBERS] == ["went_back"] * 3
+    forced = scene.seat(2).forced(scene.clock)
+    assert forced is not None
+    scene.register.swap(forced)
+    for number in MEMBERS:
+        scene.seat(number).saw(scene.register.view())
+    assert scene.seat(2).part(scene.clock) == Part(True, 3, 2)
+    assert scene.seat(1).part(scene.clock) == Part(False, 3, 2)
+
+
+def test_of_two_masters_of_one_epoch_neither_counts() -> None:
+    scene = OlderRegister()
+    for _ in range(2):
+        scene.step(1)
+    assert scene.seat(1).part(scene.clock) == Part(True, 2, 1)
+    scene.step(2)
+    assert scene.seat(2).part(scene.clock) is None
+    assert scene.kind_of(2) == "went_back"
+    leaving = scene.propose(1)
+    assert not scene.seat(1).holds(scene.clock)
+    assert scene.seat(1).part(scene.clock) is None
+    assert leaving is not None
+    assert leaving.kind == "leave"
+    scene.register.swap(leaving)
+    for number in (1, 2):
+        proposal = scene.step(number)
+        assert proposal is None or proposal.kind == "announce"
+    forced = scene.seat(2).forced(scene.clock)
+    assert forced is not None
+    scene.register.swap(forced)
+    scene.seat(2).saw(scene.register.view())
+    assert scene.seat(2).part(scene.clock) == Part(True, 4, 2)
+
+
+@pytest.mark.parametrize("has_written", [False, True])
+def test_who_was_in_sync_some_time_ago_takes_no_seat(has_written: bool) -> None:
+    """Until the master of this very epoch has written again who is."""
+    scene = Scene()
+    scene.grow(2)
+    for number in MEMBERS:
+        scene.step(number)
+    backup = scene.register.state()
+    scene.grow()
+    scene.seat(2).saw(scene.register.view())
+    assert scene.seat(2).in_sync == {1: "store-1"}
+    scene.register.restore(backup)
+    scene.seat(2).saw(scene.register.view())
+    assert scene.seat(2).part(scene.clock) == Part(False, 1, 1)
+    if has_written:
+        scene.grow()
+        scene.grow(2)
+    scene.end_master()
+    taking = scene.step(2)
+    problem = scene.seat(2).problem(scene.clock)
+    if has_written:
+        assert scene.seat(2).part(scene.clock) == Part(True, 2, 2)
+        return
+    assert taking is None or taking.kind == "announce"
+    assert problem is not None
+    assert problem.kind == "went_back"
+    assert scene.seat(2).obstacle(scene.clock) == ""
+
+
+def test_no_set_is_made_by_what_members_said_before_the_newest_mastership() -> None:
+    scene = Scene()
+    for number in MEMBERS:
+        scene.step(number)
+    old = scene.register.state()
+    scene.members[3].log = [(1, 1), (1, 2)]
+    record = MemberRecord("a", "h", 0, 0, 0, "store-3")
+    stale = Entry(encode_record(record), old[0], scene.members[3].lease)
+    scene.register.restore((old[0], {KEYS.member(3): stale}, old[2]))
+    for _ in range(3):
+        for number in (1, 2):
+            scene.step(number)
+    assert scene.register.view().set is None
+    for _ in range(3):
+        for number in MEMBERS:
+            scene.step(number)
+    the_set = scene.register.view().set
+    assert the_set is not None
+    assert (the_set.epoch, the_set.master) == (2, 3)
 
 
 def test_two_brokers_with_one_number_do_not_both_run() -> None:

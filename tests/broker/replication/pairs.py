@@ -6,15 +6,19 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from aerobee_broker.broker import Broker
+from aerobee_broker.broker import Broker, Life
+from aerobee_broker.lives.role import Role
 from aerobee_broker.replication.service import MasterSide, SlaveSide
 from system.running import running_broker
 
 __all__ = [
     "FAST",
+    "SMALL",
     "caught_up",
+    "elected",
     "eventually",
     "ha_port",
+    "life",
     "log_files",
     "meet",
     "pair",
@@ -23,6 +27,7 @@ __all__ = [
 ]
 
 FAST = {"ha_send_heartbeat_interval": 200}
+SMALL: dict[str, Any] = {"mapped_file_size_commit_log": 65_536}
 
 
 async def eventually(happened: Callable[[], bool], what: str = "", *, within_s: float = 20) -> None:
@@ -77,6 +82,21 @@ async def pair(
         meet(slave, master)
         await eventually(lambda: slave.parts.replication.is_linked)
         yield master, slave
+
+
+def life(epoch: int, member: int, *, is_master: bool = False, cut_to: int | None = None) -> Life:
+    """Of a member of a set with an election."""
+    return Life(Role(is_master, epoch, member), cut_to=cut_to)
+
+
+@asynccontextmanager
+async def elected(root: Path, epoch: int, member: int, **settings: Any) -> AsyncIterator[Broker]:
+    """A master of this epoch."""
+    async with running_broker(root, life=life(epoch, member, is_master=True), **(SMALL | settings)) as master:
+        store = master.parts.store
+        if store.epochs.last_epoch < epoch:
+            store.epochs.append(epoch, store.end_offset)
+        yield master
 
 
 async def caught_up(master: Broker, *slaves: Broker) -> None:

@@ -10,10 +10,11 @@ from structlog.testing import capture_logs
 from aerobee_access.copies import AccessGiver
 from aerobee_access.signature import sign
 from aerobee_broker.broker import Broker
+from aerobee_broker.replication import metadata
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.errors import RequestError
 from aerobee_proto.frames import Command
-from broker.replication.pairs import caught_up, eventually, meet, pair, running_slave, slave_side
+from broker.replication.pairs import caught_up, eventually, master_side, meet, pair, running_slave, slave_side
 from system.running import Talker, running_broker, send_request, talking
 
 INNER = json.dumps({"accessKey": "inner", "secretKey": "a secret of the brokers"})
@@ -102,6 +103,20 @@ async def test_a_slave_lets_in_whom_its_master_does(tmp_path: Path) -> None:
         assert (await delete_user(at_master, "anna")).code == 0
         await eventually(lambda: "anna" not in names(slave))
         assert await pull(at_slave, "anna", "another") == REFUSED
+
+
+async def test_where_sends_wait_for_the_slave_users_are_there_when_their_change_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metadata, "SYNC_S", 3600.0)
+    of_master = {"broker_role": "SYNC_MASTER", "in_sync_replicas": 2}
+    async with pair(tmp_path, of_master=of_master, **ACCESS) as (master, slave), talking(master) as client:
+        news = master_side(master).news
+        await eventually(lambda: slave_side(slave).metadata.synced_at > 0 and news.has_all(1))
+        await with_anna(master, client)
+        assert slave.access.table.acl("anna") == master.access.table.acl("anna")
+        assert (await delete_user(client, "anna")).code == 0
+        assert "anna" not in names(slave)
 
 
 async def test_a_slave_that_becomes_the_master_decides_as_the_old_one(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The port for slaves while many come that are none."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -82,3 +83,42 @@ async def test_replicas_stay_and_others_are_refused(tmp_path: Path) -> None:
             assert said == ["replication.slave_refused"]
             assert not any(map(is_cut_off, first))
             assert len(replicas.connected) == CROWD
+
+
+async def test_what_comes_soon_after_a_gift_is_given_later_where_no_send_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(giving_server, "PAUSE_S", 1_000.0)
+    async with running_broker(tmp_path) as master, talking(master) as client:
+        await client.put("T")
+        store, replicas = master.parts.store, master_side(master).replicas
+        async with crowd(ha_port(master), 1, encode_report(store.end_offset)):
+            await eventually(lambda: len(replicas.connected) == 1)
+            (replica,) = replicas.connected
+            await client.put("T")
+            await eventually(lambda: replica.link.next_offset == store.end_offset)
+            given = store.end_offset
+            for _ in range(3):
+                await client.put("T")
+            assert store.end_offset > replica.link.next_offset == given
+
+
+async def test_all_is_given_at_once_where_sends_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(giving_server, "PAUSE_S", 1_000.0)
+    settings: dict[str, Any] = {
+        "brokerRole": "SYNC_MASTER",
+        "inSyncReplicas": 2,
+        "totalReplicas": 2,
+        "slaveTimeout": 1,
+    }
+    async with running_broker(tmp_path, **settings) as master, talking(master) as client:
+        store, replicas = master.parts.store, master_side(master).replicas
+        async with crowd(ha_port(master), 1, encode_report(0)):
+            await eventually(lambda: len(replicas.connected) == 1)
+            (replica,) = replicas.connected
+            for _ in range(3):
+                before = store.end_offset
+                with contextlib.suppress(Exception):  # no slave has it in time
+                    await client.put("T")
+                assert store.end_offset > before
+                await eventually(lambda: replica.link.next_offset == store.end_offset)

@@ -51,7 +51,7 @@ def test_a_slave_that_is_behind_goes_on(cuts: Random | None) -> None:
     slave = master.copy(25)
     talk = Talk(slave, master, cuts=cuts)
     assert talk.run() == Go([], True)
-    assert talk.visitor == Visitor(1, "store-1", slave.end, True)
+    assert talk.visitor == Visitor(1, "store-1", slave.end, True, True)
 
 
 @pytest.mark.parametrize("who", ["slave", "master"])

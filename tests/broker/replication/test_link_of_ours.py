@@ -3,25 +3,24 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from aerobee_broker.broker import Broker, Life
-from aerobee_broker.lives.role import Role
 from aerobee_broker.replication import giving_server, greeting
 from aerobee_proto.ha import encode_report
 from aerobee_proto.ha_hello import Hello, encode_message
 from aerobee_store.replicas.epochs import Epoch
 from aerobee_store.terms.cuts import START_OVER
 from broker.replication.pairs import (
+    SMALL,
     caught_up,
+    elected,
     eventually,
     ha_port,
+    life,
     log_files,
     master_side,
     meet,
@@ -31,22 +30,7 @@ from broker.replication.pairs import (
 )
 from system.running import Talker, running_broker, send_request, talking
 
-SMALL: dict[str, Any] = {"mapped_file_size_commit_log": 65_536}
 CREDENTIALS = '{"accessKey":"inner","secretKey":"a secret of the brokers"}'
-
-
-def life(epoch: int, member: int, *, is_master: bool = False, cut_to: int | None = None) -> Life:
-    return Life(Role(is_master, epoch, member), cut_to=cut_to)
-
-
-@asynccontextmanager
-async def elected(root: Path, epoch: int, member: int, **settings: Any) -> AsyncIterator[Broker]:
-    """A master of this epoch."""
-    async with running_broker(root, life=life(epoch, member, is_master=True), **(SMALL | settings)) as master:
-        store = master.parts.store
-        if store.epochs.last_epoch < epoch:
-            store.epochs.append(epoch, store.end_offset)
-        yield master
 
 
 async def put(client: Talker, count: int, text: bytes = b"message") -> None:

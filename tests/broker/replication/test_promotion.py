@@ -14,7 +14,17 @@ from aerobee_proto.batch import BatchEntry
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.frames import Command
 from aerobee_proto.records import decode_records
-from broker.replication.pairs import caught_up, eventually, meet, pair, running_slave, slave_side
+from broker.replication.pairs import (
+    SMALL,
+    caught_up,
+    elected,
+    eventually,
+    life,
+    meet,
+    pair,
+    running_slave,
+    slave_side,
+)
 from broker.support import START_MS, Clock
 from system.popping import extra_infos, popping
 from system.running import Talker, running_broker, talking, text_of
@@ -115,6 +125,33 @@ async def test_what_the_old_master_delivered_after_its_tables_were_read_is_not_d
         await eventually(lambda: timers.waiting_count == 0)
         bodies = [record.body for record in await client.records("T", queueId=0)]
         assert (bodies[:2], sorted(bodies[2:])) == (delivered, [b"1", b"3"])
+
+
+async def test_timer_messages_are_read_from_the_first_that_waits(tmp_path: Path, clock: Clock) -> None:
+    """Not all of the topic, as far as the log is the one of which the master has said so."""
+    settings: dict[str, Any] = {"clock": clock, **SMALL}
+
+    async def promoted_units() -> int:
+        async with running_broker(tmp_path / "slave", **settings) as promoted, talking(promoted) as client:
+            timers = promoted.parts.timers
+            assert timers is not None
+            await eventually(lambda: timers.offset_behind == 0)
+            assert [record.body for record in await client.records("T", queueId=0)] == [b"0", b"1", b"2"]
+            return timers.files.log_end // 52
+
+    async with pair(tmp_path, **settings) as (master, slave), talking(master) as client:
+        for number, delay_ms in enumerate((2_000, 3_000, 4_000, 500_000)):
+            delay = text_of({"TIMER_DELAY_MS": str(delay_ms)})
+            assert (await client.put("T", b"%d" % number, queue_id=0, properties=delay)).code == 0
+        clock.now_ms += 60_000
+        wake(master)
+        timers = master.parts.timers
+        assert timers is not None
+        await eventually(lambda: timers.waiting_count == 1)
+        fourth = timers.done_below()
+        await eventually(lambda: slave.parts.waiting_mark.to_json()["physicalOffset"] == fourth)
+        await caught_up(master, slave)
+    assert await promoted_units() == 1
 
 
 async def test_what_was_popped_at_the_old_master_stays_invisible_and_comes_back(
@@ -306,3 +343,38 @@ async def batch(client: Talker) -> None:
     """Three messages as one record."""
     entries = [BatchEntry(at, b"m%d" % at, text_of({"UNIQ_KEY": f"K{at}"})) for at in range(3)]
     assert (await client.put_batch("B", entries, properties=text_of({"UNIQ_KEY": "ALL"}))).code == 0
+
+
+async def test_what_was_delivered_behind_the_cut_is_delivered_again(tmp_path: Path, clock: Clock) -> None:
+    """The files of an old master say that messages were delivered, the log that it has now does not: the one that
+    replaced it went before it could deliver them."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    at_two = Clock(START_MS)
+    settings: dict[str, Any] = {"message_delay_level": "1s 5s", **SMALL}
+    async with elected(one, 1, 1, clock=clock, **settings) as old, talking(old) as client:
+        async with running_slave(two, 2, life=life(1, 2), clock=at_two, **settings) as slave:
+            meet(slave, old)
+            assert (await client.put("T", b"plain", queue_id=0)).code == 0
+            for delay in ({"DELAY": "2"}, {"TIMER_DELAY_MS": "5000"}):
+                assert (await client.put("T", b"late", queue_id=0, properties=text_of(delay))).code == 0
+            await caught_up(old, slave)
+            await eventually(lambda: "T" in slave.parts.topics)
+            common = slave.parts.store.end_offset
+        clock.now_ms += 10_000
+        wake(old)
+        await eventually(lambda: old.parts.store.reading.max_offset("T", 0) == 3)
+        timers = old.parts.timers
+        assert timers is not None
+        await eventually(lambda: timers.waiting_count == 0)
+    async with elected(two, 2, 2, clock=at_two, **settings) as new, talking(new) as client:
+        assert (await client.put("T", b"new", queue_id=0)).code == 0
+        cut = life(2, 1, cut_to=common)
+        async with running_slave(one, 1, life=cut, clock=clock, **settings) as slave:
+            meet(slave, new)
+            await caught_up(new, slave)
+            await eventually(lambda: slave_side(slave).metadata.synced_at > 0)
+    async with elected(one, 3, 1, clock=clock, **settings) as again, talking(again) as client:
+        wake(again)
+        await eventually(lambda: again.parts.store.reading.max_offset("T", 0) == 4)
+        bodies = [record.body for record in await client.records("T", queueId=0)]
+        assert bodies == [b"plain", b"new", b"late", b"late"]

@@ -14,6 +14,7 @@ from aerobee_broker.remoting_api.slave_gate import SLAVE_REFUSES
 from aerobee_broker.replication import following, giving_server, metadata
 from aerobee_proto.bodies import HaStatus
 from aerobee_proto.codes import RequestCode, ResponseCode
+from aerobee_proto.message_ids import decode_offset_message_id
 from aerobee_service.tls import live_context
 from broker.replication.pairs import (
     FAST,
@@ -26,7 +27,8 @@ from broker.replication.pairs import (
     running_slave,
     slave_side,
 )
-from system.running import Talker, running_broker, talking
+from system.popping import extra_infos, popping
+from system.running import Talker, running_broker, send_request, talking
 from system.secured import dialling, write_files
 
 
@@ -275,6 +277,39 @@ async def test_a_send_waits_for_the_slave_and_is_seen_when_it_has_it(tmp_path: P
             await caught_up(master, slave)
             assert (await client.put("T", queue_id=0)).code == ResponseCode.SUCCESS
             assert len(await client.records("T", queueId=0)) == 2
+
+
+@pytest.mark.parametrize("ends_by", ["time", "shutdown"])
+async def test_whatever_waits_for_a_slave_that_is_gone_is_answered(tmp_path: Path, ends_by: str) -> None:
+    """It is stored here, and that is what the code says: RocketMQ's of a send."""
+    timeout_ms = 200 if ends_by == "time" else 3_600_000
+    of_master = {"broker_role": "SYNC_MASTER", "in_sync_replicas": 2, "slave_timeout": timeout_ms}
+    async with pair(tmp_path, of_master=of_master) as (master, slave), popping(master) as client:
+        for body in (b"0", b"1"):
+            sent = await client.put("T", body, queue_id=0)
+        names = extra_infos(await client.pop("T"), "T")
+        promises = master.parts.promises
+        await promises.settled()
+        await slave.close()
+        await eventually(lambda: not master.parts.replication.status().in_sync_slave_nums)
+        offset = decode_offset_message_id(sent.ext["msgId"]).physical_offset
+        back = {"offset": f"{offset}", "group": "test-group", "delayLevel": "3", "originTopic": "T"}
+        again = {"consumerGroup": "test-group", "topic": "T", "queueId": "0", "offset": "0"}
+        again |= {"extraInfo": names[0], "invisibleTime": "90000"}
+        asked = [
+            client.send_ack("T", names[1]),
+            client.send_request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, again),
+            client.send_request(RequestCode.CONSUMER_SEND_MSG_BACK, back),
+        ]
+        client.send(send_request("T", b"2", opaque=1))
+        end = master.parts.store.end_offset
+        await eventually(lambda: promises.waiting_count == 1 and master.parts.store.end_offset > end)
+        if ends_by == "shutdown":
+            await asyncio.sleep(0)  # all four were read together
+            await master.close()
+        answers = await client.answers(len(asked) + 1)
+        codes = [answers[opaque].code for opaque in (1, *asked)]
+        assert codes == [ResponseCode.FLUSH_SLAVE_TIMEOUT] * 4
 
 
 async def test_too_few_copies_refuse_a_send_before_it_is_stored(tmp_path: Path) -> None:

@@ -69,6 +69,21 @@ def test_what_is_wrong_is_said(case: str) -> None:
     assert text in found[1]
 
 
+@pytest.mark.parametrize(
+    "states",
+    [[MASTER, replace(SLAVE, is_master=True)], [replace(MASTER, error="silent"), SLAVE]],
+    ids=["split", "no master"],
+)
+def test_a_set_that_elects_is_not_told_to_promote_or_follow(states: list[MemberState]) -> None:
+    """Both are refused there."""
+    checkup = Checkup()
+    elected = [replace(state, is_elected=True) for state in states]
+    check_set(checkup, SetFacts("b", {"n:1": "m:1"}, elected, SYNC), NOW)
+    (found,) = checkup.checks
+    assert "it elects one by itself" in found.fix
+    assert "aerobee cluster" not in found.fix
+
+
 def test_nameservers_that_disagree_are_named() -> None:
     (found,) = checks(MASTER, SLAVE, masters={"n:1": "m:1", "n:2": ""})
     assert found == ("fault", "nameservers know different masters: n:1: m:1; n:2: nobody")

@@ -298,9 +298,10 @@ def test_changed_bytes_are_the_same_to_both_engines() -> None:
     assert CHANGED_COUNT / 50 < taken < CHANGED_COUNT
 
 
-@pytest.mark.parametrize("is_torn", [True, False])
-def test_a_record_whose_last_page_was_never_written_is_cut_and_comes_again(is_torn: bool) -> None:
-    """Killed while it wrote, a replica took half a record for a whole one, and its master refused it ever after."""
+@pytest.mark.parametrize("left_out", ["the last page", 200, 30, 1, 0])
+def test_a_record_whose_end_was_never_written_is_cut_and_comes_again(left_out: str | int) -> None:
+    """Killed while it wrote, a replica took half a record for a whole one, and its master refused it ever after. A
+    process is killed at a page that is not there yet, or anywhere in one."""
     giver, io = open_store(MemoryIo()), MemoryIo()
     long = message("T", 0, b"x" * 20, extra={"k": "v" * 300})
     while giver.end_offset + 400 < PAGE:
@@ -314,12 +315,13 @@ def test_a_record_whose_last_page_was_never_written_is_cut_and_comes_again(is_to
     replica.append_raw(0, bytes(giver.read_raw(0, end) or b""))
     assert replica.end_offset == end
     killed = io.kill()
-    if is_torn:
+    torn = PAGE if isinstance(left_out, str) else end - left_out
+    if left_out:
         path = next(path for path in killed.paths() if path.parent.name == "commitlog")
-        killed.open_file(path, FILE_SIZE).zero(PAGE, end - PAGE)
+        killed.open_file(path, FILE_SIZE).zero(torn, end - torn)
     again = open_store(killed, is_copy=True)
-    assert again.end_offset == (begin if is_torn else end)
-    if is_torn:
+    assert again.end_offset == (begin if left_out else end)
+    if left_out:
         again.append_raw(begin, bytes(giver.read_raw(begin, end) or b""))
     settle(again)
     assert said(again, "T", 0) == said(giver, "T", 0)

@@ -301,3 +301,25 @@ def test_what_counts_up_to_behind_the_topics_end_is_taken_back(tmp_path: Path, m
     again = opened(tmp_path, messages)
     assert again.queue_offset == 1
     again.close()
+
+
+def test_the_first_message_that_waits_is_known(tmp_path: Path, messages: Messages) -> None:
+    """By its place in the log of messages, also where an orderly stop has written its unit anew."""
+    files = opened(tmp_path, messages)
+    assert files.first_waiting() is None
+    for seconds in (1, 3, 2, 1):
+        files.add(messages.new(NOW_MS + seconds * 1000))
+    assert files.first_waiting() == 0
+    early = files.slot_of(NOW_MS + 1000)
+    files.start_anew(early, files.positions(early)[:1])
+    assert files.first_waiting() == 0
+    files.sync(files.snapshot(0), NOW_MS)
+    files.close()
+    files = opened(tmp_path, messages)
+    assert files.first_waiting() == 0
+    files.finish(early)
+    assert files.first_waiting() == 100
+    files.finish(files.slot_of(NOW_MS + 2000))
+    files.finish(files.slot_of(NOW_MS + 3000))
+    assert files.first_waiting() is None
+    files.close()
