@@ -5,7 +5,7 @@
 asking   how long the system takes to say whether pages are in memory: `mincore`, and a read with RWF_NOWAIT
 sends    one sender, one message at a time: latency while nobody reads, and while four consumers read what is not in
          memory from a slow disk; ours with threads for cold reads, ours without (coldReadThreads=0), and the official
-         broker's with --official
+         broker's with --official. The broker has a core of its own, sender and readers share another (see `cores`)
 catchup  one consumer that reads everything, from a disk that is not slowed, after the pages were dropped
 
 The disk is slowed by a cgroup of this program's own (blkio.throttle of version 1, needs root): 20 MB/s and 100 reads a
@@ -32,6 +32,8 @@ from typing import Any, Final
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from bench.cores import first_two  # noqa: E402
 
 import official  # noqa: E402  # found by the path above
 import ours  # noqa: E402
@@ -198,6 +200,7 @@ def percentile(values: list[float], share: float) -> float:
 def measure_sends(name: str, maker: str, settings: dict[str, Any], args: Any) -> None:
     """Quiet and beside readers, several times; the medians."""
     context = multiprocessing.get_context("spawn")
+    cores = first_two()
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         nameserver = stack.enter_context(
@@ -209,7 +212,9 @@ def measure_sends(name: str, maker: str, settings: dict[str, Any], args: Any) ->
         rows = []
         for _ in range(args.rounds):
             drop(folder)
-            with start(maker, folder, nameserver, **settings) as broker:
+            with contextlib.nullcontext() if cores is None else cores.starting():
+                started = start(maker, folder, nameserver, **settings)
+            with started as broker:
                 if throttle is not None:
                     throttle(broker.pid)
                 send_latencies(broker.address, 1)

@@ -22,7 +22,7 @@ import official
 import ours
 from programs import Server, free_port, memory_kib
 
-__all__ = ["Engine", "Side", "start_side"]
+__all__ = ["Engine", "Flush", "Maker", "Side", "start_side"]
 
 Maker = Literal["ours", "official"]
 Engine = Literal["auto", "python", "native"]

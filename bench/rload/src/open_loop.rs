@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 pub struct Plan {
     pub addr: String,
@@ -82,6 +82,7 @@ fn connection(plan: Arc<Plan>, pulls: bool, c: usize, begin: Instant) -> (Vec<(u
 pub fn run(plan: Plan, pulls: bool) {
     let plan = Arc::new(plan);
     let begin = Instant::now() + Duration::from_millis(50);
+    let begin_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap() + Duration::from_millis(50);
     let mut threads = Vec::new();
     for c in 0..plan.conns {
         let plan = plan.clone();
@@ -94,12 +95,12 @@ pub fn run(plan: Plan, pulls: bool) {
         late.extend(lateness);
         for (code, count) in failed { *errs.entry(code).or_insert(0) += count; }
     }
-    // Stretches of time whose requests were late together: (begin, length, longest), of milliseconds.
+    // Stretches of time whose requests were late together: (begin, length, longest), of microseconds.
     all.sort_unstable();
     let mut pauses: Vec<(u64, u64, u64)> = Vec::new();
     for &(due, took) in all.iter().filter(|one| one.1 >= plan.pause_us) {
         match pauses.last_mut() {
-            Some(last) if due <= last.0 + last.1 + 10_000 => { last.1 = last.1.max(due - last.0); last.2 = last.2.max(took); }
+            Some(last) if due <= last.0 + last.1 + plan.pause_us.min(10_000) => { last.1 = last.1.max(due - last.0); last.2 = last.2.max(took); }
             _ => pauses.push((due, 0, took)),
         }
     }
@@ -111,9 +112,9 @@ pub fn run(plan: Plan, pulls: bool) {
         histogram.push((bound, took.partition_point(|&one| one <= bound) as u64));
         bound *= 2;
     }
-    let shown: Vec<String> = pauses.iter().take(100).map(|one| format!("[{},{},{}]", one.0 / 1000, one.1 / 1000, one.2 / 1000)).collect();
+    let shown: Vec<String> = pauses.iter().take(5000).map(|one| format!("[{},{},{}]", one.0, one.1, one.2)).collect();
     let counts: Vec<String> = histogram.iter().map(|one| format!("[{},{}]", one.0, one.1)).collect();
-    println!("{{\"requests\":{},\"errors\":{},\"p50_us\":{},\"p99_us\":{},\"p999_us\":{},\"max_us\":{},\"late_p99_us\":{},\"late_p999_us\":{},\"late_max_us\":{},\"pause_count\":{},\"pauses_ms\":[{}],\"histogram\":[{}]}}",
+    println!("{{\"requests\":{},\"errors\":{},\"p50_us\":{},\"p99_us\":{},\"p999_us\":{},\"max_us\":{},\"late_p99_us\":{},\"late_p999_us\":{},\"late_max_us\":{},\"pause_count\":{},\"begin_epoch_us\":{},\"pauses_us\":[{}],\"histogram\":[{}]}}",
         took.len(), errs.values().sum::<u64>(), pct(&mut took, 0.5), pct(&mut took, 0.99), pct(&mut took, 0.999), pct(&mut took, 1.0),
-        pct(&mut late, 0.99), pct(&mut late, 0.999), pct(&mut late, 1.0), pauses.len(), shown.join(","), counts.join(","));
+        pct(&mut late, 0.99), pct(&mut late, 0.999), pct(&mut late, 1.0), pauses.len(), begin_epoch.as_micros(), shown.join(","), counts.join(","));
 }
