@@ -94,6 +94,16 @@ TABLE: Final = (
     ),
     Row(
         "memory",
+        "what slaves are told of tables: changed offsets in one answer, changes and members that are remembered",
+        ("aerobee_broker.replication.news:CHANGES_MAX",),
+        (
+            "aerobee_broker.catalog.consumer_offsets:JOURNAL_MAX",
+            "aerobee_broker.replication.news:MEMBERS_MAX",
+        ),
+        "the slave reads all offsets; who is not remembered is not waited for",
+    ),
+    Row(
+        "memory",
         "lines of the log that nobody reads",
         NONE,
         ("aerobee_service.logs.log_writer:WAITING_SIZE_MAX",),
@@ -228,8 +238,11 @@ TABLE: Final = (
     ),
     Row(
         "event loop",
-        "long work in one turn: entries of lists, new topics, members told or tried, topics answered or changed",
+        "long work in one turn: entries of lists, new topics, members told or tried, topics answered or changed, "
+        "queries of one read, and bytes of what the native engine answers of one",
         (
+            "aerobee_broker.remoting_api.native_queries:QUERIES_MAX",
+            "aerobee_broker.native.engine:ANSWERS_SIZE",
             "aerobee_broker.remoting_api.request_bodies:RUN_MAX",
             "aerobee_broker.messages.publish:NEW_TOPICS_MAX",
             "aerobee_broker.remoting_api.acks:SLICE_MAX",

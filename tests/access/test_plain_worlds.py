@@ -77,7 +77,7 @@ def test_who_may_not_read_a_topic_may_not_by_newer_requests_either(code: int, se
                 gate.admit(Caller(), row, request)
 
 
-@pytest.mark.parametrize("code", [18, 225, 401, 31990, 31991, 31992, 31993])
+@pytest.mark.parametrize("code", [18, 225, 401, 31990, 31991, 31992, 31993, 31994])
 def test_what_4_9_did_not_know_and_administrators_alone_may(code: int, served: dict[int, Row]) -> None:
     perms = "  secretKey: 12345678\n  defaultTopicPerm: PUB|SUB\n  defaultGroupPerm: PUB|SUB\n"
     acl = read_plain_acl(
