@@ -440,8 +440,11 @@ class Election:
             log.info("election.master_known", master=part.master, epoch=part.epoch, is_own=part.is_master)
         problem = self.seat.problem(now)
         if problem is not None and (self._problem is None or problem.kind != self._problem.kind):
-            write = log.error if problem.kind == "went_back" else log.warning
-            write("election.set_incomplete", kind=problem.kind, reason=problem.reason)
+            facts = {"kind": problem.kind, "reason": problem.reason}
+            if problem.kind == "went_back":
+                log.error("election.set_incomplete", **facts)
+            else:
+                log.warning("election.set_incomplete", **facts)
         self._problem = problem
 
 

@@ -1,11 +1,13 @@
 package interop;
 
+import interop.scenarios.Traces;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.Collections;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import java.util.concurrent.TimeUnit;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
@@ -59,6 +61,12 @@ public final class Delay {
                 row.put("recalled", producer.recallMessage(arguments.text("topic"), result.getRecallHandle()));
             }
             sent.add(row);
+        }
+        if (!trace.isEmpty()) {
+            for (Map<String, Object> row : sent) {
+                Set<String> kinds = row.containsKey("recalled") ? Set.of("Pub", "Recall") : Set.of("Pub");
+                Traces.await(producer, trace, (String) row.get("msgId"), kinds);
+            }
         }
         producer.shutdown();
         Map<String, Object> report = new LinkedHashMap<>();

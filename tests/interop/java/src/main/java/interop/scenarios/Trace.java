@@ -1,9 +1,9 @@
 package interop.scenarios;
 
-import java.nio.charset.StandardCharsets;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
@@ -36,9 +36,8 @@ public final class Trace implements Scenario {
         }
         Map<String, Object> report = new HashMap<>();
         report.put("complete", deliveries.await(COUNT));
-        // A client that is shut down drops traces that are not sent within half a second, and may send others twice.
         for (String id : ids.values()) {
-            Place.until("the traces of " + id, () -> isTraced(producer, id) ? id : null);
+            Traces.await(producer, TOPIC, id, Set.of("Pub", "SubAfter"));
         }
         consumer.shutdown();
         producer.shutdown();
@@ -46,17 +45,5 @@ public final class Trace implements Scenario {
         report.put("ids", ids);
         report.put("deliveries", deliveries.report());
         return report;
-    }
-
-    private static boolean isTraced(DefaultMQProducer producer, String id) throws Exception {
-        StringBuilder traces = new StringBuilder();
-        for (Message trace : producer.queryMessage(TOPIC, id, 64, 0, Long.MAX_VALUE).getMessageList()) {
-            for (String context : new String(trace.getBody(), StandardCharsets.UTF_8).split("\u0002")) {
-                if (context.contains(id)) {
-                    traces.append(context);
-                }
-            }
-        }
-        return traces.indexOf("Pub") >= 0 && traces.indexOf("SubAfter") >= 0;
     }
 }
