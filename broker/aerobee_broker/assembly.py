@@ -165,6 +165,7 @@ class Ground:
     roles: RoleControl | None = None  # who takes operators' wishes for another role
     set_standing: Callable[[], SetStanding | None] = lambda: None  # what an election knows of the set
     election: Callable[[], ElectionStatistics] | None = None  # its figures; None: there is none
+    is_shared: Callable[[str], bool] = lambda _: False  # whether other members have this address, too
     is_seated: Callable[[], bool] | None = None  # of a master by election: whether it is that at this moment
     member: int = 0  # number in the set
     store_identity: str = ""  # which store this is; "" where nobody asks
@@ -467,6 +468,7 @@ def assemble(
         tables.nameservers,
         tls=ground.tls.client,
         signer=ground.access.signer,
+        is_masters_address=lambda: live.value.is_slave and ground.is_shared(identity.broker_addr),
     )
     if isinstance(replication, SlaveSide):
         replication.follower.look_for_master = registrar.register_all

@@ -293,6 +293,7 @@ class Broker:
             is_seated=self._is_seated,
             set_standing=self.life.seating.standing if self.life.seating is not None else lambda: None,
             election=self.life.seating.statistics if self.life.seating is not None else None,
+            is_shared=self.life.seating.is_shared if self.life.seating is not None else lambda _: False,
             member=self.life.role.member,
             store_identity="" if self.life.seating is None else self.life.seating.store,
             on_cut=self._cut_asked,

@@ -6,6 +6,7 @@ Touches  the nameservers through one `RemotingClient`; one task for each of them
     unknown, or lost          all topics
     registered, topics new    those topics
     registered, time is up    all topics (with forceRegister=false only if the nameserver says that it needs them)
+    address is its master's   nothing: a nameserver has one broker at an address, and it would forget the master
 
 A nameserver forgets a broker as soon as the connection is lost, so its loss is answered by a registration at
 once, then with growing pauses.
@@ -66,6 +67,7 @@ class NameserverState:
         "addr",
         "asked",
         "failures",
+        "left_to_master",
         "notified_version",
         "pending",
         "progress",
@@ -82,6 +84,7 @@ class NameserverState:
         self.registered = False
         self.registered_ms = 0  # last time that it said yes
         self.whole_ms = 0  # last time that it said yes to all topics; 0: it must hear all of them now
+        self.left_to_master = False  # whose address this broker's is, too
         self.failures = 0  # in a row
         self.reason = "not asked yet"
         # What it has to hear, counted: told <= asked, and progress is set (and replaced) when told moves.
@@ -119,18 +122,20 @@ class NameserverRegistrar:
         clock: Callable[[], int],
         identity: BrokerIdentity,
         nameservers: Nameservers,
-        client: RemotingClient | None = None,
         tls: TlsContext | None = None,
         signer: Signer | None = None,
+        is_masters_address: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`signer` signs what is asked, for nameservers with access control."""
+        """`signer` signs what is asked, for nameservers with access control. `is_masters_address` says of a slave that
+        its master is announced by the same address, or may be."""
         self._live = live
+        self._is_masters_address = is_masters_address
         self._on_master: Callable[[str, str], None] | None = None
         self._masterless: set[str] = set()  # nameservers that know no master of this slave
         self._topics = topics
         self._clock = clock
         self.identity = identity
-        self._client = client or RemotingClient(
+        self._client = RemotingClient(
             config=RemotingClientConfig(tls=tls), on_disconnect=self.connection_lost, signer=signer
         )
         self._nameservers = nameservers
@@ -245,7 +250,8 @@ class NameserverRegistrar:
             state.progress.set()
             state.progress = asyncio.Event()
             self._first_round[state.addr].set()
-            period_s = MASTERLESS_S if state.addr in self._masterless else self._period_s()
+            looks_often = state.left_to_master or state.addr in self._masterless
+            period_s = MASTERLESS_S if looks_often else self._period_s()
             await self._pause(state, period_s if done else _retry_pause_s(state.failures))
 
     async def _pause(self, state: NameserverState, seconds: float) -> None:
@@ -262,7 +268,11 @@ class NameserverRegistrar:
         return min(PERIOD_MAX_S, max(PERIOD_MIN_S, self._live.value.register_name_server_period / 1000))
 
     async def _try_register(self, state: NameserverState) -> bool:
-        """Send what this nameserver lacks; whether it now has everything."""
+        """Send what this nameserver lacks; whether it now has everything from this broker."""
+        state.left_to_master = self._is_masters_address()
+        if state.left_to_master:
+            state.reason = "left to the master, whose address this is"
+            return True
         pending, state.pending = state.pending, {}
         try:
             await self._register(state, pending)

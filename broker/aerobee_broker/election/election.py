@@ -103,6 +103,7 @@ class Election:
         self._tasks: list[asyncio.Task[None]] = []
         # Moved by lives.
         self._served: Served | None = None
+        self._shared_addr = ""  # of several members, as was seen once
         # For the log: what was said last.
         self._unreached = ""
         self._problem: Problem | None = None
@@ -412,6 +413,14 @@ class Election:
             {number: member.addr for number, member in view.members.items()},
             frozenset(view.set.in_sync),
         )
+
+    def is_shared(self, addr: str) -> bool:
+        """Whether other members are announced by this address. They still are when they do not run."""
+        view = self.seat.view
+        others = view.members.items() if view is not None else ()
+        if any(number != self._config.broker_id and member.addr == addr for number, member in others):
+            self._shared_addr = addr
+        return view is None or self._shared_addr == addr
 
     def statistics(self) -> ElectionStatistics:
         """For figures and metrics."""

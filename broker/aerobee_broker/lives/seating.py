@@ -116,6 +116,10 @@ class Seating(Protocol):
         """What is known of the set; None: nothing yet."""
         ...
 
+    def is_shared(self, addr: str) -> bool:
+        """Whether other members are announced by this address, too; also as long as nobody knows."""
+        ...
+
     def statistics(self) -> ElectionStatistics:
         """For figures and metrics."""
         ...

@@ -42,6 +42,9 @@ class NameserverFigures(Protocol):
     def registered(self) -> bool: ...
 
     @property
+    def left_to_master(self) -> bool: ...
+
+    @property
     def reason(self) -> str: ...
 
 

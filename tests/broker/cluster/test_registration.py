@@ -12,6 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from aerobee_broker.catalog.topics import TopicTable, system_topics
+from aerobee_broker.cluster import registration
 from aerobee_broker.cluster.registration import NameserverRegistrar, Nameservers
 from aerobee_broker.settings.config import LiveConfig
 from aerobee_broker.settings.identity import BrokerIdentity, identity_of
@@ -101,8 +102,14 @@ class Setup:
         self.topics = TopicTable(
             self.live, self.clock, on_dirty=lambda: None, on_change=nameservers.topics_changed
         )
+        self.is_masters_address = False
         self.registrar = NameserverRegistrar(
-            self.live, self.topics, self.clock, identity_of(config, 10911), nameservers
+            self.live,
+            self.topics,
+            self.clock,
+            identity_of(config, 10911),
+            nameservers,
+            is_masters_address=lambda: self.is_masters_address,
         )
 
 
@@ -198,6 +205,27 @@ async def test_a_nameserver_that_is_down_does_not_hold_the_others_up(tmp_path: P
     await setup.registrar.stop()
     await late.server.close()
     await up.server.close()
+
+
+async def test_a_slave_at_its_masters_address_leaves_registering_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A nameserver has one broker at an address: it forgot the master, and official producers found no queue."""
+    monkeypatch.setattr(registration, "MASTERLESS_S", 0.01)
+    fake = FakeNameserver()
+    setup = Setup(tmp_path, [await fake.start()])
+    setup.is_masters_address = True
+    setup.registrar.start()
+    assert await setup.registrar.first_round() == 0
+    setup.topics.for_send("T", template="TBW102", queue_count=2)
+    assert await setup.registrar.settled(WAIT_S)
+    assert [state.left_to_master for state in setup.registrar.states] == [True]
+    assert fake.received.empty()
+    setup.is_masters_address = False
+    assert await fake.next_topics() == setup.topics.all()
+    assert [state.left_to_master for state in setup.registrar.states] == [False]
+    await setup.registrar.stop()
+    await fake.server.close()
 
 
 @pytest.mark.parametrize("other", ["", "10.0.0.2:10911"])

@@ -176,6 +176,22 @@ async def test_a_slave_that_has_caught_up_is_in_sync_and_the_next_master(make: C
     assert slave.election.seat.in_sync == {2: "store-2"}
 
 
+async def test_an_address_of_another_member_is_shared_also_when_that_one_does_not_run(
+    make: Callable[..., Scene],
+) -> None:
+    """Members announced by one stable address registered as slaves, and nameservers forgot the master for it."""
+    scene = make(30, 0)
+    one, other = scene.members[1].election, scene.members[2]
+    assert one.is_shared("h1:10911")  # until the register was read
+    await scene.members[1].becomes((True, 1))
+    await other.becomes((False, 1))
+    assert not one.is_shared("h1:10911")
+    assert one.is_shared("h2:10911")
+    await other.stop()
+    await scene.until(lambda: one.seat.view is not None and list(one.seat.view.members) == [1])
+    assert one.is_shared("h2:10911")
+
+
 async def test_a_member_is_waited_for_before_the_register_hears_of_it(make: Callable[..., Scene]) -> None:
     scene = make(30, 0)
     master = scene.members[1]

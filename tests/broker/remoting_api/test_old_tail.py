@@ -54,6 +54,9 @@ class Seat:
     def standing(self) -> SetStanding | None:
         return None
 
+    def is_shared(self, addr: str) -> bool:
+        return False
+
     def statistics(self) -> ElectionStatistics:
         return ElectionStatistics(1, 2, 1500, 1)
 

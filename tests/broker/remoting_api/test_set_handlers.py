@@ -35,6 +35,9 @@ class Elected:
     def standing(self) -> SetStanding | None:
         return STANDING
 
+    def is_shared(self, addr: str) -> bool:
+        return False
+
     def statistics(self) -> ElectionStatistics:
         return ElectionStatistics(4, 2, 1500, 1)
 
