@@ -100,8 +100,21 @@ async def numbers(peer: Talker) -> list[Any]:
     return found
 
 
-async def everything(peer: Talker) -> list[Any]:
-    """All records, in reads of one message at least, and the state of the queue."""
+async def everything(peer: Talker, count: int) -> list[Any]:
+    """All records, in reads of one message at least, and the state of the queue, once there are so many.
+
+    An official broker makes queue entries a moment after its answers.
+    """
+    found = await whole(peer)
+    async with asyncio.timeout(30):
+        while len(found[0]) < count:
+            await asyncio.sleep(0.05)
+            found = await whole(peer)
+    assert len(found[0]) == count
+    return found
+
+
+async def whole(peer: Talker) -> list[Any]:
     found: list[Any] = []
     offset = 0
     while True:
@@ -123,7 +136,7 @@ async def first_exchange(address: str) -> dict[str, Any]:
             "topics": [int(made.code), int(plain.code), int(again.code) != 0, int(later.code) != 0],
             "sent": sent,
             "refused": await refused(peer),
-            "whole": await everything(peer),
+            "whole": await everything(peer, 7),
             "inside": [await read_from(peer, offset, maxMsgNums=1) for offset in range(9)],
             "few": [await read_from(peer, 0, maxMsgNums=count) for count in range(1, 9)],
             "beyond": [await read_from(peer, offset) for offset in (10, 11, 50)],
@@ -158,12 +171,11 @@ async def hand_on(folder: Path, first: str, end: str) -> None:
                 if not turn:
                     assert (await peer.make_topic(TOPIC, attributes="+queue.type=BatchCQ")).code == 0
                 else:
-                    assert await everything(peer) == before
+                    assert await everything(peer, 63 * turn) == before
                 for number in range(9):
                     sent = await send_some(peer, f"{turn}{number}")
                     assert [answer[0] for answer in sent] == [0] * 5
-                before = await everything(peer)
-                assert len(before[0]) == 63 * (turn + 1)
+                before = await everything(peer, 63 * (turn + 1))
             if end == "kill":
                 cluster.broker.kill()
             else:

@@ -94,11 +94,18 @@ def fill(where: Set, topic: str, count: int) -> None:
     address = where.master.address
     if max_offset_or_none(address, topic) is None:
         make_topic(where.nameserver.address, address, topic, queues=2, broker_name=where.name)
+    ends = [end + (count + 1 - queue) // 2 for queue, end in enumerate(ends_of(address, topic))]
     for number in range(count):
         fields = {"a": "test", "b": topic, "c": "TBW102", "d": "4", "e": str(number % 2), "f": "0", "g": "1"}
         fields |= {"h": "0", "i": f"KEYS\x01k{number}\x02", "j": "0", "k": "false", "m": "false"}
         answer, _ = call(address, SEND, fields, b"message %06d " % number * 60)
         assert answer["code"] == 0, answer
+    # An official broker makes queue entries a moment after its answers.
+    wait_until(lambda: ends_of(address, topic) == ends, f"{address} shows {ends} of {topic}")
+
+
+def ends_of(address: str, topic: str) -> list[int]:
+    return [max_offset(address, topic, queue) for queue in range(2)]
 
 
 def max_offset_or_none(address: str, topic: str) -> int | None:
@@ -115,10 +122,10 @@ def log_end(address: str) -> int:
 
 def wait_level(where: Set, topic: str) -> None:
     """Until the slave shows what the master has of a topic."""
-    ends = [max_offset(where.master.address, topic, queue) for queue in range(2)]
+    ends = ends_of(where.master.address, topic)
     try:
         wait_until(
-            lambda: [max_offset(where.slave.address, topic, queue) for queue in range(2)] == ends,
+            lambda: ends_of(where.slave.address, topic) == ends,
             f"the slave of {where.name} has {ends} of {topic}",
             60,
         )
