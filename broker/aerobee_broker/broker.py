@@ -345,8 +345,10 @@ class Broker:
             _awaited(parts.server.quiesce),  # while sends keep coming, there is always something to sync
             _awaited(parts.promises.close),
             parts.flusher.drain,
-            lambda: parts.replication.close(0.0 if self._is_brief else DRAIN_S),
+            lambda: parts.replication.drain(0.0 if self._is_brief else DRAIN_S),
             _awaited(parts.promises.give_up),
+            _awaited(self._leave_seat),
+            lambda: parts.replication.close(),
             metrics.close,
             lambda: parts.server.close(BRIEF_S if self._is_brief else GOODBYE_S),
             parts.flusher.close,
@@ -574,6 +576,11 @@ class Broker:
         await self._ends.aclose()
         await asyncio.to_thread(self.access.close)
         log.info("broker.stopped", failed=self.failed.done())
+
+    def _leave_seat(self) -> None:
+        """Where a master has given its log nobody will listen any more, and others take its seat by that."""
+        if self.life.seating is not None and not self._is_brief:
+            self.life.seating.left()
 
     async def _end_tasks(self) -> None:
         for task in self._tasks:

@@ -11,6 +11,7 @@ process or the power ends.
 
 import errno
 from collections.abc import Callable, Sequence
+from mmap import mmap
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -25,6 +26,7 @@ __all__ = ["CAPACITY", "SYNC_S", "Inode", "SimDisk", "SimIo"]
 SYNC_S: Final = 0.0005
 CAPACITY: Final = 1 << 30
 PAGE: Final = 4096
+LARGE: Final = 1 << 20
 SECTOR: Final = 512
 ROOT: Final = "/"
 
@@ -38,7 +40,7 @@ class Inode:
     __slots__ = ("dirty", "has_length", "live", "lost", "syncs")
 
     def __init__(self, size: int) -> None:
-        self.live = bytearray(size)
+        self.live: bytearray | mmap = _zeros(size)
         # What is on the disk of pages that were written since; by page.
         self.dirty: dict[int, bytes] = {}
         # The same of those that syncs under way have taken, the oldest sync first.
@@ -104,6 +106,11 @@ class Inode:
                 if state is not None and state[here.start - begin : here.stop - begin] != wanted:
                     return False
         return True
+
+
+def _zeros(size: int) -> bytearray | mmap:
+    """Of a large file, such as the wheel of the timer, most is never looked at: no memory is filled for that."""
+    return bytearray(size) if size < LARGE else mmap(-1, size)
 
 
 def _left(states: list[bytes], chance: Random) -> bytes:
@@ -379,7 +386,7 @@ class SimIo:
         inode = Inode(0)
         self.disk.change("create", name, inode)
         self.step()
-        inode.live = bytearray(size)
+        inode.live = _zeros(size)
         if lasting:
             self.sync(inode, name)
             self.sync_folder(path.parent)

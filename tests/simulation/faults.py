@@ -22,6 +22,7 @@ __all__ = ["FAULTS", "Faults"]
 
 LATE: Final = (0.3, 1.0)  # how many pieces of bytes, and by how many seconds at most
 STEPS_MAX: Final = 400  # of a disk, in the middle of which a process may be ended
+FIRST_S: Final = 0.5  # when faults begin, as a rule: something has been sent by then
 
 
 class Faults:
@@ -54,7 +55,8 @@ class Faults:
     def plan(self, names: list[str], count: int, until_s: float) -> None:
         """Draw so many faults of these kinds, that begin before `until_s`."""
         chance = self._chance
-        for when in sorted(chance.uniform(0.5, until_s) for _ in range(count)):
+        begin_s = FIRST_S if until_s > FIRST_S else self._world.now
+        for when in sorted(chance.uniform(begin_s, until_s) for _ in range(count)):
             self._world.at(when, None, self._begin, chance.choice(names))
 
     def _begin(self, name: str) -> None:

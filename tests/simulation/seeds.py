@@ -2,12 +2,15 @@
 
 import gc
 import sys
+import traceback
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 from weakref import ref
 
 from simulation.edges import edges
 from simulation.election import ElectionSimulation
+from simulation.ledger import Broken
 from simulation.pair import PairSimulation
 from simulation.scenario import Simulation
 from simulation.world import Stuck, World
@@ -60,8 +63,13 @@ def simulate(
             simulation.run()
         except Stuck as stuck:
             outcome.failure = f"Stuck: {stuck}"
+        except Broken as broken:
+            outcome.failure = f"Broken: {broken}"
         except Exception as failed:
-            outcome.failure = f"{type(failed).__name__}: {failed}"
+            where = traceback.extract_tb(failed.__traceback__)[-1]
+            outcome.failure = (
+                f"{type(failed).__name__}: {failed} ({Path(where.filename).name}:{where.lineno})"
+            )
         if outcome.failure is not None:
             world.note("-", outcome.failure)
         simulation.cluster.is_closing = True

@@ -261,6 +261,10 @@ class Election:
             log.warning("election.master_gone", epoch=epoch)
             self._woken.set()
 
+    def left(self) -> None:
+        """Not master any more. The lease goes with the process, or before."""
+        self.seat.leave()
+
     def ended(self) -> None:
         """It is about to end."""
         self._served = None

@@ -198,6 +198,10 @@ class Seat:
             and view.master_lease == self._lease != NO_LEASE
         )
 
+    def leave(self) -> None:
+        """This member is not master any more, of its own will."""
+        self._end_tenure()
+
     def _end_tenure(self) -> None:
         if self.tenure is not None:
             self.tenure.is_over = True

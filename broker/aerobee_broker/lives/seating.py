@@ -136,6 +136,10 @@ class Seating(Protocol):
         """Nobody listens any more where the master of this epoch gave its log to the life; or somebody does again."""
         ...
 
+    def left(self) -> None:
+        """The broker stops, and has given its last answer: it is no master any more, however long its lease."""
+        ...
+
     def ended(self) -> None:
         """It is about to end: from here on it answers nothing."""
         ...

@@ -38,6 +38,7 @@ from aerobee_broker.settings.config_files import AnyTable, ConfigFiles, Persiste
 from aerobee_proto.bodies import HaStatus
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.errors import AerobeeError, FormatError, RequestError
+from aerobee_proto.frames import Command
 from aerobee_proto.ha_hello import NEWS_SINCE
 from aerobee_proto.headers import UpdateConsumerOffsetHeader, WatchTablesHeader, ext_of
 from aerobee_proto.names import GroupQueue
@@ -146,6 +147,7 @@ class MetadataSync:
         self._access_reported = ""
         self._in_access = asyncio.Lock()  # one question at a time
         self._offsets = catalog.offsets
+        self._groups = catalog.groups
         self._topics = catalog.topics
         self._files = files
         self._log = own_log
@@ -426,19 +428,22 @@ class MetadataSync:
         return self._is_ours
 
     async def _forward(self, addr: str, further: list[tuple[GroupQueue, int]]) -> None:
-        """Let the master have what groups have committed here."""
+        """Let the master have what groups have committed here, and those groups that were made by use here alone."""
         for queue, offset in further[:FORWARDED_MAX]:
-            header = UpdateConsumerOffsetHeader(
-                consumer_group=queue.group,
-                topic=queue.topic,
-                queue_id=queue.queue_id,
-                commit_offset=offset,
-            )
-            answer = await self._client.request(
-                addr, RequestCode.UPDATE_CONSUMER_OFFSET, header, timeout=TIMEOUT_S
-            )
+            answer = await self._commit(addr, queue, offset)
+            group = self._groups.get(queue.group)
+            if answer.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST and group is not None:
+                code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+                await self._client.request(addr, code, body=group.to_bytes(), timeout=TIMEOUT_S)
+                answer = await self._commit(addr, queue, offset)
             if answer.code == ResponseCode.SUCCESS:
                 self._offsets.forwarded(queue, offset)
+
+    async def _commit(self, addr: str, queue: GroupQueue, offset: int) -> Command:
+        header = UpdateConsumerOffsetHeader(
+            consumer_group=queue.group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=offset
+        )
+        return await self._client.request(addr, RequestCode.UPDATE_CONSUMER_OFFSET, header, timeout=TIMEOUT_S)
 
     async def close(self) -> None:
         """Hang up."""

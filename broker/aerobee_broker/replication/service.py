@@ -81,11 +81,14 @@ class MasterSide:
         behind = max((one.link.behind_bytes for one in connected), default=0)
         return ReplicationStatistics(len(connected), self.replicas.in_sync_count, behind, 1, 0)
 
-    async def close(self, drain_s: float) -> None:
-        """Let the slaves have the last bytes, for so long at most, and hang up."""
+    async def drain(self, seconds: float) -> None:
+        """Let the slaves have the last bytes, for so long at most."""
         self.news.close()
-        if drain_s:
-            await self.server.drain(drain_s)
+        if seconds:
+            await self.server.drain(seconds)
+
+    async def close(self) -> None:
+        """Hang up."""
         await self.server.close()
 
 
@@ -144,6 +147,9 @@ class SlaveSide:
         ahead = max(0, self.metadata.master_end_offset - status.max_offset)
         return ReplicationStatistics(0, 0, 0, int(self.is_linked), ahead)
 
-    async def close(self, drain_s: float) -> None:
+    async def drain(self, seconds: float) -> None:
+        """A slave gives nothing."""
+
+    async def close(self) -> None:
         """Hang up."""
         await self.metadata.close()

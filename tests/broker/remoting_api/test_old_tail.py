@@ -76,6 +76,9 @@ class Seat:
     def missed(self, epoch: int, *, is_gone: bool) -> None:
         """It is there."""
 
+    def left(self) -> None:
+        """Nothing to do."""
+
     def ended(self) -> None:
         """Nothing to do."""
 

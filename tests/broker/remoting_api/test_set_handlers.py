@@ -50,6 +50,9 @@ class Elected:
     def missed(self, epoch: int, *, is_gone: bool) -> None:
         """It is there."""
 
+    def left(self) -> None:
+        """Nothing to do."""
+
     def ended(self) -> None:
         """Nothing to do."""
 

@@ -267,6 +267,20 @@ async def test_what_is_committed_at_the_slave_reaches_the_master_forwards_only(t
         await eventually(lambda: slave.parts.offsets.get("test-group", "T", 0) == 0)
 
 
+async def test_a_group_that_only_a_slave_knows_has_its_progress_at_the_master(tmp_path: Path) -> None:
+    """It read at the slave while the master stood still: the master knew no such group, and refused its offsets."""
+    async with pair(tmp_path) as (master, slave), talking(master) as at_master, talking(slave) as at_slave:
+        await at_master.put("T", b"0", queue_id=0)
+        await caught_up(master, slave)
+        await eventually(lambda: slave.parts.topics.get("T") is not None)
+        asked = {"consumerGroup": "new", "topic": "T", "queueId": "0", "commitOffset": "1"}
+        await at_slave.pull("T", 0, consumerGroup="new", queueId=0)
+        assert (await at_slave.ask(RequestCode.UPDATE_CONSUMER_OFFSET, asked)).code == 0
+        assert master.parts.groups.get("new") is None
+        await eventually(lambda: master.parts.offsets.get("new", "T", 0) == 1)
+        await eventually(lambda: slave.parts.groups.to_json() == master.parts.groups.to_json())
+
+
 async def test_a_send_waits_for_the_slave_and_is_seen_when_it_has_it(tmp_path: Path) -> None:
     of_master: dict[str, Any] = {"broker_role": "SYNC_MASTER", "in_sync_replicas": 2, "slave_timeout": 300}
     async with running_broker(tmp_path / "master", **of_master) as master, talking(master) as client:
