@@ -39,7 +39,7 @@ COMES_BACK_S: Final = 8.0  # what was popped and not acknowledged, several times
 FOLLOWED: Final = (PLAIN, BOUND, DELAYED, TRANSACTED)  # by a reader who sees all that is to come
 STEP_S: Final = 0.01  # between two looks whether a scenario is where it waits to be
 HEALED_WITHIN_S: Final = 60.0  # from the end of the last fault until everything works
-BRIEF_SHARE: Final = 0.9  # of the seeds
+BRIEF_SHARE: Final = 0.95  # of the seeds
 # Faults that keep a broker from writing its tables when it is time to.
 SLOWING: Final = frozenset(
     {
