@@ -102,11 +102,18 @@ class TransferDecoder:
 
     __slots__ = ("_begin", "_end", "_left", "_offset", "_says_confirmed", "_size_max", "_view")
 
-    def __init__(self, size_max: int = TRANSFER_SIZE_MAX, *, says_confirmed: bool = False) -> None:
-        """`says_confirmed`: the master has agreed to say what its readers see."""
+    def __init__(
+        self,
+        size_max: int = TRANSFER_SIZE_MAX,
+        *,
+        says_confirmed: bool = False,
+        room_size: int = ROOM_SIZE,
+    ) -> None:
+        """`says_confirmed`: the master has agreed to say what its readers see. `room_size` is more than a head and the
+        smaller of `size_max` and _PART_SIZE take."""
         self._size_max = size_max
         self._says_confirmed = says_confirmed
-        self._view = memoryview(bytearray(ROOM_SIZE))
+        self._view = memoryview(bytearray(room_size))
         # What lies there and was not given; never more than a head and _PART_SIZE, once `came` has returned.
         self._begin = self._end = 0
         # Of the transfer of which the head has been read: bytes that are to come, and where the next one lies.

@@ -209,8 +209,8 @@ def ha_link(data: bytes) -> None:
     stream = data[2:]
     for make in (
         ReportDecoder,
-        lambda: TransferDecoder(64),
-        lambda: TransferDecoder(64, says_confirmed=True),
+        lambda: TransferDecoder(64, room_size=100),
+        lambda: TransferDecoder(64, says_confirmed=True, room_size=100),
     ):
         whole, pieces = make(), make()
         try:

@@ -19,8 +19,8 @@ SEEDS = ("1", "2", "5")
 
 
 # The same seeds on every machine, a part for each worker that is free; `--long` goes on.
-SEEDS_COUNT = 240
-PARTS = 16
+SEEDS_COUNT = 2000
+PARTS = 20
 
 
 @pytest.mark.slow
