@@ -11,6 +11,8 @@ Numbers count changes from the beginning of this life of the master; `life` name
 
 Invariants
 - What a slave has said to have taken it has: it asks with a number when the tables behind it are in its files.
+- A slave that is in sync and has not asked in this life has nothing yet. It may be that it is refused: nobody waits for
+  it longer than TAKEN_S.
 - An answer speaks of nothing that lies behind its `end_offset` in the log.
 """
 
@@ -70,12 +72,13 @@ class TableNews:
         end_offset: Callable[[], int],
         *,
         moved: asyncio.Event,
-        keepers: Callable[[], Collection[int]],
+        keepers: Callable[[], Collection[int] | None],
         may_answer: Callable[[], bool] | None,
         done_below: Callable[[], int] = lambda: 0,
     ) -> None:
         """`number` grows with each change of topics, groups, request modes, users and policies, and `moved` is set
-        then. `keepers` are the members that have to have a change before it is answered. `may_answer` says whether this
+        then. `keepers` are the members that have to have a change before it is answered; None: that is not known yet.
+        `may_answer` says whether this
         broker is the master at the moment; without one it always is. `done_below` says where timer messages begin to
         wait."""
         self._done_below = done_below
@@ -116,11 +119,10 @@ class TableNews:
     async def next(self, member: int, taken: Taken, hold_s: float) -> News:
         """What this member of the set does not have; waits for so long at most until there is something."""
         self._offsets.keep_journal(self._moved.set)
-        if taken.life != self._life:
+        here = self._now()
+        if taken.life != self._life or taken.tables > here.tables or taken.offsets > here.offsets:
             taken = NOTHING
-        if member in self._taken or len(self._taken) < MEMBERS_MAX:
-            self._taken[member] = taken
-            self._heard.set()
+        self._hear(member, taken)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(max(hold_s, 0.0), HOLD_MAX_S)):
                 while self._now() == taken and not self._closed:
@@ -131,6 +133,15 @@ class TableNews:
         now = self._now()
         changes = self._offsets.changed_since(taken.offsets, CHANGES_MAX)
         return News(now, self._end_offset(), self._done_below(), changes)
+
+    def _hear(self, member: int, taken: Taken) -> None:
+        if member not in self._taken and len(self._taken) >= MEMBERS_MAX:
+            keepers = self._keepers() or ()
+            for other in [one for one in self._taken if one not in keepers]:
+                del self._taken[other]
+        if member in self._taken or len(self._taken) < MEMBERS_MAX:
+            self._taken[member] = taken
+            self._heard.set()
 
     async def _gathered(self, tables: int) -> None:
         """Wait for more offsets; other tables are told at once."""
@@ -170,14 +181,17 @@ class TableNews:
         if late:
             raise RequestError(
                 ResponseCode.FLUSH_SLAVE_TIMEOUT,
-                f"the change is in effect here, but within {TAKEN_S:.0f} s it was not at the members in sync "
-                f"{', '.join(map(str, late))}: it is lost if one of them becomes the master now",
+                f"the change is in effect here, but within {TAKEN_S:.0f} s it was not at {late}: it is lost if one of "
+                "them becomes the master now",
             )
 
-    def _late(self, standing: Taken, *, offsets: bool) -> list[int]:
-        # Who has never asked, may not: nothing is kept from others by that.
-        asking = self._taken.keys() & self._keepers()
-        return sorted(one for one in asking if not self._has(one, standing, offsets=offsets))
+    def _late(self, standing: Taken, *, offsets: bool) -> str:
+        """Who does not have it; "": nobody."""
+        keepers = self._keepers()
+        if keepers is None:
+            return "the members in sync, of whom nothing is known yet"
+        late = sorted(one for one in keepers if not self._has(one, standing, offsets=offsets))
+        return f"the members in sync {', '.join(map(str, late))}" if late else ""
 
     def _has(self, member: int, standing: Taken, *, offsets: bool) -> bool:
         taken = self._taken.get(member, NOTHING)

@@ -117,11 +117,13 @@ class Replicas:
             return len(self._in_sync)
         return sum(map(self.is_in_sync, self._connected))
 
-    def keepers(self) -> frozenset[int]:
+    def keepers(self) -> frozenset[int] | None:
         """Members that have to have a change of the tables before it is answered, if sends wait for slaves: those in
-        sync that ask for news."""
+        sync that ask for news. None: an election has yet to say who is."""
         if self._waited_for is not None:
             return frozenset(member for member in self._waited_for if self._follows_news(member))
+        if self._is_elected:
+            return None
         if not self.needed:
             return frozenset()
         in_sync = [one for one in self._connected if one.follows_news and self.is_in_sync(one)]

@@ -109,7 +109,7 @@ class Scene:
     def __init__(self) -> None:
         self.number = 1
         self.offsets = ConsumerOffsets(Clock(START_MS))
-        self.keepers: set[int] = set()
+        self.keepers: set[int] | None = set()
         self.is_master = True
         self.moved = asyncio.Event()
         self.news = TableNews(
@@ -165,7 +165,7 @@ async def test_too_many_changes_are_read_anew(monkeypatch: pytest.MonkeyPatch) -
 
 async def test_nothing_is_answered_by_who_is_no_master_any_more() -> None:
     scene = Scene()
-    scene.keepers = {1, 2, 3}  # the third one has never asked
+    scene.keepers = {1, 2}
     await scene.taken(2)
     waiting = asyncio.create_task(scene.news.taken())
     await scene.news.next(1, await scene.taken(1), 0)
@@ -175,6 +175,43 @@ async def test_nothing_is_answered_by_who_is_no_master_any_more() -> None:
     with pytest.raises(RequestError) as refused:
         await waiting
     assert refused.value.code == ResponseCode.SERVICE_NOT_AVAILABLE
+
+
+@pytest.mark.parametrize("keepers", [{1, 2}, None])
+async def test_who_has_not_asked_yet_has_nothing(
+    keepers: set[int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A master that was new answered changes with success that no slave had: none had asked it yet."""
+    monkeypatch.setattr(news, "LOOK_S", 0.01)
+    scene = Scene()
+    scene.keepers = keepers
+    await scene.news.next(1, await scene.taken(1), 0)
+    waiting = asyncio.create_task(scene.news.taken())
+    await asyncio.sleep(0.03)
+    assert not waiting.done()
+    scene.keepers = {1, 2}
+    await scene.news.next(2, await scene.taken(2), 0)
+    await waiting
+    monkeypatch.setattr(news, "TAKEN_S", 0.02)
+    scene.keepers = {1, 3}
+    with pytest.raises(RequestError, match="the members in sync 3: it is lost"):
+        await scene.news.taken()
+
+
+async def test_what_a_stranger_says_does_not_count() -> None:
+    """Numbers that there have not been yet, and more members than a set has."""
+    scene = Scene()
+    scene.keepers = {1}
+    taken = await scene.taken()
+    for ahead in (taken._replace(tables=9), taken._replace(offsets=9)):
+        await scene.news.next(1, ahead, 0)
+        assert not scene.news.has_all(1)
+    for member in range(2, 200):
+        await scene.news.next(member, taken, 0)
+    await scene.news.next(1, taken, 0)
+    assert scene.news.has_all(1)
+    await scene.news.next(200, taken, 0)
+    assert scene.news.has_all(1)
 
 
 async def test_who_waits_is_answered_at_the_end() -> None:
