@@ -107,7 +107,9 @@ class LagWatch:
     def _watch(self) -> None:
         before = time.perf_counter()
         try:
-            while not self._done.is_set():
+            is_over = False
+            while not is_over:
+                is_over = self._done.is_set()  # what came before that is still to be seen
                 for tail, seen in zip(self._tails, self._seen, strict=True):
                     if tail.look() != seen[-1][1]:
                         seen.append((time.perf_counter(), tail.count))

@@ -159,6 +159,8 @@ class Visibility:
         """Queue entries that found no room are tried again: while they wait no send, so no sync, does it."""
         del self._timers["dispatch"]
         self._show(self._may_show())
+        for notify in self._replicas:
+            notify()
 
     def _index(self) -> None:
         """Index what waits, when the index is in memory and has a file; until then no other round is set."""

@@ -234,6 +234,20 @@ async def test_entries_that_found_no_room_are_tried_again_until_they_do(sync: Sc
     assert sync.calls == ["confirm 100"] * tried
 
 
+async def test_who_waits_for_what_is_shown_hears_when_there_is_room_again(sync: Scene) -> None:
+    """A new master that waits for the tail of the one before heard of the next append alone, which might not come."""
+    heard: list[int] = []
+    sync.visibility.start((), (lambda: heard.append(sync.log.full_until),))
+    sync.log.full_until = 1
+    sync.append()
+    sync.disk.offset = 100
+    sync.visibility.advanced()
+    await sync.called(2)
+    sync.log.full_until = 0
+    await sync.called(len(sync.calls) + 1)
+    assert heard[-1] == 0
+
+
 async def test_keys_are_indexed_in_rounds(later: Scene) -> None:
     later.log.keys.backlog = 2 * module.INDEX_ROUND + 1
     later.append()
