@@ -22,6 +22,8 @@ FAILOVER_MAX_S = 4.0  # with a lease of 3 s that is not waited for; measured alo
 PENDING = 20
 ALONE_S = 0.7
 ALONE = 1000  # bytes that the master has and no slave: some of the sends that are on their way
+HAND_OVERS = 4
+HANDED_OVER_S = 0.5
 
 
 @pytest.fixture
@@ -81,17 +83,35 @@ async def test_a_set_goes_on_when_its_etcd_was_restarted(trio: Trio) -> None:
         await senders.more(200)
 
 
-async def test_a_seat_is_handed_over_by_command_and_no_send_fails(trio: Trio) -> None:
+async def test_a_seat_is_handed_over_by_command_within_a_moment_and_no_send_fails(trio: Trio) -> None:
+    """The shortest of several silences counts: the others are a busy machine's."""
+    silent_s = []
     master = await asyncio.to_thread(trio.wait_master, slaves=2)
-    other = next(member for member in (1, 2, 3) if member != master)
     async with sending(trio) as senders:
-        words = ("cluster", "switch", NAME, "--to", trio.address(other), "-n", trio.nameserver, "-o", "json")
-        moved = await asyncio.to_thread(program, *words)
-        assert moved.code == 0, moved.err
-        assert moved.json["master_addr"] == trio.address(other)
-        assert await asyncio.to_thread(trio.wait_master, slaves=2) == other
-        await senders.more(100)
-        assert senders.failed == []
+        for _ in range(HAND_OVERS):
+            other = next(member for member in (1, 2, 3) if member != master)
+            senders.pulse.begin()
+            words = (
+                "cluster",
+                "switch",
+                NAME,
+                "--to",
+                trio.address(other),
+                "-n",
+                trio.nameserver,
+                "-o",
+                "json",
+            )
+            moved = await asyncio.to_thread(program, *words)
+            assert moved.code == 0, moved.err
+            assert moved.json["master_addr"] == trio.address(other)
+            master = await asyncio.to_thread(trio.wait_master, slaves=2)
+            assert master == other
+            await senders.more(100)
+            silent_s.append(senders.pulse.silent_s)
+            assert senders.failed == []
+    print("no answer for", ", ".join(f"{one * 1000:.0f} ms" for one in silent_s))
+    assert min(silent_s) < HANDED_OVER_S
 
 
 async def test_what_no_slave_has_is_not_answered(trio: Trio) -> None:

@@ -97,11 +97,13 @@ class RouteTable:
     def may_come_back(self, missing: NoRoute | NoBroker) -> bool:
         """Whether a route that is missing now may be there in a moment.
 
-        A client that no nameserver has ever answered is not made to wait: its address is more likely to be wrong.
+        A client that no nameserver has ever answered is not made to wait: its address is more likely to be wrong. A
+        topic that there was a route for is not given up at once: while a set changes its master, all of its members
+        may be away from the nameserver for a moment.
         """
         if isinstance(missing, NoBroker):
             return not isinstance(missing, NotPermitted)
-        return self._nameservers.answered and not missing.is_final
+        return self._nameservers.answered and (not missing.is_final or missing.topic in self._routes)
 
     def no_answer(self, topic: str) -> NoRoute:
         """What a caller is told whose time was over before a nameserver had answered."""

@@ -97,6 +97,23 @@ async def test_an_unknown_topic_is_sent_to_by_the_template_and_then_gets_its_own
         assert cluster.broker.bodies("new") == [b"x"]
 
 
+async def test_a_topic_that_is_away_with_all_brokers_for_a_moment_is_waited_for() -> None:
+    """A set changed its master: for a moment nobody of it was registered, and a send failed at once."""
+    async with fake_cluster() as cluster, Client(cluster.nameserver.addr) as mq:
+        cluster.nameserver.add_topic("TBW102", cluster.broker, queues=8, perm=7)
+        async with mq.producer() as producer:
+            await producer.send("new", b"0")  # by the template, with which the route is known
+            cluster.nameserver.routes.clear()
+            cluster.nameserver.add_topic("other", cluster.broker)
+            await table(mq).refresh("new")
+            with pytest.raises(NoRoute) as unknown:
+                await table(mq).for_publish("never seen")
+            assert not table(mq).may_come_back(unknown.value)
+            gone = NoRoute("new", unknown.value.answers)
+            assert gone.is_final
+            assert table(mq).may_come_back(gone)
+
+
 async def test_a_reader_of_a_topic_that_only_the_template_offers_hears_that_it_does_not_exist() -> None:
     async with fake_cluster() as cluster, Client(cluster.nameserver.addr) as mq:
         cluster.nameserver.add_topic("TBW102", cluster.broker, queues=8, perm=7)
