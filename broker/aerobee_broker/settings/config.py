@@ -449,6 +449,9 @@ class BrokerConfig(AccessSettings):
         unit="ms",
         hot=True,
     )
+    all_ack_in_sync_state_set: bool = _key(
+        False, "Sends wait for every member in sync. With an election always so; refused without one."
+    )
     election_endpoints: str = _key(
         "",
         "The etcd that elects the master of this set, as host:port;host:port. Empty: brokerRole says who it is. Ours.",
@@ -684,6 +687,11 @@ class BrokerConfig(AccessSettings):
             raise ValueError("brokerRole=SLAVE needs a brokerId of 1 or more, another one for each slave")
         if self.election_endpoints:
             return self._can_be_elected()
+        if self.all_ack_in_sync_state_set:
+            raise ValueError(
+                "allAckInSyncStateSet=true needs electionEndpoints, with which every member in sync is waited for;"
+                " without an election say how many with inSyncReplicas"
+            )
         if self.broker_role == "ASYNC_MASTER" and max(self.in_sync_replicas, self.min_in_sync_replicas) > 1:
             raise ValueError(
                 "an ASYNC_MASTER waits for no copy: set brokerRole=SYNC_MASTER, or leave inSyncReplicas and"

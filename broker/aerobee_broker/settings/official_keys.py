@@ -77,7 +77,7 @@ _BY_REASON: Final = {
         timerSkipUnknownError timerStopDequeue timerStopEnqueue timerWarmEnable
     """,
     "there is no controller and no acting master": """
-        allAckInSyncStateSet asyncLearner brokerElectionPriority brokerHeartbeatInterval
+        asyncLearner brokerElectionPriority brokerHeartbeatInterval
         brokerNotActiveTimeoutMillis checkSyncStateSetPeriod compatibleWithOldNameSrv controllerAddr
         controllerHeartBeatTimeoutMills dLegerGroup dLegerPeers dLegerSelfId diskFallRecorded
         enableControllerMode enableDLedgerCommitLog
@@ -153,9 +153,9 @@ UNSUPPORTED_KEYS: Final[dict[str, str]] = {
 
 # Those of them that ask for a promise which this broker does not keep: the value that asks for nothing, and why.
 PROMISING_KEYS: Final[dict[str, tuple[str, str]]] = {
-    "allAckInSyncStateSet": (
+    "asyncLearner": (
         "false",
-        "with electionEndpoints every member in sync is waited for anyway; without, say how many with inSyncReplicas",
+        "each slave that has caught up is in sync, and may become the master: leave it out",
     ),
     "enableControllerMode": (
         "false",
@@ -172,6 +172,10 @@ PROMISING_KEYS: Final[dict[str, tuple[str, str]]] = {
     "enableSlaveActingMaster": (
         "false",
         "a slave does no work of its master here; leave it out, and promote the slave when the master stays away",
+    ),
+    "syncFromLastFile": (
+        "false",
+        "a slave of ours takes the whole log that its master has, not its last file alone: leave it out",
     ),
     "syncMasterFlushOffsetWhenStartup": (
         "false",

@@ -213,6 +213,23 @@ class TestHotChanges:
         }
 
 
+# Of RocketMQ's replication; what stands behind the dash means nothing here, and is named in a warning or refused.
+REPLICATION_KEYS, MEANINGLESS_KEYS = (
+    set(keys.split())
+    for keys in [
+        "\n    accessMessageInMemoryMaxRatio brokerId brokerIP2 brokerRole duplicationEnable enableAutoInSyncReplicas\n    haFlowControlEnable haHousekeepingInterval haListenPort haMasterAddress haMaxGapNotInSync haMaxTimeSlaveNotCatchup\n    haSendHeartbeatInterval haTransferBatchSize inSyncReplicas maxHaTransferByteInSecond minInSyncReplicas\n    offsetCheckInSlave slaveReadEnable slaveTimeout totalReplicas allAckInSyncStateSet\n    ",
+        " maxSlaveResendLength storePathBrokerIdentity storePathEpochFile syncMasterFlushOffsetWhenStartup asyncLearner\n    brokerElectionPriority checkSyncStateSetPeriod controllerAddr enableControllerMode enableSlaveActingMaster\n    syncFromLastFile",
+    ]
+)
+
+
+def test_each_key_of_replication_is_honoured_or_named() -> None:
+    known = {info.alias for info in BrokerConfig.model_fields.values()}
+    assert known >= REPLICATION_KEYS
+    assert UNSUPPORTED_KEYS.keys() >= MEANINGLESS_KEYS
+    assert not MEANINGLESS_KEYS & known
+
+
 ELECTED = {"electionEndpoints": "e1:2379;e2:2379", "brokerId": "2"}
 
 
@@ -220,6 +237,9 @@ def test_an_election_needs_no_role_and_waits_for_all_in_sync() -> None:
     config = load(**ELECTED, minInSyncReplicas="2")
     assert (config.election_prefix, config.election_lease_millis) == ("/aerobee", 3000)
     assert "secret" not in repr(load(**ELECTED, electionPassword="secret"))
+    assert load(**ELECTED, allAckInSyncStateSet="true").all_ack_in_sync_state_set
+    with pytest.raises(SettingsError, match="say how many with inSyncReplicas"):
+        load(allAckInSyncStateSet="true")
 
 
 @pytest.mark.parametrize(
