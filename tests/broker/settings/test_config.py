@@ -213,14 +213,19 @@ class TestHotChanges:
         }
 
 
-# Of RocketMQ's replication; what stands behind the dash means nothing here, and is named in a warning or refused.
-REPLICATION_KEYS, MEANINGLESS_KEYS = (
-    set(keys.split())
-    for keys in [
-        "\n    accessMessageInMemoryMaxRatio brokerId brokerIP2 brokerRole duplicationEnable enableAutoInSyncReplicas\n    haFlowControlEnable haHousekeepingInterval haListenPort haMasterAddress haMaxGapNotInSync haMaxTimeSlaveNotCatchup\n    haSendHeartbeatInterval haTransferBatchSize inSyncReplicas maxHaTransferByteInSecond minInSyncReplicas\n    offsetCheckInSlave slaveReadEnable slaveTimeout totalReplicas allAckInSyncStateSet\n    ",
-        " maxSlaveResendLength storePathBrokerIdentity storePathEpochFile syncMasterFlushOffsetWhenStartup asyncLearner\n    brokerElectionPriority checkSyncStateSetPeriod controllerAddr enableControllerMode enableSlaveActingMaster\n    syncFromLastFile",
-    ]
-)
+# Of RocketMQ's replication.
+REPLICATION_KEYS = """
+    accessMessageInMemoryMaxRatio allAckInSyncStateSet brokerId brokerIP2 brokerRole duplicationEnable
+    enableAutoInSyncReplicas haFlowControlEnable haHousekeepingInterval haListenPort haMasterAddress haMaxGapNotInSync
+    haMaxTimeSlaveNotCatchup haSendHeartbeatInterval haTransferBatchSize inSyncReplicas maxHaTransferByteInSecond
+    minInSyncReplicas offsetCheckInSlave slaveReadEnable slaveTimeout totalReplicas
+"""
+# They mean nothing here: a warning names them, or they are refused.
+MEANINGLESS_KEYS = """
+    asyncLearner brokerElectionPriority checkSyncStateSetPeriod controllerAddr enableControllerMode
+    enableSlaveActingMaster maxSlaveResendLength storePathBrokerIdentity storePathEpochFile
+    syncFromLastFile syncMasterFlushOffsetWhenStartup
+"""
 
 
 def test_each_key_of_replication_is_honoured_or_named() -> None:
