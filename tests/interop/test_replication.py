@@ -32,8 +32,9 @@ SETTINGS = {
     "brokerIP2": "127.0.0.1",
 }
 GROUP = "readers"
+TABLES_S = 150  # an official slave reads tables once a minute
 SEND, COMMIT, GET_CONFIG, CLUSTER_INFO, HA_STATUS = 310, 15, 21, 106, 907
-UPDATE_CONFIG, PULL = 25, 11
+UPDATE_CONFIG, PULL, GET_GROUPS = 25, 11, 201
 
 
 @dataclass
@@ -173,19 +174,29 @@ def test_both_are_in_the_route_and_the_master_lists_its_slave(one: Set) -> None:
     assert json.loads(body)["master"] is False
 
 
-def test_our_slave_has_topics_groups_and_offsets_of_an_official_master(sets: dict[str, Set]) -> None:
-    one = sets["slave"]
+def test_the_slave_has_topics_groups_and_offsets_of_its_master(one: Set) -> None:
+    fill(one, "Tables", 4)
     pull(one.master.address, "Before", 0)  # makes the group
     fields = {"consumerGroup": GROUP, "topic": "Before", "queueId": "1", "commitOffset": "7"}
     assert call(one.master.address, COMMIT, fields)[0]["code"] == 0
-    wait_until(
-        lambda: consumer_offset(one.slave.address, GROUP, "Before", 1) == 7, "the offset is at the slave"
-    )
+
+    def has_all() -> bool:
+        at = one.slave.address
+        has_group = f'"{GROUP}":'.encode() in call(at, GET_GROUPS)[1]
+        has_topic = max_offset_or_none(at, "Tables") is not None
+        return has_group and has_topic and consumer_offset(at, GROUP, "Before", 1) == 7
+
+    wait_until(has_all, f"the slave of {one.name} has its master's tables", TABLES_S)
+    wait_level(one, "Tables")
+
+
+def test_our_slave_is_read_from_while_its_official_master_is_there(sets: dict[str, Set]) -> None:
+    one = sets["slave"]
     fill(one, "Later", 4)
-    wait_level(one, "Later")
     wait_until(
         lambda: max_offset_or_none(one.slave.address, "Later") is not None, "the topic is at the slave"
     )
+    wait_level(one, "Later")
     # Read at the slave while the master is there: what is at its end belongs to the master.
     answer, body = pull(one.slave.address, "Later", 0)
     assert (answer["code"], answer["extFields"]["nextBeginOffset"]) == (0, "2"), answer
@@ -194,13 +205,13 @@ def test_our_slave_has_topics_groups_and_offsets_of_an_official_master(sets: dic
     assert (answer["code"], answer["extFields"]["suggestWhichBrokerId"]) == (20, "0"), answer
 
 
-def test_our_slave_goes_on_after_a_kill(sets: dict[str, Set]) -> None:
-    one = sets["slave"]
+def test_a_slave_goes_on_after_a_kill(one: Set) -> None:
     wait_level(one, "Before")
     one.slave.kill()
     fill(one, "Before", 60)
     port = int(one.slave.address.rpartition(":")[2])
-    one.slave = ours.start_broker(
+    start = ours.start_broker if one.name == "broker-slave" else official.start_broker
+    one.slave = start(
         one.folder / "slave", one.nameserver.address, name=one.name, port=port, config=one.slave_settings
     )
     try:
