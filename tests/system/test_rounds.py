@@ -15,6 +15,7 @@ from system.rounds import LOADS, faults, loads, run_round, table, verdicts, why_
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 ROUNDS, LONG_ROUNDS = 20, 200
+KILLED_S = 4.0  # without an answer, with a lease of 3 s that is not waited for: 0.6 at most in 200 rounds
 
 
 async def run(folder: Path, rounds: int, names: tuple[str, ...], seed: int = 1) -> None:
@@ -33,6 +34,9 @@ async def run(folder: Path, rounds: int, names: tuple[str, ...], seed: int = 1) 
     if no_network:
         print(f"without cuts of the network: {no_network}")
     assert [(one.lost, one.twice) for one in found] == [(0, 0)] * len(names)
+    killed = [max(one.silent_s.values()) for one in done if one.fault == "kill -9 of the master"]
+    assert killed
+    assert max(killed) < KILLED_S
     assert min(one.acknowledged for one in found) > rounds
 
 
