@@ -22,6 +22,9 @@ from typing import Final
 __all__ = ["Network", "network", "why_no_network"]
 
 NOWHERE: Final = "02:00:00:00:00:fe"  # the address of no machine
+# Without one of its own a bridge takes that of one of its cables, and another one whenever a cable goes: members then
+# do not reach the hub for up to 45 s, until they ask anew where it is.
+HUB: Final = "02:00:00:00:00:01"
 
 
 class NoNetwork(Exception):
@@ -42,7 +45,7 @@ class Network:
     def open(self) -> None:
         """Make it. NoNetwork."""
         bridge = self._name
-        _ip("link", "add", bridge, "type", "bridge", "stp_state", "0", "forward_delay", "0")
+        _ip("link", "add", bridge, "address", HUB, "type", "bridge", "stp_state", "0", "forward_delay", "0")
         for address in (self.hub, self.etcd):
             _ip("addr", "add", f"{address}/24", "dev", bridge)
         _ip("link", "set", bridge, "up")
