@@ -42,3 +42,26 @@ async def test_it_reads_at_the_slave_and_waits_at_the_master(
         await producer.send("T", b"held for it", keys="last", tags="A")
         report = await judging
         assert (report["complete"], report["distinct"]) == (True, COUNT + 1)
+
+
+async def test_it_reads_at_the_slave_alone_when_the_master_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group that nobody knew before, too: its offsets reach the next master, which is the old one here."""
+    small_memory(monkeypatch)
+    async with a_set(tmp_path) as brokers, Client(brokers.nameserver) as mq:
+        await fill(brokers, mq)
+        await brokers.lose_master()
+        report = await asyncio.to_thread(
+            official.judge,
+            "push",
+            namesrv=brokers.nameserver,
+            topic="T",
+            group="late",
+            expect=COUNT,
+            seconds=60,
+        )
+        assert (report["complete"], report["distinct"]) == (True, COUNT)
+        await eventually(lambda: brokers.slave.parts.offsets.get("late", "T", 0) == COUNT)
+        await brokers.start_master()
+        await eventually(lambda: brokers.master.parts.offsets.get("late", "T", 0) == COUNT, within_s=60)
