@@ -9,7 +9,7 @@ NATIVE = Path(__file__).resolve().parents[3] / "native"
 
 
 def test_every_crate_is_named_with_its_version() -> None:
-    """One that is not named is another one tomorrow. Where the engine was built, cargo has written down what it took."""
+    """One that is not named is another one tomorrow. Cargo has written down what it took where it was built."""
     lock = NATIVE / "Cargo.lock"
     if not lock.exists():
         pytest.skip("the native engine was not built here: ./dev setup does, where cargo is")
