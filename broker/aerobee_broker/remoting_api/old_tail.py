@@ -73,7 +73,10 @@ class OldTail:
         serve = self._handlers.refuse(REFUSED_CODES, refusal)
         self.look()
         try:
-            await asyncio.wait_for(self._done.wait(), WAIT_LOG_S)
+            async with asyncio.timeout(
+                WAIT_LOG_S
+            ):  # wait_for of 3.11 forgets to be cancelled when both come at once
+                await self._done.wait()
         except TimeoutError:
             log.warning("replication.tail_waits", size=held_back, physical_offset=self._end)
             await self._done.wait()
