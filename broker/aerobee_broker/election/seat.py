@@ -24,7 +24,8 @@ Why it is safe
 - Each member that runs says in the register which epoch it knows of, its disk's at least, and all know what one of them
   knows. So an older state of the register that comes back (a backup, members of etcd that have lost their disks) shows,
   and no epoch is given twice while one is there who knows of it. Of two masters of one epoch neither counts: who knows
-  of both speaks of the next epoch, which nobody has.
+  of both speaks of the next epoch, which nobody has. So does who has seen in this epoch that others were in sync, when
+  its master is gone: somebody else who is in sync by the older state may have been away meanwhile.
 """
 
 from collections.abc import Mapping
@@ -188,6 +189,9 @@ class Seat:
         is_same = before is not None and before.set is not None and before.set.epoch == epoch
         if is_same and before is not None and view.set_revision < before.set_revision:
             self._went_back_to = epoch, view.set_revision
+        if view.master is None and self._forgot(view):
+            # Nobody of this epoch will say anew who is in sync. Whoever has not seen it hears of it by the next epoch.
+            self._epoch = max(self._epoch, epoch + 1)
 
     def _is_mine(self, view: SetView) -> bool:
         """Whether this very process is master by the register."""

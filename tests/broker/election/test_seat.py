@@ -644,6 +644,35 @@ def test_who_was_in_sync_some_time_ago_takes_no_seat(has_written: bool) -> None:
     assert scene.seat(2).obstacle(scene.clock) == ""
 
 
+def test_one_who_has_seen_that_others_were_in_sync_keeps_those_from_the_seat_who_have_not() -> None:
+    """Member 3 was in sync by the older state, and starts when member 2 has read that."""
+    scene = Scene()
+    scene.grow(2, 3)
+    for number in MEMBERS:
+        scene.step(number)
+    backup = scene.register.state()
+    scene.grow(2)
+    scene.seat(2).saw(scene.register.view())
+    scene.register.restore(backup)
+    scene.end_master()
+    scene.members[3].restart()
+    scene.members[3].lease = scene.register.grant(0.0)
+    scene.seat(3).leased(scene.members[3].lease, 2000.0)
+    for _ in range(2):
+        for number in (2, 3):
+            proposal = scene.step(number)
+            assert proposal is None or proposal.kind == "announce"
+    problems = [scene.seat(number).problem(scene.clock) for number in (2, 3)]
+    assert [problem.kind if problem is not None else "" for problem in problems] == ["went_back"] * 2
+    forced = scene.seat(2).forced(scene.clock)
+    assert forced is not None
+    scene.register.swap(forced)
+    for number in (2, 3):
+        scene.seat(number).saw(scene.register.view())
+    assert scene.seat(2).part(scene.clock) == Part(True, 3, 2)
+    assert scene.seat(3).part(scene.clock) == Part(False, 3, 2)
+
+
 def test_no_set_is_made_by_what_members_said_before_the_newest_mastership() -> None:
     scene = Scene()
     for number in MEMBERS:
