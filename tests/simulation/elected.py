@@ -27,6 +27,7 @@ class ElectedSet(BrokerSet):
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self.members = []
+        self.hosts: list[ElectedHost] = []  # the same
         # Told of each life of a master that serves, and of each cut of a log.
         self.on_served: Callable[[ElectedHost, int], None] = lambda host, epoch: None
         self.on_cut: Callable[[ElectedHost, int], None] = lambda host, offset: None
@@ -36,8 +37,9 @@ class ElectedSet(BrokerSet):
         self.masters: dict[int, tuple[str, int]] = {}
         self.confirmed_offset = 0  # physical; nothing that lies behind it has been confirmed by any of them
 
-    def add(self, host: BrokerHost) -> None:
+    def add(self, host: "ElectedHost") -> None:
         self.members.append(host)
+        self.hosts.append(host)
         self.broker_name = host.broker_name
         if len(self.members) == 1:
             self.master = host
@@ -155,7 +157,7 @@ class ElectedHost(BrokerHost):
             while not stop.is_set():
                 if cut_to is not None:
                     self._set.on_cut(self, cut_to)
-                life = Life(role, None, port, None, election, cut_to)
+                life = Life(role, election, port, None, election, cut_to)
                 made = Broker(settings_of(config, role), io=io, clock=process.epoch_ms, life=life)
                 broker = await self.begin(made, stop)
                 if broker is None:

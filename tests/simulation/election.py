@@ -1,10 +1,15 @@
 """A set whose master is elected, with etcd, under faults of both."""
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
-from simulation.cluster import BrokerHost
+from aerobee.admin.hand_over import HandOver
+from aerobee.client import Client
+from aerobee.errors import ClientError
+from aerobee_broker.election.records import SetView
+from simulation.cluster import BrokerHost, Host
 from simulation.copies import LOOK_S, Copies
 from simulation.elected import ElectedHost, ElectedSet
 from simulation.etcd import ETCD_ADDRESS, Etcd
@@ -18,12 +23,17 @@ from simulation.world import Process
 __all__ = ["ElectionSimulation"]
 
 SET: Final = "set"
+OPERATES_S: Final = 8.0  # that an operator tries at most
+FAILS_OVER_S: Final = 3.0  # that another master takes at most, if nothing is in its way
 
 
 class ElectionFaults(SetFaults):
     """All faults of a simulation of one set with an election."""
 
     etcd: Etcd
+    seats: Seats
+    _set: ElectedSet
+    operators = 0
 
     @property
     def table(self) -> Mapping[str, Callable[[Any], None]]:
@@ -112,6 +122,139 @@ class ElectionFaults(SetFaults):
             network.close_way(host.address, address)
         self.for_a_while(10.0, network.open_ways)
 
+    # --- the operator -----------------------------------------------------------------------------------------
+
+    def _operate(self, work: Callable[[HandOver], Awaitable[Any]]) -> Host:
+        """Somebody does this with the tools of the product; it may be refused."""
+        cluster = self.cluster
+        self.operators += 1
+        host = Host(cluster, "operator", f"10.0.5.{self.operators}")
+
+        async def main() -> None:
+            async with Client(";".join(cluster.nameserver_addrs)) as client:
+                lead = HandOver(client.admin.sets, self.note, asyncio.get_running_loop().time)
+                try:
+                    await work(lead)
+                except ClientError as failed:
+                    self.note(f"refused: {failed}")
+
+        host.run(main)
+        assert host.process is not None
+        self.under_way += 1
+
+        def over() -> None:
+            self.under_way -= 1
+
+        host.process.at_end.append(over)
+        self._world.at(self._world.now + OPERATES_S, None, host.process.kill)
+        return host
+
+    def hand_over(self) -> None:
+        """The seat goes to another member, while all work."""
+        to = self._chance.choice(self._set.slaves)
+        self.note(f"{to.name} is to become the master")
+        self._operate(lambda lead: lead.switch(SET, to.broker_addr))
+
+    def older_etcd(self) -> None:
+        """A backup of etcd comes back, of some moments ago, or nothing."""
+        if self.etcd.is_up and self.etcd.backups:
+            self._change(self._going_back())
+
+    def _going_back(self) -> Iterator[bool]:
+        """As docs/replication.md says: etcd is stopped for longer than a lease, all members run, and have heard of
+        all that is lost; otherwise it keeps what it has."""
+        etcd, chance, members = self.etcd, self._chance, self._set.hosts
+        newest = self.seats.newest
+        assert newest is not None
+        if newest.epoch == 1 and chance.random() < 0.8:
+            self.note(f"the master {self._set.master.name} is killed")
+            self._set.master.kill()
+            until = self._world.now + FAILS_OVER_S
+            while self._world.now < until and (
+                self.seats.newest is newest or not all(_knows(host, etcd.backups[-1][0]) for host in members)
+            ):
+                yield True
+            newest = self.seats.newest
+        if not etcd.is_up:
+            return
+        self.note("etcd is stopped for a backup")
+        etcd.stop()
+        lease_s = members[0].settings["election_lease_millis"] / 1000
+        until = self._world.now + lease_s * 1.1
+        while self._world.now < until:
+            yield True
+        if not all(_knows(host, etcd.backups[-1][0]) for host in members):
+            self.note("etcd goes on with what it had")
+            etcd.start()
+            return
+        count = len(etcd.backups)
+        left = 0 if count == 1 or chance.random() < 0.2 else chance.randrange(max(1, count - 4), count)
+        self.note(f"etcd goes back to {left} of {count} backups")
+        for host in members:
+            host.is_held = left > 0
+        etcd.go_back(left)
+        if not left:
+            self.seats.let_in = frozenset(host.number for host in members)  # whose log is the longest
+        operator: Host | None = None
+        looks_at = self._world.now + chance.uniform(0.1, 3.0)
+        while self.seats.newest is newest:
+            yield True
+            if self._is_told():
+                # Whoever starts now hears of it. Before, it might take the seat.
+                for host in members:
+                    if host.is_held:
+                        yield from self._returning(host)
+            if left and self._world.now > looks_at and (operator is None or not operator.is_up):
+                operator, looks_at = self._force(), self._world.now + 1.0
+        for host in members:
+            if host.is_held:
+                yield from self._returning(host)
+
+    def _is_told(self) -> bool:
+        """Whether a member says in etcd that it has gone back."""
+        views = [view for host in self._set.hosts if (view := _view(host)) is not None]
+        return any(
+            view.set is not None and any(one.epoch > view.set.epoch for one in view.members.values())
+            for view in views
+            if view.revision == self.etcd.revision
+        )
+
+    def _force(self) -> Host | None:
+        """The newest and longest log becomes the master, once everybody says that etcd has gone back."""
+        members = self._set.hosts
+        problems = [_problem(host) for host in members]
+        if problems != ["went_back"] * len(members):
+            return None
+        best = max(members, key=_last_of)
+        self.note(f"{best.name} is to become the master by force")
+        self.seats.let_in = frozenset({best.number})
+        return self._operate(lambda lead: lead.promote(best.broker_addr, force=True))
+
+
+def _view(host: ElectedHost) -> SetView | None:
+    is_there = host.is_serving and host.election is not None
+    return host.election.seat.view if is_there and host.election is not None else None
+
+
+def _knows(host: ElectedHost, set_revision: int) -> bool:
+    """Whether it has read this revision of the set."""
+    view = _view(host)
+    return view is not None and view.set_revision == set_revision
+
+
+def _problem(host: ElectedHost) -> str:
+    if not host.is_serving or host.election is None or host.process is None:
+        return "down"
+    problem = host.election.seat.problem(host.process.monotonic())
+    return problem.kind if problem is not None else ""
+
+
+def _last_of(host: ElectedHost) -> tuple[int, int]:
+    """How new its log is."""
+    assert host.serving is not None
+    store = host.serving.parts.store
+    return store.epochs.last_epoch, store.end_offset
+
 
 ELECTION_FAULTS: Final[dict[str, Callable[[Any], None]]] = {
     **{name: fault for name, fault in SET_FAULTS.items() if name not in ("promotion", "new disk of a slave")},
@@ -121,7 +264,11 @@ ELECTION_FAULTS: Final[dict[str, Callable[[Any], None]]] = {
     "slow etcd": ElectionFaults.slow_etcd,
     "lost answers of etcd": ElectionFaults.lose_answers,
     "compaction of etcd": ElectionFaults.compact_etcd,
+    "hand-over": ElectionFaults.hand_over,
+    "older etcd": ElectionFaults.older_etcd,
 }
+# Faults that come once, beside others, in this share of the seeds.
+BESIDE: Final = {"hand-over": 0.1, "older etcd": 0.06}
 
 
 THEMES: Final[dict[str, tuple[str, ...]]] = {
@@ -147,6 +294,7 @@ class ElectionSimulation(PairSimulation):
 
     set: ElectedSet
     themes = THEMES
+    beside = BESIDE
 
     def make_brokers(self, settings: dict[str, Any]) -> None:
         chance, cluster = self.chance, self.cluster
@@ -190,7 +338,7 @@ class ElectionSimulation(PairSimulation):
         self.set.on_served, self.set.on_cut = seats.serves, seats.cuts
         self.set.on_confirmed = seats.confirms
         self.faults = ElectionFaults(cluster, self.ledger, self.world.chance("faults"), self.set, self.copies)
-        self.faults.etcd = self.etcd
+        self.faults.etcd, self.faults.seats = self.etcd, seats
         for host in self.set.members:
             self.faults.supervise(host, host.start)
         self._look()

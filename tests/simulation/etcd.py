@@ -2,7 +2,8 @@
 
 A request takes its time there and back, and may wait on the way for as long as it is closed: one whose asker has given
 up is done all the same when the way is open again. An answer may be lost. Leases lapse by the model's clock, some time
-after they were granted for, and begin anew when it is started again. Old changes are forgotten by compaction.
+after they were granted for, and begin anew when it is started again. Old changes are forgotten by compaction. A backup
+may come back: with it no lease does, and what was asked before is not done any more.
 """
 
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
@@ -54,6 +55,9 @@ class Etcd:
         self._changes: list[tuple[int, list[Change]]] = []
         self._compacted = 0  # changes up to this revision are forgotten
         self._waiting: list[Callable[[], None]] = []
+        # All as it was after each write of a key that has no lease: its revision, and what was there.
+        self.backups: list[tuple[int, dict[str, Entry]]] = []
+        self.lives = 0  # that began with a backup
         # Told of each key that is written; None: it is gone.
         self.on_written: Callable[[str, bytes | None], None] = lambda key, value: None
         # --- faults; who sets them takes them back
@@ -122,6 +126,8 @@ class Etcd:
             self.world.note("etcd", f"{self.revision}: {key} is gone")
             self.on_written(key, None)
         self._changes.append((self.revision, changes))
+        if any(put.lease == NO_LEASE for put in puts.values()):
+            self.backups.append((self.revision, dict(self._entries)))
         waiting, self._waiting = self._waiting, []
         for wake in waiting:
             wake()
@@ -152,6 +158,19 @@ class Etcd:
         self.is_up = True
         for lease in self._leases.values():
             self._begin(lease)
+
+    def go_back(self, backups_left: int) -> None:
+        """Start with what it had after the last of so many backups; 0: with nothing. Leases are gone."""
+        assert not self.is_up
+        del self.backups[backups_left:]
+        self.revision, entries = self.backups[-1] if self.backups else (1, {})
+        self._entries = dict(entries)
+        self._changes = [one for one in self._changes if one[0] <= self.revision]
+        self._compacted = min(self._compacted, self.revision)
+        self._leases.clear()
+        self.lives += 1
+        self.is_up = True
+        self._write({}, [key for key, entry in self._entries.items() if entry.lease != NO_LEASE])
 
     def compact(self) -> None:
         self._compacted = self.revision
@@ -203,7 +222,10 @@ class EtcdOf:
 
     async def watch(self, prefix: str, after_revision: int) -> AsyncGenerator[list[Change], None]:
         etcd, seen = self._etcd, after_revision
+        life = etcd.lives
         while True:
+            if etcd.lives != life:
+                raise RegisterUnreachable("the simulated etcd has been started anew")
             changed = self._loop.create_future()
             etcd.on_change(lambda changed=changed: self._wake(changed))  # type: ignore[misc]
             if etcd.hears(self._process) and etcd.is_heard_by(self._process):
@@ -219,9 +241,11 @@ class EtcdOf:
     async def _ask(self, do: Callable[[], T]) -> T:
         world, etcd = self._etcd.world, self._etcd
         answered = self._loop.create_future()
-        sent = world.now
+        sent, life = world.now, etcd.lives
 
         def arrive() -> None:
+            if etcd.lives != life:
+                return
             if not etcd.hears(self._process):
                 if world.now < sent + GIVEN_UP_S:
                     world.at(world.now + WAY_RETRY_S, None, arrive)

@@ -258,6 +258,14 @@ def _epoch_in_memory() -> list[Change]:
     return [(EpochFile, "_save", lambda self, entries: setattr(self, "entries", entries))]
 
 
+def _older_etcd_trusted() -> list[Change]:
+    """Whatever etcd says counts, whatever it has said before."""
+    return [
+        (Seat, "_went_back", lambda self, view: False),
+        (Seat, "_forgot", lambda self, view: False),
+    ]
+
+
 OF_SETS: Final[dict[str, Callable[[], list[Change]]]] = {
     "acknowledged before slaves": _acknowledged_before_slaves,
     "reported before the disk": _reported_before_the_disk,
@@ -282,6 +290,7 @@ OF_SETS: Final[dict[str, Callable[[], list[Change]]]] = {
     "shrunk before confirmed": _shrunk_before_confirmed,
     "promoted out of sync": _promoted_out_of_sync,
     "epoch in memory": _epoch_in_memory,
+    "older etcd trusted": _older_etcd_trusted,
 }
 
 # The scenario in which each of them shows, and the seed that found it first when it was looked for last: a seed is
@@ -310,4 +319,5 @@ SETS_FOUND_BY: Final[dict[str, tuple[str, int]]] = {
     "shrunk before confirmed": ("election", 2),
     "promoted out of sync": ("election", 30),
     "epoch in memory": ("election", 1),
+    "older etcd trusted": ("election", 151),
 }

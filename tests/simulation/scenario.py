@@ -116,6 +116,8 @@ class Simulation:
     faults: Faults
     # Kinds of faults that make a whole together; some of the seeds have no others.
     themes: Mapping[str, Sequence[str]] = {}
+    # Kinds that come once, beside those, in so much of the seeds.
+    beside: Mapping[str, float] = {}
 
     def __init__(self, seed: int, kinds: list[str] | None, engine: str | None, size: str | None) -> None:
         """`kinds` of faults, the engine for sends and the size, where they are not drawn."""
@@ -147,7 +149,8 @@ class Simulation:
         lasts_s = chance.choice(self.size.lasts_s)
         table = self.faults.table
         theme = chance.choice([None, *self.themes])
-        kinds = chance.sample(sorted(table), chance.choice((1, 2, 4, len(table))))
+        often = sorted({*table} - {*self.beside})
+        kinds = chance.sample(often, chance.choice((1, 2, 4, len(often))))
         if self._kinds is not None or theme is not None:
             wanted = self._kinds if self._kinds is not None else self.themes[theme or ""]
             kinds = [kind for kind in wanted if kind in table]
@@ -155,6 +158,10 @@ class Simulation:
             self.ledger.commits_kept_s = 30.0
         self.faults.plan(kinds, chance.choice(self.size.faults), self.world.now + lasts_s)
         self.faults_end = self.world.now + lasts_s
+        rare = self.world.chance("faults beside")
+        for kind, share in self.beside.items():
+            if rare.random() < share and self._kinds is None:
+                self.faults.plan([kind], 1, self.faults_end)
 
     def start_clients(self) -> None:
         """Those that go on until the end."""

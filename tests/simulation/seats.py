@@ -7,6 +7,8 @@
   one off its log.
 - What a master confirms, and so shows to readers, is at every member that is in sync by the register.
 - The epoch of a master is on its disk before it serves.
+
+An older state of the register that comes back changes nothing of that: what counts is the newest set that it ever had.
 """
 
 from collections.abc import Sequence
@@ -36,7 +38,9 @@ class Seats:
         self._world = world
         self._members = members
         self._copies = copies
-        self._set: SetRecord | None = None  # as the register has it
+        self._set: SetRecord | None = None  # the newest that the register has had
+        # Who may take the seat without being in sync, as an operator says so, or as the set is made anew.
+        self.let_in: frozenset[int] = frozenset()
         # Since when a member is known not to be master, by its name.
         self._lost_at: dict[str, float] = {}
         # Since when the register has no key of a member that was master, by its number; and who has it.
@@ -44,6 +48,11 @@ class Seats:
         self._key_of = 0
         self._acknowledged: list[tuple[int, bytes, str]] = []  # physical offsets, bodies, at whom
         self._disks = {host.name: host.disk_number for host in members}
+
+    @property
+    def newest(self) -> SetRecord | None:
+        """The set as the register had it last, whatever it has gone back to."""
+        return self._set
 
     # --- who is master ----------------------------------------------------------------------------------------
 
@@ -96,7 +105,8 @@ class Seats:
                     f"member {self._set.master} takes the seat, and {host.name} may answer until "
                     f"{host.holds_until:.3f} s"
                 )
-        if self._set.epoch > before.epoch and self._set.master not in before.in_sync:
+        allowed, self.let_in = self.let_in | before.in_sync.keys(), frozenset()
+        if self._set.epoch > before.epoch and self._set.master not in allowed:
             raise Broken(
                 f"member {self._set.master} takes the seat; in sync were {sorted(before.in_sync)} alone"
             )
