@@ -3,7 +3,8 @@
 Touches  the file of the table, through `save`.
 
 Answers and remarks are those of RocketMQ 5.3.3, with what it forgot: a secret is shown to super users alone, others see
-a mask in its place, and the last super user that is enabled cannot be removed.
+a mask in its place, the last super user that is enabled cannot be removed, and who is no super user can neither grant
+rights, which could be its own, nor take the name of somebody else by giving it another secret.
 """
 
 import hmac
@@ -120,8 +121,10 @@ class AccessHandlers:
         is_shared: Callable[[], bool] = lambda: False,
         shows_secrets_to: Callable[[str], bool],
         ask_master: AskMaster | None = None,
+        as_official: bool = False,
     ) -> None:
         """Unless access control `is_on` nothing can be changed: anybody could make the first super user.
+        `as_official`: whoever may change the cluster may grant rights, as in 5.3.3.
         `shows_secrets_to` says whether who names this AccessKey is known to be a super user. `is_shared`: other servers
         have the same table, and tools tell each of them every change; who makes what is there already, or deletes what
         has gone, is told that it is done. `ask_master`: this is a slave, and changes are its master's."""
@@ -129,6 +132,7 @@ class AccessHandlers:
         self._changing = changing
         self._is_shared = is_shared
         self._ask_master = ask_master
+        self._as_official = as_official
         self._is_on = is_on
         self._shows_secrets_to = shows_secrets_to
 
@@ -155,10 +159,14 @@ class AccessHandlers:
         name, info = _named_user(request)
         kind = named(UserType, info.user_type) or UserType.NORMAL
         status = named(Status, info.user_status) or Status.ENABLE
-        if (answered := await self._of_master(request, kind=kind, done="create")) is not None:
+
+        def check() -> None:
+            self._check_super(request, kind=kind, done="create")
+
+        if (answered := await self._of_master(request, check)) is not None:
             return answered
         async with self._change():
-            self._check_super(request, kind=kind, done="create")
+            check()
             if not (
                 self._is_shared() and self._may_see(request) and self._is_there(name, info, kind, status)
             ):
@@ -169,10 +177,15 @@ class AccessHandlers:
         self._check_on()
         name, info = _named_user(request)
         kind = named(UserType, info.user_type)
-        if (answered := await self._of_master(request, name, kind)) is not None:
+
+        def check() -> None:
+            self._check_super(request, name, kind)
+            self._check_grants(request, name)
+
+        if (answered := await self._of_master(request, check)) is not None:
             return answered
         async with self._change():
-            self._check_super(request, name, kind)
+            check()
             self._table.update_user(name, info.password, kind, named(Status, info.user_status))
         return Response(remark=DONE)
 
@@ -181,10 +194,14 @@ class AccessHandlers:
         name = request.header.username or ""
         if not name.strip():
             raise _refused("username can not be blank")
-        if (answered := await self._of_master(request, name)) is not None:
+
+        def check() -> None:
+            self._check_super(request, name)
+
+        if (answered := await self._of_master(request, check)) is not None:
             return answered
         async with self._change():
-            self._check_super(request, name)
+            check()
             self._table.delete_user(name)
         return Response(remark=DONE)
 
@@ -223,9 +240,14 @@ class AccessHandlers:
         ]
         if not policies:
             raise _refused("The policies is empty.")
-        if (answered := await self._of_master(request)) is not None:
+
+        def check() -> None:
+            self._check_grants(request)
+
+        if (answered := await self._of_master(request, check)) is not None:
             return answered
         async with self._change():
+            check()
             self._table.write_acl(name, policies)
         return Response(remark=DONE)
 
@@ -236,9 +258,14 @@ class AccessHandlers:
         if name is None:
             raise _refused("The subject is null.")
         kind = named(PolicyType, header.policy_type) or PolicyType.CUSTOM
-        if (answered := await self._of_master(request)) is not None:
+
+        def check() -> None:
+            self._check_grants(request)
+
+        if (answered := await self._of_master(request, check)) is not None:
             return answered
         async with self._change():
+            check()
             if not (
                 self._is_shared() and self._table.user(name) is not None and self._table.acl(name) is None
             ):
@@ -306,14 +333,12 @@ class AccessHandlers:
         user = self._table.user(name) if name else None
         return bool(name) and not (user is not None and user.is_super)
 
-    async def _of_master(
-        self, request: AnyRequest, name: str = "", kind: UserType | None = None, done: str = "update"
-    ) -> Response | None:
-        """Of a slave the answer of its master, who is asked in this broker's own name: so who may not touch a super
-        user is refused here. None: the change is to be made here."""
+    async def _of_master(self, request: AnyRequest, check: Callable[[], None]) -> Response | None:
+        """Of a slave the answer of its master, who is asked in this broker's own name: so `check` refuses here who may
+        not. None: the change is to be made here."""
         if self._ask_master is None:
             return None
-        self._check_super(request, name, kind, done)
+        check()
         return await self._ask_master(request)
 
     def _check_super(
@@ -325,6 +350,12 @@ class AccessHandlers:
         user = self._table.user(name)
         if user is not None and user.is_super and self._is_normal(request):
             raise _refused("The super user can only be update by super user")
+
+    def _check_grants(self, request: AnyRequest, name: str = "") -> None:
+        """RequestError when who asks is no super user, and this changes what others may do, or who they are. `name`:
+        the user that is changed; each may change itself."""
+        if not self._as_official and self._is_normal(request) and name != _asker(request):
+            raise _refused("What others may do and how they sign is changed by super users alone")
 
     def _may_see(self, request: AnyRequest) -> bool:
         return self._shows_secrets_to(_asker(request))

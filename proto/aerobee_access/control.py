@@ -198,6 +198,7 @@ class AccessControl:
             is_shared=lambda: self.file is not None or self.giver.has_given,
             shows_secrets_to=self.shows_secrets_to,
             ask_master=ask_master,
+            as_official=self._config.auth_compat == "5.3.3",
         )
 
     def _changing(self, save: Callable[[], Awaitable[None]]) -> Changing:

@@ -351,6 +351,8 @@ class AccessGate(Gate):
         user = self._table.user(name)
         if user is None:
             raise _refused(f"User:{name[:NAME_CHARS_MAX]} not found.")
+        if not user.is_enabled and not self._rules.as_official:  # also where no signature is asked for
+            raise _refused(f"User:{name} is disabled.")
         return user
 
     def _check(self, user: User, needed: Sequence[Need], address: str) -> None:

@@ -11,6 +11,7 @@ from aerobee_access.control import AccessControl
 from aerobee_access.settings import AccessSettings
 from aerobee_access.signature import sign
 from aerobee_access.table import MASK
+from aerobee_access.users import Status, UserType
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.frames import Command
 from aerobee_remoting.exchange.handlers import HandlerTable
@@ -148,6 +149,40 @@ class TestStricter:
         await server.ask(ROOT, 3001, {"username": "other"}, {"password": "p", "userType": "Super"})
         assert (await server.ask("other", 3003, {"username": ROOT})).code == 0
         assert server.control.table.user(ROOT) is None
+
+    async def test_who_may_change_the_cluster_gives_nobody_rights(self, tmp_path: Path) -> None:
+        """Least of all itself, or by the name of somebody else whose secret it sets."""
+        server = Server(tmp_path)
+        everything = {"resource": "Cluster:*", "actions": ["All"], "decision": "Allow"}
+        acl = {"subject": "User:operator", "policies": [{"entries": [everything]}]}
+        for name in ("operator", "payments"):
+            await server.ask(ROOT, 3001, {"username": name}, {"password": "p"})
+        await server.ask(ROOT, 3006, {"subject": "User:operator"}, acl)
+        revision = server.control.table.revision
+        wanted = {"policies": [{"entries": [everything | {"resource": "*"}]}]}
+        for code, header, body in (
+            (3006, {"subject": "User:operator"}, wanted),
+            (3007, {"subject": "User:payments"}, wanted),
+            (3008, {"subject": "User:payments"}, None),
+            (3002, {"username": "payments"}, {"password": "mine"}),
+            (3002, {"username": "payments"}, {"userStatus": "enable"}),
+        ):
+            refused = await server.ask("operator", code, header, body)
+            assert (refused.code, "super users alone" in (refused.remark or "")) == (16, True), code
+        assert server.control.table.revision == revision
+        assert (await server.ask("operator", 3002, {"username": "operator"}, {"password": "q"})).code == 0
+        assert (await server.ask("operator", 3001, {"username": "new"}, {"password": "p"})).code == 0
+
+    @pytest.mark.parametrize("where", ["unsigned", "authorization alone"])
+    async def test_who_is_disabled_may_nothing_where_no_signature_is_asked_for(
+        self, tmp_path: Path, where: str
+    ) -> None:
+        settings: dict[str, str | bool] = {"authenticationWhitelist": "3005"}
+        if where == "authorization alone":
+            settings = {"authenticationEnabled": False}
+        server = Server(tmp_path, **settings)
+        server.control.table.create_user("gone", "p", UserType.SUPER, Status.DISABLE)
+        assert (await server.ask("gone", 3005)).remark == "User:gone is disabled."
 
     async def test_nothing_is_changed_while_access_control_is_off(self, tmp_path: Path) -> None:
         """Else the first to come would be its administrator from the moment that it is turned on."""
