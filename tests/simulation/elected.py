@@ -120,6 +120,10 @@ class ElectedHost(BrokerHost):
         number: int = self.settings["broker_id"]
         return number
 
+    def start(self) -> None:
+        self.election = None  # the last life's
+        super().start()
+
     @property
     def holds_until(self) -> float:
         """When it ceases to be master by its own clock if it hears nothing more, in true seconds; it is not asked, as

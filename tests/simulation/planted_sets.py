@@ -266,6 +266,11 @@ def _older_etcd_trusted() -> list[Change]:
     ]
 
 
+def _slave_counted_twice() -> list[Change]:
+    """By the connection that it has, and by one that is half open."""
+    return [(Replicas, "_is_same", lambda self, one, other: False)]
+
+
 OF_SETS: Final[dict[str, Callable[[], list[Change]]]] = {
     "acknowledged before slaves": _acknowledged_before_slaves,
     "reported before the disk": _reported_before_the_disk,
@@ -291,6 +296,7 @@ OF_SETS: Final[dict[str, Callable[[], list[Change]]]] = {
     "promoted out of sync": _promoted_out_of_sync,
     "epoch in memory": _epoch_in_memory,
     "older etcd trusted": _older_etcd_trusted,
+    "slave counted twice": _slave_counted_twice,
 }
 
 # The scenario in which each of them shows, and the seed that found it first when it was looked for last: a seed is
@@ -320,4 +326,5 @@ SETS_FOUND_BY: Final[dict[str, tuple[str, int]]] = {
     "promoted out of sync": ("election", 30),
     "epoch in memory": ("election", 1),
     "older etcd trusted": ("election", 151),
+    "slave counted twice": ("pair", 1697),
 }

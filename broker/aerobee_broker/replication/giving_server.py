@@ -227,7 +227,9 @@ class GivingServer:
     def begun(self, one: "_Giving", replica: Replica) -> None:
         """The slave has said where it stands."""
         self._guests.pop(one, None)
-        self._replicas.joined(replica)
+        before = self._replicas.joined(replica)
+        for link in [link for link in self._links if link.replica in before]:
+            link.hang_up("the slave is here by a newer connection")
         log.info(
             "replication.slave_joined",
             peer=replica.peer,
@@ -269,7 +271,7 @@ class _Giving(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._link: GivingLink | None = None
-        self._replica: Replica | None = None
+        self.replica: Replica | None = None  # once it has said where it stands
         self._peer = ""
         self._reason = "the slave hung up"
         self._paused = False
@@ -314,14 +316,14 @@ class _Giving(asyncio.Protocol):
             return
         if said and not began:
             visitor = self._visitor
-            self._replica = (
+            self.replica = (
                 Replica(link, self._peer)
                 if visitor is None
                 else Replica(
                     link, self._peer, visitor.member, visitor.store, follows_news=visitor.follows_news
                 )
             )
-            self._server.begun(self, self._replica)
+            self._server.begun(self, self.replica)
         if said:
             self._server.acknowledged()
         if not began:
@@ -378,8 +380,8 @@ class _Giving(asyncio.Protocol):
             self._timer.cancel()
         if self._greeter is not None:
             self._greeter.cancel()
-        link, replica = self._link, self._replica
-        self._link = self._transport = self._replica = None
+        link, replica = self._link, self.replica
+        self._link = self._transport = self.replica = None
         self._server.ended(self, replica)
         if replica is not None and link is not None:
             log.warning(
@@ -455,8 +457,8 @@ class _Giving(asyncio.Protocol):
     def _count_speed(self, link: GivingLink, now: float) -> None:
         since, sent = self._speed_from
         if now - since >= SPEED_S:
-            if self._replica is not None:
-                self._replica.speed = round((link.sent_bytes - sent) / (now - since))
+            if self.replica is not None:
+                self.replica.speed = round((link.sent_bytes - sent) / (now - since))
             self._speed_from = now, link.sent_bytes
 
     def _refuse(self, fault: LinkFault | FormatError) -> None:

@@ -14,7 +14,8 @@ others have it, and inSyncReplicas copies at least.
 
 Invariants
 - `offset` never falls: what slaves have said they have, they have.
-- A slave counts once, and only for what it has acknowledged.
+- A slave that has said who it is counts once, and only for what it has acknowledged by its newest connection: an older
+  one may be half open, and its disk may have lost since what was acknowledged by it. (RocketMQ's slaves do not say it.)
 - With an election: everything below `offset` is at every member that is waited for, also at one that comes later, as
   only who has all of it may be added.
 """
@@ -78,20 +79,34 @@ class Replicas:
 
     # --- who is there -----------------------------------------------------------------------------------------
 
-    def joined(self, replica: Replica) -> None:
-        """A slave has connected."""
+    def joined(self, replica: Replica) -> list[Replica]:
+        """A slave has connected. What it was before, by older connections, does not count any more, and is to go."""
+        before = [one for one in self._connected if self._is_same(one, replica)]
+        for one in before:
+            self._connected.remove(one)
         self._connected.append(replica)
+        return before
+
+    def _is_same(self, one: Replica, other: Replica) -> bool:
+        """Whether both are connections of one slave. Numbers are given once in a set with an election; elsewhere two
+        slaves may have been given the same by mistake, and count both."""
+        return (
+            one.member is not None
+            and one.member == other.member
+            and (self._is_elected or one.store == other.store)
+        )
 
     def left(self, replica: Replica) -> None:
         """Its connection is gone."""
-        self._connected.remove(replica)
+        if replica in self._connected:
+            self._connected.remove(replica)
 
     @property
     def connected(self) -> tuple[Replica, ...]:
         return tuple(self._connected)
 
     def of_member(self, member: int) -> Replica | None:
-        """The connection of a member, the one that has most if there are several."""
+        """The connection of a member; of several that have been given one number that which has most."""
         found = [one for one in self._connected if one.member == member]
         return max(found, key=lambda one: one.link.acked_offset, default=None)
 

@@ -90,13 +90,32 @@ def test_whoever_waits_too_long_is_told_that_slaves_are_late() -> None:
     assert (made.late_code, made.timeout_ms()) == (ResponseCode.FLUSH_SLAVE_TIMEOUT, 1234)
 
 
+def named_slave(acked: int, member: int, store: str = "its own") -> Replica:
+    return Replica(Link(acked), f"10.0.0.{member}:1", member, store)  # type: ignore[arg-type]
+
+
+def test_a_slave_that_connects_again_counts_once() -> None:
+    """The old connection may be half open, and nobody has noticed."""
+    made = replicas(inSyncReplicas=3)
+    assert made.joined(named_slave(90, 1)) == []
+    (old,) = made.connected
+    assert made.joined(named_slave(80, 1)) == [old]
+    assert not made.advanced()
+    assert (made.offset, made.in_sync_count) == (0, 0)
+    assert made.joined(named_slave(70, 1, "another that was given the same brokerId")) == []
+    assert made.advanced()
+    assert made.offset == 70
+    made.left(old)
+    assert len(made.connected) == 2
+
+
 # --- with an election ---------------------------------------------------------------------------------------------
 
 
 def elected(acked: dict[int, int], waited_for: set[int], in_sync: set[int], **settings: object) -> Replicas:
     """Slaves by their member numbers."""
     config = BrokerConfig.model_validate({"brokerRole": "SYNC_MASTER", **settings})
-    made = Replicas(LiveConfig(config, now_ms=0), lambda: END)
+    made = Replicas(LiveConfig(config, now_ms=0), lambda: END, is_elected=True)
     for member, offset in acked.items():
         made.joined(Replica(Link(offset), f"10.0.0.{member}:1", member))  # type: ignore[arg-type]
     made.wait_for(frozenset(waited_for), frozenset(in_sync))
@@ -137,11 +156,16 @@ def test_what_counts_as_in_sync_is_what_the_register_says() -> None:
     elected({}, {2, 3}, {2, 3}, inSyncReplicas=3, minInSyncReplicas=3).check_enough()
 
 
-def test_a_member_that_connects_again_counts_for_what_it_has_most() -> None:
+def test_a_member_that_connects_again_counts_for_what_it_has_now() -> None:
+    """By its older connection it had more: a new disk, or power failed, and it had not synced that."""
     made = elected({2: 70}, {2}, {2})
-    made.joined(Replica(Link(90), "10.0.0.9:1", 2))  # type: ignore[arg-type]
+    before = made.connected
+    assert made.joined(named_slave(90, 2)) == list(before)
     assert made.advanced()
     assert made.offset == 90
+    made.joined(named_slave(80, 2, "new disk"))
+    made.left(before[0])
+    assert [one.link.acked_offset for one in made.connected] == [80]
 
 
 def test_alone_everything_is_kept_as_it_is_appended_until_somebody_is_waited_for() -> None:
