@@ -14,6 +14,7 @@ Invariants
 - A slave that is in sync and has not asked in this life has nothing yet. It may be that it is refused: nobody waits for
   it longer than TAKEN_S.
 - An answer speaks of nothing that lies behind its `end_offset` in the log.
+- At most MEMBERS_MAX requests wait, one of each member: with its next one the one before is answered at once.
 """
 
 import asyncio
@@ -91,6 +92,8 @@ class TableNews:
         self._moved = moved
         self._heard = asyncio.Event()
         self._taken: dict[int, Taken] = {}
+        self._waiting: dict[int, int] = {}  # member -> its newest request, while that waits
+        self._requests = 0
         self._closed = False
 
     # --- what slaves ask --------------------------------------------------------------------------------------
@@ -117,22 +120,39 @@ class TableNews:
         return Response(ext=fields, body=body)
 
     async def next(self, member: int, taken: Taken, hold_s: float) -> News:
-        """What this member of the set does not have; waits for so long at most until there is something."""
+        """What this member of the set does not have; waits for so long at most until there is something. RequestError:
+        too many wait."""
+        if member not in self._waiting and len(self._waiting) >= MEMBERS_MAX:
+            raise RequestError(
+                ResponseCode.SYSTEM_BUSY, f"{MEMBERS_MAX} members are waiting for news already: no set has so many"
+            )
         self._offsets.keep_journal(self._moved.set)
         here = self._now()
         if taken.life != self._life or taken.tables > here.tables or taken.offsets > here.offsets:
             taken = NOTHING
         self._hear(member, taken)
-        with contextlib.suppress(TimeoutError):
+        self._requests += 1
+        mine = self._waiting[member] = self._requests
+        self._moved.set()  # for who waited for this member before
+        try:
             async with asyncio.timeout(min(max(hold_s, 0.0), HOLD_MAX_S)):
-                while self._now() == taken and not self._closed:
+                while self._now() == taken and self._is_newest(member, mine):
                     self._moved.clear()
                     await self._moved.wait()
-                if self._number() == taken.tables and not self._closed:
+                if self._number() == taken.tables and self._is_newest(member, mine):
                     await self._gathered(taken.tables)
+        except TimeoutError:
+            pass
+        finally:
+            if self._waiting.get(member) == mine:
+                del self._waiting[member]
         now = self._now()
         changes = self._offsets.changed_since(taken.offsets, CHANGES_MAX)
         return News(now, self._end_offset(), self._done_below(), changes)
+
+    def _is_newest(self, member: int, request: int) -> bool:
+        """Whether to go on with waiting."""
+        return self._waiting.get(member) == request and not self._closed
 
     def _hear(self, member: int, taken: Taken) -> None:
         if member not in self._taken and len(self._taken) >= MEMBERS_MAX:

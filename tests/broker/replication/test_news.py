@@ -221,3 +221,21 @@ async def test_who_waits_is_answered_at_the_end() -> None:
     await asyncio.sleep(0)
     scene.news.close()
     assert (await waiting).taken == taken
+
+
+async def test_one_request_of_each_member_waits_and_so_many_members_as_a_set_may_have() -> None:
+    scene = Scene()
+    taken = await scene.taken()
+    first = asyncio.create_task(scene.news.next(1, taken, 60))
+    await asyncio.sleep(0)
+    second = asyncio.create_task(scene.news.next(1, taken, 60))
+    assert (await first).taken == taken
+    others = [
+        asyncio.create_task(scene.news.next(member, taken, 60)) for member in range(2, 2 + news.MEMBERS_MAX)
+    ]
+    await asyncio.sleep(0)
+    with pytest.raises(RequestError, match="64 members are waiting"):
+        await others.pop()
+    assert not second.done()
+    scene.news.close()
+    assert {one.taken for one in await asyncio.gather(second, *others)} == {taken}
