@@ -28,11 +28,11 @@ SETTINGS: Final[dict[str, type[SettingsModel]]] = {"broker": BrokerConfig, "name
 
 # Folders in which every constant that ends in _MAX is a bound on what a peer may make grow, or last.
 SCANNED: Final = {
+    "aerobee_access": "proto/aerobee_access",
+    "aerobee_proto": "proto/aerobee_proto",
     "aerobee_remoting": "proto/aerobee_remoting",
-    "aerobee_service.operators": "proto/aerobee_service/operators",
-    "aerobee_broker.remoting_api": "broker/aerobee_broker/remoting_api",
-    "aerobee_broker.members": "broker/aerobee_broker/members",
-    "aerobee_broker.replication": "broker/aerobee_broker/replication",
+    "aerobee_service": "proto/aerobee_service",
+    "aerobee_broker": "broker/aerobee_broker",
     "aerobee_nameserver": "nameserver/aerobee_nameserver",
 }
 
@@ -399,10 +399,189 @@ TABLE: Final = (
         NONE,
         "cut off",
     ),
+    Row(
+        "memory",
+        "users, their policies, and what is decided of them for a connection",
+        (
+            "aerobee_access.policies:ENTRIES_MAX",
+            "aerobee_access.policies:ADDRESSES_MAX",
+            "aerobee_access.gate:GRANTED_MAX",
+            "aerobee_access.judging:JUDGEMENTS_MAX",
+            "aerobee_access.gate:KEPT_FREE_MAX",
+        ),
+        (
+            "aerobee_access.gate:KEPT_MAX",
+            "aerobee_access.table:USERS_MAX",
+            "aerobee_access.table:ENTRIES_MAX",
+            "aerobee_access.signature:KEYS_MAX",
+            "aerobee_access.signature:ORDERS_MAX",
+        ),
+        "refused with the number; decisions are made anew",
+    ),
+    Row(
+        "event loop",
+        "one request that is signed, or changes users, policies, accounts of 4.x",
+        (
+            "aerobee_access.gate:FIELDS_MAX",
+            "aerobee_access.judging:FIELDS_MAX",
+            "aerobee_access.signature:ORDER_NAMES_MAX",
+            "aerobee_access.admin:USER_BODY_SIZE_MAX",
+            "aerobee_access.admin:ACL_BODY_SIZE_MAX",
+            "aerobee_access.plain_admin:CHARS_MAX",
+        ),
+        NONE,
+        "refused; a name's order, or a judgement, is made anew each time",
+    ),
+    Row(
+        "disk",
+        "lines of the audit log, but for changes: at once, and then in a second",
+        ("aerobee_access.audit:FREE_LINES_MAX", "aerobee_access.audit:LINES_A_SECOND_MAX"),
+        ("broker:accessAuditFileSize", "broker:accessAuditFiles"),
+        "left out, and told as a number; the oldest file goes",
+    ),
+    Row(
+        "memory",
+        "addresses that have been refused, lines that wait for the audit log",
+        NONE,
+        (
+            "aerobee_access.refusals:ADDRESSES_MAX",
+            "aerobee_access.audit:ADDRESSES_MAX",
+            "aerobee_access.audit:WAITING_MAX",
+        ),
+        "the longest quiet address is forgotten; lines are left out, and told as a number",
+    ),
+    Row(
+        "entries",
+        "what POP keeps: request modes of groups, check-points in one answer, orderly messages of a client",
+        (
+            "aerobee_broker.pop.checkpoints:COUNT_MAX",
+            "aerobee_broker.pop.orderly:COUNT_MAX",
+            "aerobee_broker.pop.ledger:ROW_MAX",
+        ),
+        ("aerobee_broker.pop.request_modes:ENTRIES_MAX",),
+        "refused; older check-points are written to the log",
+    ),
+    Row(
+        "entries",
+        "transactions: ends whose way is known, marks that wait to be written, ended ones behind one that waits",
+        NONE,
+        (
+            "aerobee_broker.transactions.transactions:OUTCOMES_MAX",
+            "aerobee_broker.transactions.transactions:MARKS_MAX",
+            "aerobee_broker.transactions.transaction_checks:HELD_BACK_MAX",
+        ),
+        "the oldest are forgotten; nothing is ended; the one that waits is copied behind them",
+    ),
+    Row(
+        "memory",
+        "what is remembered of names: where sends go, other brokers' topics, hosts, topics and tags of records",
+        NONE,
+        (
+            "aerobee_broker.messages.intake:ROUTES_MAX",
+            "aerobee_broker.cluster.routes:ROUTES_MAX",
+            "aerobee_proto.records:_HOSTS_REMEMBERED_MAX",
+            "aerobee_proto.records:_TOPICS_REMEMBERED_MAX",
+            "aerobee_proto.javahash:_TAGS_REMEMBERED_MAX",
+        ),
+        "forgotten, and found anew",
+    ),
+    Row(
+        "event loop",
+        "pulls, pops and stretches of cold files at work in one turn",
+        (
+            "aerobee_broker.pop.queue_reader:SCANS_MAX",
+            "aerobee_broker.pop.queue_reader:BROUGHT_MAX",
+            "aerobee_broker.pop.popping:MISSES_MAX",
+        ),
+        (
+            "aerobee_broker.messages.read:WAKE_MAX",
+            "aerobee_broker.messages.read:WOKEN_AT_ONCE_MAX",
+            "aerobee_broker.messages.read:PROBE_MAX",
+            "aerobee_broker.pop.popping:SERVED_MAX",
+            "aerobee_broker.pop.popping:AT_ONCE_MAX",
+            "aerobee_broker.pop.popping:GROUPS_AT_ONCE_MAX",
+            "aerobee_broker.reading.cold_reads:AHEAD_MAX",
+        ),
+        "the next turn goes on",
+    ),
+    Row(
+        "event loop",
+        "messages of batches, and ends of transactions, in one turn",
+        NONE,
+        (
+            "aerobee_broker.messages.publish_batches:TURN_COUNT_MAX",
+            "aerobee_broker.messages.publish_batches:TURN_PROPERTIES_MAX",
+            "aerobee_broker.transactions.transaction_table:SETTLED_MAX",
+        ),
+        "the next turn goes on",
+    ),
+    Row(
+        "time",
+        "how long a pull, a pop, or a message out of sight may be held",
+        (
+            "aerobee_broker.messages.read:HOLD_MS_MAX",
+            "aerobee_broker.pop.popping:HOLD_MS_MAX",
+            "aerobee_broker.pop.checks:INVISIBLE_MS_MAX",
+            "aerobee_broker.pop.orderly:UNUSED_MS_MAX",
+        ),
+        NONE,
+        "cut to it; a time out of sight is refused",
+    ),
+    Row(
+        "memory",
+        "one answer to a pull or a pop",
+        (
+            "aerobee_broker.messages.read:MESSAGE_COUNT_MAX",
+            "aerobee_broker.messages.read:BODY_SIZE_MAX",
+            "aerobee_broker.pop.queue_reader:BODY_SIZE_MAX",
+        ),
+        NONE,
+        "fewer messages",
+    ),
+    Row(
+        "memory",
+        "one message, and one registration, as they are read",
+        (
+            "aerobee_proto.properties:PROPERTIES_SIZE_MAX",
+            "aerobee_proto.inner_batch:COUNT_MAX",
+            "aerobee_proto.javajson:SIZE_MAX",
+            "aerobee_proto.bodies:LOOSE_SIZE_MAX",
+            "aerobee_proto.bodies:_REGISTER_SIZE_MAX",
+            "aerobee_proto.bodies:_REGISTER_RATIO_MAX",
+            "aerobee_proto.bodies:_TOPICS_MAX",
+            "aerobee_proto.bodies:_TOPIC_SIZE_MAX",
+            "aerobee_proto.bodies:_SERVERS_SIZE_MAX",
+            "aerobee_proto.bodies:_VERSION_SIZE_MAX",
+            "aerobee_proto.bodies:_OUTLINE_LISTS_MAX",
+            "aerobee_proto.bodies:_OUTLINE_OBJECTS_MAX",
+            "aerobee_proto.bodies:_OUTLINE_COMMAS_MAX",
+        ),
+        NONE,
+        "refused",
+    ),
+    Row(
+        "memory",
+        "one message of the link between brokers: a piece of the log, epochs, ranges to be compared",
+        (
+            "aerobee_proto.ha:TRANSFER_SIZE_MAX",
+            "aerobee_proto.ha_hello:FRAME_SIZE_MAX",
+            "aerobee_proto.ha_hello:EPOCHS_MAX",
+            "aerobee_proto.ha_hello:RANGES_MAX",
+        ),
+        NONE,
+        "cut off",
+    ),
+    Row(
+        "memory",
+        "what workers of one service say to their supervisor",
+        ("aerobee_broker.workers.link:MESSAGE_MAX", "aerobee_broker.workers.pages:PAGE_SIZE_MAX"),
+        ("aerobee_broker.workers.link:WAITING_MAX",),
+        "not said; a page is left out",
+    ),
 )
 
 # What ends in _MAX or begins with max and is no bound on a peer's use, each with the reason.
-ELSEWHERE: Final = {
+ELSEWHERE: Final[dict[str, str]] = {
     "broker:maxHaTransferByteInSecond": "how fast a slave is given the log",
     "broker:maxHashSlotNum": "the form of the index files",
     "broker:maxIndexNum": "the form of the index files",
@@ -428,6 +607,82 @@ ELSEWHERE: Final = {
     "aerobee_nameserver.registration:PERM_MAX": "a number's range",
     "aerobee_nameserver.route_table:PLANS_MAX": "tries of one change",
 }
+
+# More of the same, by reason.
+_ELSEWHERE_BY_REASON: Final = {
+    "a number's range": (
+        "aerobee_proto.ha:OFFSET_MAX",
+        "aerobee_proto.javajson:_NUMBER_LENGTH_MAX",
+        "aerobee_proto.sql92.values:NUMBER_CHARS_MAX",
+        "aerobee_proto.sql92.values:WHOLE_DIGITS_MAX",
+        "aerobee_access.plain_acl:NUMBER_CHARS_MAX",
+        "aerobee_broker.catalog.consumer_offsets:OFFSET_MAX",
+        "aerobee_broker.catalog.groups:RETRY_QUEUES_MAX",
+        "aerobee_broker.messages.giving_back:RECONSUME_TIMES_MAX",
+        "aerobee_broker.schedule.scheduled_messages:QUEUE_ID_MAX",
+        "aerobee_broker.transactions.half_messages:NUMBER_DIGITS_MAX",
+    ),
+    "a text's length": (
+        "aerobee_proto.ha_hello:TEXT_MAX",
+        "aerobee_proto.names:TOPIC_LENGTH_MAX",
+        "aerobee_proto.names:INTERNAL_TOPIC_LENGTH_MAX",
+        "aerobee_proto.names:GROUP_LENGTH_MAX",
+        "aerobee_proto.records:TOPIC_LENGTH_MAX",
+        "aerobee_access.policies:NAME_CHARS_MAX",
+        "aerobee_access.users:NAME_CHARS_MAX",
+        "aerobee_access.users:SECRET_CHARS_MAX",
+        "aerobee_broker.catalog.attributes:ATTRIBUTES_TEXT_CHARS_MAX",
+        "aerobee_broker.messages.lookup:KEY_SIZE_MAX",
+        "aerobee_broker.messages.recall_handles:HANDLE_CHARS_MAX",
+        "aerobee_broker.pop.checks:ATTEMPT_ID_CHARS_MAX",
+    ),
+    "how much of a text is repeated in an error, a log or an audit line": (
+        "aerobee_proto.names:_SHOWN_LENGTH_MAX",
+        "aerobee_access.audit:CHARS_MAX",
+        "aerobee_access.control:PATH_CHARS_MAX",
+        "aerobee_access.plain_gate:SHOWN_CHARS_MAX",
+        "aerobee_service.settings.settings:SHOWN_VALUE_CHARS_MAX",
+        "aerobee_service.settings.settings:SUGGESTED_CHARS_MAX",
+        "aerobee_service.settings.settings:SUGGESTIONS_MAX",
+        "aerobee_broker.messages.replying:SHOWN_CHARS_MAX",
+        "aerobee_broker.pop.extra_info:SHOWN_SIZE_MAX",
+        "aerobee_broker.process.crash_notes:_LENGTH_MAX",
+        "aerobee_broker.process.store_folder:_SHOWN_MAX",
+    ),
+    "levels of one text inside each other": (
+        "aerobee_proto.javajson:DEPTH_MAX",
+        "aerobee_proto.sql92.parser:DEPTH_MAX",
+        "aerobee_access.plain_yaml:DEPTH_MAX",
+    ),
+    "the work of one step, or which of two ways it goes": (
+        "aerobee_proto.javahash:_UNITS_PER_PASS_MAX",
+        "aerobee_proto.javajson:SMALL_MAX",
+        "aerobee_proto.javajson:SORT_MAX",
+        "aerobee_proto.javajson:PAIRED_MAX",
+        "aerobee_proto.bodies:_OUTLINE_MAX",
+        "aerobee_service.program.interpreter:YOUNG_MAX",
+        "aerobee_broker.election.election:STEPS_MAX",
+    ),
+    "files and settings of the operator, and what etcd says": (
+        "aerobee_access.file:SIZE_MAX",
+        "aerobee_access.plain_files:SIZE_MAX",
+        "aerobee_access.plain_files:FILES_MAX",
+        "aerobee_access.port_guard:FILE_SIZE_MAX",
+        "aerobee_access.sealing:KEY_FILE_SIZE_MAX",
+        "aerobee_service.settings.settings:SETTINGS_FILE_BYTES_MAX",
+        "aerobee_service.settings.settings:PROPERTIES_LINES_MAX",
+        "aerobee_broker.settings.config:DELAY_LEVEL_COUNT_MAX",
+        "aerobee_broker.election.etcd:LINE_SIZE_MAX",
+        "aerobee_broker.workers.layout:_TABLE_SIZE_MAX",
+    ),
+    "tries, and how old something may be": (
+        "aerobee_broker.cluster.routes:ROUTE_AGE_MS_MAX",
+        "aerobee_broker.election.etcd:TRIES_MAX",
+        "aerobee_broker.reading.cold_reads:TRIES_MAX",
+        "aerobee_broker.schedule.scheduled_messages:SAME_KEY_MAX",
+    ),
+}
+ELSEWHERE.update({bound: reason for reason, bounds in _ELSEWHERE_BY_REASON.items() for bound in bounds})
 
 
 # What a process takes of memory at most. A term is a product of bounds, of figures of the source, and of plain numbers.
@@ -491,6 +746,21 @@ MEMORY: Final = (
         (),
     ),
     Share("what the native engine remembers of pulls", ((20, MIB),), ()),
+    Share(
+        "what is decided of users, and kept",
+        (
+            ("aerobee_access.gate:KEPT_MAX", "aerobee_access.gate:KEPT_SIZE"),
+            ("broker:maxConnections", "aerobee_access.gate:KEPT_FREE_MAX", "aerobee_access.gate:KEPT_SIZE"),
+        ),
+        (
+            ("aerobee_access.gate:KEPT_MAX", "aerobee_access.gate:KEPT_SIZE"),
+            (
+                "nameserver:maxConnections",
+                "aerobee_access.gate:KEPT_FREE_MAX",
+                "aerobee_access.gate:KEPT_SIZE",
+            ),
+        ),
+    ),
     Share("lines of the log that nobody reads", _LOG, _LOG),
 )
 
@@ -565,7 +835,7 @@ def _arithmetic(terms: tuple[Term, ...]) -> str:
 
 
 def _shown(bounds: tuple[str, ...]) -> str:
-    return "<br>".join(f"{_name(bound)} {_figure(value_of(bound))}" for bound in bounds)
+    return "<br>".join(f"{_name(bound)} {_figure(bound, value_of(bound))}" for bound in bounds)
 
 
 def _name(bound: str) -> str:
@@ -577,7 +847,9 @@ def _name(bound: str) -> str:
     return f"`{place.rpartition('.')[2]}.{name}`"
 
 
-def _figure(value: float) -> str:
+def _figure(bound: str, value: float) -> str:
+    if bound.endswith("_MS_MAX"):
+        return f"{value:,}"
     for unit, size in (("MiB", 1 << 20), ("KiB", 1 << 10)):
         if isinstance(value, int) and value >= 16 * 1024 and value % size == 0:
             return f"{value // size:,} {unit}"

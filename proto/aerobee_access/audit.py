@@ -12,6 +12,9 @@ Touches  one file and those that it was before: `audit.log`, `audit.log.1`, ... 
 Invariants
 - Nobody waits for the disk: lines that it does not take in time are counted, and told by the next one (`left_out`).
 - At most `files_max` files of about `size_max` bytes; a line is never cut in two, and no line holds a secret.
+- Nobody pushes older lines out by lines of its own making: of one address there are FREE_LINES_MAX in a row, then
+  LINES_A_SECOND_MAX; the others are counted like those that the disk does not take. Changes that were granted are
+  always written.
 """
 
 import contextlib
@@ -25,6 +28,7 @@ from pathlib import Path
 from typing import Final, TextIO
 
 from aerobee_service.logs.event_log import event_logger
+from aerobee_service.neighbours import neighbours_of
 
 __all__ = ["AuditLog"]
 
@@ -32,9 +36,24 @@ log = event_logger("aerobee.access")
 
 WAITING_MAX: Final = 10_000  # lines that wait for the disk
 CHARS_MAX: Final = 512  # of one text in a line
+FREE_LINES_MAX: Final = 500  # of one address
+LINES_A_SECOND_MAX: Final = 10
+ADDRESSES_MAX: Final = (
+    10_000  # of which it is known how many lines they have had; the one that is quiet longest goes
+)
 STOP_S: Final = 5.0
 
 Line = dict[str, str | int]
+
+
+class _Share:
+    """How many lines an address may still have."""
+
+    __slots__ = ("at_ms", "left")
+
+    def __init__(self, at_ms: int) -> None:
+        self.at_ms = at_ms
+        self.left = float(FREE_LINES_MAX)
 
 
 class AuditLog:
@@ -48,6 +67,7 @@ class AuditLog:
         self._now_ms = now_ms
         self._lines: queue.Queue[Line | None] = queue.Queue(WAITING_MAX)
         self._thread: threading.Thread | None = None
+        self._shares: dict[str, _Share] = {}  # by address; the one that is quiet longest is the first
         self.left_out = 0  # since the last line that was taken
         # Since the start; the first is moved by `write`, the other by the thread.
         self._never_taken = 0
@@ -55,11 +75,25 @@ class AuditLog:
 
     @property
     def lost(self) -> int:
-        """Lines since the start that are not in the file, because the disk was too slow or refused them."""
+        """Lines since the start that are not in the file: too many of one address, or the disk was too slow or refused
+        them."""
         return self._never_taken + self._not_written
 
-    def write(self, decision: str, *, user: str, peer: str, code: int, request: str, reason: str) -> None:
-        """Add a line soon."""
+    def write(
+        self,
+        decision: str,
+        *,
+        user: str,
+        peer: str,
+        code: int,
+        request: str,
+        reason: str,
+        is_change: bool = False,
+    ) -> None:
+        """Add a line soon. `is_change`: of something that lasts, and that was granted."""
+        if not is_change and not self._may_have_line(peer):
+            self._leave_out()
+            return
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="audit log", daemon=True)
             self._thread.start()
@@ -77,10 +111,29 @@ class AuditLog:
         try:
             self._lines.put_nowait(line)
         except queue.Full:
-            self.left_out += 1
-            self._never_taken += 1
+            self._leave_out()
         else:
             self.left_out = 0
+
+    def _leave_out(self) -> None:
+        self.left_out += 1
+        self._never_taken += 1
+
+    def _may_have_line(self, peer: str) -> bool:
+        """Whether this address, host:port, may have one more line."""
+        host = neighbours_of(peer.rpartition(":")[0].strip("[]"))
+        now_ms = self._now_ms()
+        share = self._shares.pop(host, None) or _Share(now_ms)
+        self._shares[host] = share
+        if len(self._shares) > ADDRESSES_MAX:
+            del self._shares[next(iter(self._shares))]
+        passed_s = max(now_ms - share.at_ms, 0) / 1000
+        share.at_ms = now_ms
+        share.left = min(share.left + passed_s * LINES_A_SECOND_MAX, FREE_LINES_MAX)
+        if share.left < 1:
+            return False
+        share.left -= 1
+        return True
 
     def close(self) -> None:
         """Write what waits, and end the thread; a disk that takes it no more is left alone after STOP_S."""

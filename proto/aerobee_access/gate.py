@@ -49,6 +49,12 @@ FIELDS_MAX: Final = 1_024  # of a signed request
 _NAMES: Final = {int(code): code.name for code in RequestCode}
 CHANGES: Final = frozenset({CREATE, UPDATE, DELETE})
 GRANTED_MAX: Final = 4_096  # decisions kept for one connection; at the bound they are made anew
+# What is kept for a connection whatever others have, of decisions and judgements; and all that is kept besides, for all
+# of them: at that bound further ones are made anew each time.
+KEPT_FREE_MAX: Final = 8
+KEPT_MAX: Final = 200_000
+KEPT_SIZE: Final = 256  # bytes of one, with its names
+COUNTED_AGAIN: Final = 10_000  # that were not kept, until it is looked what connections are gone
 Naming = Callable[[object], object]
 
 NO_USER: Final = b"nobody has this secret"
@@ -120,6 +126,9 @@ class AccessGate(Gate):
         self._rules = rules
         self._known: WeakKeyDictionary[Peer, _Known] = WeakKeyDictionary()
         self._naming: dict[int, Naming | None] = {}  # code -> the fields by which a request is granted
+        # Of what is kept that which counts, and more: connections that have gone are still in it. And since when.
+        self._counted = 0
+        self._not_kept = 0
 
     @property
     def is_on(self) -> bool:
@@ -135,6 +144,21 @@ class AccessGate(Gate):
     def judgements_kept(self) -> int:
         """What is kept of requests that nobody reads as such, for all connections."""
         return sum(len(known.judgements) for known in self._known.values())
+
+    def _may_keep(self, known: _Known) -> bool:
+        """Whether there is room for one more decision or judgement of this connection."""
+        if len(known.granted) + len(known.judgements) < KEPT_FREE_MAX:
+            return True
+        if self._counted >= KEPT_MAX:
+            self._not_kept += 1
+            if self._not_kept % COUNTED_AGAIN:
+                return False
+            each = (len(one.granted) + len(one.judgements) for one in self._known.values())
+            self._counted = sum(max(count - KEPT_FREE_MAX, 0) for count in each)
+            if self._counted >= KEPT_MAX:
+                return False
+        self._counted += 1
+        return True
 
     def admit(self, caller: Peer, row: Row, request: AnyIncoming) -> None:
         try:
@@ -179,6 +203,7 @@ class AccessGate(Gate):
             code=row.code,
             request=_NAMES.get(row.code, ""),
             reason=reason,
+            is_change=decision == "granted" and _changes(row),
         )
 
     def admit_found(self, caller: Peer, row: Row, request: AnyIncoming, needs: Sequence[Need]) -> None:
@@ -233,7 +258,9 @@ class AccessGate(Gate):
         def find(asked: Asked) -> Judgement | None:
             return self._judgement(known, subject, rows[asked[0]], asked)
 
-        return judging_by(known.judgements, find, self._freshness, known.numbers)
+        return judging_by(
+            known.judgements, find, self._freshness, known.numbers, may_keep=lambda: self._may_keep(known)
+        )
 
     def _judgement(self, known: _Known, subject: str, row: Row, asked: Asked) -> Judgement | None:
         """As `_admit`; None where that has more to do than to look up and to check a signature."""
@@ -274,9 +301,11 @@ class AccessGate(Gate):
         if place is not None and place in known.granted:
             return
         self._authorize(name, caller, row, request)
-        if place is not None and name:
+        is_new = False
+        if place is not None and name and self._may_keep(known):
             known.granted.add(place)
-        if self._audit is not None and (place is not None or _changes(row)):
+            is_new = True
+        if self._audit is not None and (is_new or _changes(row)):
             self._write(self._audit, "granted", caller, row, request, _words(row, request))
 
     def _naming_of(self, row: Row) -> Naming | None:

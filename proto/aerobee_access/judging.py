@@ -40,9 +40,12 @@ def judging_by(
     find: Callable[[Asked], Judgement | None],
     freshness: Freshness | None,
     numbers: Numbers | None,
+    *,
+    may_keep: Callable[[], bool] = lambda: True,
 ) -> Judging:
     """For the requests of one read. `kept` has the judgements of its connection, `find` makes others; None: `admit` has
-    more to do for such a request than to look up. `numbers` are those of the connection, where they are looked at."""
+    more to do for such a request than to look up. `numbers` are those of the connection, where they are looked at.
+    `may_keep`: whether there is room for one more."""
 
     def judge(asked: Asked, signature: bytes | None, content: bytes, body: bytes) -> bool:
         found = kept.get(asked)
@@ -55,7 +58,8 @@ def judging_by(
                 return False
             if len(kept) >= JUDGEMENTS_MAX:
                 kept.clear()
-            kept[asked] = found
+            if may_keep():
+                kept[asked] = found
         user, key, is_let_in = found
         if key is None:
             return is_let_in

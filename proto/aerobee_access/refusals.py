@@ -6,6 +6,8 @@ Who guesses secrets is slowed down, not shut out: others may speak from the same
 only refusals wait. The first few in a row are answered at once (a program with an old secret is no attack). After those
 all refusals of an address stand in one line, so it gets one answer a step however many connections it has.
 
+An address is what `neighbours_of` makes of it: of IPv6 a network, as who has one has all of it.
+
 Bounds   ADDRESSES_MAX addresses are kept; the one that was refused longest ago gives way.
          An answer waits DELAY_MAX_S at most.
 """
@@ -14,6 +16,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
+
+from aerobee_service.neighbours import neighbours_of
 
 __all__ = ["REASONS", "AccessFigures", "Refusals"]
 
@@ -73,6 +77,7 @@ class Refusals:
     def refused(self, address: str, reason: str) -> float:
         """One more, of somebody who could be guessing; how many seconds its answer has to wait."""
         self.count(reason)
+        address = neighbours_of(address)
         now = self._now_s()
         known = self._addresses.pop(address, None)
         if known is None or now - known.last_s > FORGOTTEN_S:

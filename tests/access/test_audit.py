@@ -1,20 +1,36 @@
 """The audit log."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from aerobee_access.audit import WAITING_MAX, AuditLog
+from aerobee_access import audit as audit_module
+from aerobee_access.audit import FREE_LINES_MAX, LINES_A_SECOND_MAX, WAITING_MAX, AuditLog
+
+NOW_MS = 1_769_851_800_123
 
 
-def audit(path: Path, *, size_max: int = 1 << 20, files_max: int = 3) -> AuditLog:
-    return AuditLog(path, size_max=size_max, files_max=files_max, now_ms=lambda: 1_769_851_800_123)
+def audit(
+    path: Path, *, size_max: int = 1 << 20, files_max: int = 3, now_ms: Callable[[], int] = lambda: NOW_MS
+) -> AuditLog:
+    return AuditLog(path, size_max=size_max, files_max=files_max, now_ms=now_ms)
 
 
-def write(log: AuditLog, reason: str = "because") -> None:
-    log.write("refused", user="anna", peer="10.0.0.7:1", code=310, request="SEND_MESSAGE_V2", reason=reason)
+def write(
+    log: AuditLog, reason: str = "because", peer: str = "10.0.0.7:1", *, is_change: bool = False
+) -> None:
+    log.write(
+        "refused",
+        user="anna",
+        peer=peer,
+        code=310,
+        request="SEND_MESSAGE_V2",
+        reason=reason,
+        is_change=is_change,
+    )
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -92,3 +108,38 @@ def test_lines_that_the_disk_does_not_take_are_counted(tmp_path: Path) -> None:
     found = lines(log.path)
     assert sum(line.get("left_out", 0) for line in found) + len(found) + left_out == 5 * WAITING_MAX
     assert log.lost == 5 * WAITING_MAX - len(found)
+
+
+def test_who_is_refused_on_purpose_does_not_push_out_what_others_did(tmp_path: Path) -> None:
+    now_ms = NOW_MS
+    log = audit(tmp_path / "audit.log", now_ms=lambda: now_ms)
+    for number in range(FREE_LINES_MAX + 100):
+        write(log, f"line {number}", f"[2001:db8::{number:x}]:1")
+    write(log, "granted", "[2001:db8::1]:1", is_change=True)
+    write(log, "of another", "10.0.0.8:1")
+    now_ms += 1000
+    for _ in range(LINES_A_SECOND_MAX + 5):
+        write(log, "later", "[2001:db8::1]:1")
+    now_ms -= 3_600_000  # the clock is put back
+    write(log, "much later", "[2001:db8::1]:1")
+    log.close()
+    found = lines(log.path)
+    reasons = [line["reason"] for line in found]
+    assert reasons[FREE_LINES_MAX - 1 :] == [
+        f"line {FREE_LINES_MAX - 1}",
+        "granted",
+        "of another",
+        *["later"] * LINES_A_SECOND_MAX,
+    ]
+    assert found[FREE_LINES_MAX]["left_out"] == 100
+    assert log.lost == 106
+
+
+def test_the_longest_quiet_address_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit_module, "ADDRESSES_MAX", 2)
+    monkeypatch.setattr(audit_module, "FREE_LINES_MAX", 1)
+    log = audit(tmp_path / "audit.log")
+    for host in ("a", "b", "a", "c", "a", "b"):
+        write(log, host, f"{host}:1")
+    log.close()
+    assert [line["reason"] for line in lines(log.path)] == ["a", "b", "c", "b"]

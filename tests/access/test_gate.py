@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+import aerobee_access.gate as gate_module
 from access.support import Caller, empty_table
 from access.test_every_code import request_of
 from aerobee_access.freshness import Freshness, Signing
-from aerobee_access.gate import FIELDS_MAX, GRANTED_MAX, AccessGate, AccessRules
+from aerobee_access.gate import FIELDS_MAX, GRANTED_MAX, KEPT_FREE_MAX, AccessGate, AccessRules
 from aerobee_access.policies import PolicyType, entry_of
 from aerobee_access.signature import sign
 from aerobee_access.table import AccessTable
@@ -88,6 +89,26 @@ def test_what_is_kept_of_a_connection_is_bounded_and_goes_with_it(table: AccessT
     del caller
     gc.collect()
     assert gate.kept == 0
+
+
+def test_what_is_kept_of_all_connections_is_bounded(
+    table: AccessTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has a few decisions nevertheless, and what has gone makes room."""
+    monkeypatch.setattr(gate_module, "KEPT_MAX", 20)
+    monkeypatch.setattr(gate_module, "COUNTED_AGAIN", 5)
+    gate, greedy, other = AccessGate(table, RULES), Caller(), Caller()
+    for number in range(100):
+        assert remark_of(gate, greedy, asked(f"t{number}")) == ""
+    assert gate.kept == 20 + KEPT_FREE_MAX
+    for number in range(100):
+        assert remark_of(gate, other, asked(f"t{number}")) == ""
+    assert gate.kept == 20 + 2 * KEPT_FREE_MAX
+    del greedy
+    gc.collect()
+    for number in range(100):
+        assert remark_of(gate, other, asked(f"t{number}")) == ""
+    assert gate.kept == 20 + KEPT_FREE_MAX
 
 
 def test_of_a_read_those_are_turned_away_who_may_not(table: AccessTable) -> None:

@@ -53,3 +53,11 @@ def test_reasons_and_delays_are_counted() -> None:
         refusals.refused("a", "unknown")
     assert (refusals.by_reason["rights"], refusals.by_reason["unknown"]) == (1, FREE + 2)
     assert (refusals.total, refusals.delayed) == (FREE + 3, 2)
+
+
+def test_all_addresses_of_an_ipv6_network_are_one() -> None:
+    refusals = Refusals(lambda: 0.0)
+    delays = [refusals.refused(f"2001:db8::{number:x}", "signature") for number in range(FREE + 1)]
+    assert delays == [0.0] * FREE + [STEP_S]
+    assert refusals.refused("2001:db8:0:1::1", "signature") == 0.0
+    assert len(refusals) == 2

@@ -36,6 +36,7 @@ from aerobee_remoting.exchange.needs import Open
 from aerobee_remoting.peers.networks import NOWHERE, Networks
 from aerobee_remoting.peers.peer_memory import TOTAL_LIMIT, PeerMemory
 from aerobee_remoting.peers.tls import TlsContext, context_of
+from aerobee_service.neighbours import neighbours_of
 from aerobee_service.program.accepting import accepting
 from aerobee_service.program.start_failures import CannotListen
 from aerobee_service.turns.turns import Turns
@@ -110,7 +111,9 @@ class RemotingServer:
             Counter()
         )  # connections whose first or later bytes were refused, by reason
         self._refused_untold = -1  # since the last line about them; -1: there was none since the last sweep
-        self.per_host: Counter[str] = Counter()  # connections of each host; no host with none
+        self.per_host: Counter[str] = (
+            Counter()
+        )  # connections of each host, by what it is counted as; no host with none
         # The same of sockets that have not said yet what they speak.
         self.welcoming: Counter[str] = Counter()
         self._bound: list[socket.socket] = []  # taken, not yet served
@@ -218,7 +221,7 @@ class RemotingServer:
         )
 
     def _opened(self, connection: Connection) -> None:
-        host = connection.peer_host
+        host = connection.neighbours
         if self._closing or self._is_full(host):
             self._refuse(connection.peer, host)
             connection.abort("too many connections")
@@ -260,7 +263,7 @@ class RemotingServer:
         if connection not in self.connections:
             return
         del self.connections[connection]
-        _leave(self.per_host, connection.peer_host)
+        _leave(self.per_host, connection.neighbours)
         log.debug("remoting.disconnected", peer=connection.peer)
         if self._on_disconnect is not None:
             self._on_disconnect(connection)
@@ -325,11 +328,12 @@ class RemotingServer:
         async for accepted, address in accepting(listener, _accept_failed):
             peer, host = format_addr(address), str(address[0])
             # All that a proxy passes on come from its address; whose they are is known, and bounded, a moment later.
-            if self._is_full(None if host in self._config.proxies else host):
-                self._refuse(peer, host)
+            counted_as = neighbours_of(host)
+            if self._is_full(None if host in self._config.proxies else counted_as):
+                self._refuse(peer, counted_as)
                 accepted.close()
                 continue
-            self.welcoming[host] += 1
+            self.welcoming[counted_as] += 1
             self._spawn(self._welcome(accepted, peer, host), f"first byte of {peer}")
 
     async def _welcome(self, accepted: socket.socket, peer: str, host: str) -> None:
@@ -342,7 +346,7 @@ class RemotingServer:
             nonlocal waits
             if waits:
                 waits = False
-                _leave(self.welcoming, host)
+                _leave(self.welcoming, neighbours_of(host))
 
         def opened(connection: Connection) -> None:
             passed()  # from here on it counts as a connection

@@ -66,6 +66,7 @@ from aerobee_remoting.peers.errors import ConnectionLost
 from aerobee_remoting.peers.peer_memory import PEER_LIMIT
 from aerobee_remoting.peers.tls import subject_of
 from aerobee_service.logs.event_log import event_logger
+from aerobee_service.neighbours import neighbours_of
 from aerobee_service.turns.slices import Steps
 from aerobee_service.turns.turns import AT_ONCE, LATER, TURN_S, Account
 
@@ -148,6 +149,7 @@ class Connection(asyncio.Protocol):
         "in_flight",
         "language",
         "last_active",
+        "neighbours",
         "peer",
         "peer_host",
         "reading_paused",
@@ -186,6 +188,7 @@ class Connection(asyncio.Protocol):
         self.transport: asyncio.Transport = None  # type: ignore[assignment]  # set by connection_made
         self.peer = "unknown"  # host:port
         self.peer_host = ""  # host alone
+        self.neighbours = ""  # what that is counted as
         self.subject = ""  # common name of its certificate, verified; "" where it has shown none
         self.account: Account = None  # type: ignore[assignment]  # of its turns; set by connection_made
         self.closed: asyncio.Future[None] = self._loop.create_future()  # done when the connection is gone
@@ -236,9 +239,10 @@ class Connection(asyncio.Protocol):
         peer = self._source or transport.get_extra_info("peername")
         self.peer = format_addr(peer)
         self.peer_host = str(peer[0]) if isinstance(peer, tuple) else ""
+        self.neighbours = neighbours_of(self.peer_host)
         self.subject = subject_of(transport)
         if self._turns is not None:
-            self.account = self._turns.open(self.peer_host)
+            self.account = self._turns.open(self.neighbours)
         if self._on_open is not None:
             self._on_open(self)
 

@@ -28,6 +28,7 @@ from typing import Final, Protocol, cast
 
 import structlog
 
+from aerobee_service.neighbours import neighbours_of
 from aerobee_service.program.accepting import accepting
 
 __all__ = ["PROBES", "Guard", "HttpResponder", "Page", "Standing", "TlsOfPort", "Visitor"]
@@ -182,7 +183,7 @@ class HttpResponder:
         self._room = None
         of_hosts: dict[str, list[_Visit]] = {}
         for visit in self._visits:
-            of_hosts.setdefault(visit.host, []).append(visit)
+            of_hosts.setdefault(neighbours_of(visit.host), []).append(visit)
         for visits in of_hosts.values():
             while len(visits) > PER_HOST_MAX:
                 visits.remove(self._send_away(visits))
