@@ -967,9 +967,16 @@ def _own_side(ground: Ground, store: MessageStore) -> OwnSide:
             ground.access.shared_secret,
         )
 
+    def is_counted_on() -> bool:
+        if ground.election is None:
+            return False
+        standing = ground.set_standing()
+        return standing is None or number in standing.in_sync
+
     def span() -> Span:
         epochs, is_empty = store.epochs.entries, store.comparison.is_empty
-        return Span(store.min_physical_offset, store.end_offset, epochs, is_empty)
+        begin, end = store.min_physical_offset, store.end_offset
+        return Span(begin, end, epochs, is_empty, store.damaged, is_counted_on())
 
     return OwnSide(
         member,

@@ -109,7 +109,8 @@ class SetFaults(Faults):
         self.note(f"{old.name} is lost: {end.__name__}")
         old.is_held = True
         end()
-        while old.is_up or not all(host.is_serving for host in slaves):
+        # What the old master sent last may be on its way: until slaves have noticed, nobody knows which has most.
+        while old.is_up or not all(host.is_serving and not _is_linked(host) for host in slaves):
             yield True
         new = max(slaves, key=lambda host: (_end_of(host), _tables_read_at(host)))
         if _begin_of(new) > 0:
@@ -161,6 +162,11 @@ class SetFaults(Faults):
 
 def _end_of(host: BrokerHost) -> int:
     return host.serving.parts.store.end_offset if host.serving is not None else -1
+
+
+def _is_linked(host: BrokerHost) -> bool:
+    side: Any = host.serving.parts.replication if host.serving is not None else None
+    return side is not None and bool(side.is_linked)
 
 
 def _begin_of(host: BrokerHost) -> int:

@@ -33,6 +33,7 @@ from aerobee_broker.settings.config import LiveConfig
 from aerobee_proto.errors import FormatError
 from aerobee_proto.ha_hello import is_hello
 from aerobee_remoting.peers.tls import TlsContext, context_of
+from aerobee_service.neighbours import neighbours_of
 from aerobee_service.program.accepting import accepting
 
 __all__ = ["GivingServer"]
@@ -116,7 +117,7 @@ class GivingServer:
                     continue
                 one = _Giving(self)
                 greeting = self._start(self._greet(accepted, one, peer, tls), f"slave {peer}")
-                self._guests[one] = host, greeting.cancel
+                self._guests[one] = neighbours_of(host), greeting.cancel
 
     async def _greet(self, accepted: socket.socket, one: "_Giving", peer: str, tls: TlsContext) -> None:
         try:
@@ -220,7 +221,7 @@ class GivingServer:
         if self._closed or (one not in self._guests and not self._has_room()):
             return None
         self._links[one] = None
-        self._guests[one] = host, one.make_way
+        self._guests[one] = neighbours_of(host), one.make_way
         file_size = self._live.value.mapped_file_size_commit_log
         return GivingLink(self._log, file_size, self.bounds, self._loop.time())
 

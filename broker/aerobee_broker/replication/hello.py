@@ -22,6 +22,8 @@ Invariants
 - A slave follows no master of an epoch below the newest one that it knows of.
 - A log is cut back for a mastership alone that is newer than what wrote the bytes that go: a master that lost bytes of
   its own epoch, or of a set without epochs, is not to take them from its slaves, too. The operator decides.
+- But a slave that has found damage in its own log, which the master has whole, is cut back to where that begins, if all
+  that it has behind it is the master's, too. Not while the set counts on it: it takes no seat with less than it had.
 - A log is never cut back to nothing.
 - The master looks for itself whether the last bytes of the slave are its own, before it gives anything.
 """
@@ -95,6 +97,8 @@ class Span(NamedTuple):
     end: int
     epochs: Sequence[Epoch]
     is_empty: bool = False  # it may begin with any file
+    damaged: Sequence[tuple[int, int]] = ()  # ranges of it that are known to be no messages any more
+    is_counted_on: bool = False  # others take it to have everything that was acknowledged
 
 
 class Say(NamedTuple):
@@ -160,7 +164,7 @@ def greet_master(me: Member, log: Span, nonce: bytes) -> Flow[Outcome]:
     if theirs.begin > theirs.end or not sound_epochs(theirs.epochs):
         raise FormatError("what the master says of its log cannot be")
     found = yield from _place_in(log, theirs, challenge.epoch)
-    if not isinstance(found, int):
+    if isinstance(found, CutBack | StartOver):
         return found
     if found < log.end:
         _check_cut(log, found, challenge.epoch)
@@ -175,8 +179,9 @@ def greet_master(me: Member, log: Span, nonce: bytes) -> Flow[Outcome]:
     return Go(epochs, min(VERSION, challenge.version) >= CONFIRMED_SINCE)
 
 
-def _place_in(log: Span, theirs: Span, epoch: int) -> Flow["int | StartOver"]:
-    """Where the log goes on in the master's; below its own end: it has more than is the same."""
+def _place_in(log: Span, theirs: Span, epoch: int) -> Flow["int | CutBack | StartOver"]:
+    """Where the log goes on in the master's; below its own end: it has more than is the same. Or what has to become of
+    it before."""
     if log.begin == log.end:
         # Nothing to be compared. One that has a file cannot begin with another one.
         if log.is_empty or theirs.begin <= log.end <= theirs.end:
@@ -205,6 +210,14 @@ def _place_in(log: Span, theirs: Span, epoch: int) -> Flow["int | StartOver"]:
     found = yield from _compared(begin, end, known_end)
     if found == begin:
         raise _stranger(f"nothing from {begin} on is the same")
+    if (yield from _is_damage(log, theirs, found)):
+        if log.is_counted_on:
+            raise LinkFault(
+                "damaged",
+                f"this log is damaged at {found}; when the set does not count on it any more, it is cut back to there "
+                "and copied again",
+            )
+        return CutBack(found)
     if known_end is not None and found < min(end, known_end):
         _check_cut(log, found, epoch)
         raise LinkFault(
@@ -213,6 +226,17 @@ def _place_in(log: Span, theirs: Span, epoch: int) -> Flow["int | StartOver"]:
             "check both stores (aerobee store verify); the one that is damaged begins anew with an empty folder",
         )
     return found
+
+
+def _is_damage(log: Span, theirs: Span, offset: int) -> Flow[bool]:
+    """Whether this log is another one from there on because it is damaged, and for nothing else: the master has all of
+    it, and the same behind the damage."""
+    damage_end = next((end for begin, end in log.damaged if begin == offset < log.end), 0)
+    if not damage_end or theirs.end < log.end:
+        return False
+    if damage_end >= log.end:
+        return True
+    return (yield from _same([window_before(damage_end, log.end)]))[0]
 
 
 def _is_of_nobody(log: Span, theirs: Span) -> bool:

@@ -124,7 +124,8 @@ class TableNews:
         too many wait."""
         if member not in self._waiting and len(self._waiting) >= MEMBERS_MAX:
             raise RequestError(
-                ResponseCode.SYSTEM_BUSY, f"{MEMBERS_MAX} members are waiting for news already: no set has so many"
+                ResponseCode.SYSTEM_BUSY,
+                f"{MEMBERS_MAX} members are waiting for news already: no set has so many",
             )
         self._offsets.keep_journal(self._moved.set)
         here = self._now()

@@ -34,6 +34,8 @@ class HistoryLog:
         self.data = bytearray()
         self.borders = [begin]
         self.epochs: list[Epoch] = []
+        self.damaged: list[tuple[int, int]] = []
+        self.is_counted_on = False
 
     @property
     def end(self) -> int:
@@ -61,6 +63,7 @@ class HistoryLog:
         del self.data[offset - self.begin :]
         self.borders = [at for at in self.borders if at <= offset]
         self.epochs = [one for one in self.epochs if one.start_offset < offset]
+        self.damaged = [one for one in self.damaged if one[1] <= offset]
 
     def clean(self, offset: int) -> None:
         """Nothing below `offset` is kept any more."""
@@ -95,7 +98,16 @@ class HistoryLog:
         return inside
 
     def span(self) -> Span:
-        return Span(self.begin, self.end, tuple(self.epochs), not self.data and not self.begin)
+        is_empty = not self.data and not self.begin
+        return Span(
+            self.begin, self.end, tuple(self.epochs), is_empty, tuple(self.damaged), self.is_counted_on
+        )
+
+    def damage(self, number: int) -> None:
+        """The message with this number is none any more, and that is known."""
+        begin, end = self.borders[number : number + 2]
+        self.data[begin - self.begin : end - self.begin] = bytes(end - begin)
+        self.damaged.append((begin, end))
 
 
 def member(number: int = 0, **changes: Any) -> Member:

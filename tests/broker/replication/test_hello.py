@@ -150,6 +150,38 @@ def test_a_damaged_place_is_not_cut_away_where_epochs_say_that_it_belongs_to_bot
     assert kind_of(fault) == "damaged"
 
 
+@pytest.mark.parametrize("epoch", [0, 4])
+@pytest.mark.parametrize("number", [20, 29])
+def test_a_slave_that_is_damaged_is_cut_back_to_there_when_its_master_has_all_of_it(
+    epoch: int, number: int
+) -> None:
+    """Power failed, and a later page of the file was on the disk before an earlier one."""
+    master = grown(epoch=epoch)
+    slave = master.copy(30)
+    slave.damage(number)
+    slave.is_counted_on = True  # it would take the seat with less than it has said that it has
+    fault = shaken(slave, master, of_master=member(epoch=epoch))
+    assert (kind_of(fault), "when the set does not count on it" in str(fault)) == ("damaged", True)
+    slave.is_counted_on = False
+    assert shaken(slave, master, of_master=member(epoch=epoch)) == CutBack(slave.borders[number])
+    slave.cut(slave.borders[number])
+    assert isinstance(shaken(slave, master, of_master=member(epoch=epoch)), Go)
+
+
+@pytest.mark.parametrize("why", ["the master has less", "it has others behind it", "nobody knows of it"])
+def test_a_damaged_slave_keeps_what_its_master_has_not(why: str) -> None:
+    master = grown(epoch=4)
+    slave = master.copy(30)
+    slave.damage(20)
+    if why == "the master has less":
+        master = master.copy(29)
+    elif why == "it has others behind it":
+        slave.data[-1] ^= 1
+    else:
+        slave.damaged.clear()
+    assert kind_of(shaken(slave, master, of_master=member(epoch=4))) == "ahead"
+
+
 def test_histories_longer_than_what_is_compared_at_once() -> None:
     random = Random(11)
     old = HistoryLog()
