@@ -672,6 +672,8 @@ def assemble(
         address=identity.broker_addr,
     ).register(handlers)
 
+    ground.access.check_white_lists(handlers.by_code)
+
     # --- by time ----------------------------------------------------------------------------------------------
     cleaner = DiskCleaner(ground.worker, ground.io, ground.reserve, live=live, clock=clock, store=store)
     figures = Figures(
@@ -976,7 +978,7 @@ def _own_side(ground: Ground, store: MessageStore) -> OwnSide:
     def span() -> Span:
         epochs, is_empty = store.epochs.entries, store.comparison.is_empty
         begin, end = store.min_physical_offset, store.end_offset
-        return Span(begin, end, epochs, is_empty, store.damaged, is_counted_on())
+        return Span(begin, end, epochs, is_empty, store.comparison.damaged, is_counted_on())
 
     return OwnSide(
         member,

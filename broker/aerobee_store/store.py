@@ -658,11 +658,6 @@ class MessageStore:
         return max(self._tail[1], self._log_timestamp)
 
     @property
-    def damaged(self) -> Sequence[tuple[int, int]]:
-        """Physical offsets [begin, end) of stretches that are known to be no messages any more."""
-        return self._log.damaged
-
-    @property
     def min_physical_offset(self) -> int:
         """Physical offset of the first byte that is kept."""
         return self._log.min_offset

@@ -113,6 +113,7 @@ class NameServer:
         self._access_file = AccessFile(path if keep_kv else None, self.access.table)
         self.handlers = self._handlers.table(gate or self.access.gate)
         self.access.handlers(self._access_file.save).register(self.handlers)
+        self.access.check_white_lists(self.handlers.by_code)
         self._server = RemotingServer(
             self.handlers,
             config=_server_config(config, self.memory, self.tls),

@@ -4,7 +4,7 @@ Touches  nothing by itself; the key file through the table.
 """
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +12,7 @@ from aerobee_access.admin import AccessHandlers, AskMaster, Changing, saved_afte
 from aerobee_access.audit import AuditLog
 from aerobee_access.copies import AccessCopy, AccessGiver
 from aerobee_access.freshness import Freshness, Signing
-from aerobee_access.gate import AccessGate, AccessRules
+from aerobee_access.gate import AccessGate, AccessRules, administers
 from aerobee_access.plain_files import PlainFiles
 from aerobee_access.plain_gate import PlainGate
 from aerobee_access.plain_import import import_accounts
@@ -24,7 +24,7 @@ from aerobee_access.shared_file import SharedAccessFile
 from aerobee_access.table import AccessTable
 from aerobee_access.users import UserType
 from aerobee_remoting.ends.client import Signer
-from aerobee_remoting.exchange.gate import Gate
+from aerobee_remoting.exchange.gate import Gate, Row
 from aerobee_remoting.peers.peer import Peer
 from aerobee_service.clock import epoch_ms
 from aerobee_service.logs.event_log import event_logger
@@ -185,6 +185,18 @@ class AccessControl:
             log.warning("access.white_address_lost", user=name)
         for name, reason in done.failed.items():
             log.error("access.account_not_imported", user=name, reason=reason)
+
+    def check_white_lists(self, rows: Mapping[int, Row]) -> None:
+        """Warn of requests of administrators that anybody may make, by the white lists of the settings. `rows` are
+        those that the server knows."""
+        config = self._config
+        for key, text, is_on in (
+            ("authenticationWhitelist", config.authentication_whitelist, config.authentication_enabled),
+            ("authorizationWhitelist", config.authorization_whitelist, config.authorization_enabled),
+        ):
+            codes = sorted(code for code in listed_codes(text) if code in rows and administers(rows[code]))
+            if is_on and codes:
+                log.warning("access.administration_open", setting=key, codes=codes)
 
     def handlers(
         self, save: Callable[[], Awaitable[None]], ask_master: AskMaster | None = None

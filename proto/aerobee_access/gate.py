@@ -41,7 +41,7 @@ from aerobee_remoting.exchange.needs import CREATE, DELETE, GET, UPDATE, Kind, N
 from aerobee_remoting.peers.peer import Peer
 from aerobee_service.logs.event_log import event_logger
 
-__all__ = ["AccessGate", "AccessRules"]
+__all__ = ["AccessGate", "AccessRules", "administers"]
 
 log = event_logger("aerobee.access")
 
@@ -400,6 +400,13 @@ class AccessGate(Gate):
                 raise _refused(
                     f"User:{user.name} has no permission to access {kind.value}:{name} from {address}, {verdict.value}"
                 )
+
+
+def administers(row: Row) -> bool:
+    """Whether such a request looks at or changes the server itself, or changes what others use."""
+    return _changes(row) or (
+        not isinstance(row.needs, Open) and any(rule.kind is Kind.CLUSTER for rule in row.needs)
+    )
 
 
 def _changes(row: Row) -> bool:

@@ -3,10 +3,15 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from aerobee_access.control import AccessControl
 from aerobee_access.settings import AccessSettings
 from aerobee_access.signature import signed_with
 from aerobee_proto.headers import TopicHeader
+from aerobee_proto.requests import NoFields
+from aerobee_remoting.exchange.gate import Row
+from aerobee_remoting.exchange.needs import CREATE, GET, UPDATE, Open, on_cluster
 
 INNER = json.dumps({"accessKey": "inner", "secretKey": "inner secret"})
 
@@ -57,3 +62,24 @@ def test_secrets_are_shown_to_who_has_proved_to_be_a_super_user(tmp_path: Path) 
         made.bootstrap()
         assert made.shows_secrets_to("root") is expected
         assert not made.shows_secrets_to("nobody")
+
+
+def test_administration_that_anybody_may_do_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Codes of clients may be on a white list, and those that nobody serves; what is off says nothing."""
+    rows = {
+        code: Row(code, "h", NoFields, needs)
+        for code, needs in (
+            (25, (on_cluster(UPDATE),)),
+            (26, (on_cluster(GET),)),
+            (17, (on_cluster(CREATE),)),
+            (105, Open("routes")),
+        )
+    }
+    settings = {"authenticationEnabled": True, "authenticationWhitelist": "105,25,26,9999"}
+    control(tmp_path, **settings).check_white_lists(rows)
+    control(tmp_path, authorizationWhitelist="17").check_white_lists(rows)
+    control(tmp_path, authorizationEnabled=True, authorizationWhitelist="17").check_white_lists(rows)
+    assert [(record.__dict__["setting"], record.__dict__["codes"]) for record in caplog.records] == [
+        ("authenticationWhitelist", [25, 26]),
+        ("authorizationWhitelist", [17]),
+    ]

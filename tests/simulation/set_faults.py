@@ -107,13 +107,15 @@ class SetFaults(Faults):
         has_all = all(host.serving is not None and not _begin_of(host) for host in slaves)
         end = chance.choice((old.kill, old.fail_power if has_all else old.kill, old.stop))
         self.note(f"{old.name} is lost: {end.__name__}")
+        # What it was started with it shows, though slaves may not have it yet: no operator takes one that lacks it.
+        shown = old.serving.parts.store.confirmed_offset if old.serving is not None else 0
         old.is_held = True
         end()
         # What the old master sent last may be on its way: until slaves have noticed, nobody knows which has most.
         while old.is_up or not all(host.is_serving and not _is_linked(host) for host in slaves):
             yield True
         new = max(slaves, key=lambda host: (_end_of(host), _tables_read_at(host)))
-        if _begin_of(new) > 0:
+        if _begin_of(new) > 0 or _end_of(new) < shown:
             self.note(f"{new.name} has not all of the log, {old.name} is needed")
             yield from self._returning(old)
             return

@@ -58,6 +58,11 @@ class Replica:
         self.follows_news = follows_news
         self.speed = 0  # bytes a second, over the last second
 
+    @property
+    def host(self) -> str:
+        """Its address without the port."""
+        return self.peer.rpartition(":")[0]
+
 
 class Replicas:
     """All connected slaves. All calls from the event loop."""
@@ -89,12 +94,10 @@ class Replicas:
 
     def _is_same(self, one: Replica, other: Replica) -> bool:
         """Whether both are connections of one slave. Numbers are given once in a set with an election; elsewhere two
-        slaves may have been given the same by mistake, and count both."""
-        return (
-            one.member is not None
-            and one.member == other.member
-            and (self._is_elected or one.store == other.store)
-        )
+        slaves may have been given the same by mistake, and those of two hosts count both."""
+        if one.member is None or one.member != other.member:
+            return False
+        return self._is_elected or (one.store, one.host) == (other.store, other.host)
 
     def left(self, replica: Replica) -> None:
         """Its connection is gone."""

@@ -30,6 +30,11 @@ class LogComparison:
         """Whether it may begin with any file of another log."""
         return not self._log.mapped.files
 
+    @property
+    def damaged(self) -> Sequence[tuple[int, int]]:
+        """Ranges of physical offsets that are known to be no messages any more."""
+        return self._log.damaged
+
     def digests(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Of the bytes in each range of physical offsets [begin, end); NOT_THERE where not all of them are kept."""
         return [self._digest(begin, end) for begin, end in ranges]

@@ -409,7 +409,8 @@ class RemotingServer:
         mode = self._config.tls_mode
         if mode is TlsMode.DISABLED:
             return False
-        first = await asyncio.wait_for(look_at_first(loop, accepted), FIRST_BYTE_S)
+        async with asyncio.timeout(FIRST_BYTE_S):
+            first = await look_at_first(loop, accepted)
         if first.startswith(TLS_HANDSHAKE):
             return True
         if not first:

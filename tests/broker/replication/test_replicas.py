@@ -90,8 +90,8 @@ def test_whoever_waits_too_long_is_told_that_slaves_are_late() -> None:
     assert (made.late_code, made.timeout_ms()) == (ResponseCode.FLUSH_SLAVE_TIMEOUT, 1234)
 
 
-def named_slave(acked: int, member: int, store: str = "its own") -> Replica:
-    return Replica(Link(acked), f"10.0.0.{member}:1", member, store)  # type: ignore[arg-type]
+def named_slave(acked: int, member: int, store: str = "", host: str = "10.0.0.1") -> Replica:
+    return Replica(Link(acked), f"{host}:1", member, store)  # type: ignore[arg-type]
 
 
 def test_a_slave_that_connects_again_counts_once() -> None:
@@ -102,7 +102,7 @@ def test_a_slave_that_connects_again_counts_once() -> None:
     assert made.joined(named_slave(80, 1)) == [old]
     assert not made.advanced()
     assert (made.offset, made.in_sync_count) == (0, 0)
-    assert made.joined(named_slave(70, 1, "another that was given the same brokerId")) == []
+    assert made.joined(named_slave(70, 1, host="10.0.0.2")) == []  # was given the same brokerId
     assert made.advanced()
     assert made.offset == 70
     made.left(old)

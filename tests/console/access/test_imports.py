@@ -2,11 +2,13 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 from aerobee_access.file import AccessFile
 from aerobee_access.sealing import Sealer
 from aerobee_access.table import AccessTable
 from aerobee_console.terminal.failures import USAGE
+from broker.replication.pairs import eventually
 from console.support import Runner
 from system.running import running_broker
 
@@ -62,3 +64,27 @@ async def test_what_cannot_be_read_changes_nothing(aerobee: Runner, tmp_path: Pa
     assert aerobee(*COMMAND, accounts, str(tmp_path / "nothing")).code == USAGE
     assert not (tmp_path / "store" / "config" / "access.json").exists()
     assert not (tmp_path / "store.key").exists()
+
+
+async def test_brokers_that_share_a_file_may_run(aerobee: Runner, tmp_path: Path) -> None:
+    accounts, _ = await made(tmp_path)
+    shared, key = tmp_path / "shared" / "access.json", tmp_path / "shared.key"
+    settings: dict[str, Any] = {"access_file_path": str(shared), "access_key_path": str(key)}
+    async with running_broker(tmp_path / "store", authentication_enabled=True, **settings) as broker:
+        words = (*COMMAND, accounts, "--access-file", str(shared), "--key-file", str(key), "-o", "json")
+        done = await asyncio.to_thread(aerobee, *words)
+        assert {row["user"] for row in done.json["users"]} == {"gamanager", "gareader"}
+        await eventually(lambda: broker.access.table.user("gareader") is not None)
+    for missing in ((), ("--access-file", str(shared)), ("--key-file", str(key))):
+        wrong = await asyncio.to_thread(aerobee, *COMMAND, accounts, *missing)
+        assert (wrong.code, "--access-file and --key-file" in wrong.err) == (USAGE, True)
+
+
+def test_of_a_service_it_is_the_file_of_all_workers(aerobee: Runner, tmp_path: Path) -> None:
+    accounts, service = tmp_path / "plain_acl.yml", tmp_path / "service"
+    accounts.write_text(FILE)
+    (service / "worker-1").mkdir(parents=True)
+    assert aerobee(*COMMAND, str(accounts), str(service)).code == 0
+    table = AccessTable(Sealer(tmp_path / "service.key"))
+    AccessFile(service / "access.json", table).load()
+    assert [user.name for user in table.users()] == ["gamanager", "gareader"]
