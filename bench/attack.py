@@ -34,15 +34,18 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
+import trustme
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import attacks  # noqa: E402  # found by the path above
 import ours  # noqa: E402
-from attacks import ATTACKS, TOPIC, Attack, route, send  # noqa: E402
+from attacks import ATTACKS, SECRET, TOPIC, USER, Attack, Target, route, send, signed_send  # noqa: E402
 from limits import memory_max  # noqa: E402
 from plain_remoting import make_topic  # noqa: E402
 from programs import Server, free_port, memory_kib  # noqa: E402
+from service.tls.certificates import write_pair  # noqa: E402
 
 EVERY_S = 0.01
 TIMES_WANTED = 5.0
@@ -51,9 +54,7 @@ WORDS = struct.Struct(">II")
 DRIP_S = 0.05
 STAYS_S = 1.2  # before the first figure; then the server knows it for a client that stays
 COMING = 5
-ATTACKER_NICE = 39  # more than it has: the client goes first on the processor that both share
 ALL_CPUS = os.sched_getaffinity(0)
-PROGRAMS = {"broker": "broker", "nameserver": "nameserver", "metrics": "broker"}
 ANSWER_PATIENCE_S = 60.0
 
 
@@ -85,7 +86,7 @@ def dial(address: str) -> socket.socket:
 
 def attack(address: str, name: str, stop: Event) -> None:
     """Do it until it is over. Whatever the server does to a connection, another one follows."""
-    os.nice(ATTACKER_NICE)
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # the client goes first where both are
     one = next(found for found in ATTACKS if found.name == name)
     if one.how == "hold":
         hold(address, one, stop)
@@ -244,38 +245,58 @@ def apart(server: int) -> None:
 # --- one attack -----------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def servers(folder: Path) -> Iterator[tuple[Server, Server, str]]:
-    """A nameserver, a broker, and the address of its metrics."""
-    metrics = free_port()
-    config = {
+def settings_of(target: Target, folder: Path) -> dict[str, object]:
+    """Of a broker that is attacked there."""
+    config: dict[str, object] = {
         "flushDiskType": "ASYNC_FLUSH",
-        "metricsPromExporterPort": metrics,
+        "metricsPromExporterPort": free_port(),
+        "haListenPort": free_port(),
         "enablePropertyFilter": "true",
     }
-    with (
-        ours.start_nameserver(forked=False) as names,
-        ours.start_broker(folder, names.address, config=config, forked=False) as broker,
-    ):
-        make_topic(names.address, broker.address, TOPIC, queues=4)
-        yield names, broker, f"127.0.0.1:{metrics}"
+    if target == "access":
+        root = json.dumps({"username": USER, "password": SECRET})
+        config |= {"authenticationEnabled": "true", "initAuthenticationUser": root}
+    elif target == "tls":
+        certificate, key = write_pair(trustme.CA(), folder, "127.0.0.1")
+        config |= {
+            "tlsServerMode": "permissive",
+            "tlsServerCertPath": certificate,
+            "tlsServerKeyPath": key,
+        }
+    return config
+
+
+@contextlib.contextmanager
+def servers(folder: Path, target: Target) -> Iterator[tuple[Server, Server, str]]:
+    """A nameserver, a broker, and the address that is attacked."""
+    config = settings_of(target, folder)
+    with contextlib.ExitStack() as stack:
+        names = stack.enter_context(ours.start_nameserver(forked=False))
+        if target == "access":  # there strangers make no topic
+            with ours.start_broker(folder, names.address, forked=False) as before:
+                make_topic(names.address, before.address, TOPIC, queues=4)
+        broker = stack.enter_context(ours.start_broker(folder, names.address, config=config, forked=False))
+        if target != "access":
+            make_topic(names.address, broker.address, TOPIC, queues=4)
+        ports = {"metrics": config["metricsPromExporterPort"], "replicas": config["haListenPort"]}
+        own = names.address if target == "nameserver" else broker.address
+        yield names, broker, f"127.0.0.1:{ports[target]}" if target in ports else own
 
 
 def run(one: Attack, seconds: float) -> Row:
     with (
         tempfile.TemporaryDirectory(prefix="aerobee-attack-") as folder,
-        servers(Path(folder)) as (names, broker, metrics),
+        servers(Path(folder), one.target) as (names, broker, address),
         contextlib.ExitStack() as stack,
     ):
         target = names if one.target == "nameserver" else broker
-        make = route if target is names else send
+        make = {"nameserver": route, "access": signed_send}.get(one.target, send)
         apart(target.pid)
         client = stack.enter_context(dial(target.address))
         measured(client, make, STAYS_S)
         quiet = measured(client, make, seconds)
         before = memory_kib(target.pid)["own"]
         stop = multiprocessing.Event()
-        address = metrics if one.target == "metrics" else target.address
         attacker = multiprocessing.Process(target=attack, args=(address, one.name, stop), daemon=True)
         attacker.start()
         most = Most(target.pid)
@@ -300,7 +321,7 @@ def judged(
     held = held_by(target.output)
     alone, beside = p99(quiet), p99(took)
     calm = beside <= max(TIMES_WANTED * alone, WANTED_MS)
-    fits = grown_mib < memory_max(PROGRAMS[one.target]) / (1 << 20)
+    fits = grown_mib < memory_max("nameserver" if one.target == "nameserver" else "broker") / (1 << 20)
     lives = target.running
     return Row(
         one.name,

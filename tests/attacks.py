@@ -9,7 +9,11 @@ Used by bench/attack.py, which measures what another client notices, and by test
     drip      one byte at a time
 """
 
+import base64
+import contextlib
+import hmac
 import json
+import ssl
 import struct
 import zlib
 from collections.abc import Callable, Iterator
@@ -17,13 +21,29 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, Literal
 
-__all__ = ["ATTACKS", "TOPIC", "Attack", "How", "frame", "ping", "route", "send"]
+__all__ = [
+    "ATTACKS",
+    "SECRET",
+    "TOPIC",
+    "USER",
+    "Attack",
+    "How",
+    "Target",
+    "frame",
+    "ping",
+    "route",
+    "send",
+    "signed_send",
+]
 
 TOPIC: Final = "Attacked"
 MIB: Final = 1 << 20
 WORDS: Final = struct.Struct(">II")
 How = Literal["pipeline", "unread", "hold", "churn", "drip"]
-Target = Literal["broker", "nameserver", "metrics"]
+# "replicas" is the port for slaves of a broker, "access" a broker with access control, "tls" one that takes TLS, too.
+Target = Literal["broker", "nameserver", "metrics", "replicas", "access", "tls"]
+USER: Final = "operator"  # of a broker with access control; everybody else is a stranger
+SECRET: Final = "a secret of eighteen"
 
 
 @dataclass(slots=True, frozen=True)
@@ -57,6 +77,14 @@ def send(
 ) -> bytes:
     """One message, as official clients send it."""
     return frame(310, number, _send_fields(topic, queue, properties), body)
+
+
+def signed_send(number: int, user: str = USER, secret: str = SECRET) -> bytes:
+    """One message of a user of access control."""
+    body, fields = b"x" * 128, {**_send_fields(TOPIC), "AccessKey": user}
+    content = "".join(fields[name] for name in sorted(fields)).encode() + body
+    signature = base64.b64encode(hmac.digest(secret.encode(), content, "sha1")).decode()
+    return frame(310, number, {**fields, "Signature": signature}, body)
 
 
 def ping(number: int) -> bytes:
@@ -261,6 +289,34 @@ def _garbage(number: int) -> bytes:
     ]
 
 
+@cache
+def _hello_of_tls(_: int) -> bytes:
+    """What a client of TLS says first; what it is answered it does not read."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    said, heard = ssl.MemoryBIO(), ssl.MemoryBIO()
+    talk = context.wrap_bio(heard, said)
+    with contextlib.suppress(ssl.SSLWantReadError):
+        talk.do_handshake()
+    return said.read()
+
+
+def _proxied(number: int) -> bytes:
+    """A PROXY header of somebody who is no proxy, and a request behind it."""
+    return b"PROXY TCP4 10.0.0.%d 10.0.0.1 40000 10911\r\n" % (number % 250 + 1) + send(number)
+
+
+def _watch(number: int) -> bytes:
+    """What slaves ask for news of tables."""
+    fields = {"member": str(number), "life": "", "tables": "-1", "offsets": "-1", "millis": "30000"}
+    return frame(31994, number, fields)
+
+
+def _report_of_slave(_: int) -> bytes:
+    """As a slave of RocketMQ: it has nothing, and wants all of the log."""
+    return struct.pack(">q", 0)
+
+
 def _scrape(_: int) -> bytes:
     return b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -339,6 +395,19 @@ def _attacks() -> Iterator[Attack]:
     yield Attack("bytes that are no frames", "broker", "churn", _garbage, 4)
     yield Attack("connections that say nothing", "broker", "hold", _nothing, 800)
     yield Attack("connections that come and go", "broker", "churn", _nothing, 4)
+    yield Attack("headers of proxies that nobody has named", "broker", "churn", _proxied, 4)
+    yield Attack("news of tables for members that are none", "broker", "pipeline", _watch, 2)
+    # Who is asked for more than bytes.
+    yield Attack(
+        "signatures that are wrong", "access", "unread", lambda n: signed_send(n, secret="nobody's"), 4
+    )
+    yield Attack("strangers who name nobody", "access", "unread", lambda n: send(n), 4)
+    yield Attack("beginnings of TLS that go no further", "tls", "hold", _hello_of_tls, 200)
+    yield Attack("beginnings of TLS, one after the other", "tls", "churn", _hello_of_tls, 4)
+    # The port for slaves.
+    yield Attack("slaves that say nothing", "replicas", "hold", _nothing, 200)
+    yield Attack("slaves that ask for all and read nothing", "replicas", "hold", _report_of_slave, 50)
+    yield Attack("slaves that come, ask for all, and go", "replicas", "churn", _report_of_slave, 4)
     # The nameserver.
     yield Attack(
         "compressed registrations of 10 MiB",

@@ -7,6 +7,7 @@ test_worst_requests.
 
 import asyncio
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -14,16 +15,20 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import trustme
 
 from aerobee_nameserver.config import load_config
 from aerobee_nameserver.server import NameServer
 from aerobee_remoting.peers.peer_memory import PeerMemory
 from aerobee_service.program.interpreter import own_memory
-from attacks import ATTACKS, TOPIC, Attack, route, send
+from attacks import ATTACKS, SECRET, TOPIC, USER, Attack, Target, route, send, signed_send
 from circles import circles
 from limits import PEER_SHARE, memory_max
+from programs import free_port
+from service.tls.certificates import write_pair
 from system.running import running_broker
 from turns import TURN_MAX, Turns
 
@@ -43,23 +48,50 @@ ATTACKER = Path(__file__).resolve().parent.parent / "attacker.py"
 class Attacked:
     """A server that is attacked."""
 
-    port: int
-    question: bytes  # what another client asks of it
+    port: int  # that is attacked
+    asked_at: int  # where another client asks
+    question: bytes  # what it asks
     expected: bytes  # in each answer
     memory: PeerMemory
 
 
+def settings_of(target: Target, folder: Path) -> dict[str, Any]:
+    """Of a broker that is attacked there."""
+    settings: dict[str, Any] = {"mapped_file_size_commit_log": 64 << 20}
+    if target == "access":
+        root = json.dumps({"username": USER, "password": SECRET})
+        settings |= {"authentication_enabled": True, "init_authentication_user": root}
+    elif target == "tls":
+        folder.mkdir(exist_ok=True)
+        certificate, key = write_pair(trustme.CA(), folder, "127.0.0.1")
+        settings |= {
+            "tls_server_mode": "permissive",
+            "tls_server_cert_path": certificate,
+            "tls_server_key_path": key,
+        }
+    elif target == "metrics":
+        settings |= {"metrics_exporter_type": "PROM", "metrics_prom_exporter_port": free_port()}
+    return settings
+
+
 @contextlib.asynccontextmanager
 async def attacked(one: Attack, folder: Path) -> AsyncIterator[Attacked]:
-    if one.target == "broker":
-        async with running_broker(folder / "store", mapped_file_size_commit_log=64 << 20) as broker:
-            yield Attacked(broker.port, send(7), b'"code":0,', broker.parts.memory)
+    if one.target != "nameserver":
+        settings = settings_of(one.target, folder)
+        async with running_broker(folder / "store", **settings) as broker:
+            ports = {
+                "replicas": int(broker.parts.identity.ha_addr.rpartition(":")[2]),
+                "metrics": settings.get("metrics_prom_exporter_port"),
+            }
+            port = ports.get(one.target) or broker.port
+            make = signed_send if one.target == "access" else send
+            yield Attacked(port, broker.port, make(7), b'"code":0,', broker.parts.memory)
         return
     config = load_config(overrides={"listenPort": "0", "bindAddress": "127.0.0.1"}, environ={})
     server = NameServer(config, keep_kv=False)
     await server.start()
     try:
-        yield Attacked(server.port, route(7), b'"code":17,', server.memory)
+        yield Attacked(server.port, server.port, route(7), b'"code":17,', server.memory)
     finally:
         await server.close()
 
@@ -126,7 +158,7 @@ class Most:
 
 async def is_answered(server: Attacked) -> None:
     """Another client, on a connection of its own."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.asked_at)
     try:
         async with asyncio.timeout(30):
             for _ in range(3):
@@ -157,11 +189,11 @@ async def outcome(one: Attack, folder: Path, attacker: Attacker) -> float:
         await is_answered(server)  # and when it is over
     assert left == {}
     assert most.grown <= IN_HAND + PEER_SHARE * most.counted
-    assert most.grown <= memory_max(one.target)
+    assert most.grown <= memory_max("nameserver" if one.target == "nameserver" else "broker")
     return turns.longest
 
 
-@pytest.mark.parametrize("one", [one for one in ATTACKS if one.target != "metrics"], ids=lambda one: one.name)
+@pytest.mark.parametrize("one", ATTACKS, ids=lambda one: one.name)
 async def test_an_attack_is_borne(tmp_path: Path, one: Attack, attacker: Attacker) -> None:
     longest = float("inf")
     for number in range(TRIES):

@@ -34,7 +34,7 @@ from aerobee_proto.errors import FormatError
 from aerobee_proto.ha_hello import is_hello
 from aerobee_remoting.peers.tls import TlsContext, context_of
 from aerobee_service.neighbours import neighbours_of
-from aerobee_service.program.accepting import accepting
+from aerobee_service.program.accepting import accepting, handed_over
 
 __all__ = ["GivingServer"]
 
@@ -121,15 +121,9 @@ class GivingServer:
 
     async def _greet(self, accepted: socket.socket, one: "_Giving", peer: str, tls: TlsContext) -> None:
         try:
-            await self._loop.connect_accepted_socket(
-                lambda: one, accepted, ssl=context_of(tls), ssl_handshake_timeout=HANDSHAKE_S
-            )
+            await handed_over(accepted, lambda: one, context_of(tls), HANDSHAKE_S)
         except (OSError, TimeoutError) as failed:
-            accepted.close()
             log.info("replication.handshake_failed", peer=peer, reason=str(failed) or type(failed).__name__)
-        except asyncio.CancelledError:
-            accepted.close()
-            raise
         finally:
             if one not in self._links:
                 self._guests.pop(one, None)

@@ -92,8 +92,7 @@ class TableNews:
         self._moved = moved
         self._heard = asyncio.Event()
         self._taken: dict[int, Taken] = {}
-        self._waiting: dict[int, int] = {}  # member -> its newest request, while that waits
-        self._requests = 0
+        self._waiting: dict[int, asyncio.Timeout] = {}  # member -> how long its newest request waits, while it does
         self._closed = False
 
     # --- what slaves ask --------------------------------------------------------------------------------------
@@ -132,28 +131,29 @@ class TableNews:
         if taken.life != self._life or taken.tables > here.tables or taken.offsets > here.offsets:
             taken = NOTHING
         self._hear(member, taken)
-        self._requests += 1
-        mine = self._waiting[member] = self._requests
-        self._moved.set()  # for who waited for this member before
+        self._release(member)
+        mine = self._waiting[member] = asyncio.timeout(min(max(hold_s, 0.0), HOLD_MAX_S))
         try:
-            async with asyncio.timeout(min(max(hold_s, 0.0), HOLD_MAX_S)):
-                while self._now() == taken and self._is_newest(member, mine):
+            async with mine:
+                while self._now() == taken and not self._closed:
                     self._moved.clear()
                     await self._moved.wait()
-                if self._number() == taken.tables and self._is_newest(member, mine):
+                if self._number() == taken.tables and not self._closed:
                     await self._gathered(taken.tables)
         except TimeoutError:
             pass
         finally:
-            if self._waiting.get(member) == mine:
+            if self._waiting.get(member) is mine:
                 del self._waiting[member]
         now = self._now()
         changes = self._offsets.changed_since(taken.offsets, CHANGES_MAX)
         return News(now, self._end_offset(), self._done_below(), changes)
 
-    def _is_newest(self, member: int, request: int) -> bool:
-        """Whether to go on with waiting."""
-        return self._waiting.get(member) == request and not self._closed
+    def _release(self, member: int) -> None:
+        """Whoever waits for this member's news waits no more."""
+        before = self._waiting.pop(member, None)
+        if before is not None and not before.expired():
+            before.reschedule(0.0)
 
     def _hear(self, member: int, taken: Taken) -> None:
         if member not in self._taken and len(self._taken) >= MEMBERS_MAX:

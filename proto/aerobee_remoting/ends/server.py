@@ -37,7 +37,7 @@ from aerobee_remoting.peers.networks import NOWHERE, Networks
 from aerobee_remoting.peers.peer_memory import TOTAL_LIMIT, PeerMemory
 from aerobee_remoting.peers.tls import TlsContext, context_of
 from aerobee_service.neighbours import neighbours_of
-from aerobee_service.program.accepting import accepting
+from aerobee_service.program.accepting import accepting, handed_over
 from aerobee_service.program.start_failures import CannotListen
 from aerobee_service.turns.turns import Turns
 from aerobee_service.turns.wakefulness import LOOK_S
@@ -366,7 +366,8 @@ class RemotingServer:
             if is_tls is None:
                 accepted.close()
                 return
-            await loop.connect_accepted_socket(
+            await handed_over(
+                accepted,
                 lambda: Connection(
                     self.handlers,
                     common=self._common(),
@@ -374,9 +375,8 @@ class RemotingServer:
                     on_close=self._closed,
                     source=source,
                 ),
-                accepted,
-                ssl=context_of(self._config.tls) if is_tls else None,
-                ssl_handshake_timeout=FIRST_BYTE_S if is_tls else None,
+                context_of(self._config.tls) if is_tls else None,
+                FIRST_BYTE_S,
             )
         except ProxyHeaderError as refused:
             self.broken_off["proxy_header"] += 1

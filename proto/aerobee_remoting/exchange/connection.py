@@ -82,6 +82,7 @@ READ_AHEAD: Final = 262_144  # bytes held back at which reading stops; what over
 SLICE_FRAMES_MAX: Final = 1024  # requests in one slice
 # A batch handler gets as many requests at once as take about so long, by what those before them took.
 BATCH_S: Final = 0.002
+TASKS_AT_ONCE: Final = 16  # of one connection, that begin without waiting for their turn
 STEPS_S: Final = 0.001  # of a task that works in steps, before others have their turn
 BATCH_FIRST: Final = (
     4  # requests, while nothing is known: a filter of 1,200 tags takes more than a millisecond
@@ -576,17 +577,26 @@ class Connection(asyncio.Protocol):
     def answer_alone(self, request: AnyRequest, work: Callable[[], Awaitable[Response | None]]) -> None:
         """As `run_alone`, for one request: `work` gives its answer, or refuses it, as an async handler does."""
         entry = self._handlers.by_code[request.code]
-        self.run_alone(lambda: self._run_async(entry, request, work))
+        self.run_alone(lambda: self._run_async(entry, request, work), _working_size_of(entry, request))
 
     def answer_in_task(self, request: AnyRequest, work: Callable[[], Awaitable[Response | None]]) -> None:
         """Have a task give the answer, as an async handler does, for what a plain one could not answer at once."""
-        self._start_task(lambda: self._run_async(self._handlers.by_code[request.code], request, work))
+        self._answer_in_task(self._handlers.by_code[request.code], request, work)
 
     def _run_in_task(
         self, entry: Entry, handler: Callable[[AnyRequest], Awaitable[Response | None]], request: AnyRequest
     ) -> None:
         if self._dispatcher.admits(self, entry, request.incoming):
-            self._start_task(lambda: self._run_async(entry, request, lambda: handler(request)))
+            self._answer_in_task(entry, request, lambda: handler(request))
+
+    def _answer_in_task(
+        self, entry: Entry, request: AnyRequest, work: Callable[[], Awaitable[Response | None]]
+    ) -> None:
+        """It counts from now on, also while it waits for its turn."""
+        size = _working_size_of(entry, request)
+        self._at_work(1, size)
+        task = self._start_task(lambda: self._run_async(entry, request, work))
+        task.add_done_callback(lambda _: self._at_work(-1, -size))
 
     def failure(self, code: int, failed: Exception) -> Response:
         """The answer to a request that met this, which is told. To be called where it is handled."""
@@ -601,12 +611,7 @@ class Connection(asyncio.Protocol):
     async def _run_async(
         self, entry: Entry, request: AnyRequest, work: Callable[[], Awaitable[Response | None]]
     ) -> None:
-        size = request.working_size(is_decoded=entry.body_size_max <= DECODED_SIZE_MAX)
-        self._at_work(1, size)
-        try:
-            response = await self._dispatcher.answer(self, entry, work)
-        finally:
-            self._at_work(-1, -size)
+        response = await self._dispatcher.answer(self, entry, work)
         if response is not None and not request.oneway:
             self.respond(request.codec, request.opaque, response)
 
@@ -618,13 +623,18 @@ class Connection(asyncio.Protocol):
             self._gate_reading()
             self.count_buffers()
 
-    def _start_task(self, work: Callable[[], Awaitable[None]]) -> None:
-        task = self._loop.create_task(self._charged(work), name=f"request from {self.peer}")
+    def _start_task(self, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        is_one_of_many = len(self._tasks) >= TASKS_AT_ONCE
+        task = self._loop.create_task(self._charged(work, is_one_of_many), name=f"request from {self.peer}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
-    async def _charged(self, work: Callable[[], Awaitable[None]]) -> None:
-        """What tasks do for this peer is charged to it, step by step."""
+    async def _charged(self, work: Callable[[], Awaitable[None]], is_one_of_many: bool) -> None:
+        """What tasks do for this peer is charged to it, step by step. Those of one read would all begin in one turn of
+        the event loop, whatever they take together; so from some on each waits for its own."""
+        if is_one_of_many:
+            await self.another_turn()
         await in_timed_steps(work(), 0.0, self._charge)
 
     def _charge(self, took_s: float) -> None:
@@ -885,3 +895,8 @@ def _body_too_large(entry: Entry, size: int) -> RequestError:
         if entry.body_size_max
         else f"request {entry.code} takes no body, this one has {size} bytes",
     )
+
+
+def _working_size_of(entry: Entry, request: AnyRequest) -> int:
+    """Bytes in memory that a task for it keeps."""
+    return request.working_size(is_decoded=entry.body_size_max <= DECODED_SIZE_MAX)

@@ -29,7 +29,7 @@ from typing import Final, Protocol, cast
 import structlog
 
 from aerobee_service.neighbours import neighbours_of
-from aerobee_service.program.accepting import accepting
+from aerobee_service.program.accepting import accepting, handed_over
 
 __all__ = ["PROBES", "Guard", "HttpResponder", "Page", "Standing", "TlsOfPort", "Visitor"]
 
@@ -206,16 +206,9 @@ class HttpResponder:
         reader = asyncio.StreamReader(limit=HEAD_SIZE_MAX, loop=loop)
         protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
         tls = self._tls
-        try:
-            transport, _ = await loop.connect_accepted_socket(
-                lambda: protocol,
-                cast("socket.socket", accepted),
-                ssl=tls() if tls else None,
-                ssl_handshake_timeout=HEAD_TIMEOUT_S if tls else None,
-            )
-        except BaseException:
-            cast("socket.socket", accepted).close()
-            raise
+        transport = await handed_over(
+            cast("socket.socket", accepted), lambda: protocol, tls() if tls else None, HEAD_TIMEOUT_S
+        )
         return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
     async def _serve(self, visit: "_Visit") -> None:

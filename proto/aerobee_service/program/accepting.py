@@ -4,6 +4,7 @@ Touches  one listening socket of the event loop, which must not block; a clock.
 
     async for accepted, address in accepting(listener, failed):
         ...                                     soon done: others wait in the backlog meanwhile
+    transport = await handed_over(accepted, Protocol, tls, seconds)
 
 Where descriptors are used up, or whatever else the system lacks, nobody is accepted for a while, and who dials waits:
 whoever has a descriptor may give it back. How many connections there may be is the affair of each server.
@@ -11,10 +12,13 @@ whoever has a descriptor may give it back. How many connections there may be is 
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
-__all__ = ["PAUSE_S", "accepting"]
+from aerobee_proto.errors import forget_frames
+
+__all__ = ["PAUSE_S", "accepting", "handed_over"]
 
 PAUSE_S: Final = 0.1
 
@@ -32,3 +36,23 @@ async def accepting(
             await asyncio.sleep(pause_s)
         else:
             yield taken
+
+
+async def handed_over(
+    accepted: socket.socket,
+    protocol: Callable[[], asyncio.BaseProtocol],
+    tls: ssl.SSLContext | None,
+    handshake_s: float,
+) -> asyncio.Transport:
+    """The transport of an accepted connection; its protocol is made behind the handshake, if there is one. OSError,
+    TimeoutError: there is none, and the socket is closed, as it is when this is cancelled."""
+    loop = asyncio.get_running_loop()
+    try:
+        transport, _ = await loop.connect_accepted_socket(
+            protocol, accepted, ssl=tls, ssl_handshake_timeout=handshake_s if tls is not None else None
+        )
+    except BaseException as failed:
+        accepted.close()
+        forget_frames(failed)  # what asyncio waits with keeps the failure, and the failure what waits
+        raise
+    return transport

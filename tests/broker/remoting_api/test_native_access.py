@@ -171,7 +171,7 @@ def test_what_was_changed_on_the_way_is_refused(tmp_path: Path, part: str) -> No
     found = compared(tmp_path, [*good[:3], bytes(raw), good[1]], **BOTH)
     assert found.in_order == [0, 1, 2, 1]
     assert found.native == 3
-    assert found.audit[-1][-1] == "check signature failed."
+    assert "check signature failed." in found.audit[-1]
 
 
 def test_each_topic_and_user_of_a_connection_is_asked_for_once_the_usual_way(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_a_pull_that_was_changed_on_the_way_is_refused(tmp_path: Path, part: str
     raw[raw.index(part.encode()) + len(part) + 3] ^= 1
     found = compared(tmp_path, [*steps, *good[:3], bytes(raw), good[1]], **more)
     assert found.in_order == [0, 1, 2, 90, 91, 92, 91]
-    assert found.audit[-1][-1] == "check signature failed."
+    assert "check signature failed." in found.audit[-1]
     assert found.native == 2 + 3
 
 
