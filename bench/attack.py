@@ -290,7 +290,8 @@ def run(one: Attack, seconds: float) -> Row:
         contextlib.ExitStack() as stack,
     ):
         target = names if one.target == "nameserver" else broker
-        make = {"nameserver": route, "access": signed_send}.get(one.target, send)
+        asks: dict[str, Callable[[int], bytes]] = {"nameserver": route, "access": signed_send}
+        make = asks.get(one.target, send)
         apart(target.pid)
         client = stack.enter_context(dial(target.address))
         measured(client, make, STAYS_S)
