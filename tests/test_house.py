@@ -32,6 +32,7 @@ class Room:
 
 EVENT_LOOP = frozenset({"asyncio", "uvloop", "selectors", "concurrent"})
 SOCKETS = frozenset({"socket", "socketserver", "ssl", "http", "urllib"})
+IN_MEMORY = {"BytesIO", "StringIO"}  # what of `io` touches no file
 FILES = frozenset({"os", "pathlib", "mmap", "io", "shutil", "tempfile", "fcntl"})
 LOGS = frozenset({"logging", "structlog"})
 # Time and randomness come in as arguments, so that a test can replay a run.
@@ -90,7 +91,8 @@ def imported_modules(source: str) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
-            yield node.lineno, node.module
+            if node.module != "io" or {alias.name for alias in node.names} - IN_MEMORY:
+                yield node.lineno, node.module
         elif isinstance(node, ast.Call) and _is_import_call(node.func) and node.args:
             name = node.args[0]
             if isinstance(name, ast.Constant) and isinstance(name.value, str):

@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aerobee_proto import frames
 from aerobee_proto.errors import FrameError
 from aerobee_proto.frames import (
     CODEC_JSON,
@@ -73,13 +75,38 @@ def test_any_cut_gives_the_same_frames(cut: Callable[[bytes], list[bytes]], code
     assert decoder.pending_size == 0
 
 
-@given(st.binary(min_size=1, max_size=2000), st.lists(st.integers(0, 2000), max_size=8))
-def test_random_cuts_never_change_what_comes_out(body: bytes, places: list[int]) -> None:
+@given(
+    st.binary(min_size=1, max_size=2000),
+    st.lists(st.integers(0, 2000), max_size=8),
+    st.sampled_from([30, 300, frames.LARGE]),
+)
+def test_random_cuts_never_change_what_comes_out(body: bytes, places: list[int], large: int) -> None:
     data = b"".join(encode_frame(CODEC_JSON, b'{"code":1}', body[:n]) for n in range(0, len(body), 97))
     borders = sorted({min(place, len(data)) for place in places} | {0, len(data)})
     decoder = FrameDecoder()
-    got = [f for a, b in pairwise(borders) for f in decoder.feed(data[a:b])]
+    with mock.patch.object(frames, "LARGE", large):
+        got = [f for a, b in pairwise(borders) for f in decoder.feed(data[a:b])]
     assert got == FrameDecoder().feed(data)
+    assert decoder.pending_size == 0
+
+
+def test_a_large_frame_is_whole_with_its_last_byte_and_what_follows_comes_behind_it() -> None:
+    """Nothing of the rest is shown to a front, which would be served before it."""
+    header, body = b'{"code":1}' + b" " * 3000, bytes(range(256)) * 5000
+    data = encode_frame(CODEC_ROCKETMQ, header, body)
+    decoder, shown = FrameDecoder(), []
+
+    def front(data: bytes) -> int:
+        shown.append(len(data))
+        return 0
+
+    for begin in range(0, len(data) - 1, 65_536):
+        assert decoder.feed(data[begin : min(begin + 65_536, len(data) - 1)], front) == []
+    assert decoder.pending_size == len(data) - 1
+    assert decoder.feed(data[-1:] + data[:20], front) == [(CODEC_ROCKETMQ, header, body)]
+    assert (decoder.pending_size, shown) == (20, [65_536])
+    assert decoder.feed(data[20:] + b"\0\0\0\0", front) == [(CODEC_ROCKETMQ, header, body)]
+    assert decoder.error is not None
 
 
 def test_a_frame_of_exactly_the_limit_passes_and_one_byte_more_breaks() -> None:

@@ -35,7 +35,7 @@ __all__ = ["SPECIAL_BITS", "Published", "Publisher", "Publishing", "Submission"]
 
 # Such a message is looked at more closely.
 SPECIAL_BITS: Final = SysFlag.TRANSACTION_MASK | SysFlag.INNER_BATCH
-NEW_TOPICS_MAX: Final = 16  # made in one turn
+NEW_TOPICS_MAX: Final = 4  # made in one turn; each has folders and files
 NOWHERE: Final = Appended(PutStatus.MESSAGE_ILLEGAL, -1, -1, 0, 0)
 
 

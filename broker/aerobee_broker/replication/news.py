@@ -92,7 +92,9 @@ class TableNews:
         self._moved = moved
         self._heard = asyncio.Event()
         self._taken: dict[int, Taken] = {}
-        self._waiting: dict[int, asyncio.Timeout] = {}  # member -> how long its newest request waits, while it does
+        self._waiting: dict[
+            int, asyncio.Timeout
+        ] = {}  # member -> how long its newest request waits, while it does
         self._closed = False
 
     # --- what slaves ask --------------------------------------------------------------------------------------

@@ -13,10 +13,13 @@ from structlog.testing import capture_logs
 
 from aerobee_service.program.interpreter import (
     COLLECT_AFTER,
+    COLLECT_AFTER_MIN,
     GROWN_MIN,
+    SEARCH_S,
     SWITCH_INTERVAL_S,
     YOUNG_MAX,
     GarbageSearch,
+    collect_after,
     own_memory,
 )
 
@@ -44,7 +47,19 @@ def test_a_server_is_set_up_before_its_event_loop_begins(tmp_path: Path, package
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout, done.stderr
     interval = pytest.approx(SWITCH_INTERVAL_S)  # kept as a number of microseconds
-    assert json.loads(done.stdout.splitlines()[-1]) == [list(COLLECT_AFTER), interval, True]
+    (objects, *others), *rest = json.loads(done.stdout.splitlines()[-1])
+    assert COLLECT_AFTER_MIN <= objects <= COLLECT_AFTER[0]
+    assert (others, rest) == (list(COLLECT_AFTER[1:]), [interval, True])
+
+
+def test_searches_that_take_long_come_after_fewer_objects_and_quick_ones_after_more() -> None:
+    most, _, _ = COLLECT_AFTER
+    assert collect_after(most, SEARCH_S) == most
+    assert collect_after(most, 4 * SEARCH_S) == most // 4
+    assert collect_after(most // 4, SEARCH_S / 5) == most // 2
+    assert collect_after(most // 2, SEARCH_S / 2) == most // 2
+    assert collect_after(most, SEARCH_S / 100) == most
+    assert collect_after(most, 1000 * SEARCH_S) == COLLECT_AFTER_MIN
 
 
 # Keeps more and more for good, as a broker whose topics and clients come, and says how many objects a search met.
