@@ -53,15 +53,27 @@ PAUSE_S: Final = 0.001
 class Trio:
     """The set. Members are 1, 2, 3."""
 
-    def __init__(self, folder: Path, stack: ExitStack, network: Network | None = None) -> None:
-        """In a `network` each member is in its own namespace, and etcd and the nameserver are at the hub."""
+    def __init__(
+        self,
+        folder: Path,
+        stack: ExitStack,
+        network: Network | None = None,
+        *,
+        nameservers: int = 1,
+        **settings: object,
+    ) -> None:
+        """In a `network` each member is in its own namespace, and etcd and the nameservers are at the hub. `settings` are
+        those of the members, by RocketMQ's names, instead of those here."""
+        self._settings = settings
         self._stack = stack
         self._folder = folder
         self.network = network
         hub, etcd = (network.hub, network.etcd) if network is not None else (LOCAL, LOCAL)
         self.etcd = EtcdServer(folder / "etcd", host=etcd)
         stack.callback(lambda: self.etcd.kill())
-        self.nameserver = stack.enter_context(start_nameserver(host=hub)).address
+        self.nameservers = [stack.enter_context(start_nameserver(host=hub)) for _ in range(nameservers)]
+        self.nameserver = self.nameservers[0].address  # that is asked here
+        self.nameserver_addrs = ";".join(one.address for one in self.nameservers)
         self._ports = {member: free_port(-2, 1) for member in (1, 2, 3)}
         self.members: dict[int, Server] = {}
         for member in self._ports:
@@ -80,10 +92,11 @@ class Trio:
             "mappedFileSizeCommitLog": 4 << 20,
             "electionEndpoints": self.etcd.address,
             "electionLeaseMillis": 3000,
+            **self._settings,
         }
         self.members[member] = server = start_broker(
             self._folder / str(member),
-            self.nameserver,
+            ";".join(one.address for one in self.nameservers if one.running),
             name=NAME,
             port=self._ports[member],
             config=config,
@@ -142,9 +155,11 @@ class Trio:
 
 
 @contextmanager
-def started(folder: Path, network: Network | None = None) -> Iterator[Trio]:
+def started(
+    folder: Path, network: Network | None = None, *, nameservers: int = 1, **settings: object
+) -> Iterator[Trio]:
     with ExitStack() as stack:
-        yield Trio(folder, stack, network)
+        yield Trio(folder, stack, network, nameservers=nameservers, **settings)
 
 
 class Pulse:
@@ -217,7 +232,7 @@ class Senders:
 @asynccontextmanager
 async def sending(trio: Trio) -> AsyncIterator[Senders]:
     """Senders, until the block ends; then everything that they were told is looked for."""
-    async with Client(trio.nameserver) as mq, mq.producer("test-producers") as producer:
+    async with Client(trio.nameserver_addrs) as mq, mq.producer("test-producers") as producer:
         senders = Senders(producer)
         tasks = [asyncio.create_task(senders.run()) for _ in range(SENDERS)]
         try:

@@ -114,6 +114,25 @@ async def test_a_seat_is_handed_over_by_command_within_a_moment_and_no_send_fail
     assert min(silent_s) < HANDED_OVER_S
 
 
+async def test_where_two_disks_have_what_is_answered_a_nameserver_and_the_master_may_go(
+    tmp_path: Path,
+) -> None:
+    """Members and clients know two nameservers, and one of them is never seen again."""
+    with started(tmp_path, nameservers=2, flushDiskType="SYNC_FLUSH") as trio:
+        master = await asyncio.to_thread(trio.wait_master, slaves=2)
+        async with sending(trio) as senders:
+            trio.nameservers[1].kill()
+            await senders.more(50)
+            trio.members[master].kill()
+            killed_at = time.monotonic()
+            await asyncio.to_thread(trio.wait_master, master, slaves=1)
+            await senders.more(100)
+            assert senders.answered_at - killed_at < FAILOVER_MAX_S
+            await asyncio.to_thread(trio.start, master)
+            await asyncio.to_thread(trio.wait_master, slaves=2)
+            await senders.more(50)
+
+
 async def test_what_no_slave_has_is_not_answered(trio: Trio) -> None:
     """Slaves stand still, then the master is gone: what it took is nowhere, and nobody was told that it is safe."""
     master = await asyncio.to_thread(trio.wait_master, slaves=2)
