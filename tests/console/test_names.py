@@ -24,8 +24,8 @@ NAMES: Final = frozenset(
 )  # fmt: skip
 OTHERS: Final = frozenset(
     {
-        "accept_loss", "all_groups", "all_topics", "attributes", "begin", "body", "born_within_ms", "broadcast",
-        "changes", "check", "commit_log", "compression", "config", "consume", "count", "connect", "delay", "delta",
+        "accept_loss", "access_file", "all_groups", "all_topics", "attributes", "begin", "body", "born_within_ms",
+        "broadcast", "changes", "check", "commit_log", "compression", "config", "consume", "count", "connect", "delay", "delta",
         "dry_run", "end", "entries", "file", "folder", "follow", "force", "html", "json", "last", "listen", "master",
         "name", "nameserver", "offline", "option", "order", "output", "path", "permission", "port", "properties",
         "property_crc", "queues", "records", "resume", "retries", "send", "settings", "sharding_key", "slots", "sql",

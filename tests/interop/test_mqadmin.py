@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -390,14 +389,13 @@ def test_ways_to_send(scene: Scene) -> None:
 def test_the_trace_of_a_message(scene: Scene) -> None:
     """The command ends its client at once, which drops a trace that is not sent within half a second."""
     make_topic(scene.cluster.nameserver.address, scene.broker, "Traced", queues=1)
-    until = time.monotonic() + 60
     said = ""
-    while "success" not in said:
-        assert time.monotonic() < until, f"no message of those sent has a trace: {said}"
+    for _ in range(15):
         (row,) = scene.rows("sendMessage", "-t", "Traced", "-p", "x", "-m", "true")
-        again_at = time.monotonic() + 3
-        while "success" not in said and time.monotonic() < again_at:
-            said = scene.shell.run("queryMsgTraceById", "-i", row[3])
+        asked = (scene.shell.run("queryMsgTraceById", "-i", row[3]) for _ in range(5))
+        said = next((answer for answer in asked if "success" in answer), "")
+        if said:
+            break
     assert re.search(r"^Pub .*success", said, re.MULTILINE)
 
 

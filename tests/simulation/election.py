@@ -13,7 +13,7 @@ from simulation.cluster import BrokerHost, Host
 from simulation.copies import LOOK_S, Copies
 from simulation.elected import ElectedHost, ElectedSet
 from simulation.etcd import ETCD_ADDRESS, Etcd
-from simulation.ledger import Sent
+from simulation.ledger import Broken, Sent
 from simulation.pair import PairSimulation
 from simulation.scenario import HEALED_WITHIN_S, Simulation
 from simulation.seats import Seats
@@ -23,6 +23,7 @@ from simulation.world import Process
 __all__ = ["ElectionSimulation"]
 
 SET: Final = "set"
+ADMINISTERED: Final = 0.3  # of the seeds
 OPERATES_S: Final = 8.0  # that an operator tries at most
 FAILS_OVER_S: Final = 3.0  # that another master takes at most, if nothing is in its way
 
@@ -362,6 +363,11 @@ class ElectionSimulation(PairSimulation):
             saw = partial(self.set.seen, host)
             self.work.start_plain_reader(host, f"reader of {host.name}", commits=False, member=host, saw=saw)
 
+        # What an administrator was told to be there: topics, and how many queues they have.
+        self.made: dict[str, int] = {}
+        if self.world.chance("administrator").random() < ADMINISTERED:
+            self.work.start_administrator(self.made)
+
     def serves(self) -> bool:
         """Whether there is one master that serves, and all others follow it."""
         return all(host.is_serving for host in self.set.members) and bool(self.set.masters)
@@ -369,6 +375,15 @@ class ElectionSimulation(PairSimulation):
     def check_brokers(self) -> None:
         self.until(self._is_whole, HEALED_WITHIN_S, self._standing)
         super().check_brokers()
+        for name, queues in self.made.items():
+            for host in self.set.members:
+                assert host.serving is not None
+                topic = host.serving.parts.topics.get(name)
+                found = topic.read_queue_nums if topic is not None else 0
+                if found != queues:
+                    raise Broken(
+                        f"{host.name} has {found} queues of {name}; it was answered that there are {queues}"
+                    )
 
     def _roles(self) -> list[tuple[bool, int]]:
         roles = [getattr(host, "role", None) for host in self.set.members if host.is_serving]

@@ -329,6 +329,28 @@ class Work:
 
         return cluster.start_client(name, whole)
 
+    def start_administrator(self, made: dict[str, int]) -> Host:
+        """Makes topics, and changes how many queues they have: `made` has what was answered with success."""
+
+        async def main(client: Client, chance: Random) -> None:
+            count = 0
+            while not self.is_closing:
+                await asyncio.sleep(chance.uniform(0.02, 0.3))
+                try:
+                    if not made or chance.random() < 0.7:
+                        name, queues = f"Made{count}", chance.randint(1, 4)
+                        count += 1
+                        await client.admin.create_topic(name, queues=queues)
+                    else:
+                        name = chance.choice(sorted(made))
+                        queues = made.pop(name) + 1  # if it fails nobody knows how many there are
+                        await client.admin.update_topic(name, queues=queues)
+                except ClientError:
+                    continue
+                made[name] = queues
+
+        return self.start_program("administrator", main)
+
     def start_producer(self, number: int) -> Host:
         """Sends in all the ways that programs have."""
         name = f"producer-{number}"

@@ -113,6 +113,7 @@ class World:
         self.now = 0.0
         self.turns = 0
         self.current: Process | None = None
+        self._blocked: tuple[Process, ...] = ()  # each waits inside of a call of its only thread
         self._queue: list[tuple[float, int, Call]] = []
         self._sequence = 0
         self._digest = hashlib.blake2b(digest_size=8)
@@ -152,9 +153,16 @@ class World:
 
     def run(self, until: Callable[[], bool], blocked: Process | None = None) -> None:
         """Let things happen until that holds. The calls of a process that is `blocked` (its one thread waits inside of
-        a call) come afterwards, but for those that are made by none of its loops."""
-        while not until():
-            self.turn(blocked)
+        a call) come afterwards, but for those that are made by none of its loops; so do those of others that wait
+        already, inside of whose calls this one is made."""
+        before = self._blocked
+        if blocked is not None:
+            self._blocked = (*before, blocked)
+        try:
+            while not until():
+                self.turn()
+        finally:
+            self._blocked = before
 
     def run_on(self, until: Callable[[], bool], step_s: float) -> None:
         """Let things happen until that holds; it is asked once in so many seconds."""
@@ -179,9 +187,10 @@ class World:
                         continue
                 self._make(call, made, process)
 
-    def turn(self, blocked: Process | None = None) -> None:
+    def turn(self) -> None:
         """Make the next call."""
         waiting: list[tuple[float, int, Call]] = []
+        blocked = self._blocked
         while True:
             if not self._queue:
                 raise Stuck(f"nothing happens any more after {self.now:.3f} s")
@@ -196,7 +205,7 @@ class World:
                 if process.is_stopped:
                     process.hold(call)
                     continue
-                if process is blocked and not getattr(made, "of_a_thread", False):
+                if process in blocked and not getattr(made, "of_a_thread", False):
                     waiting.append(entry)
                     continue
                 if process.busy_until > call.when:

@@ -62,8 +62,9 @@ class Trio:
         nameservers: int = 1,
         **settings: object,
     ) -> None:
-        """In a `network` each member is in its own namespace, and etcd and the nameservers are at the hub. `settings` are
-        those of the members, by RocketMQ's names, instead of those here."""
+        """In a `network` each member is in its own namespace, and etcd and the nameservers are at the hub.
+
+        `settings` are those of the members, by RocketMQ's names, instead of those here."""
         self._settings = settings
         self._stack = stack
         self._folder = folder

@@ -124,10 +124,8 @@ async def test_where_two_disks_have_what_is_answered_a_nameserver_and_the_master
             trio.nameservers[1].kill()
             await senders.more(50)
             trio.members[master].kill()
-            killed_at = time.monotonic()
             await asyncio.to_thread(trio.wait_master, master, slaves=1)
             await senders.more(100)
-            assert senders.answered_at - killed_at < FAILOVER_MAX_S
             await asyncio.to_thread(trio.start, master)
             await asyncio.to_thread(trio.wait_master, slaves=2)
             await senders.more(50)

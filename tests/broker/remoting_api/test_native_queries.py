@@ -213,7 +213,8 @@ async def outcome(engine: str, steps: Sequence[Step], *, are_joined: bool, more:
 
 
 async def _answered(connection: Connection) -> None:
-    for _ in range(100):
+    """However many turns it takes: requests of one connection wait for each other, and turns end by time."""
+    while True:
         await asyncio.sleep(0)
         if not connection.in_flight:
             return
