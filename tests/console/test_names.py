@@ -24,14 +24,14 @@ NAMES: Final = frozenset(
 )  # fmt: skip
 OTHERS: Final = frozenset(
     {
-        "accept_loss", "access_file", "all_groups", "all_topics", "attributes", "begin", "body", "born_within_ms",
-        "broadcast", "changes", "check", "commit_log", "compression", "config", "consume", "count", "connect", "delay", "delta",
-        "dry_run", "end", "entries", "file", "folder", "follow", "force", "html", "json", "last", "listen", "master",
-        "name", "nameserver", "offline", "option", "order", "output", "path", "permission", "port", "properties",
-        "property_crc", "queues", "records", "resume", "retries", "send", "settings", "sharding_key", "slots", "sql",
-        "accounts", "client", "days", "key_file", "renew", "replicas", "servers", "tls_cert", "tls_key",
-        "start", "store", "tags", "threads", "timeout", "tls", "tls_ca", "to", "trace", "until", "workers",
-        "settle", "without_old", "write_queues", "yes",
+        "accept_loss", "access_file", "all_groups", "all_topics", "attributes", "begin", "body",
+        "born_within_ms", "broadcast", "changes", "check", "commit_log", "compression", "config", "consume",
+        "count", "connect", "delay", "delta", "dry_run", "end", "entries", "file", "folder", "follow", "force",
+        "html", "json", "last", "listen", "master", "name", "nameserver", "offline", "option", "order",
+        "output", "path", "permission", "port", "properties", "property_crc", "queues", "records", "resume",
+        "retries", "send", "settings", "sharding_key", "slots", "sql", "accounts", "client", "days", "key_file",
+        "renew", "replicas", "servers", "tls_cert", "tls_key", "start", "store", "tags", "threads", "timeout",
+        "tls", "tls_ca", "to", "trace", "until", "workers", "settle", "without_old", "write_queues", "yes",
     }
 )  # fmt: skip
 
