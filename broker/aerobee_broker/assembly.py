@@ -99,6 +99,7 @@ from aerobee_broker.remoting_api.topic_changes import TopicChanges
 from aerobee_broker.remoting_api.topic_handlers import TopicHandlers
 from aerobee_broker.remoting_api.transaction_handlers import TransactionHandlers
 from aerobee_broker.replication.confirmed import ConfirmedByMaster
+from aerobee_broker.replication.copied_from import CopiedFrom
 from aerobee_broker.replication.followed_topics import FollowedTopics
 from aerobee_broker.replication.following import Follower, Meeting
 from aerobee_broker.replication.giving_server import GivingServer
@@ -210,13 +211,14 @@ class Tables:
         self.delay_offsets = DelayOffsets(clock)
         self.timer_counts = TimerCounts(clock)
         self.waiting_mark = WaitingMark()
+        self.copied_from = CopiedFrom()
         access = (ground.access.table,) if ground.access.is_on and ground.access.file is None else ()
         self.files = ConfigFiles(
             live.value.store_path_root_dir / "config",
             ground.io,
             started_executor(1, "config-files"),
             prompt=(self.topics, self.groups, self.request_modes),
-            periodic=(self.offsets, self.orders, self.waiting_mark),
+            periodic=(self.offsets, self.orders, self.waiting_mark, self.copied_from),
             changed=changed,
             pause=lambda: live.pause(lambda config: config.flush_consumer_offset_interval),
             owned=(self.delay_offsets, self.timer_counts, *access),
@@ -226,6 +228,8 @@ class Tables:
         """Fill the tables from their files and make them agree with what is stored. CorruptStore names the file when
         neither it nor its backup can be read."""
         self.files.load()
+        if not (self._is_copy and self.offsets.was_copy):
+            self.copied_from.forget()
         if self._is_copy:
             self.offsets.become_copy()
         self.offsets.clamp(store.reading.stored_range)
@@ -413,7 +417,7 @@ def assemble(
             replicas,
             on_acknowledged=visibility.advanced,
             on_first=on_first_slave,
-            own=_own_side(ground, store),
+            own=_own_side(ground, store, tables),
             is_waited_for=bool(waited_for),
         )
         news = _news(ground, store, tables, replicas, lambda: 0 if timers is None else timers.done_below())
@@ -938,7 +942,7 @@ def _slave_side(
         promises,
         clock=ground.clock,
         on_appended=appended,
-        meeting=Meeting(check_master, confirmed, _own_side(ground, store), ground.on_missed),
+        meeting=Meeting(check_master, confirmed, _own_side(ground, store, tables), ground.on_missed),
         linked=linked,
         tls=ground.tls.client,
     )
@@ -953,7 +957,7 @@ def _number(ground: Ground) -> int:
     return ground.member if ground.live.value.is_slave or ground.epoch else 0
 
 
-def _own_side(ground: Ground, store: MessageStore) -> OwnSide:
+def _own_side(ground: Ground, store: MessageStore, tables: Tables) -> OwnSide:
     """This broker's end of the handshake on the replication link."""
     identity, config = ground.identity, ground.live.value
     number = _number(ground)
@@ -978,7 +982,8 @@ def _own_side(ground: Ground, store: MessageStore) -> OwnSide:
     def span() -> Span:
         epochs, is_empty = store.epochs.entries, store.comparison.is_empty
         begin, end = store.min_physical_offset, store.end_offset
-        return Span(begin, end, epochs, is_empty, store.comparison.damaged, is_counted_on())
+        of_store = tables.copied_from.store if config.is_slave else ground.store_identity
+        return Span(begin, end, epochs, is_empty, store.comparison.damaged, is_counted_on(), of_store)
 
     return OwnSide(
         member,
@@ -987,6 +992,7 @@ def _own_side(ground: Ground, store: MessageStore) -> OwnSide:
         nonce=lambda: secrets.token_bytes(NONCE_SIZE),
         replaced=ground.on_replaced,
         follow_epochs=store.epochs.follow,
+        copies=tables.copied_from.follow,
         on_cut=ground.on_cut,
     )
 

@@ -14,6 +14,7 @@ Invariants
 """
 
 import asyncio
+import secrets
 import socket
 import time
 from collections.abc import Awaitable, Callable
@@ -57,7 +58,8 @@ from aerobee_service.program.release import VERSION_OF_AEROBEE
 from aerobee_service.tls.ends import ProgramTls
 from aerobee_store.disk.io import DiskIo, StoreIo
 from aerobee_store.disk.reserve import Reserve, ReservedIo
-from aerobee_store.faults.errors import FileGone, NotMaster, StoreError
+from aerobee_store.faults.errors import CorruptStore, FileGone, NotMaster, StoreError
+from aerobee_store.replicas.identity import IDENTITY_FILE, store_identity
 from aerobee_store.store import MessageStore
 
 __all__ = ["Broker", "Life"]
@@ -246,6 +248,20 @@ class Broker:
         self._ends.callback(listener.close)
         return listener
 
+    async def _store_identity(self) -> str:
+        """Which store this is; "" where no slave asks, or it cannot be read or written."""
+        if self.life.seating is not None:
+            return self.life.seating.store
+        if self._ha_listener is None:
+            return ""
+        root = self._config.store_path_root_dir
+        named = partial(store_identity, root, self._io, lambda: secrets.token_hex(16))
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._worker, named)
+        except (CorruptStore, OSError) as failed:
+            log.warning("replication.store_unnamed", file=str(root / IDENTITY_FILE), reason=str(failed))
+            return ""
+
     def _open_second_port(self) -> None:
         """A slave has come: RocketMQ's ask for some tables at the port two below, where its own brokers listen, too."""
         config = self._config
@@ -295,7 +311,7 @@ class Broker:
             election=self.life.seating.statistics if self.life.seating is not None else None,
             is_shared=self.life.seating.is_shared if self.life.seating is not None else lambda _: False,
             member=self.life.role.member,
-            store_identity="" if self.life.seating is None else self.life.seating.store,
+            store_identity=await self._store_identity(),
             on_cut=self._cut_asked,
             on_replaced=lambda epoch: (
                 None if self.life.seating is None else self.life.seating.heard_of(epoch)

@@ -106,11 +106,13 @@ class Proof(Struct, frozen=True, tag_field="is", tag="proof"):
 
 
 class Facts(Struct, frozen=True, tag_field="is", tag="facts"):
-    """The master's log: the physical offsets [begin, end), and its epochs with their first offsets."""
+    """The master's log: the physical offsets [begin, end), its epochs with their first offsets, and which store it is
+    in; "" from a master that does not say."""
 
     begin: Offset
     end: Offset
     epochs: EpochList
+    store: Text = ""
 
 
 class Compare(Struct, frozen=True, tag_field="is", tag="compare"):

@@ -195,8 +195,9 @@ class Follower:
         none; OSError when the connection has ended."""
         outcome = await taking.greeted()
         match outcome:
-            case Go(epochs, says_confirmed):
+            case Go(epochs, says_confirmed, store):
                 await asyncio.to_thread(own.follow_epochs, epochs)
+                own.copies(store)
                 taking.begin(says_confirmed=says_confirmed)
             case CutBack(offset):
                 await self._cut(own, offset)

@@ -53,6 +53,8 @@ class OwnSide(NamedTuple):
     replaced: Callable[[int], None] = lambda epoch: None
     # Of a slave: the master's epochs are those of this log from now on; in a thread.
     follow_epochs: Callable[[Sequence[Epoch]], None] = lambda epochs: None
+    # Of a slave: the log is the beginning of the one in that store of its master, "" when that is not known.
+    copies: Callable[[str], None] = lambda store: None
     # Of a slave: called when the log has to be cut back to a physical offset before it can go on, or has to begin anew
     # (START_OVER): by another life of the broker, this one follows nobody any more. None: nobody does that here.
     on_cut: Callable[[int], None] | None = None

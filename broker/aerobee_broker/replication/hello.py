@@ -99,6 +99,7 @@ class Span(NamedTuple):
     is_empty: bool = False  # it may begin with any file
     damaged: Sequence[tuple[int, int]] = ()  # ranges of it that are known to be no messages any more
     is_counted_on: bool = False  # others take it to have everything that was acknowledged
+    store: str = ""  # that all of it was written in: a master's own, or the one that it is a copy of
 
 
 class Say(NamedTuple):
@@ -123,6 +124,7 @@ M = TypeVar("M", bound=Message)
 class Go(NamedTuple):
     epochs: Sequence[Epoch]
     says_confirmed: bool = False  # the master will say what its readers see
+    store: str = ""  # the master's; "" when it does not say
 
 
 class CutBack(NamedTuple):
@@ -160,7 +162,7 @@ def greet_master(me: Member, log: Span, nonce: bytes) -> Flow[Outcome]:
         yield from _refuse(LinkFault("fenced", reason), me.epoch)
     yield Say(Proof(_proof(me.secret, _SLAVE, hello, challenge)))
     facts = yield from _hear(Facts)
-    theirs = Span(facts.begin, facts.end, [Epoch(*entry) for entry in facts.epochs])
+    theirs = Span(facts.begin, facts.end, [Epoch(*entry) for entry in facts.epochs], store=facts.store)
     if theirs.begin > theirs.end or not sound_epochs(theirs.epochs):
         raise FormatError("what the master says of its log cannot be")
     found = yield from _place_in(log, theirs, challenge.epoch)
@@ -176,7 +178,7 @@ def greet_master(me: Member, log: Span, nonce: bytes) -> Flow[Outcome]:
     epochs = [Epoch(*entry) for entry in joined.epochs]
     if not sound_epochs(epochs) or joined.epoch < me.epoch:
         raise FormatError("the epochs of the master cannot be")
-    return Go(epochs, min(VERSION, challenge.version) >= CONFIRMED_SINCE)
+    return Go(epochs, min(VERSION, challenge.version) >= CONFIRMED_SINCE, facts.store)
 
 
 def _place_in(log: Span, theirs: Span, epoch: int) -> Flow["int | CutBack | StartOver"]:
@@ -192,11 +194,12 @@ def _place_in(log: Span, theirs: Span, epoch: int) -> Flow["int | CutBack | Star
         if (log.epochs or theirs.epochs) and known_end != log.end:
             reason = f"it ends at {log.end}, the master's begins at {theirs.begin}, and they have no epoch in common"
             raise _stranger(reason)
-        if not log.epochs:
+        if not (log.epochs or (log.store and log.store == theirs.store)):
             raise LinkFault(
                 "too_old",
                 f"this log ends at {log.end}, the master's begins at {theirs.begin}: what lies between is deleted, "
-                "and without epochs nobody knows whether the master ever had what is here",
+                "and nobody knows whether the master ever had what is here: there are no epochs, and it was not copied "
+                "from that store alone",
                 "empty the store folder of this broker and start it again: it begins anew",
             )
         return StartOver()
@@ -316,7 +319,7 @@ def greet_slave(me: Member, span: Callable[[], Span], nonce: bytes) -> Flow[Visi
     except LinkFault as stranger:
         yield from _refuse(stranger, me.epoch)
     log = span()
-    yield Say(Facts(log.begin, log.end, list(map(_pair, log.epochs))))
+    yield Say(Facts(log.begin, log.end, list(map(_pair, log.epochs)), log.store))
     join = yield from _until_join()
     log = span()
     own = (yield from _digest([(join.begin, join.offset)]))[0] if join.begin < join.offset else b""

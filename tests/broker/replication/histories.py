@@ -36,6 +36,7 @@ class HistoryLog:
         self.epochs: list[Epoch] = []
         self.damaged: list[tuple[int, int]] = []
         self.is_counted_on = False
+        self.store = ""  # that it was written in, all of it
 
     @property
     def end(self) -> int:
@@ -100,7 +101,13 @@ class HistoryLog:
     def span(self) -> Span:
         is_empty = not self.data and not self.begin
         return Span(
-            self.begin, self.end, tuple(self.epochs), is_empty, tuple(self.damaged), self.is_counted_on
+            self.begin,
+            self.end,
+            tuple(self.epochs),
+            is_empty,
+            tuple(self.damaged),
+            self.is_counted_on,
+            self.store,
         )
 
     def damage(self, number: int) -> None:

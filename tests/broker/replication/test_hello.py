@@ -129,6 +129,12 @@ def test_a_slave_that_needs_what_is_deleted_starts_over() -> None:
     assert kind_of(shaken(bare, master, of_master=member(epoch=1))) == "stranger"
     master.epochs = []
     assert kind_of(shaken(bare, master)) == "too_old"
+    master.store = "the master's"
+    assert kind_of(shaken(bare, master)) == "too_old"
+    bare.store = "of another master"
+    assert kind_of(shaken(bare, master)) == "too_old"
+    bare.store = master.store
+    assert shaken(bare, master) == StartOver()
     unfilled = HistoryLog(master.begin - 5)
     assert shaken(unfilled, master) == StartOver()
 

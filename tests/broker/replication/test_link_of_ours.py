@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from aerobee_broker.broker import Life
+from aerobee_broker.lives.role import Role
 from aerobee_broker.replication import giving_server, greeting
 from aerobee_proto.ha import encode_report
 from aerobee_proto.ha_hello import Hello, encode_message
@@ -100,6 +102,67 @@ async def test_a_slave_that_needs_what_is_deleted_begins_anew_and_says_so(tmp_pa
     assert log_files(one) == log_files(two)
     (cut,) = events(logs, "store.log_cut")
     assert cut["message_count"] == 10
+
+
+async def without_the_first_file(one: Path, two: Path) -> None:
+    """A master and a slave that no election has made, and the master deletes what the slave would need next."""
+    async with running_broker(one, **SMALL) as master, talking(master) as client:
+        async with running_slave(two, **SMALL) as slave:
+            meet(slave, master)
+            await put(client, 10)
+            await caught_up(master, slave)
+        await put(client, 200)
+    (one / "commitlog" / f"{0:020d}").unlink()
+
+
+async def test_so_does_a_slave_without_epochs_that_has_nothing_but_its_master_s(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    await without_the_first_file(one, two)
+    async with running_broker(one, **SMALL) as master:
+        async with running_slave(two, **SMALL) as slave:
+            meet(slave, master)
+            async with asyncio.timeout(20):
+                assert await slave.cut == START_OVER
+        async with running_slave(two, life=Life(Role(False, 0, 1), cut_to=START_OVER), **SMALL) as slave:
+            meet(slave, master)
+            await caught_up(master, slave)
+            assert slave.parts.store.reading.max_offset("T", 0) == 210
+    assert log_files(one) == log_files(two)
+
+
+async def test_a_slave_without_epochs_that_was_a_master_since_does_not_begin_anew(tmp_path: Path) -> None:
+    """What it has may be nowhere else."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    await without_the_first_file(one, two)
+    async with running_broker(two, **SMALL) as promoted, talking(promoted) as client:
+        await put(client, 3)
+    for file in two.glob("epochFileCheckpoint*"):  # as RocketMQ's brokers, which know no epochs
+        file.unlink()
+    async with running_broker(one, **SMALL) as master:
+        with capture_logs() as logs:
+            async with running_slave(two, **SMALL) as slave:
+                meet(slave, master)
+                await eventually(lambda: bool(events(logs, "replication.master_lost")))
+                assert not slave.cut.done()
+        assert events(logs, "replication.master_lost")[0]["kind"] == "too_old"
+
+
+@pytest.mark.parametrize("other", ["another master", "a master that RocketMQ has run"])
+async def test_nor_does_one_of_which_nobody_knows_what_it_is_a_copy_of(tmp_path: Path, other: str) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    await without_the_first_file(one, two)
+    if other == "another master":
+        (one / "storeIdentity").unlink()
+    else:
+        offsets = two / "config" / "consumerOffset.json"
+        offsets.write_text(offsets.read_text().replace("copyOfMaster", "nobody's"))
+    async with running_broker(one, **SMALL) as master:
+        with capture_logs() as logs:
+            async with running_slave(two, **SMALL) as slave:
+                meet(slave, master)
+                await eventually(lambda: bool(events(logs, "replication.master_lost")))
+                assert not slave.cut.done()
+        assert events(logs, "replication.master_lost")[0]["kind"] == "too_old"
 
 
 async def test_the_master_knows_who_its_slave_is(tmp_path: Path) -> None:
