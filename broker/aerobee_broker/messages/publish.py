@@ -9,7 +9,7 @@ Where the time goes, per message of 128 bytes (`bench/profile_send.py` measures 
 checks and properties 2.5 us, append and dispatch 3.3 us.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol, TypeVar
 
 import msgspec
@@ -35,7 +35,7 @@ __all__ = ["SPECIAL_BITS", "Published", "Publisher", "Publishing", "Submission"]
 
 # Such a message is looked at more closely.
 SPECIAL_BITS: Final = SysFlag.TRANSACTION_MASK | SysFlag.INNER_BATCH
-NEW_TOPICS_MAX: Final = 4  # made in one turn; each has folders and files
+NEW_TOPICS_MAX: Final = 1  # made in one turn; each has folders and files
 NOWHERE: Final = Appended(PutStatus.MESSAGE_ILLEGAL, -1, -1, 0, 0)
 
 
@@ -100,12 +100,27 @@ class Publisher(Publishing):
 
     def is_long(self, messages: Sequence[S]) -> bool:
         """Whether so many topics would be made for them that they are too much for one turn of the event loop: each
-        has a folder and a file to be made. They are to go in runs of NEW_TOPICS_MAX then."""
+        has a folder and a file to be made. They are to go in `runs` then."""
         intake = self._intake
         intake.refresh()
         routes = intake.routes
         unrouted = {message.header.topic for message in messages if message.header.topic not in routes}
         return len(unrouted) > NEW_TOPICS_MAX and intake.lacks(unrouted) > NEW_TOPICS_MAX
+
+    def runs(self, messages: Sequence[S]) -> Iterator[Sequence[S]]:
+        """The messages in order, NEW_TOPICS_MAX topics to be made for each part, by what is known when it is asked
+        for."""
+        intake = self._intake
+        start, new = 0, set[str]()
+        for at, message in enumerate(messages):
+            topic = message.header.topic
+            if topic in intake.routes or topic in new or not intake.lacks((topic,)):
+                continue
+            if len(new) == NEW_TOPICS_MAX:
+                yield messages[start:at]
+                start, new = at, set()
+            new.add(topic)
+        yield messages[start:]
 
     def publish(
         self,

@@ -158,9 +158,9 @@ class SendProcessor:
 
     async def _send_in_turns(self, connection: Channel, items: Sequence[Send]) -> None:
         """As at once, for very many new topics: others are served between the steps."""
-        for start in range(0, len(items), NEW_TOPICS_MAX):
+        for run in self._publisher.runs(items):
             await connection.another_turn()
-            self._send_at_once(connection, items[start : start + NEW_TOPICS_MAX])
+            self._send_at_once(connection, run)
 
     def _send_at_once(self, connection: Channel, items: Sequence[Send]) -> None:
         published = self._publisher.publish(items, connection, reconsume_limit_of)

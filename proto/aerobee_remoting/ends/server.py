@@ -300,6 +300,9 @@ class RemotingServer:
         """Cut off whom most is buffered for, when all that is kept for peers is too much."""
         self._excess_logged = False
         memory = self._config.memory
+        for connection in self.connections:
+            if not connection.closed.done():
+                connection.recount()  # since they were counted last some of it was handled
         excess = memory.total - memory.total_max
         if excess <= 0:
             return

@@ -829,9 +829,7 @@ class Connection(asyncio.Protocol):
         """
         if self.closed.done():
             return
-        size = self.buffered_size
-        self._memory.note(self, BUFFERS, size - self._counted)
-        self._counted = size
+        size = self.recount()
         memory = self._memory
         if memory.of(self) - self.waiting_size > memory.peer_max and not self.transport.is_closing():
             reason = f"more than {memory.peer_max} bytes are kept for this connection, {size} of them buffers"
@@ -839,6 +837,13 @@ class Connection(asyncio.Protocol):
             self.abort(reason)
         elif memory.total > memory.total_max:
             self._on_excess()
+
+    def recount(self) -> int:
+        """Bring the account up to date and do nothing about it; bytes of buffers."""
+        size = self.buffered_size
+        self._memory.note(self, BUFFERS, size - self._counted)
+        self._counted = size
+        return size
 
     def sweep(self, now: float) -> str | None:
         """Close the connection if one of its time bounds is over; the reason, or None.

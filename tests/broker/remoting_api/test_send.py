@@ -425,6 +425,12 @@ async def test_sends_that_make_very_many_topics_go_in_turns(monkeypatch: pytest.
         client.send(*sends)  # they are there now
         await client.answers(100)
         assert max(counts) > NEW_TOPICS_MAX
+        counts.clear()
+        topics = ["New0"] * 20 + ["Newer0"] * 3 + ["New1"] * 20 + ["Newer1", "Newer0"]
+        client.send(*[send_request(topic, b"x", opaque=at) for at, topic in enumerate(topics)])
+        assert {answer.code for answer in (await client.answers(45)).values()} == {0}
+        assert sum(counts) == 45
+        assert counts[-1] == 2, "a turn goes on with what is known until the next topic has to be made"
 
 
 async def test_without_auto_creation_only_retry_topics_are_made() -> None:
