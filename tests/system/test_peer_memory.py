@@ -279,13 +279,15 @@ async def test_buffers_of_all_make_room_at_once_for_the_sum(tmp_path: Path) -> N
 
 async def test_nobody_is_cut_off_for_buffers_that_are_empty_by_now(tmp_path: Path) -> None:
     """They are counted now and then: what was handled since counted against whoever had sent it."""
-    async with bounded(tmp_path, max_peer_memory_bytes=4 * MIB) as (broker, good, logs):
-        memory, connection = memory_of(broker), connection_of(broker, good)
+    async with bounded(tmp_path, max_peer_memory_bytes=4 * MIB) as (broker, _, logs), talking(broker) as peer:
+        memory, connection = memory_of(broker), connection_of(broker, peer)
         frame = encode_command(Command(RequestCode.HEART_BEAT, body=b"x" * MIB))
-        good.writer.write(frame[:-1])
+        peer.writer.write(frame[:-1])
         await until(lambda: memory.kinds[BUFFERS] == len(frame) - 1)
         memory.take(connection, "held pulls", memory.total_max - memory.total)
-        connection.decoder.feed(frame[-1:] + frame[:100])  # it is handled, has left something, and the next one comes
+        connection.decoder.feed(
+            frame[-1:] + frame[:100]
+        )  # it is handled, has left something, and the next one comes
         memory.note(connection, "held pulls", 1000)
         server_of(broker)._relieve_memory()
         assert not connection.is_closed
