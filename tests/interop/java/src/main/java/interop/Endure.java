@@ -8,6 +8,7 @@ import java.util.Map;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.locks.LockSupport;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
@@ -45,10 +46,11 @@ final class Endure {
         AtomicInteger acknowledged = new AtomicInteger();
         Path until = Path.of(arguments.text("until"));
         PrintWriter journal = new PrintWriter(Files.newBufferedWriter(Path.of(arguments.text("journal"))));
+        AtomicBoolean isOver = new AtomicBoolean();
         ExecutorService threads = Executors.newFixedThreadPool(THREADS);
         for (int thread = 0; thread < THREADS; thread++) {
             threads.submit(() -> {
-                while (!Thread.currentThread().isInterrupted()) {
+                while (!isOver.get()) {
                     int i = next.getAndIncrement();
                     Message message = Traffic.message(topic, run, i, true);
                     try {
@@ -75,7 +77,9 @@ final class Endure {
         while (!Files.exists(until)) {
             TimeUnit.MILLISECONDS.sleep(PAUSE_MS);
         }
-        threads.shutdownNow();
+        // Interrupted, a send of the client may fail, or forget that it was.
+        isOver.set(true);
+        threads.shutdown();
         threads.awaitTermination(30, TimeUnit.SECONDS);
         producer.shutdown();
         journal.close();
