@@ -238,13 +238,14 @@ TABLE: Final = (
     ),
     Row(
         "event loop",
-        "long work in one turn: entries of lists, new topics, members told or tried, topics answered or changed, "
+        "long work in one turn: entries of lists, new topics and queues, members told or tried, topics answered or changed, "
         "queries of one read, and bytes of what the native engine answers of one",
         (
             "aerobee_broker.remoting_api.native_queries:QUERIES_MAX",
             "aerobee_broker.native.engine:ANSWERS_SIZE",
             "aerobee_broker.remoting_api.request_bodies:RUN_MAX",
             "aerobee_broker.messages.publish:NEW_TOPICS_MAX",
+            "aerobee_broker.messages.publish:NEW_QUEUES_MAX",
             "aerobee_broker.remoting_api.acks:SLICE_MAX",
             "aerobee_broker.remoting_api.client_handlers:SLICE_MAX",
             "aerobee_broker.remoting_api.client_handlers:READ_AT_ONCE_MAX",

@@ -36,6 +36,8 @@ __all__ = ["SPECIAL_BITS", "Published", "Publisher", "Publishing", "Submission"]
 # Such a message is looked at more closely.
 SPECIAL_BITS: Final = SysFlag.TRANSACTION_MASK | SysFlag.INNER_BATCH
 NEW_TOPICS_MAX: Final = 1  # made in one turn; each has folders and files
+NEW_QUEUES_MAX: Final = 4  # ... so has each queue
+FEW_QUEUES: Final = 16  # so many need not be counted: whoever makes all of them makes them once
 NOWHERE: Final = Appended(PutStatus.MESSAGE_ILLEGAL, -1, -1, 0, 0)
 
 
@@ -99,27 +101,44 @@ class Publisher(Publishing):
     """Takes messages one by one; batches are taken by `BatchPublisher`. All calls from the event loop."""
 
     def is_long(self, messages: Sequence[S]) -> bool:
-        """Whether so many topics would be made for them that they are too much for one turn of the event loop: each
-        has a folder and a file to be made. They are to go in `runs` then."""
+        """Whether so many topics or queues would be made for them that they are too much for one turn of the event
+        loop: each has a folder and a file to be made. They are to go in `runs` then."""
         intake = self._intake
         intake.refresh()
         routes = intake.routes
-        unrouted = {message.header.topic for message in messages if message.header.topic not in routes}
-        return len(unrouted) > NEW_TOPICS_MAX and intake.lacks(unrouted) > NEW_TOPICS_MAX
+        topics = {message.header.topic for message in messages}
+        unrouted = topics - routes.keys()
+        if len(unrouted) > NEW_TOPICS_MAX and intake.lacks(unrouted) > NEW_TOPICS_MAX:
+            return True
+        if not unrouted and sum([routes[topic].queue_id_limit for topic in topics]) <= FEW_QUEUES:
+            return False
+        queues = {(message.header.topic, message.header.queue_id) for message in messages}
+        return len(queues) > NEW_QUEUES_MAX and sum(map(self._lacks_queue, queues)) > NEW_QUEUES_MAX
+
+    def _lacks_queue(self, queue: tuple[str, int]) -> bool:
+        return not self._store.topics.has_queue(*queue)
 
     def runs(self, messages: Sequence[S]) -> Iterator[Sequence[S]]:
-        """The messages in order, NEW_TOPICS_MAX topics to be made for each part, by what is known when it is asked
-        for."""
+        """The messages in order, in parts for which at most NEW_TOPICS_MAX topics and NEW_QUEUES_MAX queues have to be
+        made, by what is known when each is asked for."""
         intake = self._intake
-        start, new = 0, set[str]()
+        start, new_topics, new_queues = 0, set[str](), set[tuple[str, int]]()
         for at, message in enumerate(messages):
             topic = message.header.topic
-            if topic in intake.routes or topic in new or not intake.lacks((topic,)):
-                continue
-            if len(new) == NEW_TOPICS_MAX:
+            queue = (topic, message.header.queue_id)
+            makes_topic = (
+                topic not in intake.routes and topic not in new_topics and intake.lacks((topic,)) > 0
+            )
+            makes_queue = queue not in new_queues and self._lacks_queue(queue)
+            if (makes_topic and len(new_topics) == NEW_TOPICS_MAX) or (
+                makes_queue and len(new_queues) == NEW_QUEUES_MAX
+            ):
                 yield messages[start:at]
-                start, new = at, set()
-            new.add(topic)
+                start, new_topics, new_queues = at, set(), set()
+            if makes_topic:
+                new_topics.add(topic)
+            if makes_queue:
+                new_queues.add(queue)
         yield messages[start:]
 
     def publish(

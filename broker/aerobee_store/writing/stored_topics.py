@@ -60,6 +60,10 @@ class StoredTopics:
 
     # --- topics of batches -----------------------------------------------------------------------------
 
+    def has_queue(self, topic: str, queue_id: int) -> bool:
+        """Whether anything was ever stored in this queue, as far as it is kept."""
+        return self._queues.get(topic, queue_id) is not None
+
     def is_batch(self, topic: str) -> bool:
         """Whether the topic has queues of batches: a record may hold several messages."""
         return topic in self._queues.batch_topics

@@ -59,7 +59,7 @@ __all__ = [
     "Waiting",
 ]
 
-TURN_S: Final = 0.02
+TURN_S: Final = 0.004
 # Of a turn, for those who stand in the row: who is ahead of them may just have sent something.
 ROW_S: Final = 0.002
 SLICE_S: Final = 0.001

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aerobee_broker.broker import Broker
-from aerobee_broker.messages.publish import NEW_TOPICS_MAX
+from aerobee_broker.messages.publish import NEW_QUEUES_MAX, NEW_TOPICS_MAX
 from aerobee_broker.messages.publish_batches import BATCH_COUNT_MAX, TURN_COUNT_MAX
 from aerobee_proto.batch import ENTRIES_A_STEP, BatchEntry, encode_batch
 from aerobee_proto.bodies import TopicConfig
@@ -431,6 +431,27 @@ async def test_sends_that_make_very_many_topics_go_in_turns(monkeypatch: pytest.
         assert {answer.code for answer in (await client.answers(45)).values()} == {0}
         assert sum(counts) == 45
         assert counts[-1] == 2, "a turn goes on with what is known until the next topic has to be made"
+
+
+async def test_sends_that_make_very_many_queues_go_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with broker_in_memory() as broker, talking_in_memory(broker) as client:
+        for number in range(30):
+            await client.put(f"Wide{number}")
+        files: list[int] = []
+        queues = broker.parts.store.topics
+        publish = broker.parts.publisher.publish
+
+        def counting(messages: Any, *more: Any) -> Any:
+            lacking = {(one.header.topic, one.header.queue_id) for one in messages}
+            files.append(sum(not queues.has_queue(*queue) for queue in lacking))
+            return publish(messages, *more)
+
+        monkeypatch.setattr(broker.parts.publisher, "publish", counting)
+        client.send(
+            *[send_request(f"Wide{at % 30}", b"x", queue_id=at // 30, opaque=at) for at in range(30, 120)]
+        )
+        assert {answer.code for answer in (await client.answers(90)).values()} == {0}
+        assert (sum(files), max(files)) == (90, NEW_QUEUES_MAX)
 
 
 async def test_without_auto_creation_only_retry_topics_are_made() -> None:
