@@ -238,8 +238,8 @@ TABLE: Final = (
     ),
     Row(
         "event loop",
-        "long work in one turn: entries of lists, new topics and queues, members told or tried, topics answered or changed, "
-        "queries of one read, and bytes of what the native engine answers of one",
+        "long work in one turn: entries of lists, new topics and queues, members told or tried, topics answered or "
+        "changed, queries of one read, and bytes of what the native engine answers of one",
         (
             "aerobee_broker.remoting_api.native_queries:QUERIES_MAX",
             "aerobee_broker.native.engine:ANSWERS_SIZE",

@@ -62,7 +62,7 @@ __all__ = ["TimerDelivery", "recall_key"]
 
 log = structlog.get_logger()
 
-BATCH_COUNT: Final = 256
+BATCH_COUNT: Final = 32  # messages of one turn: about 1 ms of the loop
 BATCH_BYTES: Final = 4 << 20
 RETRY_MS: Final = 1000  # while the store takes nothing
 CHECKPOINT_S: Final = 1.0

@@ -81,7 +81,7 @@ BUFFERS: Final = "buffers of connections"  # in the account
 READ_AHEAD: Final = 262_144  # bytes held back at which reading stops; what overtakes must have been read
 SLICE_FRAMES_MAX: Final = 1024  # requests in one slice
 # A batch handler gets as many requests at once as take about so long, by what those before them took.
-BATCH_S: Final = 0.002
+BATCH_S: Final = 0.001
 TASKS_AT_ONCE: Final = 16  # of one connection, that begin without waiting for their turn
 STEPS_S: Final = 0.001  # of a task that works in steps, before others have their turn
 BATCH_FIRST: Final = (

@@ -61,7 +61,7 @@ __all__ = [
 
 TURN_S: Final = 0.004
 # Of a turn, for those who stand in the row: who is ahead of them may just have sent something.
-ROW_S: Final = 0.002
+ROW_S: Final = 0.001
 SLICE_S: Final = 0.001
 CONTROL_S: Final = 0.001  # of a turn, for requests that do not wait in the row
 CREDIT_S: Final = 0.001  # that somebody who comes back to the row may have used less than those who stayed
