@@ -143,7 +143,11 @@ TABLE: Final = (
     Row(
         "event loop",
         "work for requests that were read, seconds of a turn",
-        ("aerobee_service.turns.turns:SLICE_S", "aerobee_service.turns.turns:FIRST_S"),
+        (
+            "aerobee_service.turns.turns:SLICE_S",
+            "aerobee_service.turns.turns:FIRST_S",
+            "aerobee_service.turns.turns:READS_MAX",
+        ),
         (
             "aerobee_service.turns.turns:TURN_S",
             "aerobee_service.turns.turns:ROW_S",

@@ -37,7 +37,7 @@ from aerobee_remoting.peers.networks import NOWHERE, Networks
 from aerobee_remoting.peers.peer_memory import TOTAL_LIMIT, PeerMemory
 from aerobee_remoting.peers.tls import TlsContext, context_of
 from aerobee_service.neighbours import neighbours_of
-from aerobee_service.program.accepting import accepting, handed_over
+from aerobee_service.program.accepting import accepting, handed_over, has_hung_up
 from aerobee_service.program.start_failures import CannotListen
 from aerobee_service.turns.turns import Turns
 from aerobee_service.turns.wakefulness import LOOK_S
@@ -50,6 +50,7 @@ SWEEP_S: Final = 1.0
 GOODBYE_S: Final = 3.0
 LAST_ANSWERS_S: Final = 0.05  # for requests that know how they have ended
 FIRST_BYTE_S: Final = 10.0  # for a proxy's header, again for the first byte, and again for a TLS handshake
+HANDSHAKE_S: Final = 0.001  # that one is counted for, before it is known
 TLS_HANDSHAKE: Final = b"\x16"
 SOCKET_BACKLOG: Final = 1024
 ACCEPTED_MAX: Final = 16  # connections that are accepted in one turn of the event loop, at each address
@@ -369,6 +370,10 @@ class RemotingServer:
             if is_tls is None:
                 accepted.close()
                 return
+            if is_tls:
+                await self._handshake_turn(neighbours_of(host))
+                if has_hung_up(accepted):
+                    raise ConnectionResetError("it hung up while it waited for its handshake")
             await handed_over(
                 accepted,
                 lambda: Connection(
@@ -394,6 +399,19 @@ class RemotingServer:
             raise
         finally:
             passed()
+
+    async def _handshake_turn(self, host: str) -> None:
+        """A handshake is a millisecond of the event loop that cannot be cut: one begins in a turn, of the hosts that
+        want one first of whoever has had least."""
+        turns = self._turns
+        if turns is None:
+            return
+        account = turns.open(host)
+        try:
+            await turns.pause(account)
+            turns.charge(account, HANDSHAKE_S)
+        finally:
+            turns.close(account)
 
     async def _proxy_header(
         self, loop: asyncio.AbstractEventLoop, accepted: socket.socket

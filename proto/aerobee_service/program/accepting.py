@@ -11,6 +11,7 @@ whoever has a descriptor may give it back. How many connections there may be is 
 """
 
 import asyncio
+import select
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -18,9 +19,10 @@ from typing import Any, Final
 
 from aerobee_proto.errors import forget_frames
 
-__all__ = ["PAUSE_S", "accepting", "handed_over"]
+__all__ = ["PAUSE_S", "accepting", "handed_over", "has_hung_up"]
 
 PAUSE_S: Final = 0.1
+GONE: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 
 
 async def accepting(
@@ -36,6 +38,13 @@ async def accepting(
             await asyncio.sleep(pause_s)
         else:
             yield taken
+
+
+def has_hung_up(accepted: socket.socket) -> bool:
+    """Whether the other end has closed it, also behind bytes that nobody has read yet."""
+    poll = select.poll()
+    poll.register(accepted, GONE)
+    return bool(poll.poll(0))
 
 
 async def handed_over(

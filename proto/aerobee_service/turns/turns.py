@@ -51,6 +51,7 @@ __all__ = [
     "FIRST_S",
     "LATER",
     "NEW_S",
+    "READS_MAX",
     "ROW_S",
     "SLICE_S",
     "TURN_S",
@@ -66,6 +67,7 @@ SLICE_S: Final = 0.001
 CONTROL_S: Final = 0.001  # of a turn, for requests that do not wait in the row
 CREDIT_S: Final = 0.001  # that somebody who comes back to the row may have used less than those who stayed
 FIRST_S: Final = 0.0005  # instead of a slice, for a connection that was not served yet
+READS_MAX: Final = 2  # of one connection in a turn; each has up to 256 KiB
 NEW_S: Final = 1.0  # for which a connection shares its place with others of its host
 HOSTS_GONE_MAX: Final = (
     1024  # hosts without connections that are remembered because they have used more than others
@@ -185,7 +187,7 @@ class _Host(_Using):
 class Account:
     """Whom the time of one connection is charged to. Made by `Turns.open`."""
 
-    __slots__ = ("came", "host", "in_turn_s", "place", "turn", "used")
+    __slots__ = ("came", "host", "in_turn_s", "place", "reads", "turn", "used")
 
     def __init__(self, host: _Host, came: float) -> None:
         self.host = host
@@ -193,6 +195,7 @@ class Account:
         self.came = came
         self.used = 0.0  # seconds of the event loop, since it came
         self.in_turn_s = 0.0  # for reads, in the turn with this number
+        self.reads = 0  # in that turn
         self.turn = 0
 
     @property
@@ -316,7 +319,8 @@ class Turns:
 
     def left(self, account: Account, *, is_served: bool) -> bool:
         """It has worked on what it read, or has put it aside. Whether it has had its slice of this turn by now: it
-        should read no more before it has another one. (The event loop reads up to 32 times from one socket.)"""
+        should read no more before it has another one. (The event loop reads up to 32 times from one socket, and waits
+        for the interpreter each time, where a thread is at work.)"""
         now = self.clock()
         self._wakefulness.done(now)
         took_s = now - self._entered
@@ -324,9 +328,10 @@ class Turns:
         if is_served and account.is_new:
             self._settle(account, now)
         if account.turn != self._number:
-            account.turn, account.in_turn_s = self._number, 0.0
+            account.turn, account.in_turn_s, account.reads = self._number, 0.0, 0
         account.in_turn_s += took_s
-        return account.in_turn_s >= self._slice_s
+        account.reads += 1
+        return account.in_turn_s >= self._slice_s or account.reads >= READS_MAX
 
     def spares(self, account: Account) -> bool:
         """Whether a control request may be handled without waiting. `spared` is told how long it took."""

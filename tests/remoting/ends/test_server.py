@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import socket
 import ssl
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,10 @@ from aerobee_remoting.exchange.handlers import Channel, HandlerTable, Request, R
 from aerobee_remoting.exchange.limits import ConnectionLimits
 from aerobee_remoting.exchange.needs import Open
 from aerobee_remoting.peers.errors import ConnectFailed, ConnectionLost
+from aerobee_service.program import accepting
+from aerobee_service.turns.turns import Account, Turns
 from circles import circles
+from remoting.ends.test_first_bytes import until
 from remoting.pair import RawPeer, raw_peer, serving
 
 
@@ -522,6 +526,43 @@ async def test_the_first_byte_and_the_handshake_have_a_time(
         peer.writer.write(said)
         assert await peer.is_closed_by_the_server()
         assert not welcoming(server)
+
+
+async def test_one_tls_handshake_begins_in_a_turn_and_none_for_who_is_gone(
+    authority: trustme.CA, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Handshakes of connections that come and go held everybody else up for ten milliseconds."""
+    config = ServerConfig(tls_mode=TlsMode.ENFORCING, tls=server_context(authority))
+    begun: list[socket.socket] = []
+    hand_over = accepting.handed_over
+
+    async def handing(accepted: socket.socket, *more: Any) -> Any:
+        begun.append(accepted)
+        return await hand_over(accepted, *more)
+
+    monkeypatch.setattr(server_module, "handed_over", handing)
+    with capture_logs() as logs:
+        async with serving(table(), config) as (server, port):
+            waiting: list[asyncio.Future[None]] = []
+
+            def pause(_: Turns, __: Account) -> asyncio.Future[None]:
+                waiting.append(asyncio.get_running_loop().create_future())
+                return waiting[-1]
+
+            monkeypatch.setattr(Turns, "pause", pause)
+            peers = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
+            for peer in peers:
+                peer.sendall(b"\x16\x03\x01")
+            await until(lambda: len(waiting) == 3)
+            assert not begun
+            peers[0].close()
+            for one in waiting:
+                one.set_result(None)
+            await until(lambda: len(begun) == 2)
+            await until(lambda: server.broken_off["handshake"] == 1)
+            for peer in peers[1:]:
+                peer.close()
+    assert any("hung up while it waited" in str(line.get("reason")) for line in logs)
 
 
 async def test_a_mode_with_tls_and_no_certificate_does_not_start() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aerobee_service.program.accepting import accepting
+from aerobee_service.program.accepting import accepting, has_hung_up
 
 
 @pytest.fixture
@@ -58,3 +58,13 @@ async def test_it_goes_on_for_ever_and_ends_with_its_task(listener: socket.socke
     assert failures == []
     for one in (*dialled, *seen):
         one.close()
+
+
+def test_who_has_hung_up_is_known_behind_bytes_that_nobody_has_read() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"a hello")
+        assert not has_hung_up(ours)
+        theirs.close()
+        assert has_hung_up(ours)
+        assert ours.recv(100) == b"a hello"

@@ -21,7 +21,8 @@ from aerobee_remoting.exchange.connection import (
 from aerobee_remoting.exchange.handlers import AnyRequest, Channel, HandlerTable, Response
 from aerobee_remoting.exchange.limits import Common
 from aerobee_remoting.exchange.needs import Open
-from aerobee_service.turns.turns import AT_ONCE, HOSTS_GONE_MAX, LATER, NEW_S, Turns
+from aerobee_service.turns import turns as turns_module
+from aerobee_service.turns.turns import AT_ONCE, HOSTS_GONE_MAX, LATER, NEW_S, READS_MAX, Account, Turns
 from broker.support import Peer
 
 PULL, SEND, BEAT, COMMIT = 11, 310, 34, 15
@@ -207,6 +208,13 @@ async def test_a_request_that_was_overtaken_can_tell(worked: Worked) -> None:
     assert logged == [(number, number >= 4) for number in range(8)] + [(50, False)]
 
 
+@pytest.fixture
+def many_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many reads of a turn there were stops nobody."""
+    monkeypatch.setattr(turns_module, "READS_MAX", 100)
+
+
+@pytest.mark.usefixtures("many_reads")
 async def test_reading_goes_on_while_little_is_held_back_and_stops_at_the_bound(worked: Worked) -> None:
     (a,) = peers(worked, 1)
 
@@ -227,6 +235,7 @@ async def test_reading_goes_on_while_little_is_held_back_and_stops_at_the_bound(
     assert a.connection.buffered_size == 0
 
 
+@pytest.mark.usefixtures("many_reads")
 async def test_reads_that_take_long_by_themselves_stop_for_the_turn(worked: Worked) -> None:
     """The event loop reads up to 32 times from one socket before it looks at another one: pieces of a frame of
     16 MiB, or requests that are handled at once. Each of them found the turn young enough."""
@@ -382,6 +391,21 @@ def made_turns() -> tuple[Worked, Turns]:
 
 COSTS = st.sampled_from((0.001, 0.004, 0.005, 0.007, 0.02))
 COST_MAX_S = 0.02
+
+
+async def test_a_connection_is_read_a_few_times_in_a_turn_however_little_each_takes() -> None:
+    """The event loop waits for the interpreter each time, and that is not counted."""
+    _, turns = made_turns()
+    one, other = turns.open("h"), turns.open("h")
+
+    def read(account: Account) -> bool:
+        turns.enter(account)
+        return turns.left(account, is_served=True)
+
+    assert [read(one) for _ in range(READS_MAX)] == [False] * (READS_MAX - 1) + [True]
+    assert not read(other)
+    await asyncio.sleep(0)
+    assert not read(one)  # another turn
 
 
 async def test_turns_by_themselves() -> None:
