@@ -413,8 +413,10 @@ class MessageStore:
         for text in report.lost:
             log.error("store.loss_accepted", reason=text)
         if report.cut is not None:
-            size = report.cut.end_offset - report.cut.physical_offset
-            log.warning("store.log_cut", size=size, **asdict(report.cut))
+            # Where all of it went (START_OVER) nobody knows any more where it began.
+            cut = report.cut
+            size = {} if cut.physical_offset < 0 else {"size": cut.end_offset - cut.physical_offset}
+            log.warning("store.log_cut", **size, **asdict(cut))
         facts: dict[str, Any] = asdict(replace(report, held_back=None))  # it has more than facts
         del facts["cut"], facts["held_back"]
         for name in ("cut_queues", "damage", "dropped", "lost", "shifted_queues", "removed_index_files"):
