@@ -324,9 +324,9 @@ async def test_every_failing_call_has_the_outcome_that_is_declared(
         assert await broker.stopped() == 0
 
 
-def starts() -> Iterator[Any]:
+def starts(*outcomes: Outcome) -> Iterator[Any]:
     for row in OUTCOMES:
-        if row.phase in (Phase.STARTING, Phase.STARTING_ANEW):
+        if row.phase in (Phase.STARTING, Phase.STARTING_ANEW) and row.outcome in outcomes:
             for call in row.calls:
                 for part in row.parts:
                     for error in row.errors:
@@ -335,7 +335,29 @@ def starts() -> Iterator[Any]:
                         yield pytest.param(row, call, part, error, id=name, marks=marks)
 
 
-@pytest.mark.parametrize(("row", "call", "part", "error"), list(starts()))
+def test_each_outcome_of_a_start_is_made_happen() -> None:
+    of_starts = {row.outcome for row in OUTCOMES if row.phase in (Phase.STARTING, Phase.STARTING_ANEW)}
+    assert of_starts == {Outcome.NOT_STARTED, Outcome.RETRIED}
+
+
+@pytest.mark.parametrize(("row", "call", "part", "error"), list(starts(Outcome.RETRIED)))
+async def test_a_start_goes_on_without_what_it_can_do_without_and_says_so(
+    root: Path, row: Failing, call: str, part: str, error: int
+) -> None:
+    with failing(call, error, concerns(row, root, (part,)), count=None) as made:
+        async with serving(root) as (broker, client):
+            assert await work(client, 0) == ResponseCode.SUCCESS
+            assert made.failed
+            (logged,) = broker.events(row.event)
+            assert logged["log_level"] == "warning"
+            assert await broker.stopped() == 0
+    async with serving(root) as (broker, client):
+        assert len(await client.records("New0")) >= 1500
+        assert not broker.events(row.event)
+        assert await broker.stopped() == 0
+
+
+@pytest.mark.parametrize(("row", "call", "part", "error"), list(starts(Outcome.NOT_STARTED)))
 async def test_a_start_that_cannot_read_the_store_is_refused_and_changes_nothing(
     root: Path, row: Failing, call: str, part: str, error: int
 ) -> None:

@@ -434,6 +434,16 @@ OUTCOMES: Final = (
         Phase.STARTING,
     ),
     Failing(
+        "reading the name of the store, for its slaves: the next start tries again",
+        ("open", "stat"),
+        "`storeIdentity`",
+        ("^/storeIdentity",),
+        (*_DISK, errno.EMFILE),
+        Outcome.RETRIED,
+        "replication.store_unnamed",
+        Phase.STARTING,
+    ),
+    Failing(
         "sync of names that a crash may have left undone",
         ("fsync",),
         "folders of log, queues, index, timer, tables",
