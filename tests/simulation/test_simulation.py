@@ -56,7 +56,7 @@ def test_a_seed_is_the_same_run_each_time(engine: str) -> None:
 
 def test_the_line_that_a_failing_seed_prints_runs_it_again() -> None:
     """Behind others or alone, it fails in the same way."""
-    done = simulate("1-60", "--planted", "stored twice now and then")
+    done = simulate("2-200", "--planted", "cut at the checkpoint")
     line = re.search("again with: ./dev simulate (.*)", done.stdout)
     assert line is not None, done.stdout + done.stderr
     again = simulate(*shlex.split(line[1]))
