@@ -241,7 +241,8 @@ async def outcome(
             elif isinstance(run, Reset):
                 broker.parts.offsets.assign_reset(GROUP, "T", run.queue_id, run.offset)
         for _ in range(1000):
-            if not connection.in_flight:
+            held_back = connection.buffered_size - connection.decoder.pending_size
+            if not (connection.in_flight or held_back):
                 break
             await asyncio.sleep(0.001)
         return Outcome(bytes(transport.written), _counters(broker), native())
