@@ -103,6 +103,8 @@ class Publisher(Publishing):
     def is_long(self, messages: Sequence[S]) -> bool:
         """Whether so many topics or queues would be made for them that they are too much for one turn of the event
         loop: each has a folder and a file to be made. They are to go in `runs` then."""
+        if len(messages) <= NEW_TOPICS_MAX:
+            return False
         intake = self._intake
         intake.refresh()
         routes = intake.routes

@@ -19,7 +19,7 @@ import msgspec
 import structlog
 
 from aerobee_broker.messages.promises import Promises
-from aerobee_broker.messages.publish import NEW_TOPICS_MAX, Published, Publisher
+from aerobee_broker.messages.publish import Published, Publisher
 from aerobee_broker.messages.publish_batches import BatchPlan, BatchPublisher, StoredBatch, size_unread
 from aerobee_broker.remoting_api.client_versions import reconsume_limit_of
 from aerobee_broker.settings.config import BrokerConfig, LiveConfig
@@ -150,7 +150,7 @@ class SendProcessor:
 
     def on_sends(self, connection: Channel, items: Sequence[Send]) -> None:
         """Every SEND_MESSAGE of one read."""
-        if len(items) > NEW_TOPICS_MAX and self._publisher.is_long(items):
+        if self._publisher.is_long(items):
             size = sum([_frame_size(item) for item in items])
             connection.run_alone(lambda: self._send_in_turns(connection, items), size)
         else:
@@ -247,7 +247,8 @@ class SendProcessor:
                 self._planned(connection, item, end.value, planned)
             else:
                 unread.append((item, planning))  # it is long, and those behind it wait
-        if unread or self._batches.is_long([plan for _, plan in planned if plan.record_key is None]):
+        is_long = self._batches.is_long([plan for _, plan in planned if plan.record_key is None])
+        if unread or is_long or self._publisher.is_long([item for item, _ in planned]):
             size = sum([_frame_size(item) + plan.working_size for item, plan in planned])
             size += sum([_frame_size(item) + size_unread(item.body) for item, _ in unread])
             connection.run_alone(lambda: self._store_in_turns(connection, planned, unread), size)

@@ -19,6 +19,7 @@ from aerobee_proto.frames import Command
 from aerobee_proto.message_ids import decode_offset_message_id
 from aerobee_proto.properties import decode_properties
 from aerobee_proto.records import StoredRecord, decode_record
+from aerobee_remoting.exchange import connection as connection_module
 from aerobee_remoting.exchange.connection import Connection
 from broker.in_memory import broker_in_memory, talking_in_memory
 from store.memory_io import MemoryIo
@@ -462,6 +463,28 @@ async def test_sends_that_make_very_many_queues_go_in_turns(monkeypatch: pytest.
         )
         assert {answer.code for answer in (await client.answers(90)).values()} == {0}
         assert (sum(files), max(files)) == (90, NEW_QUEUES_MAX)
+
+
+async def test_batches_that_make_very_many_topics_go_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where those before them took so little that a hundred are handled together."""
+    monkeypatch.setattr(connection_module, "BATCH_FIRST", 1024)
+    async with broker_in_memory() as broker, talking_in_memory(broker) as client:
+        batches = broker.parts.batches
+        counts: list[int] = [0]
+        publish = batches.publish
+
+        def counting(plans: Any, *more: Any) -> Any:
+            counts.append(len(plans))
+            return publish(plans, *more)
+
+        monkeypatch.setattr(batches, "publish", counting)
+        sends = [send_request(f"New{at}", GOOD, opaque=at, batch="true") for at in range(100)]
+        for command in sends:
+            command.code = RequestCode.SEND_BATCH_MESSAGE
+        client.send(*sends)
+        assert {answer.code for answer in (await client.answers(100)).values()} == {0}
+        assert max(counts) <= NEW_QUEUES_MAX
+        assert {f"New{at}" for at in range(100)} <= set(broker.parts.topics.all())
 
 
 async def test_without_auto_creation_only_retry_topics_are_made() -> None:
