@@ -21,7 +21,7 @@ QUICK = (
 # A seed is another run after each change of the product, so which one finds it is chance: most do within 40.
 SEEDS_MAX = 150
 SEARCHED_MAX = 2000
-RARE = {"slave counted twice"}  # one seed of some hundreds has it: the long test looks for it
+FEW_SEEDS = 60  # most faults in sets show in fewer
 
 
 def test_it_is_known_of_each_where_it_shows() -> None:
@@ -39,19 +39,18 @@ def test_a_planted_fault_is_found(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("scenario", ["pair", "election"])
 def test_each_fault_planted_into_a_set_is_found(scenario: str) -> None:
     """By the seed that has found it first, or by others: any change of the product makes other runs of all seeds."""
     how = ("--scenario", scenario, "--size", "whole")
-    done = simulate("known", "1-60", "--planted", "each", *how, timeout_s=400)
+    done = simulate("known", f"1-{FEW_SEEDS}", "--planted", "each", *how, timeout_s=400)
     found = {line.partition(":")[0] for line in done.stdout.splitlines() if ": seed " in line}
     wanted = {name for name in OF_SETS if FOUND_BY[name][0] == scenario}
     assert found <= wanted
-    for name in wanted - found - RARE:
-        more = simulate("61-600", "--planted", name, *how, timeout_s=400)
+    for name in wanted - found:
+        more = simulate(f"{FEW_SEEDS + 1}-{SEARCHED_MAX}", "--planted", name, *how, timeout_s=1300)
         assert more.returncode == 1, f"{name} is not found: {more.stdout[-2000:]}{more.stderr}"
-    assert len(found) >= len(wanted) // 2
 
 
 @pytest.mark.long
