@@ -191,9 +191,8 @@ def measured(peer: socket.socket, make: Callable[[int], bytes], seconds: float) 
         while (now := time.perf_counter()) < end:
             if now < due:
                 time.sleep(due - now)
-                due = (
-                    time.perf_counter()
-                )  # it may wake up late: its own machine's doing, and nobody asked yet
+                # Where it wakes up late, that is its own machine's doing: nobody has asked yet.
+                due = time.perf_counter()
             number += 1
             peer.sendall(make(number))
             read_answer(stream, number)

@@ -29,7 +29,7 @@ from aerobee_remoting.exchange.connection import Connection
 from aerobee_remoting.exchange.gate import Judging
 from aerobee_remoting.exchange.handlers import Channel, FrontTaken
 from aerobee_store.disk.io import Buffer
-from broker.support import Clock, make_test_parts
+from broker.support import Clock, held_back, make_test_parts
 from quiet_transport import QuietTransport
 from send_frames import BATCH, V1, V2
 from store.memory_io import MemoryFile, MemoryIo
@@ -208,8 +208,7 @@ class End:
         connection = self._connection
         if connection.is_closed:
             return True
-        left = connection.buffered_size - connection.decoder.pending_size
-        return not left and connection.in_flight == self.parts.promises.waiting_count
+        return not held_back(connection) and connection.in_flight == self.parts.promises.waiting_count
 
     def take_written(self) -> bytes:
         """What was answered since it was asked for last."""

@@ -14,7 +14,6 @@ Invariants
 """
 
 import asyncio
-import secrets
 import socket
 import time
 from collections.abc import Awaitable, Callable
@@ -43,7 +42,7 @@ from aerobee_broker.replication.service import MasterSide
 from aerobee_broker.schedule.timer_delivery import TimerDelivery
 from aerobee_broker.settings.config import BrokerConfig, LiveConfig, plain_acl_of, to_store_config
 from aerobee_broker.settings.config_files import ConfigFiles
-from aerobee_broker.settings.identity import address_of, identity_of
+from aerobee_broker.settings.identity import address_of, identity_of, identity_of_store
 from aerobee_broker.upkeep.file_watching import FileWatching
 from aerobee_broker.workers.link import WorkerLink
 from aerobee_remoting.ends.server import RemotingServer, ServerConfig, TlsMode, listening_socket
@@ -59,7 +58,7 @@ from aerobee_service.tls.ends import ProgramTls
 from aerobee_store.disk.io import DiskIo, StoreIo
 from aerobee_store.disk.reserve import Reserve, ReservedIo
 from aerobee_store.faults.errors import CorruptStore, FileGone, NotMaster, StoreError
-from aerobee_store.replicas.identity import IDENTITY_FILE, store_identity
+from aerobee_store.replicas.identity import IDENTITY_FILE
 from aerobee_store.store import MessageStore
 
 __all__ = ["Broker", "Life"]
@@ -255,9 +254,10 @@ class Broker:
         if self._ha_listener is None:
             return ""
         root = self._config.store_path_root_dir
-        named = partial(store_identity, root, self._io, lambda: secrets.token_hex(16))
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._worker, named)
+            return await asyncio.get_running_loop().run_in_executor(
+                self._worker, identity_of_store, root, self._io
+            )
         except (CorruptStore, OSError) as failed:
             log.warning("replication.store_unnamed", file=str(root / IDENTITY_FILE), reason=str(failed))
             return ""

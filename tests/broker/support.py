@@ -37,6 +37,7 @@ __all__ = [
     "Clock",
     "Peer",
     "calls_in_turns",
+    "held_back",
     "make_test_parts",
     "notifications",
     "official_exchanges",
@@ -48,6 +49,11 @@ __all__ = [
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 START_MS = 1_700_000_000_000
 HOST = bytes((127, 0, 0, 1)) + (10911).to_bytes(4, "big")
+
+
+def held_back(connection: Connection) -> int:
+    """Bytes of requests that wait for their turn, or are worked on: whole ones, as a part of one may be left."""
+    return connection.buffered_size - connection.decoder.pending_size
 
 
 class Clock:

@@ -288,9 +288,8 @@ async def test_nobody_is_cut_off_for_buffers_that_are_empty_by_now(tmp_path: Pat
         peer.writer.write(frame[:-1])
         await until(lambda: memory.kinds[BUFFERS] == len(frame) - 1)
         memory.take(connection, "held pulls", memory.total_max - memory.total)
-        connection.decoder.feed(
-            frame[-1:] + frame[:100]
-        )  # it is handled, has left something, and the next one comes
+        # It is handled, has left something, and the next one comes.
+        connection.decoder.feed(frame[-1:] + frame[:100])
         memory.note(connection, "held pulls", 1000)
         connection_of(broker, good).count_buffers()  # and finds that the sum is passed
         await asyncio.sleep(0)

@@ -3,17 +3,16 @@
 Touches  the identity of the store, which is made at the first start; certificates, reading.
 """
 
-import secrets
 from functools import partial
 from typing import Final
 
 from aerobee_broker.election.election import Election
 from aerobee_broker.settings.config import BrokerConfig, nameserver_addresses
+from aerobee_broker.settings.identity import identity_of_store
 from aerobee_proto.errors import AerobeeError
 from aerobee_service.tls.contexts import load_client
 from aerobee_service.tls.live_context import LiveContext, follow
 from aerobee_store.disk.io import DiskIo
-from aerobee_store.replicas.identity import store_identity
 
 __all__ = ["ElectionUnavailable", "election_of"]
 
@@ -51,7 +50,7 @@ def election_of(config: BrokerConfig) -> Election:
     return Election(
         config,
         etcd,
-        store=store_identity(root, io, lambda: secrets.token_hex(16)),
+        store=identity_of_store(root, io),
         close_register=etcd.close,
         beside=None if tls is None else lambda: follow([tls]),
     )

@@ -70,11 +70,14 @@ def encode_config(content: Mapping[str, object]) -> bytes:
     Made entry by entry, sorted and joined in runs: a table may have 100,000 of them, and whoever makes, sorts or copies
     all in one call holds the interpreter, in whatever thread. The whole is copied once.
     """
-    pieces = [b"{"]
-    for number, name in enumerate(sorted(content)):
-        pieces += b"," * (number > 0), _start(1), msgspec.json.encode(str(name)), b": "
+    pieces: list[bytes] = []
+    before = b"{"
+    for name in sorted(content):
+        pieces += before, _start(1), msgspec.json.encode(str(name)), b": "
         pieces += _table(content[name])
-    return b"".join([*pieces, _start(0) if content else b"", b"}\n"])
+        before = b","
+    pieces += (_start(0), b"}\n") if content else (b"{}\n",)
+    return b"".join(pieces)
 
 
 def _table(value: object) -> Iterator[bytes]:
@@ -86,14 +89,13 @@ def _table(value: object) -> Iterator[bytes]:
         yield b"{}"
         return
     keys = {str(key): key for key in value}
-    names, start = iter(at_once(sorted_steps(keys))), _start(2)
-    yield b"{"
-    is_first = True
+    names, start, before = iter(at_once(sorted_steps(keys))), _start(2), b"{"
     while run := list(islice(names, RUN)):
-        lines = [start + msgspec.json.encode(name) + b": " + _indented(value[keys[name]], 2) for name in run]
-        yield b"" if is_first else b","
-        yield b",".join(lines)
-        is_first = False
+        yield before
+        yield b",".join(
+            [start + msgspec.json.encode(name) + b": " + _indented(value[keys[name]], 2) for name in run]
+        )
+        before = b","
     yield _start(1)
     yield b"}"
 
@@ -108,7 +110,7 @@ def _indented(value: object, depth: int) -> bytes:
     if isinstance(value, msgspec.Struct):
         plain = {name: member for name, member in plain.items() if member is not None}
     text = msgspec.json.format(msgspec.json.encode(plain, order="sorted"), indent=INDENT)
-    return text.replace(b"\n", b"\n" + b" " * (INDENT * depth))
+    return text.replace(b"\n", _start(depth))
 
 
 def decode_config(raw: bytes) -> dict[str, Any]:

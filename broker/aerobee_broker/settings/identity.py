@@ -1,13 +1,17 @@
-"""Who this broker is, once its ports are known."""
+"""Who this broker is, once its ports are known, and which store it has."""
 
 import asyncio
+import secrets
 import socket
 from dataclasses import dataclass
 from ipaddress import ip_address
+from pathlib import Path
 
 from aerobee_broker.settings.config import BrokerConfig, local_address
+from aerobee_store.disk.io import StoreIo
+from aerobee_store.replicas.identity import store_identity
 
-__all__ = ["BrokerIdentity", "address_of", "identity_of"]
+__all__ = ["BrokerIdentity", "address_of", "identity_of", "identity_of_store"]
 
 
 @dataclass(slots=True, frozen=True)
@@ -71,3 +75,8 @@ def _reachable(bind_address: str) -> str:
 
 def _join(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def identity_of_store(root: Path, io: StoreIo) -> str:
+    """Which store this is, made up where nobody has asked before. CorruptStore, OSError."""
+    return store_identity(root, io, lambda: secrets.token_hex(16))

@@ -58,11 +58,11 @@ class StoredTopics:
         found = ((i, self._queues.get(topic, i)) for i in self._queues.queue_ids(topic))
         return [i for i, q in found if q is not None and self._appender.next_offset(q) > 0]
 
-    # --- topics of batches -----------------------------------------------------------------------------
-
     def has_queue(self, topic: str, queue_id: int) -> bool:
-        """Whether anything was ever stored in this queue, as far as it is kept."""
+        """Whether this queue was made: it has a folder, or will have one with the messages that are in the log."""
         return self._queues.get(topic, queue_id) is not None
+
+    # --- topics of batches -----------------------------------------------------------------------------
 
     def is_batch(self, topic: str) -> bool:
         """Whether the topic has queues of batches: a record may hold several messages."""

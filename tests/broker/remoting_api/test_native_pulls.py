@@ -28,7 +28,7 @@ from aerobee_proto.javahash import tag_hash
 from aerobee_remoting.exchange.connection import Connection
 from broker.in_memory import broker_in_memory, talking_in_memory
 from broker.remoting_api.test_native_sends import Transport, count_taken
-from broker.support import Clock
+from broker.support import Clock, held_back
 from engines import made_engine, make_engines_fail, need_engine
 from send_frames import framed, mutated
 from system.running import send_request, text_of
@@ -241,8 +241,7 @@ async def outcome(
             elif isinstance(run, Reset):
                 broker.parts.offsets.assign_reset(GROUP, "T", run.queue_id, run.offset)
         for _ in range(1000):
-            held_back = connection.buffered_size - connection.decoder.pending_size
-            if not (connection.in_flight or held_back):
+            if not (connection.in_flight or held_back(connection)):
                 break
             await asyncio.sleep(0.001)
         return Outcome(bytes(transport.written), _counters(broker), native())

@@ -32,7 +32,7 @@ from aerobee_store.index.index_file import ENTRY, ENTRY_SIZE, HEADER_SIZE, SLOT
 from aerobee_store.reading.key_lookup import IndexNearby
 from broker.in_memory import broker_in_memory
 from broker.remoting_api.test_native_sends import Transport, count_taken
-from broker.support import START_MS, Clock
+from broker.support import START_MS, Clock, held_back
 from engines import made_engine, make_engines_fail, need_engine
 from send_frames import framed, mutated
 from system.running import send_request, text_of
@@ -217,8 +217,7 @@ async def _answered(connection: Connection) -> None:
     frame may be left."""
     for _ in range(100_000):
         await asyncio.sleep(0)
-        held_back = connection.buffered_size - connection.decoder.pending_size
-        if not (connection.in_flight or held_back):
+        if not (connection.in_flight or held_back(connection)):
             return
 
 

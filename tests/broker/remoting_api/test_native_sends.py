@@ -26,7 +26,7 @@ from aerobee_proto.bodies import TopicConfig
 from aerobee_proto.frames import Command, FrameDecoder, decode_command, encode_command
 from aerobee_remoting.exchange.connection import Connection
 from broker.in_memory import broker_in_memory
-from broker.support import Clock
+from broker.support import Clock, held_back
 from engines import need_engine
 from quiet_transport import QuietTransport
 from send_frames import BATCH, V1, V2, Spec, fields_of, frame_of, frames, joined, usual
@@ -255,8 +255,7 @@ async def outcome(engine: str, reads: Sequence[bytes | Step], more: dict[str, An
                 if number % 3 == 2:
                     await asyncio.sleep(0)
             for _ in range(10_000):  # until all is answered, and the timers of the broker have indexed it
-                held_back = connection.buffered_size - connection.decoder.pending_size
-                is_busy = connection.in_flight or connection.reading_paused or held_back
+                is_busy = connection.in_flight or connection.reading_paused or held_back(connection)
                 if not is_busy and not broker.parts.store.keys.backlog:
                     break
                 await asyncio.sleep(0.001)

@@ -115,6 +115,17 @@ async def without_the_first_file(one: Path, two: Path) -> None:
     (one / "commitlog" / f"{0:020d}").unlink()
 
 
+async def is_too_old(one: Path, two: Path) -> None:
+    """The slave is refused, and keeps what it has."""
+    async with running_broker(one, **SMALL) as master:
+        with capture_logs() as logs:
+            async with running_slave(two, **SMALL) as slave:
+                meet(slave, master)
+                await eventually(lambda: bool(events(logs, "replication.master_lost")))
+                assert not slave.cut.done()
+        assert events(logs, "replication.master_lost")[0]["kind"] == "too_old"
+
+
 async def test_so_does_a_slave_without_epochs_that_has_nothing_but_its_master_s(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     await without_the_first_file(one, two)
@@ -138,13 +149,7 @@ async def test_a_slave_without_epochs_that_was_a_master_since_does_not_begin_ane
         await put(client, 3)
     for file in two.glob("epochFileCheckpoint*"):  # as RocketMQ's brokers, which know no epochs
         file.unlink()
-    async with running_broker(one, **SMALL) as master:
-        with capture_logs() as logs:
-            async with running_slave(two, **SMALL) as slave:
-                meet(slave, master)
-                await eventually(lambda: bool(events(logs, "replication.master_lost")))
-                assert not slave.cut.done()
-        assert events(logs, "replication.master_lost")[0]["kind"] == "too_old"
+    await is_too_old(one, two)
 
 
 @pytest.mark.parametrize("other", ["another master", "a master that RocketMQ has run"])
@@ -156,13 +161,7 @@ async def test_nor_does_one_of_which_nobody_knows_what_it_is_a_copy_of(tmp_path:
     else:
         offsets = two / "config" / "consumerOffset.json"
         offsets.write_text(offsets.read_text().replace("copyOfMaster", "nobody's"))
-    async with running_broker(one, **SMALL) as master:
-        with capture_logs() as logs:
-            async with running_slave(two, **SMALL) as slave:
-                meet(slave, master)
-                await eventually(lambda: bool(events(logs, "replication.master_lost")))
-                assert not slave.cut.done()
-        assert events(logs, "replication.master_lost")[0]["kind"] == "too_old"
+    await is_too_old(one, two)
 
 
 async def test_the_master_knows_who_its_slave_is(tmp_path: Path) -> None:
