@@ -438,7 +438,7 @@ OUTCOMES: Final = (
         ("open", "stat"),
         "`storeIdentity`",
         ("^/storeIdentity",),
-        (*_DISK, errno.EMFILE),
+        _DISK,
         Outcome.RETRIED,
         "replication.store_unnamed",
         Phase.STARTING,
