@@ -263,6 +263,18 @@ TABLE: Final = (
         "the rest follows in later turns",
     ),
     Row(
+        "event loop",
+        "shares of the time, and credit, s: making topics and queues for reads of many; writing changed tables again",
+        (),
+        (
+            "aerobee_broker.remoting_api.send:MAKING_SHARE",
+            "aerobee_broker.remoting_api.send:MAKING_CREDIT_S",
+            "aerobee_broker.settings.config_files:REST_RATIO",
+            "aerobee_broker.settings.config_files:REST_MAX_S",
+        ),
+        "what comes behind waits; the next write has all changes since",
+    ),
+    Row(
         "disk",
         "messages",
         ("broker:maxMessageSize",),

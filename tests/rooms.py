@@ -35,7 +35,7 @@ SOURCES: Final = {
 }
 LOOSE: Final[dict[str, frozenset[str]]] = {
     "aerobee": frozenset({"errors"}),
-    "aerobee_service": frozenset({"clock", "file_rights", "neighbours"}),
+    "aerobee_service": frozenset({"clock", "file_rights", "giving_way", "neighbours"}),
     "aerobee_broker": frozenset({"stats"}),
 }
 # Modules whose arrows are not counted yet. To become empty: whoever takes the bag apart takes its name away here.
@@ -146,8 +146,9 @@ HOUSE: Final[dict[str, dict[str, set[str]]]] = {
         "clock": set(),
         "neighbours": set(),
         "logs": set(),
-        "settings": {"file_rights"},
+        "settings": {"file_rights", "giving_way"},
         "file_rights": set(),
+        "giving_way": set(),
         "turns": set(),
     },
     "aerobee": {
@@ -179,7 +180,7 @@ COUNTS: Final = {
     "aerobee_broker": (21, 6, 69),
     "aerobee_store": (17, 7, 84),
     "aerobee_remoting": (3, 3, 3),
-    "aerobee_service": (9, 3, 5),
+    "aerobee_service": (10, 3, 6),
     "aerobee": (9, 7, 32),
     "aerobee_console": (10, 4, 16),
 }

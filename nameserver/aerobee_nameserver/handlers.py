@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 import structlog
 
 from aerobee_nameserver.config import LIVE_FIELDS, NameserverConfig
-from aerobee_nameserver.kv_config import ORDER_TOPIC_CONFIG, KvConfig, Table
+from aerobee_nameserver.kv_config import ORDER_TOPIC_CONFIG, KvChange, KvConfig
 from aerobee_nameserver.registration import AT_ONCE_SIZE_MAX, checked_queues, checked_topic, read_registration
 from aerobee_nameserver.removals import ASKED, Removals
 from aerobee_nameserver.route_table import MemberChange, Registered, Registration, RouteLimits, RouteTable
@@ -44,6 +44,7 @@ from aerobee_remoting.exchange.answers import Body, answer_at_once, answer_in_sl
 from aerobee_remoting.exchange.gate import Gate
 from aerobee_remoting.exchange.handlers import AnyRequest, HandlerTable, Request, Response
 from aerobee_remoting.exchange.needs import GET, PUB, SUB, UPDATE, Open, on_cluster, on_topic, ours
+from aerobee_service.giving_way import GivingWay
 from aerobee_service.settings.settings import (
     SettingsError,
     apply_changes,
@@ -211,14 +212,19 @@ class Handlers:
 
     # --- brokers ----------------------------------------------------------------------------------------------
 
-    async def register(self, request: Request[RegisterBrokerHeader]) -> Response:
-        """One registration of a connection after the other, and of a broker name, in the order in which they came."""
-        peer = request.connection
-        if self._of_peers.is_taken(peer) and len(request.body) > AT_ONCE_SIZE_MAX:
-            raise RequestError(
-                ResponseCode.SYSTEM_BUSY, "the last registration through this connection is still being read"
-            )
-        async with self._of_peers.turn(peer), self.of_names.turn(request.header.broker_name):
+    def register(self, request: Request[RegisterBrokerHeader]) -> None:
+        """One registration of a connection after the other, and of a broker name, in the order in which they came.
+
+        Behind one that is still at work a large one waits, and with it whatever comes behind it through the connection:
+        who sends them without end is read no faster than they are taken in.
+        """
+        connection = request.connection
+        waits = len(request.body) > AT_ONCE_SIZE_MAX and self._of_peers.is_taken(connection)
+        answer = connection.answer_alone if waits else connection.answer_in_task
+        answer(request, lambda: self._registered(request))
+
+    async def _registered(self, request: Request[RegisterBrokerHeader]) -> Response:
+        async with self._of_peers.turn(request.connection), self.of_names.turn(request.header.broker_name):
             if not _is_large(request):
                 return await self._register(request)
             async with self._large:
@@ -230,7 +236,7 @@ class Handlers:
         try:
             if _is_large(request):
                 loop = asyncio.get_running_loop()
-                new = await loop.run_in_executor(self._reader, read_registration, *arguments)
+                new = await loop.run_in_executor(self._reader, read_registration, *arguments, GivingWay())
             else:
                 new = read_registration(*arguments)
             done = await in_slices(
@@ -402,8 +408,7 @@ class Handlers:
     async def put_kv(self, request: Request[KvConfigHeader]) -> Response:
         header: KvConfigHeader = request.header
         async with self._disk:
-            table = self._kv.planned_put(header.namespace, header.key, header.value)
-            await self._store_kv(table)
+            await self._store_kv(self._kv.planned_put(header.namespace, header.key, header.value))
         log.info(
             "nameserver.kv_put", namespace=header.namespace, key=header.key, peer=request.connection.peer
         )
@@ -412,22 +417,22 @@ class Handlers:
     async def delete_kv(self, request: Request[KvKeyHeader]) -> Response:
         header: KvKeyHeader = request.header
         async with self._disk:
-            table = self._kv.planned_delete(header.namespace, header.key)
-            if table is None:
+            change = self._kv.planned_delete(header.namespace, header.key)
+            if change is None:
                 return Response()
-            await self._store_kv(table)
+            await self._store_kv(change)
         log.info(
             "nameserver.kv_deleted", namespace=header.namespace, key=header.key, peer=request.connection.peer
         )
         return Response()
 
-    async def _store_kv(self, table: Table) -> None:
+    async def _store_kv(self, change: KvChange) -> None:
         try:
-            await asyncio.to_thread(self._kv.write, table)
+            await asyncio.to_thread(self._kv.write, change)
         except OSError as failed:
             log.exception("nameserver.kv_write_failed")
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"KV config cannot be stored: {failed}") from failed
-        self._kv.adopt(table)
+        self._kv.adopt(change)
 
     def get_kv(self, request: Request[KvKeyHeader]) -> Response:
         header: KvKeyHeader = request.header

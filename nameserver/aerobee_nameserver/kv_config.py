@@ -10,7 +10,8 @@ Invariants
 - A namespace stays when its last key goes, as in the official nameserver.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -20,14 +21,16 @@ import structlog
 from aerobee_proto.codes import ResponseCode
 from aerobee_proto.errors import AerobeeError, LimitReached, RequestError
 from aerobee_remoting.peers.peer_memory import NOBODY, PeerMemory
+from aerobee_service.giving_way import GivingWay
 from aerobee_service.settings.whole_files import replace_file
 
-__all__ = ["ORDER_TOPIC_CONFIG", "KvConfig", "KvConfigDamaged", "Table"]
+__all__ = ["ORDER_TOPIC_CONFIG", "KvChange", "KvConfig", "KvConfigDamaged", "Table"]
 
 ORDER_TOPIC_CONFIG: Final = "ORDER_TOPIC_CONFIG"  # namespace of ordered topics: topic -> "broker:count;…"
 TEXT_CHARS_MAX: Final = 65_536  # of a namespace, key or value
 SIZE_MAX: Final = 8 * 1024 * 1024
 ENTRY_SIZE: Final = 256  # bytes of an entry besides its texts
+PIECE_SIZE: Final = 64 * 1024  # bytes of the file that are put together in one call, and an entry more
 KIND: Final = "key-value settings"
 DAMAGED: Final = (
     msgspec.MsgspecError,
@@ -42,6 +45,14 @@ Table = dict[str, dict[str, str]]
 
 class _FileBody(msgspec.Struct, rename="camel"):
     config_table: Table
+
+
+@dataclass(slots=True, frozen=True)
+class KvChange:
+    """What is to be: the whole table, and by how many bytes it is larger than the one before."""
+
+    table: Table
+    more: int
 
 
 class KvConfigDamaged(AerobeeError):
@@ -59,7 +70,7 @@ class KvConfig:
     """The table and its file. `path` None keeps it in memory only.
 
     Changes are made in three steps, so that the caller may write off the event loop, one change at a time:
-    `table = kv.planned_put(…)`, `kv.write(table)`, `kv.adopt(table)`.
+    `change = kv.planned_put(…)`, `kv.write(change)`, `kv.adopt(change)`.
     """
 
     def __init__(
@@ -93,16 +104,16 @@ class KvConfig:
 
     # --- changing ---------------------------------------------------------------------------------------------
 
-    def planned_put(self, namespace: str, key: str, value: str) -> Table:
+    def planned_put(self, namespace: str, key: str, value: str) -> KvChange:
         """The table with this entry in it. RequestError when it would be too large."""
         _check_text(namespace=namespace, key=key, value=value)
-        if self.get(namespace, key) is None and len(self) >= self._entries_max:
+        old = self.get(namespace, key)
+        if old is None and len(self) >= self._entries_max:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
                 f"KV config holds {len(self)} entries, maxKvEntries is {self._entries_max}",
             )
         more = _entry_size(key, value)
-        old = self.get(namespace, key)
         if old is not None:
             more -= _entry_size(key, old)
         elif namespace not in self._table:
@@ -115,33 +126,30 @@ class KvConfig:
             )
         self._memory.take(NOBODY, KIND, more)
         self._memory.give(NOBODY, KIND, more)  # there is room; `adopt` keeps it
-        return self._table | {namespace: self._table.get(namespace, {}) | {key: value}}
+        return KvChange(self._table | {namespace: self._table.get(namespace, {}) | {key: value}}, more)
 
-    def planned_delete(self, namespace: str, key: str) -> Table | None:
+    def planned_delete(self, namespace: str, key: str) -> KvChange | None:
         """The table without this entry; None when there is nothing to do."""
-        if self.get(namespace, key) is None:
+        old = self.get(namespace, key)
+        if old is None:
             return None
-        rest = {name: value for name, value in self._table[namespace].items() if name != key}
-        return self._table | {namespace: rest}
+        rest = dict(self._table[namespace])
+        del rest[key]
+        return KvChange(self._table | {namespace: rest}, -_entry_size(key, old))
 
-    def write(self, table: Table) -> None:
-        """Put `table` on disk: blocks until it is synced. After OSError the old state can still be loaded."""
-        if self._path is None:
-            return
-        replace_file(self._path, msgspec.json.encode(_FileBody(table)))
+    def write(self, change: KvChange) -> None:
+        """Put its table on disk: blocks until it is synced. After OSError the old state can still be loaded."""
+        if self._path is not None:
+            replace_file(self._path, _file_pieces(change.table))
 
-    def adopt(self, table: Table) -> None:
-        """`table` is on disk: use it."""
-        self._table = table
-        self._weigh()
+    def adopt(self, change: KvChange) -> None:
+        """Its table is on disk: use it."""
+        self._table = change.table
+        self._grow(change.more)
 
-    def _weigh(self) -> None:
-        size = sum(
-            _entry_size(namespace, "") + sum([_entry_size(key, value) for key, value in entries.items()])
-            for namespace, entries in self._table.items()
-        )
-        self._memory.note(NOBODY, KIND, size - self.size)
-        self.size = size
+    def _grow(self, more: int) -> None:
+        self._memory.note(NOBODY, KIND, more)
+        self.size += more
 
     def load(self) -> None:
         """Read the file, or its backup when the file is damaged. No file is an empty table.
@@ -157,7 +165,7 @@ class KvConfig:
             self._table = _read(backup) if backup.exists() else {}
         except DAMAGED as damage:
             self._table = _read_backup(self._path, backup, str(damage))
-        self._weigh()
+        self._grow(_table_size(self._table) - self.size)
 
 
 def _read_backup(path: Path, backup: Path, reason: str) -> Table:
@@ -167,6 +175,33 @@ def _read_backup(path: Path, backup: Path, reason: str) -> Table:
         raise KvConfigDamaged(path, reason) from None
     log.warning("nameserver.kv_backup_used", path=str(path), reason=reason)
     return table
+
+
+def _table_size(table: Table) -> int:
+    return sum(
+        _entry_size(namespace, "") + sum([_entry_size(key, value) for key, value in entries.items()])
+        for namespace, entries in table.items()
+    )
+
+
+def _file_pieces(table: Table) -> Iterator[bytes]:
+    """The file, in pieces of PIECE_SIZE and an entry: whoever makes all of it in one call holds the interpreter."""
+    encode, give_way = msgspec.json.encode, GivingWay()
+    piece = bytearray(b'{"configTable":{')
+    between = b""
+    for namespace, entries in table.items():
+        piece += between + encode(namespace) + b":{"
+        between = b""
+        for key, value in entries.items():
+            piece += between + encode(key) + b":" + encode(value)
+            between = b","
+            if len(piece) >= PIECE_SIZE:
+                yield bytes(piece)
+                piece.clear()
+                give_way()
+        piece += b"}"
+        between = b","
+    yield bytes(piece + b"}}")
 
 
 def _entry_size(key: str, value: str) -> int:

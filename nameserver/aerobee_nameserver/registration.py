@@ -7,10 +7,11 @@ numbers of queues, sizes. A registration is taken as a whole or refused as a who
 """
 
 import zlib
+from collections.abc import Callable
 from typing import Final
 
 from aerobee_nameserver.route_table import Registration, TopicQueues
-from aerobee_proto.bodies import DataVersion, QueueData, RegistrationReader, TopicConfig
+from aerobee_proto.bodies import DataVersion, QueueData, RegistrationReader, TopicConfig, no_pause
 from aerobee_proto.codes import ResponseCode
 from aerobee_proto.errors import FormatError, RequestError
 from aerobee_proto.headers import RegisterBrokerHeader
@@ -37,8 +38,11 @@ PERM_MAX: Final = 0xF
 FORBIDDEN_CHARS: Final = frozenset('/\\:*?"<>') | frozenset(map(chr, [*range(32), 127]))
 
 
-def read_registration(header: RegisterBrokerHeader, body: bytes, version: int) -> Registration:
-    """Decode and check a REGISTER_BROKER request of a broker with this version.
+def read_registration(
+    header: RegisterBrokerHeader, body: bytes, version: int, pause: Callable[[], None] = no_pause
+) -> Registration:
+    """Decode and check a REGISTER_BROKER request of a broker with this version; `pause` is called after each small part
+    of that.
 
     Raises RequestError: SYSTEM_ERROR when the checksum or the body is broken, INVALID_PARAMETER when a value is
     out of bounds.
@@ -46,8 +50,11 @@ def read_registration(header: RegisterBrokerHeader, body: bytes, version: int) -
     if header.body_crc32 and zlib.crc32(body) & 0x7FFFFFFF != header.body_crc32:
         raise RequestError(ResponseCode.SYSTEM_ERROR, "crc32 not match")
     try:
-        reader = _reader(header, body, version)
-        topics = {checked_topic(name): checked_queues(name, config) for name, config in reader.topics()}
+        reader = _reader(header, body, version, pause)
+        topics: dict[str, TopicQueues] = {}
+        for name, config in reader.topics():
+            topics[checked_topic(name)] = checked_queues(name, config)
+            pause()
     except FormatError as broken:
         raise RequestError(
             ResponseCode.SYSTEM_ERROR,
@@ -68,14 +75,16 @@ def read_registration(header: RegisterBrokerHeader, body: bytes, version: int) -
     )
 
 
-def _reader(header: RegisterBrokerHeader, body: bytes, version: int) -> RegistrationReader:
+def _reader(
+    header: RegisterBrokerHeader, body: bytes, version: int, pause: Callable[[], None]
+) -> RegistrationReader:
     if not body:
         return RegistrationReader(DataVersion())
     if version < VERSION_REGISTER_BODY:
         return RegistrationReader.old(body)
     if header.compressed:
         return RegistrationReader.compressed(body, with_mapping=version >= VERSION_MAPPING)
-    return RegistrationReader.plain(body)
+    return RegistrationReader.plain(body, pause)
 
 
 def checked_topic(topic: str) -> str:

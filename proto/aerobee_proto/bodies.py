@@ -12,7 +12,7 @@ Invariants
 
 import re
 import zlib
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import cache
 from struct import Struct as Packing
 from typing import Annotated, Any, Final, Self, TypeVar
@@ -92,6 +92,7 @@ __all__ = [
     "UnlockBatchBody",
     "convert",
     "decoded_size",
+    "no_pause",
 ]
 
 Int = Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
@@ -135,6 +136,10 @@ _PART_SIZE: Final = 64 * 1024
 _ENTRIES_A_STEP: Final = 128  # that are read in one step; one takes 1 us
 _VERSION_SIZE_MAX: Final = 1024  # bytes of the data version
 _LENGTH: Final = Packing(">i")
+
+
+def no_pause() -> None:
+    """The pause of who has nobody to wait for."""
 
 
 def decoded_size(data: bytes) -> int:
@@ -736,16 +741,16 @@ class RegistrationReader:
         return reader
 
     @classmethod
-    def plain(cls, data: bytes) -> Self:
+    def plain(cls, data: bytes, pause: Callable[[], None] = no_pause) -> Self:
         """Plain JSON. Of large bodies static mappings are left out, and REGISTER_TOLERANT_SIZE_MAX bytes of
-        near-JSON are read.
+        near-JSON are read. `pause` is called after each small part of what is done before any topic.
         """
         if len(data) <= javajson.TOLERANT_SIZE_MAX:
             return cls._of(super(RegisterBrokerBody, RegisterBrokerBody).from_stranger(data))
-        _check_outline(data)
+        _check_outline(data, pause)
         reader = cls(DataVersion())
         if len(data) > REGISTER_TOLERANT_SIZE_MAX:
-            table = _table_of_topics(data)
+            table = _table_of_topics(data, pause)
             if table is not None:
                 reader._topics = reader._around(data, table)
                 return reader
@@ -806,7 +811,7 @@ class RegistrationReader:
             self.mappings[str(info.get("topic", ""))] = info
 
 
-def _check_outline(data: bytes) -> None:
+def _check_outline(data: bytes, pause: Callable[[], None]) -> None:
     """What makes one pass over 16 MiB long is refused before: it holds all threads."""
     counts = dict.fromkeys(_OUTLINE_MAX, 0)
     for start in range(0, len(data), _PART_SIZE):
@@ -816,11 +821,12 @@ def _check_outline(data: bytes) -> None:
                 raise FormatError(
                     f"the registration has {counts[mark]} or more {what}, at most {count_max} are allowed"
                 )
-    if len(_places(data, b'"topicConfigSerializeWrapper"')) > 1:
+        pause()
+    if len(_places(data, b'"topicConfigSerializeWrapper"', pause)) > 1:
         raise FormatError("the registration has two or more tables of topics, at most 1 is allowed")
 
 
-def _places(data: bytes, mark: bytes) -> list[int]:
+def _places(data: bytes, mark: bytes, pause: Callable[[], None]) -> list[int]:
     """Where this stands in it: nowhere, at one place, or at two places or more, of which these are the first two."""
     found: list[int] = []
     for start in range(0, len(data), _PART_SIZE):
@@ -831,6 +837,7 @@ def _places(data: bytes, mark: bytes) -> list[int]:
             if len(found) == 2:
                 return found
             at = data.find(mark, at + 1, end)
+        pause()
     return found
 
 
@@ -863,9 +870,9 @@ _TABLE_EMPTY: Final = re.compile(rb"\{\s*+\}")
 _CUT_OUT: Final = b"{ }"  # stands for a table that was read already
 
 
-def _table_of_topics(data: bytes) -> int | None:
+def _table_of_topics(data: bytes, pause: Callable[[], None]) -> int | None:
     """Where the one table of topics begins; None: there is none, or that cannot be told by looking."""
-    places = _places(data, _TABLE_NAME)
+    places = _places(data, _TABLE_NAME, pause)
     opening = _TABLE_OPENING.match(data, places[0]) if len(places) == 1 else None
     return None if opening is None else opening.end()
 

@@ -2,14 +2,17 @@
 
 import errno
 import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
-from aerobee_nameserver.kv_config import TEXT_CHARS_MAX, KvConfig, KvConfigDamaged
+from aerobee_nameserver import kv_config
+from aerobee_nameserver.kv_config import PIECE_SIZE, TEXT_CHARS_MAX, KvConfig, KvConfigDamaged
 from aerobee_proto.errors import LimitReached, RequestError
 from aerobee_remoting.peers.peer_memory import TOTAL_LIMIT, PeerMemory
+from aerobee_service.settings.whole_files import replace_file
 from system.failing_calls import failing
 
 
@@ -19,9 +22,9 @@ def path(tmp_path: Path) -> Path:
 
 
 def put(kv: KvConfig, namespace: str, key: str, value: str) -> None:
-    table = kv.planned_put(namespace, key, value)
-    kv.write(table)
-    kv.adopt(table)
+    change = kv.planned_put(namespace, key, value)
+    kv.write(change)
+    kv.adopt(change)
 
 
 def opened(path: Path | None) -> KvConfig:
@@ -48,6 +51,32 @@ def test_the_file_has_the_official_shape(path: Path) -> None:
     assert json.loads(path.read_bytes()) == {"configTable": {"NS": {"k": "v"}}}
 
 
+def test_a_large_table_is_written_in_pieces(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 MiB that were put together in one call held the interpreter, and with it the event loop, for that long."""
+    pieces: list[int] = []
+
+    def watched(content: Iterable[bytes]) -> Iterator[bytes]:
+        for piece in content:
+            pieces.append(len(piece))
+            yield piece
+
+    monkeypatch.setattr(kv_config, "replace_file", lambda path, content: replace_file(path, watched(content)))
+    kv = opened(path)
+    entries: dict[str, dict[str, str]] = {"NS0": {}, "NS1": {}, "NS2": {}}
+    for number in range(60):
+        kv.adopt(kv.planned_put(f"NS{number % 3}", f"\u00fc{number}", '"\n' * 10_000))
+        entries[f"NS{number % 3}"][f"\u00fc{number}"] = '"\n' * 10_000
+    put(kv, "EMPTY", "k", "v")
+    change = kv.planned_delete("EMPTY", "k")
+    assert change is not None
+    kv.write(change)
+    kv.adopt(change)
+    assert json.loads(path.read_bytes()) == {"configTable": entries | {"EMPTY": {}}}
+    assert len(pieces) > 10
+    assert max(pieces) <= PIECE_SIZE + 2 * TEXT_CHARS_MAX
+    assert kv.size == opened(path).size
+
+
 def test_the_official_servers_file_is_read(path: Path) -> None:
     path.parent.mkdir()
     path.write_text('{\n\t"configTable":{\n\t\t"NS":{\n\t\t\t"k":"v"\n\t\t}\n\t}\n}')
@@ -64,9 +93,9 @@ def test_a_plan_changes_nothing_before_it_is_adopted(path: Path) -> None:
 def test_a_namespace_outlives_its_last_key(path: Path) -> None:
     kv = opened(path)
     put(kv, "NS", "k", "v")
-    table = kv.planned_delete("NS", "k")
-    assert table is not None
-    kv.adopt(table)
+    change = kv.planned_delete("NS", "k")
+    assert change is not None
+    kv.adopt(change)
     assert kv.namespace("NS") == {}
     assert kv.namespace("OTHER") is None
 
@@ -110,7 +139,7 @@ def test_the_number_of_entries_is_bounded() -> None:
     kv.adopt(kv.planned_put("NS", "k", "v"))
     with pytest.raises(RequestError, match="maxKvEntries is 1"):
         kv.planned_put("NS", "k2", "v")
-    assert kv.planned_put("NS", "k", "other") == {"NS": {"k": "other"}}
+    assert kv.planned_put("NS", "k", "other").table == {"NS": {"k": "other"}}
 
 
 @pytest.mark.parametrize(
@@ -142,9 +171,9 @@ def test_the_bytes_of_all_entries_are_bounded_and_given_back() -> None:
     put(kv, "NS", "k0", "v")  # less is always taken
     put(kv, "NS", "new", "v" * 500)
     for number in range(1000):
-        table = kv.planned_delete("NS", f"k{number}")
-        if table is not None:
-            kv.adopt(table)
+        change = kv.planned_delete("NS", f"k{number}")
+        if change is not None:
+            kv.adopt(change)
     memory.check()
     assert memory.total == kv.size < 2000
 

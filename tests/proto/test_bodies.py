@@ -912,7 +912,7 @@ def test_the_outline_of_a_registration_holds_no_thread_long(
         RegistrationReader.plain(body)
     except FormatError:
         return
-    monkeypatch.setattr("aerobee_proto.bodies._check_outline", lambda _: None)
+    monkeypatch.setattr("aerobee_proto.bodies._check_outline", lambda *_: None)
     assert turn_of(lambda: RegistrationReader.plain(body)) < TURN_MAX
 
 

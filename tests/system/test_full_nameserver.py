@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aerobee_nameserver.config import load_config
-from aerobee_nameserver.kv_config import ORDER_TOPIC_CONFIG
+from aerobee_nameserver.kv_config import ORDER_TOPIC_CONFIG, KvChange
 from aerobee_nameserver.metrics import MetricsServer
 from aerobee_nameserver.route_table import Registration, RouteStatistics, TopicQueues
 from aerobee_nameserver.server import NameServer
@@ -124,7 +124,8 @@ class Full:
 async def full() -> AsyncIterator[Full]:
     keys = {"listenPort": "0", "bindAddress": "127.0.0.1", "scanNotActiveBrokerInterval": "600000"}
     server = NameServer(load_config(overrides=keys, environ={}), keep_kv=False, now_ms=lambda: 1000)
-    server.kv.adopt({ORDER_TOPIC_CONFIG: {f"t{n:06}": "big:8" for n in range(KV_ENTRIES)}})
+    entries = {f"t{n:06}": "big:8" for n in range(KV_ENTRIES)}
+    server.kv.adopt(KvChange({ORDER_TOPIC_CONFIG: entries}, more=0))
     await server.start()
     full = Full(server)
     full.fill()

@@ -36,7 +36,7 @@ __all__ = ["SPECIAL_BITS", "Published", "Publisher", "Publishing", "Submission"]
 # Such a message is looked at more closely.
 SPECIAL_BITS: Final = SysFlag.TRANSACTION_MASK | SysFlag.INNER_BATCH
 NEW_TOPICS_MAX: Final = 1  # made in one turn; each has folders and files
-NEW_QUEUES_MAX: Final = 4  # ... so has each queue
+NEW_QUEUES_MAX: Final = 1  # ... so has each queue
 FEW_QUEUES: Final = 16  # so many need not be counted: whoever makes all of them makes them once
 NOWHERE: Final = Appended(PutStatus.MESSAGE_ILLEGAL, -1, -1, 0, 0)
 
@@ -116,6 +116,11 @@ class Publisher(Publishing):
             return False
         queues = {(message.header.topic, message.header.queue_id) for message in messages}
         return len(queues) > NEW_QUEUES_MAX and sum(map(self._lacks_queue, queues)) > NEW_QUEUES_MAX
+
+    def makes(self, messages: Sequence[S]) -> bool:
+        """Whether topics or queues are made for some of these, by what is known now."""
+        queues = {(message.header.topic, message.header.queue_id) for message in messages}
+        return any(map(self._lacks_queue, queues))
 
     def _lacks_queue(self, queue: tuple[str, int]) -> bool:
         return not self._store.topics.has_queue(*queue)

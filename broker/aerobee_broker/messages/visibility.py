@@ -15,6 +15,7 @@ Invariants
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence, Sized
 from concurrent.futures import Executor
 from typing import Final, Protocol
@@ -37,7 +38,12 @@ INDEX_PAUSE_S: Final = 0.01  # between two rounds at least
 INDEX_AGAIN_S: Final = 0.004  # ... where the one before has left something
 INDEX_WAIT_S: Final = 0.1  # that a message waits at most
 INDEX_WORTH: Final = 256  # messages that are worth a round: it takes 0.3 ms of the loop
-INDEX_ROUND: Final = 1024  # messages indexed in one go: about 1 ms of the loop
+INDEX_ROUND: Final = 1024  # messages indexed in one go at most: about 0.3 ms of the loop
+INDEX_PARTS: Final = 8  # of such a round at most, where it takes too long
+# What a round should take at most. Pages of the index that are written to for the first time, while the file system
+# writes its journal, made 5 to 12 ms of one.
+INDEX_ROUND_S: Final = 0.001
+INDEX_BEHIND: Final = 16  # rounds in which what waits is to be indexed all the same
 
 
 class WaitingKeys(Protocol):
@@ -110,6 +116,7 @@ class Visibility:
         # When the last round of keys was, and after how long messages that come now are worth the next one.
         self._indexed_at = 0.0
         self._index_pause_s = INDEX_PAUSE_S
+        self._index_parts = 1
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._closed = False
 
@@ -191,12 +198,17 @@ class Visibility:
         worth_s = (now - self._indexed_at) * INDEX_WORTH / max(keys.backlog, 1)
         self._indexed_at = now
         self._index_pause_s = min(max(worth_s, INDEX_PAUSE_S), INDEX_WAIT_S)
+        began = time.perf_counter()
         try:
-            keys.build(INDEX_ROUND)
+            keys.build(min(max(INDEX_ROUND // self._index_parts, keys.backlog // INDEX_BEHIND), INDEX_ROUND))
         except StoreFull as full:
             log.warning("store.index_behind", reason=str(full), backlog=keys.backlog)
             self._later("index", INDEX_RETRY_S, self._index)
             return
+        if time.perf_counter() - began > INDEX_ROUND_S:
+            self._index_parts = min(self._index_parts * 2, INDEX_PARTS)
+        else:
+            self._index_parts = max(self._index_parts // 2, 1)
         if keys.backlog:
             self._later("index", INDEX_AGAIN_S, self._index)
 

@@ -10,7 +10,10 @@ Where the time goes, per message of 128 bytes (`bench/profile_send.py` measures 
 5.8 us, answer 1.1 us.
 """
 
-from collections.abc import Callable, Sequence
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from itertools import repeat
 from struct import Struct
 from typing import Final
@@ -31,6 +34,7 @@ from aerobee_proto.headers import SendHeader, SendMessageHeader, SendMessageV2He
 from aerobee_proto.requests import Incoming
 from aerobee_remoting.exchange.handlers import MESSAGE_BODY_SIZE_MAX, Channel, HandlerTable, Response
 from aerobee_remoting.exchange.needs import PUB, SUB, on_topic
+from aerobee_service.turns.pace import Pace
 from aerobee_service.turns.slices import Steps
 from aerobee_store.faults.errors import NotMaster, StorePoisoned
 from aerobee_store.terms.messages import Appended
@@ -44,6 +48,11 @@ FRAME_WORDS: Final = Struct(">ii")
 WORDS: Final = [FRAME_WORDS.pack(size + 4, size).decode("latin-1") for size in range(1024)]
 # How long the answer to a send that has made its topic waits for nameservers; most take some ms.
 REGISTRATION_MAX_S: Final = 1.0
+
+# Of reads that make many topics and queues: each takes folders and files, 1 to 3 ms, and so long as the file system
+# writes its journal. So much of the time, and before that some hundred at once.
+MAKING_SHARE: Final = 0.2
+MAKING_CREDIT_S: Final = 0.3
 
 NO_FIELDS: Final = repeat(None)  # for each reply
 
@@ -116,6 +125,7 @@ class SendProcessor:
         self._live = live
         self._when_registered = when_registered
         self._id_prefix = store_host.hex().upper()
+        self._pace = Pace(MAKING_SHARE, MAKING_CREDIT_S)  # of making topics and queues
         # What all answers have, made of these settings.
         self._encoded_for: BrokerConfig | None = None
         self._trace_on = self._tail = ""
@@ -160,7 +170,19 @@ class SendProcessor:
         """As at once, for very many new topics: others are served between the steps."""
         for run in self._publisher.runs(items):
             await connection.another_turn()
-            self._send_at_once(connection, run)
+            async with self._making(run):
+                self._send_at_once(connection, run)
+
+    @asynccontextmanager
+    async def _making(self, items: Sequence[Send]) -> AsyncIterator[None]:
+        """Around sends: where topics or queues are made for these, what comes behind waits, so that making has its share
+        of the time and no more."""
+        makes, began = self._publisher.makes(items), time.perf_counter()
+        yield
+        if makes:
+            await asyncio.sleep(0)  # files are made when readers may see the messages
+            now = time.perf_counter()
+            await asyncio.sleep(self._pace.worked(now - began, now))
 
     def _send_at_once(self, connection: Channel, items: Sequence[Send]) -> None:
         published = self._publisher.publish(items, connection, reconsume_limit_of)
@@ -289,11 +311,12 @@ class SendProcessor:
 
     async def _store_one_in_turns(self, connection: Channel, item: Send, plan: BatchPlan) -> None:
         await connection.another_turn()
-        if plan.record_key is not None:
-            self._store_at_once(connection, [(item, plan)])
-            return
-        outcome = await connection.in_turns(self._batches.steps(plan, connection))
-        self._answer_batches(connection, [item], [outcome])
+        async with self._making([item]):
+            if plan.record_key is not None:
+                self._store_at_once(connection, [(item, plan)])
+                return
+            outcome = await connection.in_turns(self._batches.steps(plan, connection))
+            self._answer_batches(connection, [item], [outcome])
 
     def _answer_batches(
         self, connection: Channel, items: Sequence[Send], outcomes: Sequence[StoredBatch | RequestError]

@@ -26,6 +26,7 @@ import structlog
 from aerobee_proto.errors import FormatError
 from aerobee_proto.javajson import sorted_steps
 from aerobee_proto.written_json import read_written
+from aerobee_service.giving_way import GivingWay
 from aerobee_service.turns.slices import at_once
 from aerobee_store.disk.io import StoreIo
 from aerobee_store.disk.json_files import JsonFile
@@ -36,6 +37,9 @@ __all__ = ["AnyTable", "ConfigFiles", "PersistentTable", "decode_config", "encod
 log = structlog.get_logger()
 
 RETRY_S: Final = 5.0
+# After a write of tables that have changed, the next one is this many times as long away as it took, at most so long.
+REST_RATIO: Final = 5
+REST_MAX_S: Final = 0.5
 INDENT: Final = 2
 RUN: Final = 256  # entries that are joined in one call
 
@@ -72,9 +76,12 @@ def encode_config(content: Mapping[str, object]) -> bytes:
     """
     pieces: list[bytes] = []
     before = b"{"
+    give_way = GivingWay()
     for name in sorted(content):
         pieces += before, _start(1), msgspec.json.encode(str(name)), b": "
-        pieces += _table(content[name])
+        for piece in _table(content[name]):
+            pieces.append(piece)
+            give_way()
         before = b","
     pieces += (_start(0), b"}\n") if content else (b"{}\n",)
     return b"".join(pieces)
@@ -235,10 +242,15 @@ class ConfigFiles:
         await asyncio.gather(self._run_prompt(), self._run_periodic())
 
     async def _run_prompt(self) -> None:
+        clock = asyncio.get_running_loop().time
         while True:
             await self._changed.wait()
             self._changed.clear()
-            if not await self._try_save(self._prompt):
+            began = clock()
+            if await self._try_save(self._prompt):
+                # Who makes groups without end would have a large table written without end.
+                await asyncio.sleep(min(REST_RATIO * (clock() - began), REST_MAX_S))
+            else:
                 await asyncio.sleep(RETRY_S)
                 self._changed.set()
 

@@ -13,6 +13,7 @@ from typing import Final
 
 import structlog
 
+from aerobee_service.giving_way import GivingWay
 from aerobee_store.store import MessageStore
 
 __all__ = ["LOOK_INTERVAL_S", "FileWatching"]
@@ -43,7 +44,7 @@ class FileWatching:
     def _run(self) -> None:
         try:
             while not self._stopping.wait(LOOK_INTERVAL_S):
-                self._store.watch.look()
+                self._store.watch.look(GivingWay())
         except Exception as broken:
             log.exception("broker.task_failed", task="file watch")
             self._loop.call_soon_threadsafe(self._on_broken, broken)

@@ -69,9 +69,9 @@ class FileWatch:
         with self._looking:
             self._is_watching = False
 
-    def look(self) -> None:
+    def look(self, pause: Callable[[], None] = lambda: None) -> None:
         """See whether every file is still in its place; one that is not is final for the store, as a failed sync. Lock
-        and abort are put back. For a thread of its own, which does this all the time.
+        and abort are put back. For a thread of its own, which does this all the time, with a `pause` after each file.
         """
         with self._looking:
             if not self._is_watching or self._health.reason is not None:
@@ -79,7 +79,7 @@ class FileWatch:
             try:
                 for path in self._guard.keep(os.getpid()):
                     log.warning("store.file_put_back", path=str(path))
-                self._see_all()
+                self._see_all(pause)
                 self._has_failed = False
             except FileGone as gone:
                 self._health.fail(_what(self._config, gone.path), gone)
@@ -89,11 +89,12 @@ class FileWatch:
                     log.warning("store.files_not_looked_at", reason=str(failed))
                 self._has_failed = True
 
-    def _see_all(self) -> None:
+    def _see_all(self, pause: Callable[[], None]) -> None:
         """FileGone names the first file that is not as its owner left it. OSError: nobody can tell now."""
         for row in self._rows:
             for file in row():
                 _see(file, row)
+                pause()
         self._turn = self._turn or self._queue_files()
         for _ in range(QUEUE_FILES_A_LOOK):
             found = next(self._turn, None)
@@ -101,6 +102,7 @@ class FileWatch:
                 self._turn = None
                 return
             _see(*found)
+            pause()
 
     def _queue_files(self) -> Iterator[tuple[DataFile, OpenFiles]]:
         for queue in self._queues:

@@ -37,7 +37,7 @@ from aerobee_remoting.peers.networks import NOWHERE, Networks
 from aerobee_remoting.peers.peer_memory import TOTAL_LIMIT, PeerMemory
 from aerobee_remoting.peers.tls import TlsContext, context_of
 from aerobee_service.neighbours import neighbours_of
-from aerobee_service.program.accepting import accepting, handed_over, has_hung_up
+from aerobee_service.program.accepting import accepting, handed_over
 from aerobee_service.program.start_failures import CannotListen
 from aerobee_service.turns.turns import Turns
 from aerobee_service.turns.wakefulness import LOOK_S
@@ -372,8 +372,6 @@ class RemotingServer:
                 return
             if is_tls:
                 await self._handshake_turn(neighbours_of(host))
-                if has_hung_up(accepted):
-                    raise ConnectionResetError("it hung up while it waited for its handshake")
             await handed_over(
                 accepted,
                 lambda: Connection(
@@ -401,8 +399,7 @@ class RemotingServer:
             passed()
 
     async def _handshake_turn(self, host: str) -> None:
-        """A handshake is a millisecond of the event loop that cannot be cut: one begins in a turn, of the hosts that
-        want one first of whoever has had least."""
+        """One handshake begins in a turn of the event loop, first of the host that has had least."""
         turns = self._turns
         if turns is None:
             return

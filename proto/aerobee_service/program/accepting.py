@@ -16,6 +16,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from aerobee_proto.errors import forget_frames
 
@@ -47,6 +48,15 @@ def has_hung_up(accepted: socket.socket) -> bool:
     return bool(poll.poll(0))
 
 
+_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+
+
+async def _handshake_turn(loop: asyncio.AbstractEventLoop) -> None:
+    """A handshake is a millisecond of the event loop that cannot be cut: one begins in a turn, whatever the port."""
+    async with _turns.setdefault(loop, asyncio.Lock()):
+        await asyncio.sleep(0)
+
+
 async def handed_over(
     accepted: socket.socket,
     protocol: Callable[[], asyncio.BaseProtocol],
@@ -57,6 +67,10 @@ async def handed_over(
     TimeoutError: there is none, and the socket is closed, as it is when this is cancelled."""
     loop = asyncio.get_running_loop()
     try:
+        if tls is not None:
+            await _handshake_turn(loop)
+            if has_hung_up(accepted):
+                raise ConnectionResetError("it hung up while it waited for its handshake")
         transport, _ = await loop.connect_accepted_socket(
             protocol, accepted, ssl=tls, ssl_handshake_timeout=handshake_s if tls is not None else None
         )

@@ -558,7 +558,7 @@ async def test_one_tls_handshake_begins_in_a_turn_and_none_for_who_is_gone(
             peers[0].close()
             for one in waiting:
                 one.set_result(None)
-            await until(lambda: len(begun) == 2)
+            await until(lambda: len(begun) == 3)
             await until(lambda: server.broken_off["handshake"] == 1)
             for peer in peers[1:]:
                 peer.close()

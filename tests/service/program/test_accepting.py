@@ -3,11 +3,12 @@
 import asyncio
 import errno
 import socket
+import ssl
 from typing import Any
 
 import pytest
 
-from aerobee_service.program.accepting import accepting, has_hung_up
+from aerobee_service.program.accepting import accepting, handed_over, has_hung_up
 
 
 @pytest.fixture
@@ -68,3 +69,34 @@ def test_who_has_hung_up_is_known_behind_bytes_that_nobody_has_read() -> None:
         theirs.close()
         assert has_hung_up(ours)
         assert ours.recv(100) == b"a hello"
+
+
+async def test_one_tls_handshake_begins_in_a_turn_of_the_loop_whatever_the_port(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each is a millisecond that cannot be cut. Who hung up while it waited has none."""
+    loop = asyncio.get_running_loop()
+    turn, begun = 0, list[int]()
+
+    def count() -> None:
+        nonlocal turn
+        turn += 1
+        loop.call_soon(count)
+
+    async def begin(*_: Any, **__: Any) -> tuple[None, None]:
+        begun.append(turn)
+        return None, None
+
+    monkeypatch.setattr(loop, "connect_accepted_socket", begin)
+    loop.call_soon(count)
+    pairs = [socket.socketpair() for _ in range(9)]
+    pairs[4][0].close()
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ends = await asyncio.gather(
+        *[handed_over(ours, asyncio.Protocol, tls, 1.0) for _, ours in pairs], return_exceptions=True
+    )
+    assert [isinstance(end, ConnectionResetError) for end in ends] == [number == 4 for number in range(9)]
+    assert len(set(begun)) == len(begun) == 8
+    for theirs, ours in pairs:
+        theirs.close()
+        ours.close()
