@@ -175,8 +175,8 @@ class SendProcessor:
 
     @asynccontextmanager
     async def _making(self, items: Sequence[Send]) -> AsyncIterator[None]:
-        """Around sends: where topics or queues are made for these, what comes behind waits, so that making has its share
-        of the time and no more."""
+        """Around sends: where topics or queues are made for these, what comes behind waits, so that making has its
+        share of the time and no more."""
         makes, began = self._publisher.makes(items), time.perf_counter()
         yield
         if makes:

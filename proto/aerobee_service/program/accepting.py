@@ -51,10 +51,13 @@ def has_hung_up(accepted: socket.socket) -> bool:
 _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
 
-async def _handshake_turn(loop: asyncio.AbstractEventLoop) -> None:
-    """A handshake is a millisecond of the event loop that cannot be cut: one begins in a turn, whatever the port."""
+async def _handshake_turn(loop: asyncio.AbstractEventLoop, accepted: socket.socket) -> None:
+    """A handshake is a millisecond of the event loop that cannot be cut: one begins in a turn, whatever the port, and
+    none for who is gone by then, which is an OSError."""
     async with _turns.setdefault(loop, asyncio.Lock()):
         await asyncio.sleep(0)
+    if has_hung_up(accepted):
+        raise ConnectionResetError("it hung up while it waited for its handshake")
 
 
 async def handed_over(
@@ -68,9 +71,7 @@ async def handed_over(
     loop = asyncio.get_running_loop()
     try:
         if tls is not None:
-            await _handshake_turn(loop)
-            if has_hung_up(accepted):
-                raise ConnectionResetError("it hung up while it waited for its handshake")
+            await _handshake_turn(loop, accepted)
         transport, _ = await loop.connect_accepted_socket(
             protocol, accepted, ssl=tls, ssl_handshake_timeout=handshake_s if tls is not None else None
         )

@@ -334,8 +334,8 @@ def test_either_engine_comes_to_the_same(specs: list[Spec], places: list[int], f
 
 
 def test_usual_sends_are_the_engine_s() -> None:
-    """Of both codes, in all codecs, over the ends of files: but for the first to each queue, which makes it ready, those
-    that came meanwhile, and those that need a new file."""
+    """Of both codes, in all codecs, over the ends of files: but for the first to each queue, which makes it ready, what
+    came meanwhile, and what needs a new file."""
     reads = [b"".join(frames([usual(2 * at + number % 2) for at in range(5)])) for number in range(60)]
     assert compare(reads).native > 150
 
