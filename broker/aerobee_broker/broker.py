@@ -454,6 +454,7 @@ class Broker:
             epoch=self.life.role.epoch,
             replicas=None if master is None else master.replicas,
             advanced=lambda: None if master is None else master.server.acknowledged(),
+            tables=lambda member: (0, 0) if master is None else master.tables_of(member),
             rules=rules,
         )
 

@@ -381,7 +381,7 @@ class Election:
         replicas = served.replicas
         served.advanced()  # what is acknowledged has to be known up to now
         linked = {
-            one.member: Linked(one.store, one.link.acked_offset)
+            one.member: Linked(one.store, one.link.acked_offset, served.tables(one.member))
             for one in sorted(replicas.connected, key=lambda one: one.link.acked_offset)
             if one.member is not None and one.link.has_begun
         }

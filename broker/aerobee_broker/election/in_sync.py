@@ -7,7 +7,8 @@ Touches  nothing. Times are seconds of one clock.
              while there is more to take: a machine that is gone does not hang up
     joins    a member that runs, is connected, and has everything up to where the log ended at the last look: sends wait
              for it from then on, so that it has everything that was acknowledged as soon as it has come that far
-    comes    one that joins, and has
+    comes    one that joins, and has; and has the tables as they were when it began to join (changes wait for it from
+             then on, too), or could not have them for TABLES_S
     is kept  one that should leave, while there would be fewer than minInSyncReplicas without it: nothing is
              acknowledged then, so it goes on to have everything that was, and may be elected when others are gone
 
@@ -17,11 +18,14 @@ Invariants
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from aerobee_broker.lives.seating import SyncRules
 
-__all__ = ["Chosen", "InSync", "Linked"]
+__all__ = ["TABLES_S", "Chosen", "InSync", "Linked"]
+
+# One that cannot read the tables (it is refused, maybe) comes all the same: changes do not wait longer for it either.
+TABLES_S: Final = 3.0
 
 
 class Linked(NamedTuple):
@@ -29,6 +33,18 @@ class Linked(NamedTuple):
 
     store: str  # the identity of its store; "": it has not said
     acked_offset: int
+    tables: tuple[int, int] = (
+        0,
+        0,
+    )  # numbers of changes of the tables: the last that it has, and that there was
+
+
+class _Mark(NamedTuple):
+    """What one that joins has to have to come."""
+
+    offset: int
+    tables: int
+    since: float
 
 
 class Chosen(NamedTuple):
@@ -52,7 +68,7 @@ class InSync:
         self._level_at: dict[int, float] = {}  # when it had everything that there was a look before
         self._acked: dict[int, int] = {}
         self._moved_at: dict[int, float] = {}  # when that grew, or all was there
-        self._joining: dict[int, int] = {}  # who joins: what it has to have to come
+        self._joining: dict[int, _Mark] = {}  # who joins
         self._end_before = 0
 
     def chosen(
@@ -80,12 +96,14 @@ class InSync:
             if member != self._me and self._stays(now, member, store, linked.get(member), log, rules)
         }
         joining = {
-            member: self._joining.get(member, end)
+            member: self._joining.get(member) or _Mark(end, link.tables[1], now)
             for member, link in linked.items()
             if member not in present and self._joins(link, stores.get(member), end, rules)
         }
         for member, mark in joining.items():
-            if linked[member].acked_offset >= max(mark, kept):
+            link = linked[member]
+            has_tables = link.tables[0] >= mark.tables or now - mark.since >= TABLES_S
+            if link.acked_offset >= max(mark.offset, kept) and has_tables:
                 chosen[member] = stores[member]
         self._joining, self._end_before = joining, end
         there = {**stores, **{member: link.store for member, link in linked.items() if link.store}}

@@ -77,6 +77,8 @@ class Served:
     epoch: int = 0  # of a master's life
     replicas: Copies | None = None  # of a master
     advanced: Callable[[], None] = lambda: None  # tells a master that fewer or others may be waited for
+    # Of a master: numbers of the last change of the tables that a member has, and that there was.
+    tables: Callable[[int], tuple[int, int]] = lambda _: (0, 0)
     rules: Callable[[float], SyncRules] = lambda away_s: SyncRules(0, 0.0, away_s)  # as its settings say now
 
 

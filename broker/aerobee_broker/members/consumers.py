@@ -50,7 +50,7 @@ DIGEST_SIZE: Final = 32  # bytes: nobody finds two contents of one digest
 GROUPS_A_STEP: Final = 1024  # that are looked at in one step
 MEMBERS_A_STEP: Final = 64  # that are removed in one step; one takes some 3 us
 SUBSCRIPTIONS_A_STEP: Final = 64  # that are made ready in one step; one takes some 2 us
-PLANS_MAX: Final = 8  # times that subscriptions are made ready while others change the group's
+PLANS: Final = 8  # times that subscriptions are made ready while others change the group's
 CONFLICT_TOPICS_MAX: Final = 100  # topics that are told of a conflict
 
 K = TypeVar("K")
@@ -357,7 +357,7 @@ class ConsumerTable:
 
     def _planned(self, offer: _Offer, group_name: str) -> Steps[_Plan]:
         """What the group subscribes to with this; true when it is returned."""
-        for _ in range(PLANS_MAX):
+        for _ in range(PLANS):
             plan = yield from offer.planned(self._on_record(group_name))
             if self._on_record(group_name) is plan.known:
                 return plan

@@ -53,6 +53,7 @@ REGISTRATION_MAX_S: Final = 1.0
 # writes its journal. So much of the time, and before that some hundred at once.
 MAKING_SHARE: Final = 0.2
 MAKING_CREDIT_S: Final = 0.3
+MAKING_S: Final = 0.01  # that one takes at most; what is more, of a large batch, is not making
 
 NO_FIELDS: Final = repeat(None)  # for each reply
 
@@ -182,7 +183,7 @@ class SendProcessor:
         if makes:
             await asyncio.sleep(0)  # files are made when readers may see the messages
             now = time.perf_counter()
-            await asyncio.sleep(self._pace.worked(now - began, now))
+            await asyncio.sleep(self._pace.worked(min(now - began, MAKING_S), now))
 
     def _send_at_once(self, connection: Channel, items: Sequence[Send]) -> None:
         published = self._publisher.publish(items, connection, reconsume_limit_of)

@@ -181,6 +181,10 @@ class TableNews:
         """Whether it has said that it has everything as it is now."""
         return self._has(member, self._now(), offsets=True)
 
+    def tables_of(self, member: int) -> tuple[int, int]:
+        """Numbers of the last change of the tables, but offsets, that it has said to have, and that there was."""
+        return self._taken.get(member, NOTHING).tables, self._number()
+
     # --- what is promised -------------------------------------------------------------------------------------
 
     async def taken(self, *, offsets: bool = False) -> None:

@@ -55,6 +55,12 @@ class MasterSide:
     async def level(self, end_offset: int) -> None:
         """A master follows nobody."""
 
+    def tables_of(self, member: int) -> tuple[int, int]:
+        """Numbers of the last change of the tables that a slave has, and that there was; the same of one that does not
+        ask for news."""
+        replica = self.replicas.of_member(member)
+        return (0, 0) if replica is not None and not replica.follows_news else self.news.tables_of(member)
+
     async def taken(self, *, offsets: bool = False) -> None:
         """Return when the slaves that sends wait for have the tables as they are now. RequestError as TableNews."""
         await self.news.taken(offsets=offsets)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from aerobee_broker.election.in_sync import Chosen, InSync, Linked
+from aerobee_broker.election.in_sync import TABLES_S, Chosen, InSync, Linked
 from aerobee_broker.lives.seating import SyncRules
 
 RULES = SyncRules(gap_max=1000, catch_up_s=10.0, away_s=1.0)
@@ -51,6 +51,22 @@ def test_who_has_caught_up_joins_and_comes_when_it_has_what_was_there_then() -> 
     scene.end = 800
     assert scene.look({2: 750}) == Chosen({1: "a", 2: "b"}, frozenset({2}))
     assert scene.look({2: 800}) == Chosen({1: "a", 2: "b"})
+
+
+def test_who_joins_comes_with_the_tables_as_they_were_then() -> None:
+    """One that had the log alone came, and was elected: a topic whose making had been answered was gone."""
+    scene = Scene()
+    assert scene.look({2: Linked("b", 0, (-1, 7))}) == Chosen({1: "a"}, frozenset({2}))
+    assert scene.look({2: Linked("b", 0, (6, 9))}) == Chosen({1: "a"}, frozenset({2}))
+    assert scene.look({2: Linked("b", 0, (7, 9))}) == Chosen({1: "a", 2: "b"}, frozenset({2}))
+    assert scene.look({2: Linked("b", 0, (7, 12))}) == Chosen({1: "a", 2: "b"})  # changes wait for it by now
+
+
+def test_who_cannot_have_the_tables_comes_after_a_while() -> None:
+    scene = Scene()
+    assert scene.look({2: Linked("b", 0, (-1, 7))}).in_sync == {1: "a"}
+    assert scene.look({2: Linked("b", 0, (-1, 8))}, seconds=0.9 * TABLES_S).in_sync == {1: "a"}
+    assert scene.look({2: Linked("b", 0, (-1, 9))}, seconds=0.2 * TABLES_S).in_sync == {1: "a", 2: "b"}
 
 
 def test_a_member_that_does_not_run_or_has_another_store_does_not_come() -> None:
