@@ -19,6 +19,7 @@ import msgspec
 
 from aerobee_proto.errors import FormatError
 from aerobee_proto.properties import PROPERTIES_SIZE_MAX
+from aerobee_proto.steps import finished
 
 __all__ = [
     "ENTRIES_A_STEP",
@@ -103,13 +104,7 @@ def decode_batch(body: bytes | bytearray | memoryview, count_max: int | None = N
 
     There are at most len(body) / 22 of them; bodies and properties are copies.
     """
-    steps = decode_batch_steps(body, count_max)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            entries: list[BatchEntry] = end.value
-            return entries
+    return finished(decode_batch_steps(body, count_max))
 
 
 def decode_batch_steps(

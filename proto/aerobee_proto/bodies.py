@@ -13,6 +13,7 @@ Invariants
 import re
 import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from struct import Struct as Packing
 from typing import Annotated, Any, Final, Self, TypeVar
@@ -24,6 +25,7 @@ from aerobee_proto import javajson
 from aerobee_proto.errors import FormatError
 from aerobee_proto.javahash import java_hash
 from aerobee_proto.javajson import MessageQueue
+from aerobee_proto.steps import finished
 
 __all__ = [
     "LOOSE_SIZE_MAX",
@@ -161,16 +163,7 @@ def _counting(data: bytes, word: bytes, count_max: int) -> Generator[None, None,
 
 
 def _count(data: bytes, character: bytes, count_max: int) -> int:
-    return _at_once(_counting(data, character, count_max))
-
-
-def _at_once(steps: Generator[None, None, T]) -> T:
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: T = end.value
-            return result
+    return finished(_counting(data, character, count_max))
 
 
 def convert(value: Any, target: type[T]) -> T:
@@ -230,8 +223,12 @@ class JsonBody(Struct, rename="camel", kw_only=True):
         """As from_bytes, for what anybody may have sent: the work is in proportion to the size, and small for a body
         that is not standard JSON in just this form (LOOSE_SIZE_MAX, REFERENCES_MAX, javajson.TOLERANT_SIZE_MAX).
         """
+        return cls._from_counted(data, finished(cls._counted(data)))
+
+    @classmethod
+    def _from_counted(cls, data: bytes, references: int) -> Self:
+        """A stranger's body that has no more of anything than is read, and so many references."""
         decoder: msgspec.json.Decoder[Self] = _decoder_of(cls)
-        references = _at_once(cls._counted(data))
         reason = "it holds references"
         if not references:
             try:
@@ -253,14 +250,14 @@ class JsonBody(Struct, rename="camel", kw_only=True):
 
     @classmethod
     def _reading_parts(cls, data: bytes, parts: Generator[None, None, Self]) -> Generator[None, None, Self]:
-        """What `parts` reads of standard JSON. Of other texts from_stranger says what is wrong, or is tolerant."""
-        if (yield from cls._counted(data)):
-            return cls.from_stranger(data)
+        """What `parts` reads of standard JSON. Other texts are read as by from_stranger: it says what is wrong, or is
+        tolerant."""
+        references = yield from cls._counted(data)
         yield
-        try:
-            return (yield from parts)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return cls.from_stranger(data)
+        if not references:
+            with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                return (yield from parts)
+        return cls._from_counted(data, references)
 
     @classmethod
     def _counted(cls, data: bytes) -> Generator[None, None, int]:

@@ -33,10 +33,8 @@ class Linked(NamedTuple):
 
     store: str  # the identity of its store; "": it has not said
     acked_offset: int
-    tables: tuple[int, int] = (
-        0,
-        0,
-    )  # numbers of changes of the tables: the last that it has, and that there was
+    # Numbers of changes of the tables: the last that it has, and that there was.
+    tables: tuple[int, int] = (0, 0)
 
 
 class _Mark(NamedTuple):

@@ -26,12 +26,13 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar, cast
+from typing import Final, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aerobee_proto.javahash import index_key_hash_many, index_key_hash_of
+from aerobee_proto.steps import finished
 from aerobee_store.disk.io import DataFile, StoreIo
 from aerobee_store.disk.page_cache import NotInMemory
 from aerobee_store.faults.errors import CorruptStore
@@ -55,7 +56,6 @@ __all__ = [
     "KeyedBlock",
     "KeyedRecord",
     "RecordProbe",
-    "finished",
     "hashed_keys",
     "joined_keys",
     "key_blocks",
@@ -87,7 +87,6 @@ _NAME_DIGITS: Final = 17
 _PREPARED_BEFORE: Final = 4
 
 _Ints = NDArray[np.int64]
-T = TypeVar("T")
 
 
 class HashedKeys(NamedTuple):
@@ -174,16 +173,6 @@ def key_blocks(keys: HashedKeys) -> list[KeyedBlock]:
 def joined_keys(parts: Sequence[HashedKeys]) -> HashedKeys:
     """Several, at least one, behind each other."""
     return HashedKeys(*(np.concatenate(column) for column in zip(*parts, strict=True)))
-
-
-def finished(steps: Generator[object, None, T]) -> T:
-    """What the steps come to, without a pause between them; what is not in memory is waited for."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: T = end.value
-            return result
 
 
 class IndexService:

@@ -6,10 +6,11 @@ Touches  the index through dispatch, and index, queues and commit log, reading.
 import contextlib
 from collections.abc import Callable, Generator
 
+from aerobee_proto.steps import finished
 from aerobee_store.disk.page_cache import NotInMemory
 from aerobee_store.faults.errors import StoreFull
 from aerobee_store.faults.health import StoreHealth
-from aerobee_store.index.index import IndexService, finished
+from aerobee_store.index.index import IndexService
 from aerobee_store.log.damage_events import log_new_damage
 from aerobee_store.queues.queue_table import QueueTable
 from aerobee_store.reading.query import QueryResult, query_messages

@@ -69,7 +69,7 @@ def _write_beside(
             if durable:
                 os.fsync(descriptor)
         temporary.replace(path)
-    except OSError:
+    except BaseException:  # whoever makes the pieces may fail, too
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise

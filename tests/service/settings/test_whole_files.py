@@ -3,6 +3,7 @@
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -136,3 +137,14 @@ def test_a_temporary_file_that_cannot_be_removed_does_not_hide_why(file: Path) -
         pytest.raises(OSError, match=os.strerror(errno.ENOSPC)),
     ):
         replace_file(file, b"new")
+
+
+def test_who_cannot_make_the_next_piece_leaves_the_old_file_and_no_temporary_one(file: Path) -> None:
+    def pieces() -> Iterator[bytes]:
+        yield b"new"
+        yield "\ud800".encode()
+
+    with pytest.raises(UnicodeEncodeError):
+        replace_file(file, pieces())
+    assert file.read_bytes() == b"old"
+    assert not list(file.parent.glob("*.tmp"))

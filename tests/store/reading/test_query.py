@@ -3,8 +3,8 @@
 import pytest
 
 from aerobee_proto.records import decode_record
+from aerobee_proto.steps import finished
 from aerobee_store.disk.page_cache import NotInMemory
-from aerobee_store.index.index import finished
 from aerobee_store.reading.query import QueryResult
 from aerobee_store.store import MessageStore
 from store.memory_io import MemoryFile, MemoryIo
