@@ -18,6 +18,8 @@ Value = str | int | bool | None | list["Value"] | dict[str, "Value"]
 
 DEPTH_MAX: Final = 8
 _KEY: Final = re.compile(r"""([A-Za-z_][\w.-]*|"[^"]*"|'[^']*')\s*:(?:\s+(.*))?""")
+# What may stand before a value in its line: dashes of lists, a key.
+_MARKS: Final = re.compile(rf"""\s*(?:-\s+)*(?:(?:[A-Za-z_][\w.-]*|"[^"]*"|'[^']*')\s*:\s+)?""")
 _NUMBER: Final = re.compile(r"-?\d{1,18}")
 _PLAIN_KEY: Final = re.compile(r"[A-Za-z_][\w.-]*")
 _PLAIN: Final = re.compile(r"[\w./%$+=|@-][\w./%$+=|@ ,:{}*-]*")
@@ -28,6 +30,11 @@ class _Line(NamedTuple):
     number: int
     indent: int
     text: str
+
+    @property
+    def is_item(self) -> bool:
+        """Whether an item of a list begins here. Its value may stand below."""
+        return self.text == "-" or self.text.startswith("- ")
 
 
 def read_yaml(text: str) -> Value:
@@ -53,33 +60,48 @@ def _lines(text: str) -> Iterator[_Line]:
 
 
 def _without_comment(line: str) -> str:
-    quote = ""
-    for at, letter in enumerate(line):
-        if quote:
-            quote = "" if letter == quote else quote
-        elif letter in "\"'" and (at == 0 or line[at - 1] in " [,:-"):
-            quote = letter
-        elif letter == "#" and (at == 0 or line[at - 1] in " \t"):
+    """A quote begins where a value does, or a member of a list in brackets; elsewhere it is a letter like others."""
+    match = _MARKS.match(line)
+    at = match.end() if match else 0
+    is_list, begins = line[at : at + 1] == "[", True
+    while at < len(line):
+        letter = line[at]
+        if letter == "#" and (at == 0 or line[at - 1] in " \t"):
             return line[:at]
+        if letter in "\"'" and begins:
+            at = _after_quoted(line, at)
+            begins = False
+            continue
+        begins = is_list and (letter in "[," or (begins and letter == " "))
+        at += 1
     return line
+
+
+def _after_quoted(text: str, at: int) -> int:
+    """Behind the quoted text that begins here; the end where it is not closed."""
+    quote = text[at]
+    while (at := text.find(quote, at + 1)) >= 0:
+        if quote == "'" and text[at + 1 : at + 2] == quote:
+            at += 1
+            continue
+        return at + 1
+    return len(text)
 
 
 def _block(lines: list[_Line], at: int, indent: int, depth: int) -> tuple[Value, int]:
     """The mapping or list whose lines have this indent, and the line after it."""
     if depth > DEPTH_MAX:
         raise _wrong(lines[at], "it is nested too deeply")
-    if lines[at].text == "-" or lines[at].text.startswith("- "):
+    if lines[at].is_item:
         return _list(lines, at, indent, depth)
     return _mapping(lines, at, indent, depth)
 
 
 def _list(lines: list[_Line], at: int, indent: int, depth: int) -> tuple[Value, int]:
     found: list[Value] = []
-    while at < len(lines) and lines[at].indent == indent and lines[at].text.startswith("-"):
+    while at < len(lines) and lines[at].indent == indent and lines[at].is_item:
         line = lines[at]
         rest = line.text[1:].lstrip(" ")
-        if not line.text.startswith(("- ", "-\n")) and line.text != "-":
-            break
         if not rest:
             value, at = _nested(lines, at, indent + 1, depth)
         elif _KEY.fullmatch(rest):
@@ -95,7 +117,7 @@ def _list(lines: list[_Line], at: int, indent: int, depth: int) -> tuple[Value, 
 
 def _mapping(lines: list[_Line], at: int, indent: int, depth: int) -> tuple[Value, int]:
     found: dict[str, Value] = {}
-    while at < len(lines) and lines[at].indent == indent and not lines[at].text.startswith("- "):
+    while at < len(lines) and lines[at].indent == indent and not lines[at].is_item:
         line = lines[at]
         match = _KEY.fullmatch(line.text)
         if match is None:
@@ -117,7 +139,7 @@ def _nested(lines: list[_Line], at: int, indent: int, depth: int) -> tuple[Value
     at += 1
     if at < len(lines):
         below = lines[at]
-        if below.indent > indent or (below.indent == indent and below.text.startswith("- ")):
+        if below.indent > indent or (below.indent == indent and below.is_item):
             return _block(lines, at, below.indent, depth + 1)
     return None, at
 
@@ -149,18 +171,16 @@ def _member(line: _Line, text: str) -> Value:
 
 def _parts(text: str) -> Iterator[str]:
     """At commas, but for those in quotes, without blanks around them. Behind the last comma nothing has to follow."""
-    part, quote = "", ""
-    for letter in text:
-        if quote:
-            quote = "" if letter == quote else quote
-        elif letter in "\"'":
-            quote = letter
-        elif letter == ",":
-            yield part.strip()
-            part = ""
-            continue
-        part += letter
-    if part := part.strip():
+    begin = at = 0
+    while at < len(text):
+        if text[at] == ",":
+            yield text[begin:at].strip()
+            begin = at = at + 1
+        elif text[at] in "\"'" and not text[begin:at].strip():
+            at = _after_quoted(text, at)
+        else:
+            at += 1
+    if part := text[begin:].strip():
         yield part
 
 

@@ -3,7 +3,7 @@
 from contextlib import suppress
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aerobee_access.plain_yaml import Value, read_yaml, write_yaml
@@ -103,11 +103,12 @@ def test_what_is_not_read_is_named_by_its_line(text: str) -> None:
 TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), max_size=12)
 SCALARS = st.one_of(st.booleans(), st.integers(-(10**9), 10**9), TEXTS)
 KEYS = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)
+LISTS = st.recursive(st.lists(SCALARS, max_size=4), lambda inner: st.lists(inner, max_size=3), max_leaves=4)
 FILES = st.dictionaries(
     KEYS,
     st.one_of(
         SCALARS,
-        st.lists(SCALARS, min_size=1, max_size=4),
+        LISTS,
         st.lists(st.dictionaries(KEYS, SCALARS, min_size=1, max_size=3), min_size=1, max_size=3),
     ),
     min_size=1,
@@ -125,11 +126,48 @@ def test_a_key_that_is_no_plain_word_is_written_in_quotes(key: str) -> None:
     assert read_yaml(write_yaml({key: 1})) == {key: 1}
 
 
-@pytest.mark.parametrize("text", ["- [1, 2]", "-\n  - 1\n  -\n    - a: b\n"])
+@pytest.mark.parametrize("text", ["- [1, 2]", "-\n  - 1\n  -\n    - a: b\n", "c:\n- [-]", "c:\n-\n  - 1\nd: 2"])
 def test_a_list_in_a_list_is_written_as_it_is_read(text: str) -> None:
-    """It was written behind the dash of the other one, where it was read as a text."""
+    """It was written behind the dash of the other one, where it was read as a text; a dash alone was no item."""
     content = read_yaml(text)
     assert read_yaml(write_yaml(content)) == content
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("a: it's # his", "it's"),
+        ("a: b:'c # d", "b:'c"),
+        ("a: 'it''s # his' # hers", "it's # his"),
+        ('a: "x # y" # z', "x # y"),
+        ("a: [b'c, 'd # e', f] # g", ["b'c", "d # e", "f"]),
+        ("a: ['it''s, his', b]", ["it's, his", "b"]),
+        ("a: #b", None),
+        ("a: b#c", "b#c"),
+    ],
+)
+def test_a_quote_begins_where_a_value_does(text: str, value: Value) -> None:
+    assert read_yaml(text) == {"a": value}
+
+
+def test_a_comment_behind_an_item_and_behind_a_quoted_key() -> None:
+    assert read_yaml("- 'a # b' # c\n- it's # d\n") == ["a # b", "it's"]
+    assert read_yaml("'a # b': 1 # c\n") == {"a # b": 1}
+
+
+# Texts of what means something here: they reach further than any text does.
+PIECES = st.sampled_from(["a", "- ", "-", ": ", ":", "\n", "  ", " ", "[", "]", ",", "'", '"', "#", "1", "~", "true"])
+
+
+@given(st.lists(PIECES, max_size=24).map("".join))
+@settings(max_examples=400)
+def test_what_is_read_is_written_as_it_was(text: str) -> None:
+    try:
+        content = read_yaml(text)
+    except FormatError:
+        return
+    if content is not None:
+        assert read_yaml(write_yaml(content)) == content
 
 
 @given(st.text(max_size=60))
