@@ -20,10 +20,16 @@ DEPTH_MAX: Final = 8
 _KEY: Final = re.compile(r"""([A-Za-z_][\w.-]*|"[^"]*"|'[^']*')\s*:(?:\s+(.*))?""")
 # What may stand before a value in its line: dashes of lists, a key.
 _MARKS: Final = re.compile(rf"""\s*(?:-\s+)*(?:(?:[A-Za-z_][\w.-]*|"[^"]*"|'[^']*')\s*:\s+)?""")
-_NUMBER: Final = re.compile(r"-?\d{1,18}")
+_NUMBER: Final = re.compile(r"0|-?[1-9][0-9]{0,17}")  # 0123 is a key, not 83
 _PLAIN_KEY: Final = re.compile(r"[A-Za-z_][\w.-]*")
 _PLAIN: Final = re.compile(r"[\w./%$+=|@-][\w./%$+=|@ ,:{}*-]*")
-_WORDS: Final = {"true": True, "false": False, "null": None, "~": None, "": None}
+# As YAML 1.1, which SnakeYAML reads, has them: in small letters, with a capital first, in capitals.
+_MEANINGS: Final = {
+    "true": True, "yes": True, "on": True, "false": False, "no": False, "off": False, "null": None, "~": None, "": None,
+}  # fmt: skip
+_WORDS: Final = {
+    form: meaning for word, meaning in _MEANINGS.items() for form in (word, word.capitalize(), word.upper())
+}
 
 
 class _Line(NamedTuple):
@@ -155,10 +161,10 @@ def _scalar(line: _Line, text: str) -> Value:
         if text[0] == '"' and ("\\" in text or '"' in text[1:-1]):
             raise _wrong(line, "escapes in double quotes are not read here; use single quotes")
         return text[1:-1].replace("''", "'") if text[0] == "'" else text[1:-1]
-    if text[0] in "&!|>{}@`" or ": " in text:
+    if text[0] in "&!|>{}@`" or ": " in text or text.endswith(":") or text == "-" or text.startswith("- "):
         raise _wrong(line, "this form of YAML is not read here")
-    if text.lower() in _WORDS:
-        return _WORDS[text.lower()]
+    if text in _WORDS:
+        return _WORDS[text]
     return int(text) if _NUMBER.fullmatch(text) else text
 
 
@@ -230,7 +236,7 @@ def _word(value: Value) -> str:
         return str(value)
     if not isinstance(value, str):
         return "[]"
-    is_plain = _PLAIN.fullmatch(value) and value.lower() not in _WORDS and not _NUMBER.fullmatch(value)
+    is_plain = _PLAIN.fullmatch(value) and value not in _WORDS and not _NUMBER.fullmatch(value)
     if is_plain and ": " not in value and not value.endswith((" ", ":")) and value[0] not in "%@|-":
         return value
     return "'" + value.replace("'", "''") + "'"

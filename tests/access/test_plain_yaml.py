@@ -61,6 +61,8 @@ FORMS: dict[str, Value] = {
     "'a b': 1\n": {"a b": 1},
     "a: 'it''s'\n": {"a": "it's"},
     "-\n  a: b\n": [{"a": "b"}],
+    "a: yes\nb: Off\nc: NULL\nd: tRue\n": {"a": True, "b": False, "c": None, "d": "tRue"},
+    "a: 0\nb: -7\nc: 0123\nd: 1:1\n": {"a": 0, "b": -7, "c": "0123", "d": "1:1"},
 }
 
 
@@ -93,6 +95,10 @@ def test_forms(text: str, value: Value) -> None:
         # What stands there is not what YAML makes of it.
         'a: "b\\tc"\n',
         'a: "b""c"\n',
+        "- - b\n",
+        "- -\n",
+        "a: [-]\n",
+        "- b c:\n",
     ],
 )
 def test_what_is_not_read_is_named_by_its_line(text: str) -> None:
@@ -126,7 +132,7 @@ def test_a_key_that_is_no_plain_word_is_written_in_quotes(key: str) -> None:
     assert read_yaml(write_yaml({key: 1})) == {key: 1}
 
 
-@pytest.mark.parametrize("text", ["- [1, 2]", "-\n  - 1\n  -\n    - a: b\n", "c:\n- [-]", "c:\n-\n  - 1\nd: 2"])
+@pytest.mark.parametrize("text", ["- [1, 2]", "-\n  - 1\n  -\n    - a: b\n", "c:\n- ['-']", "c:\n-\n  - 1\nd: 2"])
 def test_a_list_in_a_list_is_written_as_it_is_read(text: str) -> None:
     """It was written behind the dash of the other one, where it was read as a text; a dash alone was no item."""
     content = read_yaml(text)
