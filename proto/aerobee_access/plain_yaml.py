@@ -19,7 +19,7 @@ Value = str | int | bool | None | list["Value"] | dict[str, "Value"]
 DEPTH_MAX: Final = 8
 _KEY: Final = re.compile(r"""([A-Za-z_][\w.-]*|"[^"]*"|'[^']*')\s*:(?:\s+(.*))?""")
 # What may stand before a value in its line: dashes of lists, a key.
-_MARKS: Final = re.compile(rf"""\s*(?:-\s+)*(?:(?:[A-Za-z_][\w.-]*|"[^"]*"|'[^']*')\s*:\s+)?""")
+_MARKS: Final = re.compile(r"""\s*(?:-\s+)*(?:(?:[A-Za-z_][\w.-]*|"[^"]*"|'[^']*')\s*:\s+)?""")
 _NUMBER: Final = re.compile(r"0|-?[1-9][0-9]{0,17}")  # 0123 is a key, not 83
 _PLAIN_KEY: Final = re.compile(r"[A-Za-z_][\w.-]*")
 _PLAIN: Final = re.compile(r"[\w./%$+=|@-][\w./%$+=|@ ,:{}*-]*")

@@ -132,7 +132,9 @@ def test_a_key_that_is_no_plain_word_is_written_in_quotes(key: str) -> None:
     assert read_yaml(write_yaml({key: 1})) == {key: 1}
 
 
-@pytest.mark.parametrize("text", ["- [1, 2]", "-\n  - 1\n  -\n    - a: b\n", "c:\n- ['-']", "c:\n-\n  - 1\nd: 2"])
+@pytest.mark.parametrize(
+    "text", ["- [1, 2]", "-\n  - 1\n  -\n    - a: b\n", "c:\n- ['-']", "c:\n-\n  - 1\nd: 2"]
+)
 def test_a_list_in_a_list_is_written_as_it_is_read(text: str) -> None:
     """It was written behind the dash of the other one, where it was read as a text; a dash alone was no item."""
     content = read_yaml(text)
@@ -162,7 +164,9 @@ def test_a_comment_behind_an_item_and_behind_a_quoted_key() -> None:
 
 
 # Texts of what means something here: they reach further than any text does.
-PIECES = st.sampled_from(["a", "- ", "-", ": ", ":", "\n", "  ", " ", "[", "]", ",", "'", '"', "#", "1", "~", "true"])
+PIECES = st.sampled_from(
+    ["a", "- ", "-", ": ", ":", "\n", "  ", " ", "[", "]", ",", "'", '"', "#", "1", "~", "true"]
+)
 
 
 @given(st.lists(PIECES, max_size=24).map("".join))
