@@ -206,9 +206,13 @@ class _Tally:
         self.failed = 0
         self.first_failure: tuple[int, BaseException] | None = None
         self._done = done
+        self._waited_for = set["asyncio.Future[SendResult]"]()  # accepted, and not counted
 
-    def watch(self, line_number: int) -> Callable[["asyncio.Future[SendResult]"], None]:
+    def watch(self, line_number: int, accepted: "asyncio.Future[SendResult]") -> None:
+        """Count it when it has ended."""
+
         def ended(future: "asyncio.Future[SendResult]") -> None:
+            self._waited_for.discard(future)
             error = asyncio.CancelledError() if future.cancelled() else future.exception()
             if error is None:
                 self.sent += 1
@@ -216,7 +220,12 @@ class _Tally:
             else:
                 self.fail(line_number, error)
 
-        return ended
+        self._waited_for.add(accepted)
+        accepted.add_done_callback(ended)
+
+    async def counted(self) -> None:
+        """Return when everything that was watched is counted: the event loop counts after the producer has ended."""
+        await asyncio.gather(*self._waited_for, return_exceptions=True)
 
     def fail(self, line_number: int, error: BaseException) -> None:
         self.failed += 1
@@ -232,6 +241,7 @@ async def _send_lines(
         tally = _Tally(done)
         async with client.producer(send_timeout_s=client.config.request_timeout_s) as producer:
             await _send_until_failure(producer, topic, file, options, tally)
+        await tally.counted()
     took_ms = round((time.monotonic() - started) * 1000)
     if output == "json":
         print_json(LinesSent(tally.sent, tally.failed, tally.skipped, took_ms))
@@ -267,7 +277,7 @@ async def _send_until_failure(
             except ClientError as refused:
                 tally.fail(number, refused)
             else:
-                accepted.add_done_callback(tally.watch(number))
+                tally.watch(number, accepted)
 
 
 async def _line_batches(file: Path) -> AsyncIterator[list[bytes]]:
