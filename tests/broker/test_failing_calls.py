@@ -46,6 +46,8 @@ PAUSES = {  # of what is done or looked at again, in the unit of each
     "aerobee_broker.messages.visibility.RESOURCES_RETRY_S": 0.1,
     "aerobee_broker.upkeep.file_watching.LOOK_INTERVAL_S": 0.05,
     "aerobee_store.store._FULL_RETRY_MS": 100,
+    # After that the process ends at once, and it is this one here: who waits for the stop says so before.
+    "aerobee_broker.main.STOP_AFTER_FAILURE_S": 60,
 }
 
 
