@@ -17,11 +17,13 @@ __all__ = ["Value", "read_yaml", "write_yaml"]
 Value = str | int | bool | None | list["Value"] | dict[str, "Value"]
 
 DEPTH_MAX: Final = 8
-_KEY: Final = re.compile(r"""([A-Za-z_][\w.-]*|"[^"]*"|'[^']*')\s*:(?:\s+(.*))?""")
+_NAME: Final = r"[A-Za-z_][\w.-]*"
+_KEY_FORM: Final = rf"""(?:{_NAME}|"[^"]*"|'[^']*')"""
+_KEY: Final = re.compile(rf"({_KEY_FORM})\s*:(?:\s+(.*))?")
 # What may stand before a value in its line: dashes of lists, a key.
-_MARKS: Final = re.compile(r"""\s*(?:-\s+)*(?:(?:[A-Za-z_][\w.-]*|"[^"]*"|'[^']*')\s*:\s+)?""")
+_MARKS: Final = re.compile(rf"\s*(?:-\s+)*(?:{_KEY_FORM}\s*:\s+)?")
 _NUMBER: Final = re.compile(r"0|-?[1-9][0-9]{0,17}")  # 0123 is a key, not 83
-_PLAIN_KEY: Final = re.compile(r"[A-Za-z_][\w.-]*")
+_PLAIN_KEY: Final = re.compile(_NAME)
 _PLAIN: Final = re.compile(r"[\w./%$+=|@-][\w./%$+=|@ ,:{}*-]*")
 # As YAML 1.1, which SnakeYAML reads, has them: in small letters, with a capital first, in capitals.
 _MEANINGS: Final = {
@@ -40,7 +42,11 @@ class _Line(NamedTuple):
     @property
     def is_item(self) -> bool:
         """Whether an item of a list begins here. Its value may stand below."""
-        return self.text == "-" or self.text.startswith("- ")
+        return _is_item(self.text)
+
+
+def _is_item(text: str) -> bool:
+    return text == "-" or text.startswith("- ")
 
 
 def read_yaml(text: str) -> Value:
@@ -161,7 +167,7 @@ def _scalar(line: _Line, text: str) -> Value:
         if text[0] == '"' and ("\\" in text or '"' in text[1:-1]):
             raise _wrong(line, "escapes in double quotes are not read here; use single quotes")
         return text[1:-1].replace("''", "'") if text[0] == "'" else text[1:-1]
-    if text[0] in "&!|>{}@`" or ": " in text or text.endswith(":") or text == "-" or text.startswith("- "):
+    if text[0] in "&!|>{}@`" or ": " in text or text.endswith(":") or _is_item(text):
         raise _wrong(line, "this form of YAML is not read here")
     if text in _WORDS:
         return _WORDS[text]
@@ -178,14 +184,17 @@ def _member(line: _Line, text: str) -> Value:
 def _parts(text: str) -> Iterator[str]:
     """At commas, but for those in quotes, without blanks around them. Behind the last comma nothing has to follow."""
     begin = at = 0
+    begins = True  # a member, with the next letter that is no blank
     while at < len(text):
-        if text[at] == ",":
+        letter = text[at]
+        if letter == ",":
             yield text[begin:at].strip()
-            begin = at = at + 1
-        elif text[at] in "\"'" and not text[begin:at].strip():
+            begin = at + 1
+        if letter in "\"'" and begins:
             at = _after_quoted(text, at)
         else:
             at += 1
+        begins = letter == "," or (begins and letter == " ")
     if part := text[begin:].strip():
         yield part
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from aerobee_access.plain_acl import address_matches
+from aerobee_access.plain_acl import address_matches, read_plain_acl
 
 
 @pytest.mark.parametrize(
@@ -40,3 +40,13 @@ def test_addresses(pattern: str, address: str, matches: bool) -> None:
 def test_what_no_address_looks_like_matches_none(pattern: str) -> None:
     """Such a pattern, which an administrator may send, had every later request of the account fail, or take seconds."""
     assert not address_matches(pattern, "10.1.2.3")
+
+
+@pytest.mark.parametrize(
+    ("word", "is_admin"), [("true", True), ("yes", True), ("On", True), ("no", False), ("off", False)]
+)
+def test_who_is_an_administrator(word: str, is_admin: bool) -> None:
+    """As SnakeYAML reads it for RocketMQ: `yes` was none here."""
+    acl = read_plain_acl(f"accounts:\n- accessKey: '0123456'\n  secretKey: secret-1\n  admin: {word}\n")
+    (account,) = acl.accounts.values()
+    assert account.is_admin is is_admin
