@@ -1,14 +1,19 @@
 """`aerobee send` against a broker."""
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Self
 
 import pytest
 
+from aerobee_console.traffic.sending import send
 from console.support import Runner, environment, program
 
 
@@ -115,6 +120,47 @@ def test_an_interrupt_ends_the_wait_for_a_pipe(nameserver: str) -> None:
         sender.send_signal(2)
         assert sender.wait(30) == 130
         assert errors.read() == ""
+
+
+class AnsweredAtTheEnd:
+    """A client and its producer: the answers come as the producer ends, and nobody has to be waited for."""
+
+    config = SimpleNamespace(request_timeout_s=1.0)
+
+    def __init__(self) -> None:
+        self._accepted: list[asyncio.Future[object]] = []
+
+    def producer(self, **_: object) -> Self:
+        return self
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for accepted in self._accepted:
+            accepted.set_result(None)
+
+    async def ready(self) -> None:
+        pass
+
+    def send_nowait(self, *_: object, **__: object) -> "asyncio.Future[object]":
+        self._accepted.append(asyncio.get_running_loop().create_future())
+        return self._accepted[-1]
+
+
+def test_messages_that_are_answered_as_the_producer_ends_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The results are there, but the event loop has not told anybody yet."""
+
+    def run(_: object, work: Callable[[object], Coroutine[object, object, int]]) -> int:
+        return asyncio.run(work(AnsweredAtTheEnd()))
+
+    monkeypatch.setattr("aerobee_console.traffic.sending.run", run)
+    lines = tmp_path / "lines"
+    lines.write_text("a\nb\n")
+    assert send("t", file=lines) == 0
+    assert capsys.readouterr().out.startswith("sent 2 messages")
 
 
 @pytest.mark.parametrize(
