@@ -54,6 +54,9 @@ WORDS = struct.Struct(">II")
 DRIP_S = 0.05
 STAYS_S = 1.2  # before the first figure; then the server knows it for a client that stays
 COMING = 5
+# Bytes of an attack for one call of the kernel, which lets nobody else have the processor before it returns: several
+# milliseconds for some MiB, which the client would wait, as if it were the server's doing.
+PIECE_SIZE = 1 << 16
 ALL_CPUS = os.sched_getaffinity(0)
 ANSWER_PATIENCE_S = 60.0
 
@@ -115,8 +118,15 @@ def pipeline(address: str, one: Attack, start: int, stop: Event) -> None:
     with dial(address) as peer:
         threading.Thread(target=drain, args=(peer,), daemon=True).start()
         while not stop.is_set():
-            peer.sendall(one.make(start))
+            give(peer, one.make(start))
             start += 1
+
+
+def give(peer: socket.socket, data: bytes) -> None:
+    """All of it, in pieces."""
+    with memoryview(data) as view:
+        for at in range(0, len(view), PIECE_SIZE):
+            peer.sendall(view[at : at + PIECE_SIZE])
 
 
 def drain(peer: socket.socket) -> None:
@@ -130,7 +140,7 @@ def unread(address: str, one: Attack, start: int, stop: Event) -> None:
         peer.settimeout(1)
         while not stop.is_set():
             try:
-                peer.sendall(one.make(start))
+                give(peer, one.make(start))
             except TimeoutError:
                 stop.wait(1)
             start += 1
@@ -139,7 +149,7 @@ def unread(address: str, one: Attack, start: int, stop: Event) -> None:
 def churn(address: str, one: Attack, start: int, stop: Event) -> None:
     while not stop.is_set():
         with dial(address) as peer:
-            peer.sendall(one.make(start))
+            give(peer, one.make(start))
             if one.target == "metrics":
                 drain(peer)
         start += 1
@@ -161,7 +171,7 @@ def hold(address: str, one: Attack, stop: Event) -> None:
             while len(selector.get_map()) < one.connections and not stop.is_set():
                 try:
                     peer = stack.enter_context(dial(address))
-                    peer.sendall(one.make(number))
+                    give(peer, one.make(number))
                 except OSError:
                     stop.wait(0.05)
                     continue

@@ -147,6 +147,7 @@ TABLE: Final = (
             "aerobee_service.turns.turns:SLICE_S",
             "aerobee_service.turns.turns:FIRST_S",
             "aerobee_service.turns.turns:READS_MAX",
+            "aerobee_service.turns.turns:LARGE_READ_SIZE",
         ),
         (
             "aerobee_service.turns.turns:TURN_S",

@@ -233,6 +233,7 @@ class Handlers:
     async def _register(self, request: Request[RegisterBrokerHeader]) -> Response:
         header: RegisterBrokerHeader = request.header
         arguments = header, request.body, request.version
+        new: Registration | None = None
         try:
             if _is_large(request):
                 loop = asyncio.get_running_loop()
@@ -250,6 +251,8 @@ class Handlers:
                 broker_addr=header.broker_addr,
                 reason=refused.remark,
             )
+            if new is not None:  # the frames of the error would let go of all its topics in one call
+                await in_slices(new.gone())
             raise
         _log_registration(new, done, request.connection.peer)
         for change in (done.change, done.left.change if done.left is not None else None):

@@ -6,26 +6,44 @@ A thread that does not sleep keeps its processor for 4 ms and more, also from an
 system shares time out in portions, and by who has had less of it, which a busy event loop has not. Lower priority does
 not help: a thread that holds the interpreter and gets no time holds everybody up. So what is long is done in pieces,
 and between two of them the thread sleeps for a moment, without the interpreter.
+
+A loop that is busy gives the interpreter away at each call of the system, and has to wait for a whole piece each time.
+Whoever comes back late from a rest has met such a loop: its next rest is twice as long, up to REST_MAX_S, and half as
+long when nobody was there.
 """
 
 import time
 from typing import Final
 
-__all__ = ["PIECE_S", "REST_S", "GivingWay"]
+__all__ = ["LATE_S", "PIECE_S", "REST_MAX_S", "REST_S", "GivingWay"]
 
 PIECE_S: Final = 0.00025  # of work between two rests
 REST_S: Final = 0.000001  # that is asked for; the system makes 0.05 to 0.1 ms of it
+REST_MAX_S: Final = 0.001  # a fifth of the time is left for the work then
+LATE_S: Final = (
+    0.00015  # that a rest takes longer than it was asked for, where somebody else has the interpreter
+)
+_LONGER_S: Final = 0.000125  # the first step up: what the system makes of REST_S anyway
 
 
 class GivingWay:
     """Of one piece of long work: called after each small part of it, and rests when it is time."""
 
-    __slots__ = ("_until",)
+    __slots__ = ("_rest_s", "_until")
 
     def __init__(self) -> None:
+        self._rest_s = REST_S
         self._until = time.perf_counter() + PIECE_S
 
     def __call__(self) -> None:
-        if time.perf_counter() >= self._until:
-            time.sleep(REST_S)
-            self._until = time.perf_counter() + PIECE_S
+        began = time.perf_counter()
+        if began < self._until:
+            return
+        rest_s = self._rest_s
+        time.sleep(rest_s)
+        ended = time.perf_counter()
+        if ended - began - rest_s > LATE_S:
+            self._rest_s = min(max(2 * rest_s, _LONGER_S), REST_MAX_S)
+        else:
+            self._rest_s = rest_s / 2 if rest_s > _LONGER_S else REST_S
+        self._until = ended + PIECE_S

@@ -314,7 +314,7 @@ class Connection(asyncio.Protocol):
                 left = frames = decoder.feed(data)
             if left:
                 self._hold_back(left)
-            if turns is not None and turns.left(self.account, is_served=deadline != LATER):
+            if turns is not None and turns.left(self.account, len(data), is_served=deadline != LATER):
                 self._has_read_enough = True
                 self._wait()
                 self._gate_reading()

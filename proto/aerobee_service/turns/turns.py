@@ -49,6 +49,7 @@ __all__ = [
     "CONTROL_S",
     "CREDIT_S",
     "FIRST_S",
+    "LARGE_READ_SIZE",
     "LATER",
     "NEW_S",
     "READS_MAX",
@@ -68,6 +69,9 @@ CONTROL_S: Final = 0.001  # of a turn, for requests that do not wait in the row
 CREDIT_S: Final = 0.001  # that somebody who comes back to the row may have used less than those who stayed
 FIRST_S: Final = 0.0005  # instead of a slice, for a connection that was not served yet
 READS_MAX: Final = 2  # of one connection in a turn; each has up to 256 KiB
+# Bytes of a read that is the only one of its connection in a turn: to take them from the system and to keep them takes
+# 0.2 to 0.5 ms, most of it before this module is asked.
+LARGE_READ_SIZE: Final = 128 * 1024
 NEW_S: Final = 1.0  # for which a connection shares its place with others of its host
 HOSTS_GONE_MAX: Final = (
     1024  # hosts without connections that are remembered because they have used more than others
@@ -317,10 +321,10 @@ class Turns:
             return LATER
         return now + self._slice_s
 
-    def left(self, account: Account, *, is_served: bool) -> bool:
-        """It has worked on what it read, or has put it aside. Whether it has had its slice of this turn by now: it
-        should read no more before it has another one. (The event loop reads up to 32 times from one socket, and waits
-        for the interpreter each time, where a thread is at work.)"""
+    def left(self, account: Account, size: int, *, is_served: bool) -> bool:
+        """It has worked on the `size` bytes that it read, or has put them aside. Whether it has had its slice of this
+        turn by now: it should read no more before it has another one. (The event loop reads up to 32 times from one
+        socket, and waits for the interpreter each time, where a thread is at work.)"""
         now = self.clock()
         self._wakefulness.done(now)
         took_s = now - self._entered
@@ -331,7 +335,7 @@ class Turns:
             account.turn, account.in_turn_s, account.reads = self._number, 0.0, 0
         account.in_turn_s += took_s
         account.reads += 1
-        return account.in_turn_s >= self._slice_s or account.reads >= READS_MAX
+        return account.in_turn_s >= self._slice_s or account.reads >= READS_MAX or size >= LARGE_READ_SIZE
 
     def spares(self, account: Account) -> bool:
         """Whether a control request may be handled without waiting. `spared` is told how long it took."""

@@ -22,7 +22,16 @@ from aerobee_remoting.exchange.handlers import AnyRequest, Channel, HandlerTable
 from aerobee_remoting.exchange.limits import Common
 from aerobee_remoting.exchange.needs import Open
 from aerobee_service.turns import turns as turns_module
-from aerobee_service.turns.turns import AT_ONCE, HOSTS_GONE_MAX, LATER, NEW_S, READS_MAX, Account, Turns
+from aerobee_service.turns.turns import (
+    AT_ONCE,
+    HOSTS_GONE_MAX,
+    LARGE_READ_SIZE,
+    LATER,
+    NEW_S,
+    READS_MAX,
+    Account,
+    Turns,
+)
 from broker.support import Peer
 
 PULL, SEND, BEAT, COMMIT = 11, 310, 34, 15
@@ -364,7 +373,7 @@ class Worker:
         if stays:
             worked.now += NEW_S
             turns.enter(self.account)
-            turns.left(self.account, is_served=True)
+            turns.left(self.account, 100, is_served=True)
         self._since = worked.now
 
     def ask(self, times: float = math.inf) -> None:
@@ -398,28 +407,29 @@ async def test_a_connection_is_read_a_few_times_in_a_turn_however_little_each_ta
     _, turns = made_turns()
     one, other = turns.open("h"), turns.open("h")
 
-    def read(account: Account) -> bool:
+    def read(account: Account, size: int = LARGE_READ_SIZE - 1) -> bool:
         turns.enter(account)
-        return turns.left(account, is_served=True)
+        return turns.left(account, size, is_served=True)
 
     assert [read(one) for _ in range(READS_MAX)] == [False] * (READS_MAX - 1) + [True]
     assert not read(other)
     await asyncio.sleep(0)
     assert not read(one)  # another turn
+    assert read(other, LARGE_READ_SIZE)
 
 
 async def test_turns_by_themselves() -> None:
     worked, turns = made_turns()
     one, other = turns.open("h"), turns.open("h")
     assert turns.enter(one) == pytest.approx(0.005)
-    turns.left(one, is_served=True)
+    turns.left(one, 100, is_served=True)
     worked.now = 0.019
     assert turns.enter(one) == pytest.approx(0.024)
     worked.now = 0.02
     assert turns.enter(one) == LATER  # the turn is over
     await asyncio.sleep(0)
     assert turns.enter(one) == pytest.approx(0.025)  # the next one
-    turns.left(one, is_served=True)
+    turns.left(one, 100, is_served=True)
     await asyncio.sleep(0)
 
     workers = [Worker(worked, turns, "h", 0.008, 2) for _ in range(5)]
