@@ -901,13 +901,13 @@ def _slave_side(
     linked = asyncio.Event()
 
     topic_count = store.topics.count
-    confirmed = ConfirmedByMaster(visibility.appended)
+    confirmed = ConfirmedByMaster(visibility.soon)
     visibility.limit = store.readers_limit = lambda: confirmed.offset
 
     def appended() -> None:
         nonlocal topic_count
         promises.hurry()
-        visibility.appended()
+        visibility.soon()
         if store.topics.count > topic_count:
             metadata.soon()
         topic_count = store.topics.count

@@ -3,10 +3,12 @@ have more or less, are told of every step.
 
 Touches  the store, which makes queue entries of what is kept, and those who wait for messages.
 
-What is kept is shown at once, after its senders were answered. The keys of it are indexed a little later, many at a
-time, as a round of that costs 0.2 ms whatever it finds; who asks for a key has those that wait indexed first (see
-`KeyLookup`). Where the index is not in memory, as after a start, or has no file for them, a thread sees to that first.
-Queue entries that find no room on the disk are tried again until there is some; the store takes no messages meanwhile.
+What is kept is shown at once, after its senders were answered; at a slave, where pieces of the log come by the thousand
+and each has a few entries for each queue, within UNASKED_S, many together. The keys of it are indexed a little later,
+many at a time, as a round of that costs 0.2 ms whatever it finds; who asks for a key has those that wait indexed first
+(see `KeyLookup`). Where the index is not in memory, as after a start, or has no file for them, a thread sees to that
+first. Queue entries that find no room on the disk are tried again until there is some; the store takes no messages
+meanwhile.
 
 Invariants
 - Nothing is shown beyond `Promises.kept_offset`: a reader never sees what a crash or a failover may take back.
@@ -31,6 +33,10 @@ __all__ = ["Readers", "ShownLog", "Visibility", "WaitingKeys"]
 
 log = structlog.get_logger()
 
+# That messages of a master wait at most until a slave shows them, with those that came meanwhile: where a reader waits,
+# and where none does.
+SOON_S: Final = 0.002
+UNASKED_S: Final = 0.01
 RESOURCES_RETRY_S: Final = 1.0  # until work that found no descriptor or memory is done again
 DISPATCH_RETRY_S: Final = 1.0  # while the disk is full
 INDEX_RETRY_S: Final = 1.0  # while the disk is full
@@ -110,6 +116,7 @@ class Visibility:
         self._waiting: tuple[Sized, ...] = ()  # of each of the readers
         self._replicas: tuple[Callable[[], None], ...] = ()
         self._shown_offset = 0
+        self._shown_at = 0.0  # by `soon`
         # Physical offset beyond which nothing is shown, whatever is kept here; None: there is no such. Who moves it
         # calls `appended`.
         self.limit: Callable[[], int] | None = None
@@ -131,6 +138,8 @@ class Visibility:
         self._closed = True
         for timer in self._timers.values():
             timer.cancel()
+        if self._timers.pop("show", None) is not None:
+            self.appended()
 
     def appended(self) -> None:
         """Messages are in the log: show those whose promise is kept by that."""
@@ -139,6 +148,22 @@ class Visibility:
             self._show(offset)
         for notify in self._replicas:
             notify()
+
+    def soon(self) -> None:
+        """As `appended`, a little later: no sender waits for it, and what comes until then is shown together."""
+        if "show" in self._timers:
+            return
+        pause_s = SOON_S if any(self._waiting) else UNASKED_S
+        if not self._closed and self._loop.time() - self._shown_at < pause_s:
+            self._later("show", pause_s, self._show_soon)
+        else:
+            self._shown_at = self._loop.time()
+            self.appended()
+
+    def _show_soon(self) -> None:
+        del self._timers["show"]
+        self._shown_at = self._loop.time()
+        self.appended()
 
     def advanced(self) -> None:
         """A source of the promises has moved: answer those whose promise is kept now, then show their messages."""

@@ -353,18 +353,17 @@ class _Taking(asyncio.BufferedProtocol):
         if link is None or transport is None or self.ended.done():
             return
         before = link.received_bytes
+        broken: LinkFault | FormatError | StoreError | None = None
         try:
-            reports = take(link, self._loop.time())
+            if reports := take(link, self._loop.time()):
+                transport.write(reports)  # before anything is shown to readers: senders wait for it
         except (LinkFault, FormatError, StoreError) as fault:
+            broken = fault
             self._end(fault)
-            return
-        finally:
-            if link.received_bytes != before:
-                self._follower.appended()
-            self._follower.confirmed(link.confirmed_offset)
-        if reports:
-            transport.write(reports)
-        if link.has_heard:
+        self._follower.confirmed(link.confirmed_offset)
+        if link.received_bytes != before:
+            self._follower.appended()
+        if broken is None and link.has_heard:
             self._follower.heard(link)
 
     def report(self) -> None:

@@ -7,7 +7,8 @@ Touches  the log that it is given, to read from it.
     slave reports its end    begin there
     a report later           the slave has everything below
 
-A slave of ours is told, too, what readers of this master see: in front of the next bytes, or by itself.
+A slave of ours is told, too, what readers of this master see: in front of the next bytes, or by itself, when there are
+none for NEWS_PAUSE_S.
 
 Invariants
 - Nothing is sent before the first report, and nothing that the log does not give.
@@ -24,9 +25,12 @@ from aerobee_broker.replication.faults import LinkFault
 from aerobee_proto.ha import ReportDecoder, encode_confirmed, encode_transfer_head
 from aerobee_store.faults.errors import NotInLog
 
-__all__ = ["NOTHING", "GivenLog", "GivingBounds", "GivingLink", "Piece"]
+__all__ = ["NEWS_PAUSE_S", "NOTHING", "GivenLog", "GivingBounds", "GivingLink", "Piece"]
 
 NOT_BEGUN: Final = -1
+# After the last bytes, before what readers see is said by itself. A slave that sends wait for is woken up by each: what
+# they see moves with its own reports, and the next bytes come soon.
+NEWS_PAUSE_S: Final = 0.002
 
 
 class GivenLog(Protocol):
@@ -153,19 +157,24 @@ class GivingLink:
         bounds, given = self._bounds(), self._log.given_offset
         if self.next_offset < given and now >= self._allowed_from:
             return self._data(bounds, now)
-        if news := self._news():
+        if now - self.last_write >= NEWS_PAUSE_S and (news := self._news()):
             return Piece(news, NOTHING)
         if now - self.last_write >= bounds.heartbeat_s:
             self.last_write = now
             return Piece(encode_transfer_head(self.next_offset, 0), NOTHING)
         return None
 
+    @property
+    def has_news(self) -> bool:
+        """Whether readers see more here than the slave was told."""
+        return self.says_confirmed and self._log.confirmed_offset > self._said
+
     def _news(self) -> bytes:
         """What readers see here, if the slave does not know it; nothing if it does."""
-        if not self.says_confirmed or (confirmed := self._log.confirmed_offset) <= self._said:
+        if not self.has_news:
             return b""
-        self._said = confirmed
-        return encode_confirmed(confirmed)
+        self._said = self._log.confirmed_offset
+        return encode_confirmed(self._said)
 
     def _data(self, bounds: GivingBounds, now: float) -> Piece | None:
         try:

@@ -25,7 +25,7 @@ from typing import Final, cast
 import structlog
 
 from aerobee_broker.replication.faults import LinkFault
-from aerobee_broker.replication.giving import GivenLog, GivingBounds, GivingLink
+from aerobee_broker.replication.giving import NEWS_PAUSE_S, GivenLog, GivingBounds, GivingLink
 from aerobee_broker.replication.greeting import Greeting, OwnSide
 from aerobee_broker.replication.hello import Visitor, greet_slave
 from aerobee_broker.replication.replicas import Replica, Replicas
@@ -47,6 +47,7 @@ WRITE_HIGH: Final = 1 << 20  # bytes
 TURN_SIZE: Final = 1 << 20  # bytes
 HOT_SIZE: Final = 64 << 20  # bytes; what was written last is in memory
 BRING_SIZE: Final = 8 << 20  # bytes
+JOINED_SIZE: Final = 64 << 10  # bytes of a gift that leaves as one, with what stands before it
 PAUSE_S: Final = 0.002
 TICK_MIN_S: Final = 0.01
 SPEED_S: Final = 1.0
@@ -82,6 +83,9 @@ class GivingServer:
         # Those that are no replicas yet, also those that are no links yet: their hosts, and what makes them go.
         self._guests: dict[_Giving, tuple[str, Callable[[], object]]] = {}
         self._scheduled = False
+        self._news: asyncio.TimerHandle | None = (
+            None  # when slaves are told what readers see, without new bytes
+        )
         self._pause_s = 0.0 if is_waited_for else PAUSE_S
         self._given_at = -PAUSE_S  # when all slaves were last given what there was
         self._begun = False
@@ -158,6 +162,12 @@ class GivingServer:
         self._given_at = self._loop.time()
         for link in list(self._links):
             link.pump()
+        if self._news is None and not self._closed and any(link.has_news for link in self._links):
+            self._news = self._loop.call_later(NEWS_PAUSE_S, self._give_news)
+
+    def _give_news(self) -> None:
+        self._news = None
+        self._pump_all()
 
     async def drain(self, timeout_s: float) -> None:
         """Wait until the slaves have all that may be given, or the time is over."""
@@ -170,6 +180,8 @@ class GivingServer:
     async def close(self) -> None:
         """Hang up and listen no more."""
         self._closed = True
+        if self._news is not None:
+            self._news.cancel()
         if self._server is not None:
             self._server.close()
         tasks = list(self._tasks)
@@ -393,6 +405,11 @@ class _Giving(asyncio.Protocol):
         link = self._link
         return link is not None and link.has_begun and link.acked_offset < self._server.given_offset
 
+    @property
+    def has_news(self) -> bool:
+        """Whether this slave is to be told what readers see."""
+        return self._link is not None and self._link.has_begun and self._link.has_news
+
     # --- giving -----------------------------------------------------------------------------------------------
 
     def pump(self) -> None:
@@ -423,8 +440,11 @@ class _Giving(asyncio.Protocol):
         now, size = self._loop.time(), 0
         try:
             while not self._paused and size < TURN_SIZE and (piece := link.next_piece(now)) is not None:
-                transport.write(piece.head)
-                if len(piece.data):
+                if len(piece.data) <= JOINED_SIZE:
+                    # What stands before it would leave by itself, and wake the slave up for nothing.
+                    transport.write(b"".join((piece.head, piece.data)))
+                else:
+                    transport.write(piece.head)
                     transport.write(piece.data)
                 size += len(piece.head) + len(piece.data)
         except LinkFault as fault:

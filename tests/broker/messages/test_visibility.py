@@ -199,6 +199,30 @@ async def test_without_a_source_an_append_is_shown_at_once(later: Scene) -> None
     assert later.calls == ["confirm 100", "confirm 200"]
 
 
+async def test_what_comes_soon_after_is_shown_together(later: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a slave, which has a piece of the log a thousand times a second."""
+
+    def came() -> None:
+        later.log.end_offset += 100
+        later.visibility.soon()
+
+    later.visibility.start([Waiters(later.calls, "pull")])
+    came()
+    assert later.calls == ["confirm 100 and tell", "pull"]  # the first one at once
+    came()
+    came()
+    assert len(later.calls) == 2
+    await later.called(3)
+    assert later.calls[2:] == ["confirm 300 and tell", "pull"]
+    monkeypatch.setattr(module, "SOON_S", 600.0)
+    monkeypatch.setattr(module, "UNASKED_S", 0.0)  # of whom nobody waits for
+    came()
+    later.visibility.close()
+    assert later.calls[4:] == ["confirm 400 and tell", "pull"]  # the last one at the end
+    came()
+    assert later.calls[6:] == ["confirm 500 and tell", "pull"]
+
+
 async def test_nothing_is_collected_for_nobody(sync: Scene) -> None:
     sync.visibility.start([Waiters(sync.calls, "pull", are_waiting=False), Waiters(sync.calls, "pop")])
     sync.append()
