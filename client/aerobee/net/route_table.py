@@ -132,6 +132,17 @@ class RouteTable:
             for addr in addrs.values()
         }
 
+    def told_addrs(self) -> set[str]:
+        """As `all_addrs`, of routes that nameservers tell for their topics: not all of a template's brokers get a topic
+        that is made, so one that leaves with the template is still there."""
+        return {
+            addr
+            for route in self._routes.values()
+            if not route.from_template
+            for addrs in route.brokers.values()
+            for addr in addrs.values()
+        }
+
     def broker_name_of(self, addr: str) -> str | None:
         """Name of the broker at an address, if a known route has it."""
         for route in self._routes.values():

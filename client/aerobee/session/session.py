@@ -314,9 +314,11 @@ class Session:
         for fetcher, topic in list(self.followers.items()):
             if topic == route.topic and not fetcher.closed:
                 _add_new_queues(fetcher, route)
-        routed = self.routes.all_addrs()
+        routed = self.routes.told_addrs()
         for addr in self._routed - routed:
-            # Of a master that was replaced: what it was asked is asked elsewhere, not when its time is over.
+            # Of a master that was replaced: what it was asked is asked elsewhere, not when its time is over. It was so,
+            # too, of a broker whose answer to the first message of a topic was under way when another one had told
+            # nameservers of that topic: the message was there twice.
             if (connection := self.remoting.connected(addr)) is not None:
                 connection.abort("no route leads there any more")
         self._routed = routed

@@ -6,6 +6,7 @@ most part, as only that reaches the engine, and odd in every way that its reader
 
 import asyncio
 import random
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -333,9 +334,11 @@ def test_either_engine_comes_to_the_same(specs: list[Spec], places: list[int], f
     compare(cut(stream, places), flush_disk_type=flush)
 
 
-def test_usual_sends_are_the_engine_s() -> None:
+def test_usual_sends_are_the_engine_s(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of both codes, in all codecs, over the ends of files: but for the first to each queue, which makes it ready, what
     came meanwhile, and what needs a new file."""
+    # A machine that stalls ends turns, and what is left of their reads is handled in Python: 146 were taken then.
+    monkeypatch.setattr(time, "perf_counter", lambda: 0.0)
     reads = [b"".join(frames([usual(2 * at + number % 2) for at in range(5)])) for number in range(60)]
     assert compare(reads).native > 150
 

@@ -139,3 +139,27 @@ async def test_a_closed_client_leaves_no_task_behind() -> None:
             await reader.next_batch()
         left = {task.get_name() for task in asyncio.all_tasks() - before}
         assert not {name for name in left if not name.startswith("request from")}
+
+
+async def test_the_answer_of_a_broker_that_makes_a_topic_is_waited_for() -> None:
+    """Another one of the template had told nameservers of the topic meanwhile: the connection was given up, the send was
+    repeated there, and its message was stored twice."""
+    async with (
+        fake_cluster(2) as cluster,
+        Client(cluster.nameserver.addr) as mq,
+        mq.producer() as producer,
+    ):
+        cluster.nameserver.add_topic("TBW102", *cluster.brokers, queues=8, perm=7)
+        first, second = cluster.brokers
+        holds = {broker: broker.hold(RequestCode.SEND_MESSAGE_V2) for broker in cluster.brokers}
+        sending = asyncio.create_task(producer.send("New", b"y"))
+        arriving = {asyncio.create_task(hold.wait_for(1)): broker for broker, hold in holds.items()}
+        done, waiting = await asyncio.wait(arriving, return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()
+        asked = arriving[done.pop()]
+        cluster.nameserver.add_topic("New", second if asked is first else first)
+        await session(mq).routes.refresh_all()
+        holds[asked].let_go()
+        assert (await sending).queue.broker_name == asked.name
+        assert [len(broker.bodies("New")) for broker in cluster.brokers].count(1) == 1
