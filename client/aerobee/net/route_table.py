@@ -132,7 +132,7 @@ class RouteTable:
             for addr in addrs.values()
         }
 
-    def told_addrs(self) -> set[str]:
+    def named_addrs(self) -> set[str]:
         """As `all_addrs`, of routes that nameservers tell for their topics: not all of a template's brokers get a topic
         that is made, so one that leaves with the template is still there."""
         return {

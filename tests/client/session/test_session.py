@@ -142,8 +142,8 @@ async def test_a_closed_client_leaves_no_task_behind() -> None:
 
 
 async def test_the_answer_of_a_broker_that_makes_a_topic_is_waited_for() -> None:
-    """Another one of the template had told nameservers of the topic meanwhile: the connection was given up, the send was
-    repeated there, and its message was stored twice."""
+    """Another one of the template had told nameservers of the topic meanwhile: the connection was given up, the send
+    repeated there, and the message stored twice."""
     async with (
         fake_cluster(2) as cluster,
         Client(cluster.nameserver.addr) as mq,
