@@ -20,9 +20,7 @@ __all__ = ["LATE_S", "PIECE_S", "REST_MAX_S", "REST_S", "GivingWay"]
 PIECE_S: Final = 0.00025  # of work between two rests
 REST_S: Final = 0.000001  # that is asked for; the system makes 0.05 to 0.1 ms of it
 REST_MAX_S: Final = 0.001  # a fifth of the time is left for the work then
-LATE_S: Final = (
-    0.00015  # that a rest takes longer than it was asked for, where somebody else has the interpreter
-)
+LATE_S: Final = 0.00015  # that a rest takes too long at least, where somebody else has the interpreter
 _LONGER_S: Final = 0.000125  # the first step up: what the system makes of REST_S anyway
 
 

@@ -118,7 +118,7 @@ class Visibility:
         self._shown_offset = 0
         self._shown_at = 0.0  # by `soon`
         # Physical offset beyond which nothing is shown, whatever is kept here; None: there is no such. Who moves it
-        # calls `appended`.
+        # calls `appended` or `soon`.
         self.limit: Callable[[], int] | None = None
         # When the last round of keys was, and after how long messages that come now are worth the next one.
         self._indexed_at = 0.0
@@ -155,13 +155,12 @@ class Visibility:
             return
         pause_s = SOON_S if any(self._waiting) else UNASKED_S
         if not self._closed and self._loop.time() - self._shown_at < pause_s:
-            self._later("show", pause_s, self._show_soon)
+            self._later("show", pause_s, self._show_together)
         else:
-            self._shown_at = self._loop.time()
-            self.appended()
+            self._show_together()
 
-    def _show_soon(self) -> None:
-        del self._timers["show"]
+    def _show_together(self) -> None:
+        self._timers.pop("show", None)
         self._shown_at = self._loop.time()
         self.appended()
 

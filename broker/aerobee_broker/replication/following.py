@@ -353,17 +353,15 @@ class _Taking(asyncio.BufferedProtocol):
         if link is None or transport is None or self.ended.done():
             return
         before = link.received_bytes
-        broken: LinkFault | FormatError | StoreError | None = None
         try:
             if reports := take(link, self._loop.time()):
                 transport.write(reports)  # before anything is shown to readers: senders wait for it
         except (LinkFault, FormatError, StoreError) as fault:
-            broken = fault
             self._end(fault)
         self._follower.confirmed(link.confirmed_offset)
         if link.received_bytes != before:
             self._follower.appended()
-        if broken is None and link.has_heard:
+        if link.has_heard and not self.ended.done():
             self._follower.heard(link)
 
     def report(self) -> None:

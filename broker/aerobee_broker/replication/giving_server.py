@@ -83,9 +83,6 @@ class GivingServer:
         # Those that are no replicas yet, also those that are no links yet: their hosts, and what makes them go.
         self._guests: dict[_Giving, tuple[str, Callable[[], object]]] = {}
         self._scheduled = False
-        self._news: asyncio.TimerHandle | None = (
-            None  # when slaves are told what readers see, without new bytes
-        )
         self._pause_s = 0.0 if is_waited_for else PAUSE_S
         self._given_at = -PAUSE_S  # when all slaves were last given what there was
         self._begun = False
@@ -162,12 +159,6 @@ class GivingServer:
         self._given_at = self._loop.time()
         for link in list(self._links):
             link.pump()
-        if self._news is None and not self._closed and any(link.has_news for link in self._links):
-            self._news = self._loop.call_later(NEWS_PAUSE_S, self._give_news)
-
-    def _give_news(self) -> None:
-        self._news = None
-        self._pump_all()
 
     async def drain(self, timeout_s: float) -> None:
         """Wait until the slaves have all that may be given, or the time is over."""
@@ -180,8 +171,6 @@ class GivingServer:
     async def close(self) -> None:
         """Hang up and listen no more."""
         self._closed = True
-        if self._news is not None:
-            self._news.cancel()
         if self._server is not None:
             self._server.close()
         tasks = list(self._tasks)
@@ -283,6 +272,7 @@ class _Giving(asyncio.Protocol):
         self._reason = "the slave hung up"
         self._paused = False
         self._timer: asyncio.TimerHandle | None = None
+        self._news: asyncio.TimerHandle | None = None  # when it is told what readers see, without new bytes
         self._speed_from = (0.0, 0)
         self._greeting: Greeting[Visitor] | None = None
         self._greeter: asyncio.Task[None] | None = None
@@ -383,8 +373,9 @@ class _Giving(asyncio.Protocol):
         self._loop.call_soon(self.pump)
 
     def connection_lost(self, error: Exception | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._news):
+            if timer is not None:
+                timer.cancel()
         if self._greeter is not None:
             self._greeter.cancel()
         link, replica = self._link, self.replica
@@ -404,11 +395,6 @@ class _Giving(asyncio.Protocol):
         """Whether there is something to give that this slave has not acknowledged."""
         link = self._link
         return link is not None and link.has_begun and link.acked_offset < self._server.given_offset
-
-    @property
-    def has_news(self) -> bool:
-        """Whether this slave is to be told what readers see."""
-        return self._link is not None and self._link.has_begun and self._link.has_news
 
     # --- giving -----------------------------------------------------------------------------------------------
 
@@ -452,6 +438,12 @@ class _Giving(asyncio.Protocol):
             return
         if size >= TURN_SIZE and not self._paused:
             self._loop.call_soon(self.pump)
+        elif self._news is None and link.has_begun and link.has_news:
+            self._news = self._loop.call_later(NEWS_PAUSE_S, self._give_news)
+
+    def _give_news(self) -> None:
+        self._news = None
+        self.pump()
 
     def _tick(self) -> None:
         """What time brings."""

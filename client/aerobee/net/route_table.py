@@ -123,22 +123,14 @@ class RouteTable:
         """Addresses of all masters known."""
         return master_addrs(self._routes.values())
 
-    def all_addrs(self) -> set[str]:
-        """Addresses of all brokers known, slaves included."""
+    def all_addrs(self, *, of_templates: bool = True) -> set[str]:
+        """Addresses of all brokers known, slaves included. Not all of a template's brokers get a topic that is made, so
+        that one which leaves with the template is still there: without `of_templates` only those count that
+        nameservers tell for the topics themselves."""
         return {
             addr
             for route in self._routes.values()
-            for addrs in route.brokers.values()
-            for addr in addrs.values()
-        }
-
-    def named_addrs(self) -> set[str]:
-        """As `all_addrs`, of routes that nameservers tell for their topics: not all of a template's brokers get a topic
-        that is made, so one that leaves with the template is still there."""
-        return {
-            addr
-            for route in self._routes.values()
-            if not route.from_template
+            if of_templates or not route.from_template
             for addrs in route.brokers.values()
             for addr in addrs.values()
         }

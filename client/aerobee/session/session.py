@@ -314,7 +314,7 @@ class Session:
         for fetcher, topic in list(self.followers.items()):
             if topic == route.topic and not fetcher.closed:
                 _add_new_queues(fetcher, route)
-        routed = self.routes.named_addrs()
+        routed = self.routes.all_addrs(of_templates=False)
         for addr in self._routed - routed:
             # Of a master that was replaced: what it was asked is asked elsewhere, not when its time is over. It was so,
             # too, of a broker whose answer to the first message of a topic was under way when another one had told
