@@ -63,7 +63,7 @@ async def test_official_clients_send_and_receive_over_tls(tmp_path: Path, versio
                 jvm=jvm,
                 namesrv=names.address,
                 topic="FromJava",
-                modes="sync,async,oneway",
+                modes="oneway,sync,async",
                 each=EACH,
                 run="j",
             )

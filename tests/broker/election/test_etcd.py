@@ -177,7 +177,7 @@ async def test_a_member_that_is_down_or_silent_is_left_for_the_next(
 ) -> None:
     with silent_server() as silent:
         for away in (f"127.0.0.1:{free_port()}", silent):
-            register = Etcd([away, etcd_server.address], timeout_s=1.0)
+            register = Etcd([away, etcd_server.address], timeout_s=3)
             try:
                 await register.read(prefix)
                 assert register.reached == etcd_server.address
@@ -190,7 +190,7 @@ async def test_a_swap_is_not_sent_twice_when_the_first_may_have_been_done(
     etcd_server: EtcdServer, prefix: str
 ) -> None:
     with silent_server() as silent:
-        register = Etcd([silent, etcd_server.address], timeout_s=0.4)
+        register = Etcd([silent, etcd_server.address], timeout_s=3)
         try:
             with pytest.raises(RegisterUnreachable, match=silent):
                 await register.swap({}, {prefix + "a": Put(b"1")})

@@ -84,7 +84,7 @@ async def test_a_send_that_fails_ends_its_span_with_the_error(spans: InMemorySpa
     async with (
         fake_cluster(queues=1) as cluster,
         Client(cluster.nameserver.addr, config=CONFIG) as mq,
-        mq.producer("p", send_timeout_s=0.5) as producer,
+        mq.producer("p", send_timeout_s=2) as producer,
     ):
         cluster.broker.always(RequestCode.SEND_MESSAGE_V2, Response(ResponseCode.SYSTEM_BUSY, "full"))
         with pytest.raises(SendFailed):

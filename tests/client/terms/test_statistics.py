@@ -19,7 +19,7 @@ async def test_a_producer_counts_what_was_sent_what_failed_and_what_was_tried_ag
         await producer.send("T", b"y")
         cluster.broker.always(SINGLE, BUSY)
         with pytest.raises(SendFailed):
-            await producer.send("T", b"z", timeout_s=0.01)
+            await producer.send("T", b"z", timeout_s=1)
         logged = producer.statistics()
         assert (logged.group, logged.sent_count, logged.failed_count) == ("p", 6, 1)
         assert logged.retried_count >= 3
