@@ -44,12 +44,12 @@ def test_a_planted_fault_is_found(name: str) -> None:
 def test_each_fault_planted_into_a_set_is_found(scenario: str) -> None:
     """By the seed that has found it first, or by others: any change of the product makes other runs of all seeds."""
     how = ("--scenario", scenario, "--size", "whole")
-    done = simulate("known", f"1-{FEW_SEEDS}", "--planted", "each", *how, timeout_s=400)
+    done = simulate("known", f"1-{FEW_SEEDS}", "--planted", "each", *how)
     found = {line.partition(":")[0] for line in done.stdout.splitlines() if ": seed " in line}
     wanted = {name for name in OF_SETS if FOUND_BY[name][0] == scenario}
     assert found <= wanted
     for name in wanted - found:
-        more = simulate(f"{FEW_SEEDS + 1}-{SEARCHED_MAX}", "--planted", name, *how, timeout_s=1300)
+        more = simulate(f"{FEW_SEEDS + 1}-{SEARCHED_MAX}", "--planted", name, *how)
         assert more.returncode == 1, f"{name} is not found: {more.stdout[-2000:]}{more.stderr}"
 
 
@@ -59,6 +59,6 @@ def test_each_fault_planted_into_a_set_is_found(scenario: str) -> None:
 def test_a_planted_fault_is_searched_for(name: str) -> None:
     """From seed 1 on, whatever seed has found it before."""
     scenario = FOUND_BY[name][0]
-    done = simulate(f"1-{SEARCHED_MAX}", "--planted", name, "--scenario", scenario, timeout_s=7200)
+    done = simulate(f"1-{SEARCHED_MAX}", "--planted", name, "--scenario", scenario)
     assert done.returncode == 1, f"{name} is not found: {done.stdout[-2000:]}{done.stderr}"
     assert f"--planted '{name}' --scenario {scenario}" in done.stdout

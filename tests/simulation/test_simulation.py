@@ -25,18 +25,18 @@ PARTS = 20
 
 @pytest.mark.slow
 @pytest.mark.spread
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_nothing_that_was_promised_is_broken(part: int) -> None:
     each = SEEDS_COUNT // PARTS
-    done = simulate(f"{part * each + 1}-{(part + 1) * each}", "--keep-going", timeout_s=290)
+    done = simulate(f"{part * each + 1}-{(part + 1) * each}", "--keep-going")
     assert done.returncode == 0, done.stdout[-20_000:] + done.stderr
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_nothing_that_was_promised_is_broken_in_many_seeds() -> None:
-    done = simulate("1-2000", "--keep-going", "--size", "whole", timeout_s=3600)
+    done = simulate("1-2000", "--keep-going", "--size", "whole")
     assert done.returncode == 0, done.stdout[-100_000:] + done.stderr
 
 

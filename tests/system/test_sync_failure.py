@@ -50,7 +50,7 @@ LARGE: Final = {
     "mappedFileSizeConsumeQueue": 2_000_000,
     "maxIndexNum": 100_000,
 }
-GONE_WITHIN_S: Final = 1.5  # one second, and something for a busy machine and its tracer
+GONE_WITHIN_S: Final = 3.0  # one second, and more for a busy machine and its tracer
 EIO_TEXT: Final = "Input/output error"
 
 
