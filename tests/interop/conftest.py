@@ -27,11 +27,12 @@ def _java() -> None:
         pytest.skip(reason)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Cluster]]:
-    """The cluster of a kind that all tests share which need no settings of their own and stop nothing.
+    """The cluster of a kind that those tests of a module share which need no settings of their own and stop nothing.
 
-    Each uses topics and groups of its own. It is started by the first who asks.
+    Each uses topics and groups of its own. It is started by the first who asks, and ends with the module: an official
+    broker with nothing to do takes a tenth of a processor.
     """
     started: dict[str, Cluster] = {}
     with contextlib.ExitStack() as stack:
@@ -45,13 +46,13 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str],
         yield get
 
 
-@pytest.fixture(scope="session", params=KINDS)
+@pytest.fixture(scope="module", params=KINDS)
 def cluster(request: pytest.FixtureRequest, shared: Callable[[str], Cluster]) -> Cluster:
     """The shared cluster of ours, that official programs judge."""
     return shared(request.param)
 
 
-@pytest.fixture(scope="session", params=["ours", "official"])
+@pytest.fixture(scope="module", params=["ours", "official"])
 def either(request: pytest.FixtureRequest, shared: Callable[[str], Cluster]) -> Cluster:
     """The shared cluster of each kind, for our client must work with both alike."""
     return shared(request.param)
