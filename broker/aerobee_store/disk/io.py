@@ -57,6 +57,7 @@ from aerobee_store.faults.errors import (
 )
 
 __all__ = [
+    "SYNC_WHOLE_MIN",
     "WRITE_CALL_MIN",
     "Buffer",
     "DataFile",
@@ -73,7 +74,10 @@ Buffer = bytes | bytearray | memoryview
 
 _ZERO_CHUNK = 1 << 20
 _SPACE_STEP = 1 << 12  # bytes that a file opened with `room` is given at least; then as much again as it has
-_SYNC_WHOLE_MIN = 256  # files of a file system from which it is synced as a whole
+# So many files of a file system, and it is synced as a whole. Fewer are synced one after the other, though it takes a
+# second: one call for all gives the disk everything at once, and a send that waits for the log waits behind it, with
+# 388 queues up to 130 ms (bench/attack.py --flush sync --only "every queue").
+SYNC_WHOLE_MIN = 2048
 _PAGE = mmap.PAGESIZE
 _CLOSED, _SHED = -1, -2  # in place of a descriptor: none for good, and none while there is the map
 WRITE_CALL_MIN = 400  # bytes from which writes are calls; two records are longer (see _DiskFile.write)
@@ -809,12 +813,12 @@ class DiskIo:
             if isinstance(file, _DiskFile) and (system := file.file_system) is not None:
                 together[system] += 1
         devices = {folder: device for folder in folders if (device := self._device_of(folder)) is not None}
-        if len(devices) >= _SYNC_WHOLE_MIN:
+        if len(devices) >= SYNC_WHOLE_MIN:
             for device, count in Counter(devices.values()).items():
                 folder = next(folder for folder, own in devices.items() if own == device)
                 if (system := file_system_of(device, folder)) is not None:
                     together[system] += count
-        durable = {system for system, count in together.items() if count >= _SYNC_WHOLE_MIN and system.sync()}
+        durable = {system for system, count in together.items() if count >= SYNC_WHOLE_MIN and system.sync()}
         for file in files:
             if not isinstance(file, _DiskFile) or file.file_system not in durable:
                 file.sync()

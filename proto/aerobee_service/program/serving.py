@@ -12,6 +12,7 @@ import structlog
 import uvloop
 
 from aerobee_service.logs.logs import stray_errors_logged
+from aerobee_service.program.descriptor_table import widen_descriptor_table
 from aerobee_service.program.interpreter import GarbageSearch, set_up_interpreter
 from aerobee_service.program.stop_signals import call_on_stop_signals
 from aerobee_service.program.systemd import ServiceNotifier
@@ -35,6 +36,7 @@ def run_server(
     `executor` makes the threads for work that must not hold the loop up; without it there are at most THREADS_MAX.
     """
     set_up_interpreter()
+    widen_descriptor_table()
     with stray_errors_logged(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         threads = (
             ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="worker") if executor is None else executor()
