@@ -277,7 +277,7 @@ class MessageStore:
         except BaseException:
             self._release()
             raise
-        self.is_open = True
+        self.is_open = self._queues.flushes_gently = True
         self.watch.begin()
         self._log_recovery(report)
         return report
@@ -430,7 +430,7 @@ class MessageStore:
         """
         if not self.is_open:
             return
-        self.is_open = False
+        self.is_open = self._queues.flushes_gently = False
         self.watch.end()
         try:
             if self.health.reason is None:

@@ -278,7 +278,7 @@ class MemoryIo:
         for gone in [p for p in self._removed if p.parent == path]:
             del self._removed[gone]
 
-    def sync_all(self, files: Sequence[DataFile], folders: Sequence[Path]) -> None:
+    def sync_all(self, files: Sequence[DataFile], folders: Sequence[Path], *, gently: bool = False) -> None:
         for file in files:
             file.sync()
         for folder in folders:

@@ -538,8 +538,9 @@ class OpenQueueFiles(BorrowedFiles):
 
     # --- for other threads -----------------------------------------------------------------------------
 
-    def sync(self, files: Sequence[QueueFile], folders: Sequence[Path]) -> None:
-        """Make all that was written to the files, and made in the folders, before this call durable.
+    def sync(self, files: Sequence[QueueFile], folders: Sequence[Path], *, gently: bool = False) -> None:
+        """Make all that was written to the files, and made in the folders, before this call durable; `gently` to others
+        who wait for the same disk.
 
         For any thread. OSError is final for the store.
         """
@@ -558,7 +559,7 @@ class OpenQueueFiles(BorrowedFiles):
         for file, one in pairs:
             if one is None and not file.closed:
                 self._sync_closed(file)
-        self._io.sync_all([one for _, one in pairs if one is not None], folders)
+        self._io.sync_all([one for _, one in pairs if one is not None], folders, gently=gently)
         if not whole and self.system is not None and any(_is_unseen(file) for file in files):
             self._sync_whole(files[0].path)  # closed meanwhile
 

@@ -132,9 +132,9 @@ class ReservedIo:
         """As the disk's own."""
         self._io.sync_folder(path)
 
-    def sync_all(self, files: Sequence[DataFile], folders: Sequence[Path]) -> None:
+    def sync_all(self, files: Sequence[DataFile], folders: Sequence[Path], *, gently: bool = False) -> None:
         """As the disk's own."""
-        self._io.sync_all(files, folders)
+        self._io.sync_all(files, folders, gently=gently)
 
     def lock(self, path: Path) -> LockHandle:
         """As the disk's own, with the reserve."""

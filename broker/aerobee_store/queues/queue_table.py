@@ -60,6 +60,8 @@ class QueueTable:
         self.cut: list[tuple[ConsumeQueue, WrongLength]] = []
         # Physical offset below which all entries are on disk; moved by who knows what was confirmed before a flush().
         self.watermark = 0
+        # Whether others wait for the disk while this is flushed; set by whoever serves them.
+        self.flushes_gently = False
         # Queues of which load() removed an empty file. Without a crash before, somebody made it empty.
         self.emptied: list[ConsumeQueue] = []
 
@@ -256,7 +258,7 @@ class QueueTable:
         # Of new files; each folder once however many queues a topic got.
         folders = dict.fromkeys(folder for unflushed in work for folder in unflushed.folders)
         within = [folder for folder in folders if folder.is_relative_to(self.folder.parent)]
-        self.open_files.sync(files, within)
+        self.open_files.sync(files, within, gently=self.flushes_gently)
         for unflushed in work:
             unflushed.queue.flushed(unflushed)
         return len(files)

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from weakref import WeakValueDictionary
 
 import pytest
@@ -16,8 +17,9 @@ from aerobee_store.disk.file_system import FileSystem, file_system_of
 from aerobee_store.disk.io import DataFile, DiskIo
 from aerobee_store.queues.consume_queue import ENTRY
 from aerobee_store.queues.queue_table import QueueTable
+from store.workload import message, open_store
 
-MANY, WHOLE_MIN = 300, 256  # the product's own number is more than a process may have open everywhere
+MANY = 300
 SIZE = 65536
 MOUNTS = """\
 21 28 0:20 / /proc rw,nosuid - proc proc rw
@@ -25,12 +27,6 @@ MOUNTS = """\
 36 28 98:0 /mnt1 /mnt2 rw,noatime master:1 - xfs /dev/root rw,errors=continue
 37 28 0:45 / /over rw - overlay overlay rw,lowerdir=/l
 """
-
-
-@pytest.fixture(autouse=True)
-def _few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert io.SYNC_WHOLE_MIN > WHOLE_MIN
-    monkeypatch.setattr(io, "SYNC_WHOLE_MIN", WHOLE_MIN)
 
 
 def trusted(folder: Path) -> FileSystem:
@@ -172,6 +168,46 @@ def test_few_files_are_synced_one_by_one(tmp_path: Path, monkeypatch: pytest.Mon
     assert (watched.whole, watched.single) == (0, 20)
 
 
+def test_many_are_synced_one_by_one_where_others_wait_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A send that waited for the log waited behind all of 388 queues, which the disk was given at once."""
+    trusted(tmp_path)
+    files, watched = grown(tmp_path, MANY), Watched(monkeypatch, None)
+    DiskIo().sync_all(files, [tmp_path], gently=True)
+    assert (watched.whole, watched.single) == (0, MANY)
+    assert io.SYNC_WHOLE_GENTLY_MIN > MANY > io.SYNC_WHOLE_MIN
+    monkeypatch.setattr(io, "SYNC_WHOLE_GENTLY_MIN", MANY)  # more than that may not be open everywhere
+    DiskIo().sync_all(files, [tmp_path], gently=True)
+    assert (watched.whole, watched.single) == (1, MANY)
+
+
+def test_a_store_is_gentle_while_it_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not at its start, where very many folders may be new, nor at its end: nobody waits then."""
+    asked: list[bool] = []
+    real = DiskIo.sync_all
+
+    def sync_all(self: DiskIo, *given: Any, gently: bool = False) -> None:
+        asked.append(gently)
+        real(self, *given, gently=gently)
+
+    monkeypatch.setattr(DiskIo, "sync_all", sync_all)
+    store = open_store(DiskIo(), root=tmp_path)
+    assert True not in asked
+    asked.clear()
+    for is_open in (True, False):
+        store.append([message("T")])
+        store.flush_disk()
+        store.confirm(store.flushed_offset)
+        if is_open:
+            store.flush_queues()
+            assert asked == [True]
+    asked.clear()
+    store.close()
+    assert asked
+    assert True not in asked
+
+
 def test_files_of_another_kind_are_synced_beside_the_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,11 +264,9 @@ FLUSH = """
 import sys
 from pathlib import Path
 from aerobee_store.queues.consume_queue import ENTRY
-from aerobee_store.disk import io
 from aerobee_store.disk.io import DiskIo
 from aerobee_store.queues.queue_table import QueueTable
 
-io.SYNC_WHOLE_MIN = 256
 table = QueueTable(Path(sys.argv[1]) / "consumequeue", 60_000, DiskIo())
 for number in range(300):
     table.get_or_create(f"T{number // 10}", number % 10).put_entries(0, ENTRY.pack(number * 100, 100, 0))

@@ -367,11 +367,11 @@ def test_a_file_that_is_closed_while_the_flusher_syncs_is_not_forgotten(
     wholes = count_wholes(monkeypatch)
     synced = DiskIo.sync_all
 
-    def meanwhile(self: DiskIo, *given: object) -> None:
+    def meanwhile(self: DiskIo, *given: object, **named: object) -> None:
         for topic in range(1, 40):
             put(table, topic)
         assert not _file(table, 0).is_open
-        synced(self, *given)  # type: ignore[arg-type]
+        synced(self, *given, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(DiskIo, "sync_all", meanwhile)
     table.flush()
