@@ -20,6 +20,8 @@ from pathlib import Path
 from aerobee_service.program.descriptor_table import widen_descriptor_table
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 before = os.listdir("/proc/self/fd")
+status = Path("/proc/self/status").read_text()
+assert int(status.partition("FDSize:")[2].split()[0]) < 4096, "a table as large as that would prove nothing"
 widen_descriptor_table()
 assert os.listdir("/proc/self/fd") == before
 print(Path("/proc/self/status").read_text())
@@ -27,7 +29,7 @@ print(Path("/proc/self/status").read_text())
 
 
 @pytest.mark.skipif(not STATUS.exists(), reason="no /proc that tells how large the table is")
-@pytest.mark.parametrize("limit", [1000, 4096])
+@pytest.mark.parametrize("limit", [4096, 10_000])
 def test_there_is_room_for_as_many_as_may_be_open(limit: int) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < limit:
@@ -37,7 +39,7 @@ def test_there_is_room_for_as_many_as_may_be_open(limit: int) -> None:
     )
     size = re.search(r"^FDSize:\s+(\d+)$", told.stdout, re.M)
     assert size is not None
-    assert limit <= int(size[1]) < 2 * limit
+    assert int(size[1]) >= limit
 
 
 def test_no_more_is_asked_for_than_is_ready_and_a_refusal_is_none_of_ours(
