@@ -21,6 +21,7 @@ from aerobee_broker.main import load_config as load_broker_config
 from aerobee_broker.process.descriptors import raise_open_files_limit
 from aerobee_nameserver.config import load_config as load_nameserver_config
 from aerobee_nameserver.server import NameServer
+from aerobee_service.program.descriptor_table import widen_descriptor_table
 
 __all__ = ["HOST", "LocalCluster", "LocalPair"]
 
@@ -83,6 +84,7 @@ class LocalCluster:
     async def start(self) -> None:
         """Serve. SettingsError for wrong settings, OSError for a taken port, StoreError for a bad store."""
         raise_open_files_limit()
+        widen_descriptor_table()
         await self._nameserver.start()
         self._broker = self.make_broker(self._folder, self._settings)
         await self._broker.start()
