@@ -80,6 +80,13 @@ async def fresh(mq: Client, topic: str, queues: int = 4) -> str:
                 return topic
 
 
+async def routed(mq: Client, topic: str, brokers: set[str]) -> None:
+    """Wait until the nameserver knows the topic at all of them: each tells it by itself, after it has the topic."""
+    async with asyncio.timeout(PATIENCE_S):
+        while {broker.broker_name for broker in (await mq.admin.route(topic)).broker_datas} != brokers:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for what no event tells: queues that change hands, offsets that are stored."""
     async with asyncio.timeout(PATIENCE_S):

@@ -56,6 +56,12 @@ def held_back(connection: Connection) -> int:
     return connection.buffered_size - connection.decoder.pending_size
 
 
+async def handled(connection: Connection) -> None:
+    """When nothing keeps what comes next from being handled at once, as sends do that make a topic or a queue."""
+    while connection.reading_paused and not connection.transport.is_closing():  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
 class Clock:
     """Epoch milliseconds that move when told to."""
 

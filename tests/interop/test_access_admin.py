@@ -13,6 +13,7 @@ import official
 import ours
 from admin_shell import AdminShell
 from aerobee import BrokerRefused, Client, Credentials
+from client_scenarios import routed
 from interop.test_access import AUTH, SECRET, SETTINGS, USER
 from programs import Server
 
@@ -128,6 +129,7 @@ async def test_users_and_policies_are_copied_from_ours_and_may_do_there_what_the
         Client(scene.nameserver, credentials=Credentials("from-ours", "p3")) as mq,
         mq.producer() as out,
     ):
+        await routed(mq, "Copied", {"broker-a", "broker-b"})
         sent = [await out.send("Copied", b"x") for _ in range(4)]
         assert {result.queue.broker_name for result in sent} == {"broker-a", "broker-b"}
         with pytest.raises(BrokerRefused, match="User:from-ours has no permission to access Topic:Other"):

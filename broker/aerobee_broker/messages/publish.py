@@ -9,7 +9,8 @@ Where the time goes, per message of 128 bytes (`bench/profile_send.py` measures 
 checks and properties 2.5 us, append and dispatch 3.3 us.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import starmap
 from typing import Final, Protocol, TypeVar
 
 import msgspec
@@ -26,7 +27,7 @@ from aerobee_proto import names
 from aerobee_proto.codes import SysFlag
 from aerobee_proto.errors import RequestError
 from aerobee_proto.javahash import tag_hash
-from aerobee_proto.properties import KEYS, TAGS, UNIQ_KEY, WAIT
+from aerobee_proto.properties import KEYS, TAGS, UNIQ_KEY, WAIT, decode_properties
 from aerobee_store.faults.errors import StoreError
 from aerobee_store.store import MessageStore
 from aerobee_store.terms.messages import Appended, NewMessage, PutStatus
@@ -35,9 +36,9 @@ __all__ = ["SPECIAL_BITS", "Published", "Publisher", "Publishing", "Submission"]
 
 # Such a message is looked at more closely.
 SPECIAL_BITS: Final = SysFlag.TRANSACTION_MASK | SysFlag.INNER_BATCH
-NEW_TOPICS_MAX: Final = 1  # made in one turn; each has folders and files
-NEW_QUEUES_MAX: Final = 1  # ... so has each queue
-FEW_QUEUES: Final = 16  # so many need not be counted: whoever makes all of them makes them once
+# Of topics and queues in one turn, each with a folder and a file to be made: one, or so many of those that need not be.
+TURN_MAKES_MAX: Final = 16
+MOVED_MAKES: Final = 1
 NOWHERE: Final = Appended(PutStatus.MESSAGE_ILLEGAL, -1, -1, 0, 0)
 
 
@@ -101,52 +102,63 @@ class Publisher(Publishing):
     """Takes messages one by one; batches are taken by `BatchPublisher`. All calls from the event loop."""
 
     def is_long(self, messages: Sequence[S]) -> bool:
-        """Whether so many topics or queues would be made for them that they are too much for one turn of the event
-        loop: each has a folder and a file to be made. They are to go in `runs` then."""
-        if len(messages) <= NEW_TOPICS_MAX:
-            return False
+        """Whether a topic or a queue is to be made for them, which has a folder and a file: they are to go in `runs`
+        then, so that others are served between these, and the making of them is paced."""
         intake = self._intake
         intake.refresh()
-        routes = intake.routes
+        routes, count = intake.routes, self._store.topics.queue_count
         topics = {message.header.topic for message in messages}
-        unrouted = topics - routes.keys()
-        if len(unrouted) > NEW_TOPICS_MAX and intake.lacks(unrouted) > NEW_TOPICS_MAX:
-            return True
-        if not unrouted and sum([routes[topic].queue_id_limit for topic in topics]) <= FEW_QUEUES:
-            return False
-        queues = {(message.header.topic, message.header.queue_id) for message in messages}
-        return len(queues) > NEW_QUEUES_MAX and sum(map(self._lacks_queue, queues)) > NEW_QUEUES_MAX
-
-    def makes(self, messages: Sequence[S]) -> bool:
-        """Whether topics or queues are made for some of these, by what is known now."""
-        queues = {(message.header.topic, message.header.queue_id) for message in messages}
-        return any(map(self._lacks_queue, queues))
-
-    def _lacks_queue(self, queue: tuple[str, int]) -> bool:
-        return not self._store.topics.has_queue(*queue)
+        lacking = [
+            topic for topic in topics if topic not in routes or count(topic) < routes[topic].queue_id_limit
+        ]
+        return bool(lacking) and sum(self._made_for(messages, lacking)) >= TURN_MAKES_MAX
 
     def runs(self, messages: Sequence[S]) -> Iterator[Sequence[S]]:
-        """The messages in order, in parts for which at most NEW_TOPICS_MAX topics and NEW_QUEUES_MAX queues have to be
-        made, by what is known when each is asked for."""
-        intake = self._intake
-        start, new_topics, new_queues = 0, set[str](), set[tuple[str, int]]()
-        for at, message in enumerate(messages):
-            topic = message.header.topic
-            queue = (topic, message.header.queue_id)
-            makes_topic = (
-                topic not in intake.routes and topic not in new_topics and intake.lacks((topic,)) > 0
-            )
-            makes_queue = queue not in new_queues and self._lacks_queue(queue)
-            if (makes_topic and len(new_topics) == NEW_TOPICS_MAX) or (
-                makes_queue and len(new_queues) == NEW_QUEUES_MAX
-            ):
-                yield messages[start:at]
-                start, new_topics, new_queues = at, set(), set()
-            if makes_topic:
-                new_topics.add(topic)
-            if makes_queue:
-                new_queues.add(queue)
-        yield messages[start:]
+        """The messages in order, in parts for which TURN_MAKES_MAX is made at most, by what is known when each is asked
+        for."""
+        start = 0
+        while start < len(messages):
+            end, made = start, 0
+            for more in self._made_for(messages[start:]):
+                made += more
+                if made > TURN_MAKES_MAX:
+                    break
+                end += 1
+            yield messages[start:end]
+            start = end
+
+    def lacking(self, messages: Sequence[S]) -> set[tuple[str, int]]:
+        """Topic and id of the queues that these are for and that are not there."""
+        queues = {(message.header.topic, message.header.queue_id) for message in messages}
+        return {queue for queue in queues if not self._store.topics.has_queue(*queue)}
+
+    def have_come(self, lacking: Iterable[tuple[str, int]]) -> bool:
+        """Whether one of these queues is there now."""
+        return any(starmap(self._store.topics.has_queue, lacking))
+
+    def _made_for(self, messages: Sequence[S], topics: Collection[str] | None = None) -> Iterator[int]:
+        """For each message what would be made, in units of TURN_MAKES_MAX, if those before it had what they need; for
+        those to other topics than `topics` nothing is."""
+        seen = set[tuple[str, int]]()
+        for message in messages:
+            header = message.header
+            queue = (header.topic, header.queue_id)
+            if queue in seen or (topics is not None and header.topic not in topics):
+                yield 0
+            elif header.topic not in self._intake.routes and self._intake.lacks((header.topic,)):
+                seen.add(queue)
+                yield TURN_MAKES_MAX
+            elif self._store.topics.has_queue(*queue):
+                yield 0
+            else:
+                seen.add(queue)
+                yield MOVED_MAKES if self._may_be_moved(header) else TURN_MAKES_MAX
+
+    def _may_be_moved(self, header: ToPublish) -> bool:
+        """Whether it may wait in another queue first, so that its own need not be made for it."""
+        if header.sys_flag & SPECIAL_BITS:
+            return True
+        return not SPECIAL_PROPERTIES.isdisjoint(decode_properties(header.properties))
 
     def publish(
         self,

@@ -168,7 +168,7 @@ class SendProcessor:
             self._send_at_once(connection, items)
 
     async def _send_in_turns(self, connection: Channel, items: Sequence[Send]) -> None:
-        """As at once, for very many new topics: others are served between the steps."""
+        """As at once, where topics or queues are to be made: others are served between the steps."""
         for run in self._publisher.runs(items):
             await connection.another_turn()
             async with self._making(run):
@@ -178,9 +178,9 @@ class SendProcessor:
     async def _making(self, items: Sequence[Send]) -> AsyncIterator[None]:
         """Around sends: where topics or queues are made for these, what comes behind waits, so that making has its
         share of the time and no more."""
-        makes, began = self._publisher.makes(items), time.perf_counter()
+        lacking, began = self._publisher.lacking(items), time.perf_counter()
         yield
-        if makes:
+        if self._publisher.have_come(lacking):
             await asyncio.sleep(0)  # files are made when readers may see the messages
             now = time.perf_counter()
             await asyncio.sleep(self._pace.worked(min(now - began, MAKING_S), now))

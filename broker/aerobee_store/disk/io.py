@@ -21,6 +21,7 @@ import mmap
 import os
 import stat
 import threading
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
 from functools import wraps
@@ -57,7 +58,6 @@ from aerobee_store.faults.errors import (
 )
 
 __all__ = [
-    "SYNC_WHOLE_GENTLY_MIN",
     "SYNC_WHOLE_MIN",
     "WRITE_CALL_MIN",
     "Buffer",
@@ -76,10 +76,10 @@ Buffer = bytes | bytearray | memoryview
 _ZERO_CHUNK = 1 << 20
 _SPACE_STEP = 1 << 12  # bytes that a file opened with `room` is given at least; then as much again as it has
 SYNC_WHOLE_MIN = 256  # files of a file system from which it is synced as a whole
-# ... gently: fewer are synced one after the other, though it takes a second. One call for all gives the disk everything
-# at once, and a send that waits for the log waits behind it: with 388 queues up to 130 ms (bench/attack.py --flush sync
-# --only "every queue").
-SYNC_WHOLE_GENTLY_MIN = 2048
+# Gently, they are synced one after the other so long, and only what is left then as a whole: one call for all gives the
+# disk everything at once, and a send that waits for the log waits behind it: with 388 queues up to 130 ms
+# (bench/attack.py --flush sync --only "every queue").
+GENTLE_S = 1.0
 _PAGE = mmap.PAGESIZE
 _CLOSED, _SHED = -1, -2  # in place of a descriptor: none for good, and none while there is the map
 WRITE_CALL_MIN = 400  # bytes from which writes are calls; two records are longer (see _DiskFile.write)
@@ -245,7 +245,7 @@ class StoreIo(Protocol):
 
     def sync_all(self, files: Sequence[DataFile], folders: Sequence[Path], *, gently: bool = False) -> None:
         """As sync() of every file and then sync_folder() of every folder, for any number of them; `gently` to others
-        who wait for the same disk.
+        who wait for the same disk, as long as that does not take long.
 
         Files that are closed and folders that are removed meanwhile are passed over. OSError names one that failed.
         """
@@ -811,18 +811,19 @@ class DiskIo:
             os.close(fd)
 
     def sync_all(self, files: Sequence[DataFile], folders: Sequence[Path], *, gently: bool = False) -> None:
-        whole_min = SYNC_WHOLE_GENTLY_MIN if gently else SYNC_WHOLE_MIN
+        if gently:
+            files, folders = self._sync_some(files, folders)
         together = defaultdict[FileSystem, int](int)
         for file in files:
             if isinstance(file, _DiskFile) and (system := file.file_system) is not None:
                 together[system] += 1
         devices = {folder: device for folder in folders if (device := self._device_of(folder)) is not None}
-        if len(devices) >= whole_min:
+        if len(devices) >= SYNC_WHOLE_MIN:
             for device, count in Counter(devices.values()).items():
                 folder = next(folder for folder, own in devices.items() if own == device)
                 if (system := file_system_of(device, folder)) is not None:
                     together[system] += count
-        durable = {system for system, count in together.items() if count >= whole_min and system.sync()}
+        durable = {system for system, count in together.items() if count >= SYNC_WHOLE_MIN and system.sync()}
         for file in files:
             if not isinstance(file, _DiskFile) or file.file_system not in durable:
                 file.sync()
@@ -831,6 +832,22 @@ class DiskIo:
             if device not in done:
                 with contextlib.suppress(FileNotFoundError):
                     self.sync_folder(folder)
+
+    def _sync_some(
+        self, files: Sequence[DataFile], folders: Sequence[Path]
+    ) -> tuple[Sequence[DataFile], Sequence[Path]]:
+        """Sync one after the other for GENTLE_S; what is left then."""
+        until = time.monotonic() + GENTLE_S
+        for place, file in enumerate(files):
+            if time.monotonic() >= until:
+                return files[place:], folders
+            file.sync()
+        for place, folder in enumerate(folders):
+            if time.monotonic() >= until:
+                return (), folders[place:]
+            with contextlib.suppress(FileNotFoundError):
+                self.sync_folder(folder)
+        return (), ()
 
     @_with_path
     def _device_of(self, folder: Path) -> int | None:

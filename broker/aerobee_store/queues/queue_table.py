@@ -176,6 +176,11 @@ class QueueTable:
         """Ids of the topic's queues, sorted; empty for an unknown topic."""
         return sorted(self._topics.get(topic, ()))
 
+    def queue_count(self, topic: str) -> int:
+        """How many queues the topic has."""
+        queues = self._topics.get(topic)
+        return 0 if queues is None else len(queues)
+
     def __iter__(self) -> Iterator[ConsumeQueue]:
         """Every queue there is now, by topic and id; the table may change meanwhile."""
         for topic in self.topics:

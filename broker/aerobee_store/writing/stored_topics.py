@@ -62,6 +62,10 @@ class StoredTopics:
         """Whether this queue was made: it has a folder, or will have one with the messages that are in the log."""
         return self._queues.get(topic, queue_id) is not None
 
+    def queue_count(self, topic: str) -> int:
+        """How many queues of the topic were made, see has_queue()."""
+        return self._queues.queue_count(topic)
+
     # --- topics of batches -----------------------------------------------------------------------------
 
     def is_batch(self, topic: str) -> bool:

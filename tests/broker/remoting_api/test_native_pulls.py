@@ -28,7 +28,7 @@ from aerobee_proto.javahash import tag_hash
 from aerobee_remoting.exchange.connection import Connection
 from broker.in_memory import broker_in_memory, talking_in_memory
 from broker.remoting_api.test_native_sends import Transport, count_taken
-from broker.support import Clock, held_back
+from broker.support import Clock, handled, held_back
 from engines import made_engine, make_engines_fail, need_engine
 from send_frames import framed, mutated
 from system.running import send_request, text_of
@@ -237,6 +237,7 @@ async def outcome(
                 await asyncio.sleep(0)
             elif isinstance(run, Send):
                 sender.data_received(encode_command(_message(run)))
+                await handled(sender)
                 await asyncio.sleep(0)
             elif isinstance(run, Reset):
                 broker.parts.offsets.assign_reset(GROUP, "T", run.queue_id, run.offset)

@@ -32,7 +32,7 @@ from aerobee_store.index.index_file import ENTRY, ENTRY_SIZE, HEADER_SIZE, SLOT
 from aerobee_store.reading.key_lookup import IndexNearby
 from broker.in_memory import broker_in_memory
 from broker.remoting_api.test_native_sends import Transport, count_taken
-from broker.support import START_MS, Clock, held_back
+from broker.support import START_MS, Clock, handled, held_back
 from engines import made_engine, make_engines_fail, need_engine
 from send_frames import framed, mutated
 from system.running import send_request, text_of
@@ -311,6 +311,7 @@ async def test_what_is_not_in_memory_is_not_looked_at(monkeypatch: pytest.Monkey
             assert isinstance(step, Send)
             properties = text_of({"KEYS": step.keys, "UNIQ_KEY": step.unique_key})
             connection.data_received(encode_command(send_request(step.topic, properties=properties)))
+            await handled(connection)
             await asyncio.sleep(0)
         keys, residency = broker.parts.store.keys, broker.parts.store.residency
         while keys.backlog:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aerobee_broker.broker import Broker
-from aerobee_broker.messages.publish import FEW_QUEUES, NEW_QUEUES_MAX, NEW_TOPICS_MAX
+from aerobee_broker.messages.publish import TURN_MAKES_MAX
 from aerobee_broker.messages.publish_batches import BATCH_COUNT_MAX, TURN_COUNT_MAX
 from aerobee_proto.batch import ENTRIES_A_STEP, BatchEntry, encode_batch
 from aerobee_proto.bodies import TopicConfig
@@ -21,6 +21,7 @@ from aerobee_proto.properties import decode_properties
 from aerobee_proto.records import StoredRecord, decode_record
 from aerobee_remoting.exchange import connection as connection_module
 from aerobee_remoting.exchange.connection import Connection
+from aerobee_service.turns.pace import Pace
 from broker.in_memory import broker_in_memory, talking_in_memory
 from store.memory_io import MemoryIo
 from system.faulty_disk import FaultyDisk
@@ -54,6 +55,25 @@ async def record_of(client: Talker, answer: Command) -> StoredRecord:
     record = decode_record(viewed.body)
     assert record.offset_message_id == answer.ext["msgId"]
     return record
+
+
+def a_send(topic: str) -> SimpleNamespace:
+    """What a publisher looks at, to know what is to be made for it."""
+    return SimpleNamespace(header=SimpleNamespace(topic=topic, queue_id=0, sys_flag=0, properties=""))
+
+
+def made_in_each_turn(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """From now on, for each call of the publisher: queues that were not there before."""
+    files: list[int] = []
+    queues, publish = broker.parts.store.topics, broker.parts.publisher.publish
+
+    def counting(messages: Any, *more: Any) -> Any:
+        lacking = {(one.header.topic, one.header.queue_id) for one in messages}
+        files.append(sum(not queues.has_queue(*queue) for queue in lacking))
+        return publish(messages, *more)
+
+    monkeypatch.setattr(broker.parts.publisher, "publish", counting)
+    return files
 
 
 def make_topic(broker: Broker, topic: str, **settings: Any) -> None:
@@ -421,12 +441,12 @@ async def test_sends_that_make_very_many_topics_go_in_turns(monkeypatch: pytest.
         client.send(*sends)
         answers = await client.answers(100)
         assert {answer.code for answer in answers.values()} == {0}
-        assert max(counts) <= NEW_TOPICS_MAX
+        assert max(counts) == 1
         assert {f"New{number}" for number in range(100)} <= set(broker.parts.topics.all())
         counts.clear()
         client.send(*sends)  # they are there now
         await client.answers(100)
-        assert max(counts) > NEW_TOPICS_MAX
+        assert max(counts) > 1
 
 
 async def test_a_turn_goes_on_with_what_is_known_until_the_next_topic_has_to_be_made() -> None:
@@ -434,7 +454,7 @@ async def test_a_turn_goes_on_with_what_is_known_until_the_next_topic_has_to_be_
         for topic in ("New0", "New1"):
             await client.put(topic)
         topics = ["New0"] * 20 + ["Newer0"] * 3 + ["New1"] * 20 + ["Newer1", "Newer0", "Newer2"]
-        sends = [SimpleNamespace(header=SimpleNamespace(topic=topic, queue_id=0)) for topic in topics]
+        sends: list[Any] = [a_send(topic) for topic in topics]
         publisher: Any = broker.parts.publisher
         assert publisher.is_long(sends)
         assert [len(run) for run in publisher.runs(sends)] == [43, 1, 1, 1]
@@ -445,31 +465,59 @@ async def test_a_turn_goes_on_with_what_is_known_until_the_next_topic_has_to_be_
 
 
 @pytest.mark.parametrize("together", [4, 1024])
+@pytest.mark.parametrize("topic_count", [1, 4, 30])
 async def test_sends_that_make_very_many_queues_go_in_turns(
-    monkeypatch: pytest.MonkeyPatch, together: int
+    monkeypatch: pytest.MonkeyPatch, topic_count: int, together: int
 ) -> None:
-    """However many of a read are handled together. Of topics that have few queues in all they are not counted: four
-    messages may be for four of these."""
+    """However many of a read are handled together, and however few queues their topics have."""
     monkeypatch.setattr(connection_module, "BATCH_FIRST", together)
     async with broker_in_memory() as broker, talking_in_memory(broker) as client:
-        for number in range(30):
+        for number in range(topic_count):
             await client.put(f"Wide{number}")
-        files: list[int] = []
-        queues = broker.parts.store.topics
-        publish = broker.parts.publisher.publish
+        files = made_in_each_turn(broker, monkeypatch)
+        more = [(f"Wide{number}", queue_id) for queue_id in range(1, 4) for number in range(topic_count)]
+        client.send(*[send_request(topic, b"x", queue_id=at, opaque=n) for n, (topic, at) in enumerate(more)])
+        assert {answer.code for answer in (await client.answers(len(more))).values()} == {0}
+        assert sum(files) == len(more)
+        assert max(files) == 1
 
-        def counting(messages: Any, *more: Any) -> Any:
-            lacking = {(one.header.topic, one.header.queue_id) for one in messages}
-            files.append(sum(not queues.has_queue(*queue) for queue in lacking))
-            return publish(messages, *more)
 
-        monkeypatch.setattr(broker.parts.publisher, "publish", counting)
+async def test_a_single_send_that_makes_its_queue_is_paced_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else as many connections as there may be make as many queues at once."""
+    worked: list[float] = []
+
+    def counting(_: Pace, took_s: float, now: float) -> float:
+        worked.append(took_s)
+        return 0.0
+
+    monkeypatch.setattr(Pace, "worked", counting)
+    async with broker_in_memory() as broker, talking_in_memory(broker) as client:
+        for number in range(3):
+            assert (await client.put("New", queue_id=number)).code == 0
+        for number in range(3):
+            assert (await client.put("New", queue_id=number)).code == 0
+        # Waits in another queue, whose first message this is: that of its topic is not made for it.
+        for _ in range(3):
+            assert (await client.put("New", queue_id=3, properties=text_of({"DELAY": "8"}))).code == 0
+        assert len(worked) == 3
+        assert not broker.parts.store.topics.has_queue("New", 3)
+
+
+async def test_messages_that_wait_in_another_queue_go_together_but_not_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their queue may be made all the same, if their time is over."""
+    async with broker_in_memory() as broker, talking_in_memory(broker) as client:
+        make_topic(broker, "Wide", read_queue_nums=40, write_queue_nums=40)
+        await client.put("Wide")
+        files = made_in_each_turn(broker, monkeypatch)
+        over = text_of({"TIMER_DELIVER_MS": "1"})
         client.send(
-            *[send_request(f"Wide{at % 30}", b"x", queue_id=at // 30, opaque=at) for at in range(30, 120)]
+            *[send_request("Wide", b"x", queue_id=at, properties=over, opaque=at) for at in range(1, 40)]
         )
-        assert {answer.code for answer in (await client.answers(90)).values()} == {0}
-        assert sum(files) == 90
-        assert NEW_QUEUES_MAX <= max(files) <= FEW_QUEUES
+        assert {answer.code for answer in (await client.answers(39)).values()} == {0}
+        assert sum(files) == 39
+        assert max(files) <= TURN_MAKES_MAX
 
 
 async def test_batches_that_make_very_many_topics_go_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -490,7 +538,7 @@ async def test_batches_that_make_very_many_topics_go_in_turns(monkeypatch: pytes
             command.code = RequestCode.SEND_BATCH_MESSAGE
         client.send(*sends)
         assert {answer.code for answer in (await client.answers(100)).values()} == {0}
-        assert max(counts) <= NEW_QUEUES_MAX
+        assert max(counts) <= 1
         assert {f"New{at}" for at in range(100)} <= set(broker.parts.topics.all())
 
 

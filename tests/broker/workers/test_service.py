@@ -23,6 +23,7 @@ from aerobee import Client, ClientError, ProducerConfig
 from aerobee_broker.workers.layout import plan_workers
 from aerobee_broker.workers.service import worker_command
 from broker.settings.test_config import load
+from client_scenarios import routed
 from programs import Server, free_port
 from service.tls.certificates import write_pair
 
@@ -96,13 +97,6 @@ def events(server: Server, name: str) -> list[dict[str, Any]]:
 
 def pid_of(server: Server, worker: str) -> int:
     return [int(entry["pid"]) for entry in events(server, "worker.started") if entry["worker"] == worker][-1]
-
-
-async def routed(client: Client, topic: str, brokers: set[str]) -> None:
-    """Wait until the nameserver knows the topic at all of them: each tells it by itself, after it has the topic."""
-    async with asyncio.timeout(PATIENCE_S):
-        while {broker.broker_name for broker in (await client.admin.route(topic)).broker_datas} != brokers:
-            await asyncio.sleep(0.02)
 
 
 async def test_two_workers_are_one_service(tmp_path: Path, nameserver: str) -> None:

@@ -2,10 +2,12 @@
 
 import errno
 import gc
+import itertools
 import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -176,10 +178,37 @@ def test_many_are_synced_one_by_one_where_others_wait_for_the_disk(
     files, watched = grown(tmp_path, MANY), Watched(monkeypatch, None)
     DiskIo().sync_all(files, [tmp_path], gently=True)
     assert (watched.whole, watched.single) == (0, MANY)
-    assert io.SYNC_WHOLE_GENTLY_MIN > MANY > io.SYNC_WHOLE_MIN
-    monkeypatch.setattr(io, "SYNC_WHOLE_GENTLY_MIN", MANY)  # more than that may not be open everywhere
+
+
+def test_what_is_left_when_that_takes_long_is_synced_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2,047 files took 20 s at a disk of 10 ms a sync, and who stopped the store waited for them."""
+    trusted(tmp_path)
+    files, watched = grown(tmp_path, MANY + 3), Watched(monkeypatch, None)
+    moments = itertools.count(step=io.GENTLE_S / 3)
+    monkeypatch.setattr(time, "monotonic", lambda: next(moments))
     DiskIo().sync_all(files, [tmp_path], gently=True)
-    assert (watched.whole, watched.single) == (1, MANY)
+    assert (watched.whole, watched.single) == (1, 2)
+
+
+def test_folders_are_synced_one_by_one_as_long_as_that_does_not_take_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trusted(tmp_path)
+    folders = [tmp_path / str(number) for number in range(MANY + 1)]
+    for folder in folders[:-1]:
+        folder.mkdir()
+    single: list[Path] = []
+    monkeypatch.setattr(DiskIo, "sync_folder", lambda _, path: single.append(path))
+    watched = Watched(monkeypatch, None)
+    DiskIo().sync_all([], folders, gently=True)
+    assert (watched.whole, single) == (0, folders)
+    moments = itertools.count(step=io.GENTLE_S / 2)
+    monkeypatch.setattr(time, "monotonic", lambda: next(moments))
+    single.clear()
+    DiskIo().sync_all([], folders, gently=True)
+    assert (watched.whole, single) == (1, folders[:1])
 
 
 def test_a_store_is_gentle_while_it_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,6 +293,7 @@ def test_a_topic_that_goes_before_its_first_sync_is_no_failure(tmp_path: Path) -
 
 FLUSH = """
 import sys
+import time
 from pathlib import Path
 from aerobee_store.queues.consume_queue import ENTRY
 from aerobee_store.disk.io import DiskIo
