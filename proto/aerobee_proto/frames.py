@@ -16,6 +16,7 @@ Invariants
   lost its boundaries and must be closed.
 """
 
+import sys
 from collections.abc import Callable, Mapping
 from io import BytesIO
 from struct import Struct
@@ -120,30 +121,44 @@ class _LargeFrame:
 class FrameDecoder:
     """Cut a byte stream into frames, whatever the cut of the input.
 
-    `feed` returns every whole frame, in order. When the stream breaks the agreed form, the frames before the
+    `feed` returns every whole frame, in order, or so many as it is asked for; then `has_more` is set, and the next call
+    goes on with the rest, also when it brings nothing. When the stream breaks the agreed form, the frames before the
     break are still returned and `error` is set; a further `feed` raises it.
     """
 
-    __slots__ = ("_chunks", "_header_size_max", "_large", "_need", "_size_max", "error", "pending_size")
+    __slots__ = (
+        "_chunks",
+        "_header_size_max",
+        "_large",
+        "_need",
+        "_size_max",
+        "error",
+        "has_more",
+        "pending_size",
+    )
 
     def __init__(self, size_max: int = FRAME_SIZE_MAX, header_size_max: int = FRAME_SIZE_MAX) -> None:
         self._size_max = size_max
         self._header_size_max = header_size_max
         # Bytes of a frame that is not whole yet. Small pieces are put together: each object has 40 bytes of its own.
         self._chunks: list[bytes | bytearray] = []
-        # Bytes held of a frame that is not whole yet. Moved here only; asked for after each read, so no property.
+        # Bytes held of a frame that is not whole yet, or was not asked for. Moved here only; looked at after each read, so
+        # no property.
         self.pending_size = 0
         self._need = 4  # how many bytes make the next step possible
         self._large: _LargeFrame | None = None  # that is coming; then there are no chunks
         self.error: FrameError | None = None
+        self.has_more = False  # whether whole frames may be held that were not asked for
 
-    def feed(self, data: bytes, front: Callable[[bytes], int] | None = None) -> list[Frame]:
-        """The next bytes. `front` is shown what begins with a whole frame, or may, and says how many bytes it has taken
-        for itself: whole frames, none of which is given back."""
+    def feed(
+        self, data: bytes, front: Callable[[bytes], int] | None = None, *, count_max: int = sys.maxsize
+    ) -> list[Frame]:
+        """The next bytes, for at most so many frames. `front` is shown what begins with a whole frame, or may, and says
+        how many bytes it has taken for itself: whole frames, none of which is given back."""
         if self.error is not None:
             raise self.error
         if self._large is not None:
-            return self._feed_large(self._large, data)
+            return self._feed_large(self._large, data, count_max)
         if self.pending_size:
             if len(data) >= SMALL:
                 self._chunks.append(data)
@@ -156,7 +171,8 @@ class FrameDecoder:
                 return []
             data = b"".join(self._chunks)
             self._chunks.clear()
-        frames, position, need = self._cut(data, 0 if front is None else front(data))
+        self.has_more = False
+        frames, position, need = self._cut(data, 0 if front is None else front(data), count_max)
         rest = len(data) - position
         self.pending_size = rest
         self._need = need
@@ -170,7 +186,7 @@ class FrameDecoder:
                 self._chunks.append(data[position:] if position else data)
         return frames
 
-    def _feed_large(self, large: _LargeFrame, data: bytes) -> list[Frame]:
+    def _feed_large(self, large: _LargeFrame, data: bytes, count_max: int) -> list[Frame]:
         """The next bytes, of which the first belong to this frame. What follows it is given back behind it: no front is
         to be faster."""
         taken = large.take(memoryview(data))
@@ -181,15 +197,20 @@ class FrameDecoder:
         self.pending_size, self._need = 0, 4
         frames = [large.frame()]
         if taken < len(data):
-            frames += self.feed(data[taken:])
+            frames += self.feed(data[taken:], count_max=count_max - 1)
         return frames
 
-    def _cut(self, data: bytes, position: int) -> tuple[list[Frame], int, int]:
+    def _cut(self, data: bytes, position: int, count_max: int) -> tuple[list[Frame], int, int]:
         """Cut whole frames off, from `position` on: they, the position after them, bytes needed from there on."""
         frames: list[Frame] = []
+        left = count_max
         end = len(data)
         unpack = _WORDS.unpack_from
         while end - position >= 8:
+            if not left:
+                self.has_more = True
+                return frames, position, 0
+            left -= 1
             length, word = unpack(data, position)
             header_size = word & 0xFFFFFF
             if length < 4 + header_size or length > self._size_max - 4:

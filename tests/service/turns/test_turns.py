@@ -287,10 +287,10 @@ async def test_a_batch_is_as_large_as_what_takes_a_part_of_a_slice(worked: Worke
     cost_s = BATCH_S / 10_000
     taken.clear()
     for _ in range(20):
-        peer.connection.data_received(frames(SEND, 1000))
+        peer.connection.data_received(frames(SEND, SLICE_FRAMES_MAX))
         await worked.turns(3)
-    assert sum(taken) == 20_000
-    assert taken[-1] == 1000  # all of a read again
+    assert sum(taken) == 20 * SLICE_FRAMES_MAX
+    assert taken[-1] == SLICE_FRAMES_MAX  # all of a read again
 
 
 async def test_dear_requests_behind_very_many_cheap_ones_are_not_one_batch(worked: Worked) -> None:
@@ -303,9 +303,9 @@ async def test_dear_requests_behind_very_many_cheap_ones_are_not_one_batch(worke
     )
     peer = Peer(handlers, common=Common(turns=Turns(worked, turn_s=0.02, slice_s=0.005)))
     for _ in range(20):
-        peer.connection.data_received(frames(SEND, 1000))
+        peer.connection.data_received(frames(SEND, SLICE_FRAMES_MAX))
         await worked.turns(3)
-    assert taken[-1] == 1000
+    assert taken[-1] == SLICE_FRAMES_MAX
     taken.clear()
     dear = [
         encode_command(Command(SEND, opaque=number, ext_fields={"x": "y" * (BATCH_HEADERS_SIZE // 4)}))
