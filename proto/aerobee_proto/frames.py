@@ -142,8 +142,8 @@ class FrameDecoder:
         self._header_size_max = header_size_max
         # Bytes of a frame that is not whole yet. Small pieces are put together: each object has 40 bytes of its own.
         self._chunks: list[bytes | bytearray] = []
-        # Bytes held of a frame that is not whole yet, or was not asked for. Moved here only; looked at after each read, so
-        # no property.
+        # Bytes held of a frame that is not whole yet, or was not asked for. Moved here only; asked for after each read,
+        # so no property.
         self.pending_size = 0
         self._need = 4  # how many bytes make the next step possible
         self._large: _LargeFrame | None = None  # that is coming; then there are no chunks

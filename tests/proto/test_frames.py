@@ -90,6 +90,46 @@ def test_random_cuts_never_change_what_comes_out(body: bytes, places: list[int],
     assert decoder.pending_size == 0
 
 
+@given(
+    st.binary(min_size=1, max_size=2000),
+    st.lists(st.integers(0, 2000), max_size=8),
+    st.sampled_from([30, 300, frames.LARGE]),
+    st.integers(1, 5),
+)
+def test_so_many_frames_at_a_time_are_the_same_in_all(
+    body: bytes, places: list[int], large: int, count_max: int
+) -> None:
+    data = b"".join(encode_frame(CODEC_JSON, b'{"code":1}', body[:n]) for n in range(0, len(body), 97))
+    borders = sorted({min(place, len(data)) for place in places} | {0, len(data)})
+    decoder, got = FrameDecoder(), []
+    with mock.patch.object(frames, "LARGE", large):
+        for begin, end in pairwise(borders):
+            some = decoder.feed(data[begin:end], count_max=count_max)
+            while decoder.has_more:
+                assert len(some) == count_max
+                got += some
+                some = decoder.feed(b"", count_max=count_max)
+            got += some
+            assert len(some) <= count_max
+    assert got == FrameDecoder().feed(data)
+    assert decoder.pending_size == 0
+
+
+def test_what_was_not_asked_for_is_held_and_more_may_come_behind_it() -> None:
+    one = encode_frame(CODEC_JSON, b'{"code":1}')
+    decoder = FrameDecoder()
+    assert len(decoder.feed(one * 5, count_max=2)) == 2
+    assert (decoder.has_more, decoder.pending_size) == (True, 3 * len(one))
+    assert len(decoder.feed(one + one[:7], count_max=2)) == 2
+    assert len(decoder.feed(b"", lambda data: len(one), count_max=2)) == 1, "the front took one"
+    assert (decoder.has_more, decoder.pending_size) == (False, 7)
+    assert decoder.feed(one[7:]) == [(CODEC_JSON, b'{"code":1}', b"")]
+    assert len(decoder.feed(one * 2 + bytes(4), count_max=1)) == 1
+    assert len(decoder.feed(b"")) == 1, "no error before what is no frame is looked at"
+    assert isinstance(decoder.error, FrameError)
+    assert not decoder.has_more
+
+
 def test_a_large_frame_is_whole_with_its_last_byte_and_what_follows_comes_behind_it() -> None:
     """Nothing of the rest is shown to a front, which would be served before it."""
     header, body = b'{"code":1}' + b" " * 3000, bytes(range(256)) * 5000

@@ -491,7 +491,9 @@ class SimIo:
                     raise NamesNotSynced(errno.EIO, "Input/output error", name)
         disk.names_are_sure(name, changes)
 
-    def sync_all(self, files: Sequence[DataFile], folders: Sequence[Path], *, gently: bool = False) -> None:
+    def sync_all(
+        self, files: Sequence[DataFile], folders: Sequence[Path], *, gently: Callable[[], bool] | None = None
+    ) -> None:
         for file in files:
             file.sync()
         for folder in folders:

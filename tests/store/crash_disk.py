@@ -485,7 +485,9 @@ class CrashIo:
     def sync_folder(self, path: Path) -> None:
         self.take(("sync folder", str(path)))
 
-    def sync_all(self, files: Sequence[DataFile], folders: Sequence[Path], *, gently: bool = False) -> None:
+    def sync_all(
+        self, files: Sequence[DataFile], folders: Sequence[Path], *, gently: Callable[[], bool] | None = None
+    ) -> None:
         for file in files:
             file.sync()
         for folder in folders:

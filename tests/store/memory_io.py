@@ -8,7 +8,7 @@ in the middle of things.
 """
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
@@ -278,7 +278,9 @@ class MemoryIo:
         for gone in [p for p in self._removed if p.parent == path]:
             del self._removed[gone]
 
-    def sync_all(self, files: Sequence[DataFile], folders: Sequence[Path], *, gently: bool = False) -> None:
+    def sync_all(
+        self, files: Sequence[DataFile], folders: Sequence[Path], *, gently: Callable[[], bool] | None = None
+    ) -> None:
         for file in files:
             file.sync()
         for folder in folders:

@@ -21,7 +21,6 @@ import mmap
 import os
 import stat
 import threading
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
 from functools import wraps
@@ -76,10 +75,6 @@ Buffer = bytes | bytearray | memoryview
 _ZERO_CHUNK = 1 << 20
 _SPACE_STEP = 1 << 12  # bytes that a file opened with `room` is given at least; then as much again as it has
 SYNC_WHOLE_MIN = 256  # files of a file system from which it is synced as a whole
-# Gently, they are synced one after the other so long, and only what is left then as a whole: one call for all gives the
-# disk everything at once, and a send that waits for the log waits behind it: with 388 queues up to 130 ms
-# (bench/attack.py --flush sync --only "every queue").
-GENTLE_S = 1.0
 _PAGE = mmap.PAGESIZE
 _CLOSED, _SHED = -1, -2  # in place of a descriptor: none for good, and none while there is the map
 WRITE_CALL_MIN = 400  # bytes from which writes are calls; two records are longer (see _DiskFile.write)
@@ -243,9 +238,11 @@ class StoreIo(Protocol):
         """Make creations and removals inside `path` durable. NamesNotSynced is as final as what sync() of a file
         raises."""
 
-    def sync_all(self, files: Sequence[DataFile], folders: Sequence[Path], *, gently: bool = False) -> None:
-        """As sync() of every file and then sync_folder() of every folder, for any number of them; `gently` to others
-        who wait for the same disk, as long as that does not take long.
+    def sync_all(
+        self, files: Sequence[DataFile], folders: Sequence[Path], *, gently: Callable[[], bool] | None = None
+    ) -> None:
+        """As sync() of every file and then sync_folder() of every folder, for any number of them. One after the other
+        as long as `gently`, which is asked before each, says that others who wait for the same disk are to be spared.
 
         Files that are closed and folders that are removed meanwhile are passed over. OSError names one that failed.
         """
@@ -810,9 +807,11 @@ class DiskIo:
         finally:
             os.close(fd)
 
-    def sync_all(self, files: Sequence[DataFile], folders: Sequence[Path], *, gently: bool = False) -> None:
-        if gently:
-            files, folders = self._sync_some(files, folders)
+    def sync_all(
+        self, files: Sequence[DataFile], folders: Sequence[Path], *, gently: Callable[[], bool] | None = None
+    ) -> None:
+        if gently is not None:
+            files, folders = self._sync_some(files, folders, gently)
         together = defaultdict[FileSystem, int](int)
         for file in files:
             if isinstance(file, _DiskFile) and (system := file.file_system) is not None:
@@ -834,16 +833,15 @@ class DiskIo:
                     self.sync_folder(folder)
 
     def _sync_some(
-        self, files: Sequence[DataFile], folders: Sequence[Path]
+        self, files: Sequence[DataFile], folders: Sequence[Path], goes_on: Callable[[], bool]
     ) -> tuple[Sequence[DataFile], Sequence[Path]]:
-        """Sync one after the other for GENTLE_S; what is left then."""
-        until = time.monotonic() + GENTLE_S
+        """Sync one after the other, as long as that goes on; what is left then."""
         for place, file in enumerate(files):
-            if time.monotonic() >= until:
+            if not goes_on():
                 return files[place:], folders
             file.sync()
         for place, folder in enumerate(folders):
-            if time.monotonic() >= until:
+            if not goes_on():
                 return (), folders[place:]
             with contextlib.suppress(FileNotFoundError):
                 self.sync_folder(folder)

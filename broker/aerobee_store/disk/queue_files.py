@@ -30,7 +30,7 @@ closed, and its number given to another file, at any moment.
 import errno
 import os
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -538,9 +538,11 @@ class OpenQueueFiles(BorrowedFiles):
 
     # --- for other threads -----------------------------------------------------------------------------
 
-    def sync(self, files: Sequence[QueueFile], folders: Sequence[Path], *, gently: bool = False) -> None:
-        """Make all that was written to the files, and made in the folders, before this call durable; `gently` to others
-        who wait for the same disk.
+    def sync(
+        self, files: Sequence[QueueFile], folders: Sequence[Path], *, gently: Callable[[], bool] | None = None
+    ) -> None:
+        """Make all that was written to the files, and made in the folders, before this call durable; `gently` as of
+        StoreIo.sync_all().
 
         For any thread. OSError is final for the store.
         """

@@ -132,7 +132,9 @@ class ReservedIo:
         """As the disk's own."""
         self._io.sync_folder(path)
 
-    def sync_all(self, files: Sequence[DataFile], folders: Sequence[Path], *, gently: bool = False) -> None:
+    def sync_all(
+        self, files: Sequence[DataFile], folders: Sequence[Path], *, gently: Callable[[], bool] | None = None
+    ) -> None:
         """As the disk's own."""
         self._io.sync_all(files, folders, gently=gently)
 

@@ -12,7 +12,7 @@ Threads: one thread changes the table. flush() may run in another; it works on t
 when it began.
 """
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from aerobee_store.disk.io import StoreIo
@@ -60,8 +60,8 @@ class QueueTable:
         self.cut: list[tuple[ConsumeQueue, WrongLength]] = []
         # Physical offset below which all entries are on disk; moved by who knows what was confirmed before a flush().
         self.watermark = 0
-        # Whether others wait for the disk while this is flushed; set by whoever serves them.
-        self.flushes_gently = False
+        # Asked while this is flushed: whether others who wait for the disk are to be spared. Set by who serves them.
+        self.spares_others: Callable[[], bool] | None = None
         # Queues of which load() removed an empty file. Without a crash before, somebody made it empty.
         self.emptied: list[ConsumeQueue] = []
 
@@ -263,7 +263,7 @@ class QueueTable:
         # Of new files; each folder once however many queues a topic got.
         folders = dict.fromkeys(folder for unflushed in work for folder in unflushed.folders)
         within = [folder for folder in folders if folder.is_relative_to(self.folder.parent)]
-        self.open_files.sync(files, within, gently=self.flushes_gently)
+        self.open_files.sync(files, within, gently=self.spares_others)
         for unflushed in work:
             unflushed.queue.flushed(unflushed)
         return len(files)

@@ -404,7 +404,8 @@ class Connection(asyncio.Protocol):
                 if self._can_go_on and not is_over:
                     self.was_overtaken = self._overtaking > 0
                     self._handle_some(self._held_back, deadline)
-                self._cut_more(deadline)
+                if self.decoder.has_more and self._can_read_on and self._clock() < deadline:
+                    self._cut_more(deadline)
             finally:
                 self.was_overtaken = False
                 self._in_read = False
@@ -422,17 +423,16 @@ class Connection(asyncio.Protocol):
         return True
 
     def _cut_more(self, deadline: float) -> None:
-        """Go on with what was read and is not cut into frames, when all before that is handled."""
+        """Go on with what was read and was not cut into frames; all before that is handled."""
         decoder = self.decoder
-        if decoder.has_more and self._can_read_on and self._clock() < deadline:
-            frames = decoder.feed(b"", self._take_front, count_max=SLICE_FRAMES_MAX)
-            if left := self._handle(frames, deadline) if frames else frames:
-                self._hold_back(left)
-            if decoder.error is not None and not self.transport.is_closing():
-                self._break(decoder.error)
-            if decoder.pending_size and not decoder.has_more:
-                self._frame_since = self._loop.time()
-            self.count_buffers()
+        frames = decoder.feed(b"", self._take_front, count_max=SLICE_FRAMES_MAX)
+        if left := self._handle(frames, deadline) if frames else frames:
+            self._hold_back(left)
+        if decoder.error is not None and not self.transport.is_closing():
+            self._break(decoder.error)
+        if decoder.pending_size and not decoder.has_more:
+            self._frame_since = self._loop.time()
+        self.count_buffers()
 
     @property
     def _can_read_on(self) -> bool:
@@ -445,7 +445,9 @@ class Connection(asyncio.Protocol):
     def _can_go_on(self) -> bool:
         """Whether something was read that may be handled, or it may be read on."""
         has_more = self._held_back or self._urgent or self._has_read_enough or self.decoder.has_more
-        return bool(has_more) and not self._write_blocked and not self._alone and not self.transport.is_closing()
+        return (
+            bool(has_more) and not self._write_blocked and not self._alone and not self.transport.is_closing()
+        )
 
     def _handle_some(self, row: deque[Frame], deadline: float) -> None:
         """Handle the first of these; what the deadline leaves stays."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aerobee_proto.frames import Command, encode_command
+from aerobee_proto.frames import Command, Frame, FrameDecoder, encode_command
 from aerobee_proto.requests import NoFields
 from aerobee_remoting.exchange.connection import (
     BATCH_FIRST,
@@ -17,9 +17,10 @@ from aerobee_remoting.exchange.connection import (
     BATCH_S,
     OVERTAKING_MAX,
     READ_AHEAD,
+    SLICE_FRAMES_MAX,
 )
 from aerobee_remoting.exchange.handlers import AnyRequest, Channel, HandlerTable, Response
-from aerobee_remoting.exchange.limits import Common
+from aerobee_remoting.exchange.limits import Common, ConnectionLimits
 from aerobee_remoting.exchange.needs import Open
 from aerobee_service.turns import turns as turns_module
 from aerobee_service.turns.turns import (
@@ -315,6 +316,51 @@ async def test_dear_requests_behind_very_many_cheap_ones_are_not_one_batch(worke
     await worked.turns(3)
     assert sum(taken) == 30
     assert max(taken) <= 4 + 1  # one more where it is the first of its batch
+
+
+async def test_a_read_of_very_many_requests_is_cut_in_turns(
+    worked: Worked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To cut thousands of them and to keep them took 4 ms of one turn, whatever was handled in it."""
+    (a,) = peers(worked, 1)
+    count = 4 * SLICE_FRAMES_MAX + 7
+    fed: list[int] = []
+
+    feed = FrameDecoder.feed
+
+    def watched(*given: Any, **more: Any) -> list[Frame]:
+        found = feed(*given, **more)
+        fed.append(len(found))
+        return found
+
+    monkeypatch.setattr(FrameDecoder, "feed", watched)
+    data = frames(SEND, count) + frames(SEND, 1, count)
+    a.connection.data_received(data[:-9])
+    late = asyncio.get_running_loop().time() + ConnectionLimits().frame_s + 10
+    assert a.connection.sweep(late) is None, "whole requests that wait for their turn are not late"
+    for _ in range(1000):
+        if not a.connection.reading_paused:
+            break
+        await worked.turns(1)
+    assert worked.of(SEND) == [("a", number) for number in range(count)]
+    assert max(fed) == SLICE_FRAMES_MAX
+    assert sum(fed) == count
+    assert "did not arrive whole" in (a.connection.sweep(late) or "")
+
+
+async def test_what_is_no_frame_behind_very_many_requests_ends_the_connection_after_them(
+    worked: Worked,
+) -> None:
+    (a,) = peers(worked, 1)
+    a.connection.data_received(frames(SEND, 1000) + bytes(8))
+    assert len(worked.of(SEND)) < 1000
+    for _ in range(1000):
+        if a.connection.is_closed:
+            break
+        await worked.turns(1)
+    else:
+        pytest.fail("it is open")
+    assert len(worked.of(SEND)) == 1000
 
 
 async def test_requests_that_nobody_serves_take_no_more_than_a_slice(worked: Worked) -> None:
