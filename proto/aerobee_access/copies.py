@@ -23,10 +23,8 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Final
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
 from aerobee_access.admin import Changing
+from aerobee_access.ciphers import Cipher, NotSealedSo
 from aerobee_access.table import AccessTable, Content
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.errors import FormatError, RequestError
@@ -87,7 +85,7 @@ class AccessGiver:
             return Response(ext={"revision": revision})
         own, copied = os.urandom(NONCE_SIZE), self._table.to_copy()
         body = await asyncio.to_thread(
-            lambda: _cipher(secret, nonce, own).encrypt(SEAL_NONCE, copied(), revision.encode())
+            lambda: _cipher(secret, nonce, own).seal(SEAL_NONCE, copied(), revision.encode())
         )
         return Response(ext={"revision": revision, "nonce": own.hex()}, body=body)
 
@@ -135,8 +133,8 @@ class AccessCopy:
 
     def _opened(self, nonce: bytes, revision: str, body: bytes) -> Content:
         try:
-            raw = _cipher(self._secret, self._nonce, nonce).decrypt(SEAL_NONCE, body, revision.encode())
-        except InvalidTag:
+            raw = _cipher(self._secret, self._nonce, nonce).open(SEAL_NONCE, body, revision.encode())
+        except NotSealedSo:
             raise FormatError(
                 "what the master gives for its users and policies does not open with the secret of this broker's "
                 "innerClientAuthenticationCredentials"
@@ -148,8 +146,8 @@ def _proof(secret: bytes, nonce: bytes) -> bytes:
     return hmac.digest(secret, _ASKED + nonce, sha256)
 
 
-def _cipher(secret: bytes, asked: bytes, answered: bytes) -> AESGCM:
-    return AESGCM(hmac.digest(secret, _SEALED + asked + answered, sha256))
+def _cipher(secret: bytes, asked: bytes, answered: bytes) -> Cipher:
+    return Cipher(hmac.digest(secret, _SEALED + asked + answered, sha256))
 
 
 def _bytes_of(digits: str) -> bytes:

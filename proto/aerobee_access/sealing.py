@@ -17,9 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
+from aerobee_access.ciphers import Cipher
 from aerobee_proto.errors import AerobeeError
 
 __all__ = ["KeyFileError", "Sealer"]
@@ -39,12 +37,12 @@ class Sealer:
 
     def __init__(self, key_file: Path) -> None:
         self._key_file = key_file
-        self._cipher: AESGCM | None = None
+        self._cipher: Cipher | None = None
 
     def seal(self, name: str, secret: str) -> str:
         """The secret of this user as it may be written down. KeyFileError when there is no key to do it with."""
         nonce = os.urandom(NONCE_SIZE)
-        sealed = self._keyed().encrypt(nonce, secret.encode(), name.encode())
+        sealed = self._keyed().seal(nonce, secret.encode(), name.encode())
         return VERSION + base64.b64encode(nonce + sealed).decode()
 
     def open(self, name: str, sealed: str) -> str:
@@ -53,18 +51,18 @@ class Sealer:
         try:
             # Without the version in front it is not Base64.
             raw = base64.b64decode(sealed.removeprefix(VERSION), validate=True)
-            return cipher.decrypt(raw[:NONCE_SIZE], raw[NONCE_SIZE:], name.encode()).decode()
-        except (ValueError, InvalidTag):
+            return cipher.open(raw[:NONCE_SIZE], raw[NONCE_SIZE:], name.encode()).decode()
+        except ValueError:
             raise KeyFileError(
                 f"the secret of user {name!r} does not open with the key in {self._key_file}: put the key file that "
                 "belongs to it in place (accessKeyPath), or take the user out of the file and create it again"
             ) from None
 
-    def _keyed(self) -> AESGCM:
+    def _keyed(self) -> Cipher:
         if self._cipher is None:
             path = self._key_file
             try:
-                self._cipher = AESGCM(_read(path) if path.exists() else _make(path))
+                self._cipher = Cipher(_read(path) if path.exists() else _make(path))
             except OSError as failed:
                 raise KeyFileError(
                     f"the key file {path} cannot be used: {failed.strerror or failed}"
