@@ -110,6 +110,7 @@ class Connection(asyncio.Protocol):
         "__weakref__",  # group notices forget who is gone
         "_alone",
         "_batch_max",
+        "_broken",
         "_calls",
         "_clock",
         "_close_reason",
@@ -210,6 +211,7 @@ class Connection(asyncio.Protocol):
         self._write_blocked = False
         self._done_reading = False
         self._has_read_enough = False  # for this turn; it stands in the row to read on
+        self._broken: FrameError | None = None  # what was read last is no frame: nothing is read any more
         self._alone = 0  # pieces of work that what was read later has to wait for
         # Read, and to be handled in a later turn, or when what waits to be sent has shrunk.
         self._held_back: deque[Frame] = deque()
@@ -301,7 +303,7 @@ class Connection(asyncio.Protocol):
             self.transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._broken is not None:
             return
         decoder, turns = self.decoder, self._turns
         self._in_read = True
@@ -323,7 +325,7 @@ class Connection(asyncio.Protocol):
             if self._has_read_enough or decoder.has_more:
                 self._wait()
                 self._gate_reading()
-            if decoder.error is not None and not self.transport.is_closing():  # or it is known already
+            if decoder.error is not None and self._broken is None and not self.transport.is_closing():
                 self._break(decoder.error)
         finally:
             self._in_read = False
@@ -413,6 +415,7 @@ class Connection(asyncio.Protocol):
                     self._write_out()
             if not self._held_back:
                 self._overtaking = 0
+        self._close_broken()
         self._gate_reading()
         if not self._can_go_on:
             return False
@@ -428,7 +431,7 @@ class Connection(asyncio.Protocol):
         frames = decoder.feed(b"", self._take_front, count_max=SLICE_FRAMES_MAX)
         if left := self._handle(frames, deadline) if frames else frames:
             self._hold_back(left)
-        if decoder.error is not None and not self.transport.is_closing():
+        if decoder.error is not None and self._broken is None and not self.transport.is_closing():
             self._break(decoder.error)
         if decoder.pending_size and not decoder.has_more:
             self._frame_since = self._loop.time()
@@ -529,6 +532,10 @@ class Connection(asyncio.Protocol):
         if run:
             self._run_batch(run_entry, run)
         if broken is not None:
+            # What waits came behind it.
+            self._held_back.clear()
+            self._urgent.clear()
+            self._held_back_size = 0
             self._break(broken)
         return left
 
@@ -595,6 +602,7 @@ class Connection(asyncio.Protocol):
         finally:
             self._alone -= 1
             self._at_work(-1, -size)
+            self._close_broken()
             self._wait()
             self._gate_reading()
 
@@ -717,13 +725,22 @@ class Connection(asyncio.Protocol):
         self._dispatcher.refuse_stranger(self, command, frame, refused)
 
     def _break(self, broken: FrameError) -> None:
+        """Nothing more can be read; what was read before is handled, then the connection is closed."""
         forget_frames(broken)  # the decoder keeps it
         forged = isinstance(broken, ProxyHeaderError)
         self.common.broken_off["proxy_header" if forged else "frame"] += 1
         event = "remoting.proxy_header_refused" if forged else "remoting.frame_refused"
         self._log.warning(event, peer=self.peer, reason=str(broken))
         self.decoder.error = self.decoder.error or broken
-        self.close(f"frame refused: {broken}")
+        self.decoder.has_more = False
+        self._broken = broken
+        self.stop_reading()
+        self._close_broken()
+
+    def _close_broken(self) -> None:
+        """Close what is broken, unless something that was read before waits."""
+        if self._broken is not None and not (self._alone or self._held_back or self._urgent):
+            self.close(f"frame refused: {self._broken}")
 
     # --- what we send -----------------------------------------------------------------------------------------
 
