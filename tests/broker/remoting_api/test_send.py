@@ -15,7 +15,7 @@ from aerobee_broker.messages.publish_batches import BATCH_COUNT_MAX, TURN_COUNT_
 from aerobee_proto.batch import ENTRIES_A_STEP, BatchEntry, encode_batch
 from aerobee_proto.bodies import TopicConfig
 from aerobee_proto.codes import RequestCode, ResponseCode
-from aerobee_proto.frames import Command
+from aerobee_proto.frames import Command, encode_command
 from aerobee_proto.message_ids import decode_offset_message_id
 from aerobee_proto.properties import decode_properties
 from aerobee_proto.records import StoredRecord, decode_record
@@ -23,6 +23,7 @@ from aerobee_remoting.exchange import connection as connection_module
 from aerobee_remoting.exchange.connection import Connection
 from aerobee_service.turns.pace import Pace
 from broker.in_memory import broker_in_memory, talking_in_memory
+from broker.support import Peer
 from store.memory_io import MemoryIo
 from system.faulty_disk import FaultyDisk
 from system.running import Talker, running_broker, send_request, talking, text_of
@@ -501,6 +502,13 @@ async def test_a_single_send_that_makes_its_queue_is_paced_too(monkeypatch: pyte
             assert (await client.put("New", queue_id=3, properties=text_of({"DELAY": "8"}))).code == 0
         assert len(worked) == 3
         assert not broker.parts.store.topics.has_queue("New", 3)
+
+
+async def test_the_first_send_to_a_topic_is_stored_before_anything_that_comes_later(broker: Broker) -> None:
+    """Who pops from the topic on another connection a moment later was told that it does not exist."""
+    peer = Peer(broker.handlers)
+    peer.connection.data_received(encode_command(send_request("New")))
+    assert broker.parts.store.topics.has_queue("New", 0)
 
 
 async def test_messages_that_wait_in_another_queue_go_together_but_not_without_end(

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aerobee_proto.frames import Command, Frame, FrameDecoder, encode_command
+from aerobee_proto.frames import (
+    CODEC_ROCKETMQ,
+    Command,
+    Frame,
+    FrameDecoder,
+    encode_command,
+    encode_frame,
+)
 from aerobee_proto.requests import NoFields
 from aerobee_remoting.exchange.connection import (
     BATCH_FIRST,
@@ -348,19 +355,26 @@ async def test_a_read_of_very_many_requests_is_cut_in_turns(
     assert "did not arrive whole" in (a.connection.sweep(late) or "")
 
 
-async def test_what_is_no_frame_behind_very_many_requests_ends_the_connection_after_them(
-    worked: Worked,
+@pytest.mark.parametrize(("code", "count"), [(PULL, 1), (PULL, 40), (SEND, 1000)])
+@pytest.mark.parametrize(
+    "broken", [bytes(8), encode_frame(CODEC_ROCKETMQ, b"no header", b"")], ids=["length", "header"]
+)
+async def test_what_came_before_what_is_no_frame_is_answered(
+    worked: Worked, code: int, count: int, broken: bytes
 ) -> None:
+    """The connection was closed at once, with what waited for its turn."""
     (a,) = peers(worked, 1)
-    a.connection.data_received(frames(SEND, 1000) + bytes(8))
-    assert len(worked.of(SEND)) < 1000
+    before = a.connection.common.broken_off["frame"]
+    a.connection.data_received(frames(code, count) + broken + frames(code, 1, count))
     for _ in range(1000):
         if a.connection.is_closed:
             break
+        a.connection.data_received(frames(code, 1, count + 1))  # nothing counts any more
         await worked.turns(1)
     else:
         pytest.fail("it is open")
-    assert len(worked.of(SEND)) == 1000
+    assert worked.of(code) == [("a", number) for number in range(count)]
+    assert a.connection.common.broken_off["frame"] == before + 1
 
 
 async def test_requests_that_nobody_serves_take_no_more_than_a_slice(worked: Worked) -> None:
