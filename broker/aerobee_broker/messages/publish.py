@@ -9,8 +9,7 @@ Where the time goes, per message of 128 bytes (`bench/profile_send.py` measures 
 checks and properties 2.5 us, append and dispatch 3.3 us.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import starmap
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final, Protocol, TypeVar
 
 import msgspec
@@ -104,13 +103,8 @@ class Publisher(Publishing):
     def is_long(self, messages: Sequence[S]) -> bool:
         """Whether a topic or a queue is to be made for them, which has a folder and a file: they are to go in `runs`
         then, so that others are served between these, and the making of them is paced."""
-        intake = self._intake
-        intake.refresh()
-        routes, count = intake.routes, self._store.topics.queue_count
-        topics = {message.header.topic for message in messages}
-        lacking = [
-            topic for topic in topics if topic not in routes or count(topic) < routes[topic].queue_id_limit
-        ]
+        self._intake.refresh()
+        lacking = [topic for topic in {message.header.topic for message in messages} if self._may_lack(topic)]
         return bool(lacking) and sum(self._made_for(messages, lacking)) >= TURN_MAKES_MAX
 
     def runs(self, messages: Sequence[S]) -> Iterator[Sequence[S]]:
@@ -127,14 +121,14 @@ class Publisher(Publishing):
             yield messages[start:end]
             start = end
 
-    def lacking(self, messages: Sequence[S]) -> set[tuple[str, int]]:
-        """Topic and id of the queues that these are for and that are not there."""
-        queues = {(message.header.topic, message.header.queue_id) for message in messages}
-        return {queue for queue in queues if not self._store.topics.has_queue(*queue)}
+    def queue_counts(self, messages: Sequence[S]) -> dict[str, int]:
+        """How many queues the topics of these have."""
+        count = self._store.topics.queue_count
+        return {topic: count(topic) for topic in {message.header.topic for message in messages}}
 
-    def have_come(self, lacking: Iterable[tuple[str, int]]) -> bool:
-        """Whether one of these queues is there now."""
-        return any(starmap(self._store.topics.has_queue, lacking))
+    def have_more(self, counts: Mapping[str, int]) -> bool:
+        """Whether one of these topics has more queues now."""
+        return any(self._store.topics.queue_count(topic) > count for topic, count in counts.items())
 
     def _made_for(self, messages: Sequence[S], topics: Collection[str] | None = None) -> Iterator[int]:
         """For each message what would be made, in units of TURN_MAKES_MAX, if those before it had what they need; for
@@ -143,16 +137,25 @@ class Publisher(Publishing):
         for message in messages:
             header = message.header
             queue = (header.topic, header.queue_id)
-            if queue in seen or (topics is not None and header.topic not in topics):
+            if (queue in seen and header.queue_id >= 0) or (
+                topics is not None and header.topic not in topics
+            ):
                 yield 0
             elif header.topic not in self._intake.routes and self._intake.lacks((header.topic,)):
                 seen.add(queue)
                 yield TURN_MAKES_MAX
+            elif header.queue_id < 0:  # any of its queues
+                yield TURN_MAKES_MAX if self._may_lack(header.topic) else 0
             elif self._store.topics.has_queue(*queue):
                 yield 0
             else:
                 seen.add(queue)
                 yield MOVED_MAKES if self._may_be_moved(header) else TURN_MAKES_MAX
+
+    def _may_lack(self, topic: str) -> bool:
+        """Whether some of the queues of this topic may have to be made."""
+        route = self._intake.routes.get(topic)
+        return route is None or self._store.topics.queue_count(topic) < route.queue_id_limit
 
     def _may_be_moved(self, header: ToPublish) -> bool:
         """Whether it may wait in another queue first, so that its own need not be made for it."""

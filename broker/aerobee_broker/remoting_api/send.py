@@ -64,9 +64,9 @@ all keys and ids. One for each message: to name the fields takes 0.3 us more."""
 
 
 class _Making(NamedTuple):
-    """Of topics and queues, from now on: what is not there, and when it began."""
+    """Of queues: how many each topic had, and when it began."""
 
-    lacking: set[tuple[str, int]]
+    counts: dict[str, int]
     began: float
 
 
@@ -190,12 +190,12 @@ class SendProcessor:
 
     def _begin(self, items: Sequence[Send]) -> "_Making":
         """Before these are stored."""
-        return _Making(self._publisher.lacking(items), time.perf_counter())
+        return _Making(self._publisher.queue_counts(items), time.perf_counter())
 
     async def _end(self, making: "_Making") -> None:
         """Behind sends: where topics or queues were made for these, what comes now waits, so that making has its share
         of the time and no more."""
-        if self._publisher.have_come(making.lacking):
+        if self._publisher.have_more(making.counts):
             await asyncio.sleep(0)  # files are made when readers may see the messages
             now = time.perf_counter()
             await asyncio.sleep(self._pace.worked(min(now - making.began, MAKING_S), now))

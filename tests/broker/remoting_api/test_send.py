@@ -504,6 +504,27 @@ async def test_a_single_send_that_makes_its_queue_is_paced_too(monkeypatch: pyte
         assert not broker.parts.store.topics.has_queue("New", 3)
 
 
+async def test_sends_to_any_queue_go_in_turns_until_all_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with broker_in_memory() as broker, talking_in_memory(broker) as client:
+        await client.put("New")
+        await client.put("New")
+        counts: list[int] = []
+        queues, publish = broker.parts.store.topics, broker.parts.publisher.publish
+
+        def counting(messages: Any, *more: Any) -> Any:
+            before = queues.queue_count("New")
+            published = publish(messages, *more)
+            counts.append(queues.queue_count("New") - before)
+            return published
+
+        monkeypatch.setattr(broker.parts.publisher, "publish", counting)
+        for _ in range(2):
+            client.send(*[send_request("New", b"x", queue_id=-1, opaque=at) for at in range(200)])
+            assert {answer.code for answer in (await client.answers(200)).values()} == {0}
+        assert (sum(counts), max(counts)) == (3, 1)
+        assert len(counts) < 300, "together when they are there"
+
+
 async def test_the_first_send_to_a_topic_is_stored_before_anything_that_comes_later(broker: Broker) -> None:
     """Who pops from the topic on another connection a moment later was told that it does not exist."""
     peer = Peer(broker.handlers)
