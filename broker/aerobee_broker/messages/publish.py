@@ -9,7 +9,7 @@ Where the time goes, per message of 128 bytes (`bench/profile_send.py` measures 
 checks and properties 2.5 us, append and dispatch 3.3 us.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, Protocol, TypeVar
 
 import msgspec
@@ -104,8 +104,8 @@ class Publisher(Publishing):
         """Whether a topic or a queue is to be made for them, which has a folder and a file: they are to go in `runs`
         then, so that others are served between these, and the making of them is paced."""
         self._intake.refresh()
-        lacking = [topic for topic in {message.header.topic for message in messages} if self._may_lack(topic)]
-        return bool(lacking) and sum(self._made_for(messages, lacking)) >= TURN_MAKES_MAX
+        topics = {message.header.topic for message in messages}
+        return any(map(self._may_lack, topics)) and sum(self._made_for(messages)) >= TURN_MAKES_MAX
 
     def runs(self, messages: Sequence[S]) -> Iterator[Sequence[S]]:
         """The messages in order, in parts for which TURN_MAKES_MAX is made at most, by what is known when each is asked
@@ -130,16 +130,13 @@ class Publisher(Publishing):
         """Whether one of these topics has more queues now."""
         return any(self._store.topics.queue_count(topic) > count for topic, count in counts.items())
 
-    def _made_for(self, messages: Sequence[S], topics: Collection[str] | None = None) -> Iterator[int]:
-        """For each message what would be made, in units of TURN_MAKES_MAX, if those before it had what they need; for
-        those to other topics than `topics` nothing is."""
+    def _made_for(self, messages: Sequence[S]) -> Iterator[int]:
+        """For each message what would be made, in units of TURN_MAKES_MAX, if those before it had what they need."""
         seen = set[tuple[str, int]]()
         for message in messages:
             header = message.header
             queue = (header.topic, header.queue_id)
-            if (queue in seen and header.queue_id >= 0) or (
-                topics is not None and header.topic not in topics
-            ):
+            if queue in seen and header.queue_id >= 0:
                 yield 0
             elif header.topic not in self._intake.routes and self._intake.lacks((header.topic,)):
                 seen.add(queue)

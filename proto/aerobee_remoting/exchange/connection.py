@@ -309,24 +309,14 @@ class Connection(asyncio.Protocol):
         self._in_read = True
         try:
             deadline = time.perf_counter() + TURN_S if turns is None else turns.enter(self.account)
-            if deadline and not (self._held_back or self._urgent or self._alone):
-                left = frames = decoder.feed(data, self._take_front, count_max=SLICE_FRAMES_MAX)
-                if frames:
-                    left = self._handle(frames, deadline)
-            else:
+            if self._held_back or self._urgent or self._alone:
                 deadline = LATER
-                left = frames = decoder.feed(data, count_max=SLICE_FRAMES_MAX)
-            if left:
-                self._hold_back(left)
-                self._wait()
-                self._gate_reading()
+            frames = self._feed(data, deadline)
             if turns is not None and turns.left(self.account, len(data), is_served=deadline != LATER):
                 self._has_read_enough = True
-            if self._has_read_enough or decoder.has_more:
+            if self._held_back or self._urgent or self._has_read_enough or decoder.has_more:
                 self._wait()
                 self._gate_reading()
-            if decoder.error is not None and self._broken is None and not self.transport.is_closing():
-                self._break(decoder.error)
         finally:
             self._in_read = False
             if self._out:
@@ -339,6 +329,19 @@ class Connection(asyncio.Protocol):
             self._frame_since = self.last_active
         if decoder.pending_size or self._counted:
             self.count_buffers()
+
+    def _feed(self, data: bytes, deadline: float) -> list[Frame]:
+        """Cut frames off, and handle them until the deadline; what that leaves is held back."""
+        decoder = self.decoder
+        front = self._take_front if deadline != LATER else None
+        left = frames = decoder.feed(data, front, count_max=SLICE_FRAMES_MAX)
+        if front is not None and frames:
+            left = self._handle(frames, deadline)
+        if left:
+            self._hold_back(left)
+        if decoder.error is not None and self._broken is None and not self.transport.is_closing():
+            self._break(decoder.error)
+        return frames
 
     def _take_front(self, data: bytes) -> int:
         """Let the front of the table have the first requests of this; how many bytes it took."""
@@ -406,7 +409,7 @@ class Connection(asyncio.Protocol):
                 if self._can_go_on and not is_over:
                     self.was_overtaken = self._overtaking > 0
                     self._handle_some(self._held_back, deadline)
-                if self.decoder.has_more and self._can_read_on and self._clock() < deadline:
+                if self.decoder.has_more and not self._held_back and not self._urgent and self._is_free:
                     self._cut_more(deadline)
             finally:
                 self.was_overtaken = False
@@ -427,30 +430,23 @@ class Connection(asyncio.Protocol):
 
     def _cut_more(self, deadline: float) -> None:
         """Go on with what was read and was not cut into frames; all before that is handled."""
-        decoder = self.decoder
-        frames = decoder.feed(b"", self._take_front, count_max=SLICE_FRAMES_MAX)
-        if left := self._handle(frames, deadline) if frames else frames:
-            self._hold_back(left)
-        if decoder.error is not None and self._broken is None and not self.transport.is_closing():
-            self._break(decoder.error)
-        if decoder.pending_size and not decoder.has_more:
+        if self._clock() >= deadline:
+            return
+        self._feed(b"", deadline)
+        if self.decoder.pending_size and not self.decoder.has_more:
             self._frame_since = self._loop.time()
         self.count_buffers()
 
     @property
-    def _can_read_on(self) -> bool:
-        """Whether the next request that comes may be handled at once."""
-        if self._held_back or self._urgent:
-            return False
+    def _is_free(self) -> bool:
+        """Whether anything may be handled now."""
         return not self._write_blocked and not self._alone and not self.transport.is_closing()
 
     @property
     def _can_go_on(self) -> bool:
         """Whether something was read that may be handled, or it may be read on."""
         has_more = self._held_back or self._urgent or self._has_read_enough or self.decoder.has_more
-        return (
-            bool(has_more) and not self._write_blocked and not self._alone and not self.transport.is_closing()
-        )
+        return bool(has_more) and self._is_free
 
     def _handle_some(self, row: deque[Frame], deadline: float) -> None:
         """Handle the first of these; what the deadline leaves stays."""

@@ -64,17 +64,18 @@ def a_send(topic: str) -> SimpleNamespace:
 
 
 def made_in_each_turn(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """From now on, for each call of the publisher: queues that were not there before."""
-    files: list[int] = []
-    queues, publish = broker.parts.store.topics, broker.parts.publisher.publish
+    """From now on, for each call of the publisher: queues that it has made."""
+    made: list[int] = []
+    count, publish = broker.parts.store.topics.queue_count, broker.parts.publisher.publish
 
     def counting(messages: Any, *more: Any) -> Any:
-        lacking = {(one.header.topic, one.header.queue_id) for one in messages}
-        files.append(sum(not queues.has_queue(*queue) for queue in lacking))
-        return publish(messages, *more)
+        before = {one.header.topic: count(one.header.topic) for one in messages}
+        published = publish(messages, *more)
+        made.append(sum(count(topic) for topic in before) - sum(before.values()))
+        return published
 
     monkeypatch.setattr(broker.parts.publisher, "publish", counting)
-    return files
+    return made
 
 
 def make_topic(broker: Broker, topic: str, **settings: Any) -> None:
@@ -508,16 +509,7 @@ async def test_sends_to_any_queue_go_in_turns_until_all_are_made(monkeypatch: py
     async with broker_in_memory() as broker, talking_in_memory(broker) as client:
         await client.put("New")
         await client.put("New")
-        counts: list[int] = []
-        queues, publish = broker.parts.store.topics, broker.parts.publisher.publish
-
-        def counting(messages: Any, *more: Any) -> Any:
-            before = queues.queue_count("New")
-            published = publish(messages, *more)
-            counts.append(queues.queue_count("New") - before)
-            return published
-
-        monkeypatch.setattr(broker.parts.publisher, "publish", counting)
+        counts = made_in_each_turn(broker, monkeypatch)
         for _ in range(2):
             client.send(*[send_request("New", b"x", queue_id=-1, opaque=at) for at in range(200)])
             assert {answer.code for answer in (await client.answers(200)).values()} == {0}

@@ -297,7 +297,6 @@ from pathlib import Path
 from aerobee_store.queues.consume_queue import ENTRY
 from aerobee_store.disk.io import DiskIo
 from aerobee_store.queues.queue_table import QueueTable
-from aerobee_store.store import SPARING_MS
 
 table = QueueTable(Path(sys.argv[1]) / "consumequeue", 60_000, DiskIo())
 for number in range(300):
