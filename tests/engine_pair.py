@@ -136,8 +136,13 @@ class _Counting:
         self._front = front
         self.taken = 0
 
-    def take(self, channel: Channel, data: bytes, judging: Judging | None) -> FrontTaken | None:
-        found: FrontTaken | None = self._front.take(channel, data, judging)
+    def serves_all(self, data: bytes, at: int) -> bool:
+        return bool(self._front.serves_all(data, at))
+
+    def take(
+        self, channel: Channel, data: bytes, at: int, count_max: int, judging: Judging | None
+    ) -> FrontTaken | None:
+        found: FrontTaken | None = self._front.take(channel, data, at, count_max, judging)
         if found is not None:
             self.taken += found.request_count
         return found

@@ -16,8 +16,6 @@ use crate::{copying, decoding, javahash, properties, pulls, queries};
 
 create_exception!(aerobee_native, EngineFault, PyRuntimeError, "The engine has a fault.");
 
-/// Requests of one call at most: as many as one turn handles.
-const REQUESTS_MAX: usize = 1024;
 /// The messages of one call are about as many at most: one batch may go beyond.
 const MESSAGES_MAX: usize = 4096;
 /// Messages of one batch that are stored in one turn, and bytes of their properties: more go in steps, in Python.
@@ -321,15 +319,22 @@ impl Engine {
         });
     }
 
-    /// Make what the usual sends at the front of `data` come to; None when there is none. `begin` is the end of the
-    /// log, `limit` the place behind the last byte that a record may take, `judge` who lets each of them in.
-    #[pyo3(signature = (data, begin, limit, now_ms, born_host, judge=None))]
+    /// Whether all requests that begin in `data`, the first at this place, are of kinds that `take`, `pull` or `query`
+    /// serve.
+    fn serves_all(&self, data: &Bound<'_, PyBytes>, at: usize) -> PyResult<bool> {
+        guarded(|| requests::are_served(data.as_bytes(), at, self.frame_size_max)).map_err(EngineFault::new_err)
+    }
+
+    /// Make what the usual sends from a place of `data` on come to, so many at most (`part`); None when there is none.
+    /// `place` is the end of the log and the place behind the last byte that a record may take; `judge` lets each of
+    /// them in.
+    #[pyo3(signature = (data, part, place, now_ms, born_host, judge=None))]
     fn take<'py>(
         &mut self,
         py: Python<'py>,
         data: &Bound<'py, PyBytes>,
-        begin: i64,
-        limit: i64,
+        part: (usize, usize),
+        place: (i64, i64),
         now_ms: i64,
         born_host: &Bound<'py, PyBytes>,
         judge: Option<Bound<'py, PyAny>>,
@@ -337,6 +342,7 @@ impl Engine {
         if let Some(fault) = &self.fault {
             return Err(EngineFault::new_err(fault.clone()));
         }
+        let (begin, limit) = place;
         let judge = Judge(judge.as_ref());
         let progress = Progress {
             born_host: born_host.as_bytes(),
@@ -346,7 +352,7 @@ impl Engine {
             offset: begin,
             last_topic: NOWHERE,
         };
-        guarded(|| self.taken(py, data.as_bytes(), progress))
+        guarded(|| self.taken(py, data.as_bytes(), part, progress))
             .unwrap_or_else(|fault| Err(EngineFault::new_err(fault)))
     }
 
@@ -495,6 +501,7 @@ impl Engine {
         &mut self,
         py: Python<'py>,
         data: &[u8],
+        (mut at, count_max): (usize, usize),
         mut progress: Progress,
     ) -> PyResult<Option<Bound<'py, PyTuple>>> {
         if !matches!(progress.born_host.len(), 8 | 20) {
@@ -502,10 +509,9 @@ impl Engine {
         }
         self.call += 1;
         self.made.clear();
-        let mut at = 0;
         let (mut code, mut version, mut count) = (0, 0, 0);
         let mut text = std::mem::take(&mut self.text);
-        while count < REQUESTS_MAX && self.made.messages < MESSAGES_MAX {
+        while count < count_max && self.made.messages < MESSAGES_MAX {
             let Some((codec, header, body, end)) = requests::frame(data, at, self.frame_size_max) else { break };
             let Some(found) = requests::code(codec, header) else { break };
             if count > 0 && found != code {

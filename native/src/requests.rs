@@ -16,6 +16,11 @@ pub const SEND_MESSAGE_V2: i32 = 310;
 /// Request code SEND_BATCH_MESSAGE: letters, and a body of several messages.
 pub const SEND_BATCH_MESSAGE: i32 = 320;
 
+// Of the requests that `pulls` and `queries` read.
+const PULL_MESSAGE: i32 = 11;
+const LITE_PULL_MESSAGE: i32 = 361;
+const QUERY_MESSAGE: i32 = 12;
+
 const FLAG_ONEWAY: i64 = 2;
 /// Numbers of 32 bits.
 pub const I32: std::ops::RangeInclusive<i64> = i32::MIN as i64..=i32::MAX as i64;
@@ -182,31 +187,59 @@ pub fn frame(data: &[u8], at: usize, size_max: usize) -> Option<(u8, &[u8], &[u8
     Some(((word >> 24) as u8, header, body, end))
 }
 
-/// The code of a request, when it is one of these and stands where clients write it.
+/// The code of a send, when it stands where clients write it.
 pub fn code(codec: u8, header: &[u8]) -> Option<i32> {
+    any_code(codec, header)
+        .filter(|code| matches!(*code, SEND_MESSAGE | SEND_MESSAGE_V2 | SEND_BATCH_MESSAGE))
+}
+
+/// The code of any request, when it stands where clients write it and has up to three digits.
+fn any_code(codec: u8, header: &[u8]) -> Option<i32> {
     match codec {
         JSON => {
             let rest = header.strip_prefix(b"{\"code\":")?;
-            let end = rest.iter().take(4).position(|&b| b == b',')?;
-            match &rest[..end] {
-                b"310" => Some(SEND_MESSAGE_V2),
-                b"10" => Some(SEND_MESSAGE),
-                b"320" => Some(SEND_BATCH_MESSAGE),
-                _ => None,
+            let digits = &rest[..rest.iter().take(4).position(|&b| b == b',')?];
+            if digits.first().is_none_or(|first| *first == b'0') || !digits.iter().all(u8::is_ascii_digit) {
+                return None;
             }
+            Some(digits.iter().fold(0, |code, digit| 10 * code + i32::from(digit - b'0')))
         }
-        ROCKETMQ => known(i32::from(i16::from_be_bytes(header.get(..2)?.try_into().ok()?))),
+        ROCKETMQ => Some(i32::from(i16::from_be_bytes(header.get(..2)?.try_into().ok()?))),
         MSGPACK => match header {
-            [0x97, 0xcd, high, low, ..] => known(i32::from(u16::from_be_bytes([*high, *low]))),
-            [0x97, 10, ..] => Some(SEND_MESSAGE),
+            [0x97, 0xcd, high, low, ..] => Some(i32::from(u16::from_be_bytes([*high, *low]))),
+            [0x97, code @ 1..=0x7f, ..] => Some(i32::from(*code)),
             _ => None,
         },
         _ => None,
     }
 }
 
-fn known(code: i32) -> Option<i32> {
-    matches!(code, SEND_MESSAGE | SEND_MESSAGE_V2 | SEND_BATCH_MESSAGE).then_some(code)
+/// Bytes at the front of a header that have its code.
+const CODE_SIZE: usize = 13;
+
+/// Whether all requests that begin in `data`, the first at this place, are sends, pulls or queries by key, by their
+/// codes. One that has no code yet is: nobody can tell, or serve it.
+pub fn are_served(data: &[u8], mut at: usize, size_max: usize) -> bool {
+    while let Some(words) = data.get(at..at.saturating_add(8)) {
+        let Ok(length) = usize::try_from(i32::from_be_bytes([words[0], words[1], words[2], words[3]])) else {
+            return false;
+        };
+        let header_size = usize::from(words[5]) << 16 | usize::from(words[6]) << 8 | usize::from(words[7]);
+        if length > size_max || length < 4 + header_size {
+            return false;
+        }
+        let header = &data[at + 8..data.len().min(at + 8 + header_size)];
+        match any_code(words[4], header) {
+            Some(
+                SEND_MESSAGE | SEND_MESSAGE_V2 | SEND_BATCH_MESSAGE | PULL_MESSAGE | LITE_PULL_MESSAGE
+                | QUERY_MESSAGE,
+            ) => {}
+            None if header.len() < CODE_SIZE.min(header_size) => {}
+            _ => return false,
+        }
+        at += 4 + length;
+    }
+    true
 }
 
 /// The header of a request of this code, its properties in `properties`; None when it is unusual in any way.
@@ -311,11 +344,6 @@ impl<'a> Cursor<'a> {
     /// From the first one on.
     pub fn new(rest: &'a [u8]) -> Self {
         Cursor { rest }
-    }
-
-    /// What has not been read.
-    pub fn rest(&self) -> &'a [u8] {
-        self.rest
     }
 
     /// So many of them.

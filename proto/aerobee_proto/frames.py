@@ -151,10 +151,15 @@ class FrameDecoder:
         self.has_more = False  # whether whole frames may be held that were not asked for
 
     def feed(
-        self, data: bytes, front: Callable[[bytes], int] | None = None, *, count_max: int = sys.maxsize
+        self,
+        data: bytes,
+        front: Callable[[bytes], tuple[int, int]] | None = None,
+        *,
+        count_max: int = sys.maxsize,
     ) -> list[Frame]:
         """The next bytes, for at most so many frames. `front` is shown what begins with a whole frame, or may, and says
-        how many bytes it has taken for itself: whole frames, none of which is given back."""
+        how many bytes it has taken for itself (whole frames, none of which is given back), and for how many frames
+        behind those: 0 leaves the rest as it is."""
         if self.error is not None:
             raise self.error
         if self._large is not None:
@@ -172,7 +177,10 @@ class FrameDecoder:
             data = b"".join(self._chunks)
             self._chunks.clear()
         self.has_more = False
-        frames, position, need = self._cut(data, 0 if front is None else front(data), count_max)
+        position = 0
+        if front is not None:
+            position, count_max = front(data)
+        frames, position, need = self._cut(data, position, count_max)
         rest = len(data) - position
         self.pending_size = rest
         self._need = need
@@ -197,7 +205,7 @@ class FrameDecoder:
         self.pending_size, self._need = 0, 4
         frames = [large.frame()]
         if taken < len(data):
-            frames += self.feed(data[taken:], count_max=count_max - 1)
+            frames += self.feed(data[taken:], count_max=max(count_max - 1, 0))
         return frames
 
     def _cut(self, data: bytes, position: int, count_max: int) -> tuple[list[Frame], int, int]:

@@ -53,12 +53,13 @@ HOST = bytes((127, 0, 0, 1)) + (10911).to_bytes(4, "big")
 
 def held_back(connection: Connection) -> int:
     """Bytes of requests that wait for their turn, or are worked on: whole ones, as a part of one may be left."""
-    return connection.buffered_size - connection.decoder.pending_size
+    decoder = connection.decoder
+    return connection.buffered_size - (0 if decoder.has_more else decoder.pending_size)
 
 
 async def handled(connection: Connection) -> None:
     """When nothing keeps what comes next from being handled at once, as sends do that make a topic or a queue."""
-    while connection.reading_paused and not connection.transport.is_closing():  # noqa: ASYNC110
+    while held_back(connection) and not connection.transport.is_closing():  # noqa: ASYNC110
         await asyncio.sleep(0)
 
 

@@ -121,7 +121,7 @@ def test_what_was_not_asked_for_is_held_and_more_may_come_behind_it() -> None:
     assert len(decoder.feed(one * 5, count_max=2)) == 2
     assert (decoder.has_more, decoder.pending_size) == (True, 3 * len(one))
     assert len(decoder.feed(one + one[:7], count_max=2)) == 2
-    assert len(decoder.feed(b"", lambda data: len(one), count_max=2)) == 1, "the front took one"
+    assert len(decoder.feed(b"", lambda data: (len(one), 2))) == 1, "the front took one"
     assert (decoder.has_more, decoder.pending_size) == (False, 7)
     assert decoder.feed(one[7:]) == [(CODEC_JSON, b'{"code":1}', b"")]
     assert len(decoder.feed(one * 2 + bytes(4), count_max=1)) == 1
@@ -136,9 +136,9 @@ def test_a_large_frame_is_whole_with_its_last_byte_and_what_follows_comes_behind
     data = encode_frame(CODEC_ROCKETMQ, header, body)
     decoder, shown = FrameDecoder(), []
 
-    def front(data: bytes) -> int:
+    def front(data: bytes) -> tuple[int, int]:
         shown.append(len(data))
-        return 0
+        return 0, 100
 
     for begin in range(0, len(data) - 1, 65_536):
         assert decoder.feed(data[begin : min(begin + 65_536, len(data) - 1)], front) == []

@@ -37,7 +37,7 @@ __all__ = [
 
 log = structlog.get_logger()
 
-INTERFACE: Final = 8  # to be equal to that of the module
+INTERFACE: Final = 9  # to be equal to that of the module
 # Bytes of answers that are made of one read, about: what else was read then goes the usual way.
 ANSWERS_SIZE: Final = 262_144
 WAY_OUT: Final = (
@@ -47,7 +47,7 @@ WAY_OUT: Final = (
 EngineKind = Literal["native", "python"]
 
 TakenSends = tuple[
-    int,  # bytes of the read that were taken
+    int,  # where the last of them ends in the read
     int,  # requests
     int,  # messages: more where the requests are batches
     bytes,  # their records, for one write at the end of the log
@@ -111,12 +111,22 @@ class NativeEngine(Protocol):
     def forget_topic(self, topic: str) -> None:
         """Its queues are gone."""
 
+    def serves_all(self, data: bytes, at: int) -> bool:
+        """Whether all requests that begin in `data`, the first at this place, are sends, pulls or queries by key."""
+
     def take(
-        self, data: bytes, begin: int, limit: int, now_ms: int, born_host: bytes, judge: Judge | None = None
+        self,
+        data: bytes,
+        part: tuple[int, int],
+        place: tuple[int, int],
+        now_ms: int,
+        born_host: bytes,
+        judge: Judge | None = None,
     ) -> TakenSends | None:
-        """What the usual sends at the front of `data` come to; None when there is none. `begin` is the end of the log,
-        `limit` the place behind the last byte that a record may take. `judge` is asked of each that is usual in every
-        other way, before anything is changed; the first that is not let in ends the front."""
+        """What the usual sends in `part` of `data` come to, that is from where on, and how many at most; None when
+        there is none. `place` is the end of the log, and the place behind the last byte that a record may take.
+        `judge` is asked of each that is usual in every other way, before anything is changed; the first that is not
+        let in comes behind the last one that is taken."""
 
     def pull(self, data: bytes, at: int) -> FoundPull | None:
         """The pull at this place of a read; None when there is none whole, or an unusual one. Two pulls that differ in

@@ -80,16 +80,27 @@ class NativePulls:
 
         self._engine.when_ended(ended)
 
-    def take(self, channel: Channel, data: bytes, judging: Judging | None) -> FrontTaken | None:
+    def serves_all(self, data: bytes, at: int) -> bool:
         """As `Front`."""
-        if not data.startswith(FIRST, 8):
-            if data.startswith(FIRST_OF_QUERIES, 8):
-                return self._queries.take(channel, data) if judging is None else None
-            return self._sends.take(channel, data, judging)
+        try:
+            return self._native.serves_all(data, at)
+        except Exception as failed:
+            self._engine.give_up(failed)
+            return False
+
+    def take(
+        self, channel: Channel, data: bytes, at: int, count_max: int, judging: Judging | None
+    ) -> FrontTaken | None:
+        """As `Front`."""
+        if not data.startswith(FIRST, at + 8):
+            if data.startswith(FIRST_OF_QUERIES, at + 8):
+                return self._queries.take(channel, data, at, count_max) if judging is None else None
+            return self._sends.take(channel, data, at, count_max, judging)
         pull, gather = self._native.pull, self._native.gather
-        at = requests = size = code = version = 0
+        begin = at
+        requests = size = code = version = 0
         served = None if judging is None else judging.mark()  # what was let in before it
-        while size < ANSWERS_SIZE and at < len(data):
+        while requests < count_max and size < ANSWERS_SIZE and at < len(data):
             try:
                 found = pull(data, at)
                 if found is None:
@@ -119,7 +130,7 @@ class NativePulls:
                 served = judging.mark()
         if judging is not None:
             judging.go_back(served)
-        return FrontTaken(at, requests, code, version) if requests else None
+        return FrontTaken(at - begin, requests, code, version) if requests else None
 
     def _learn(self, data: bytes, found: FoundPull, at: int) -> _Pull | None:
         """Read a request in full, for it and all that are such as it; None for one that is not usual after all."""

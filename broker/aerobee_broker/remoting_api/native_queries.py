@@ -22,7 +22,7 @@ __all__ = ["FIRST_OF_QUERIES", "NativeQueries"]
 # What a read that begins with a query has behind the words of its first frame: JSON, RocketMQ's own, msgpack.
 FIRST_OF_QUERIES: Final = (b'{"code":12,', b"\0\x0c", b"\x97\x0c")
 CODE: Final = int(RequestCode.QUERY_MESSAGE)
-QUERIES_MAX: Final = 32  # of one read, and ANSWERS_SIZE bytes; the others go the usual way
+QUERIES_MAX: Final = 32  # at once, and ANSWERS_SIZE bytes: a dear one may follow many that are cheap
 
 
 class NativeQueries:
@@ -34,11 +34,12 @@ class NativeQueries:
         self._live = live
         self._keys = keys
 
-    def take(self, channel: Channel, data: bytes) -> FrontTaken | None:
+    def take(self, channel: Channel, data: bytes, at: int, count_max: int) -> FrontTaken | None:
         """As `Front`, for who may ask anything."""
         native, keys = self._native, self._keys
-        at = requests = size = version = 0
-        while requests < QUERIES_MAX and size < ANSWERS_SIZE and at < len(data):
+        begin = at
+        requests = size = version = 0
+        while requests < min(count_max, QUERIES_MAX) and size < ANSWERS_SIZE and at < len(data):
             try:
                 index = keys.nearby()
                 found = None if index is None else native.query(data, at, index)
@@ -59,4 +60,4 @@ class NativeQueries:
             requests += 1
             size += len(answer)
             at, version = end, found_version
-        return FrontTaken(at, requests, CODE, version) if requests else None
+        return FrontTaken(at - begin, requests, CODE, version) if requests else None

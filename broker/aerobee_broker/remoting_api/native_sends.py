@@ -104,9 +104,12 @@ class NativeSends:
 
         self._engine.when_ended(ended)
 
-    def take(self, channel: Channel, data: bytes, judging: Judging | None) -> FrontTaken | None:
+    def take(
+        self, channel: Channel, data: bytes, at: int, count_max: int, judging: Judging | None
+    ) -> FrontTaken | None:
         """As `Front`."""
-        if data[8:10] not in FIRST_OF_OTHERS and data[8 : data.find(b",", 16, 21) + 1] not in FIRST_OF_JSON:
+        first = data[at + 8 : at + 21]
+        if first[:2] not in FIRST_OF_OTHERS and first[: first.find(b",", 8) + 1] not in FIRST_OF_JSON:
             return None
         intake = self._intake
         intake.refresh()
@@ -119,14 +122,15 @@ class NativeSends:
             return None
         begin, limit, now_ms = place
         judge = None if judging is None else judging.judge
+        part, host = (at, count_max), born_host(channel.peer)
         try:
-            taken = self._native.take(data, begin, limit, now_ms, born_host(channel.peer), judge)
+            taken = self._native.take(data, part, (begin, limit), now_ms, host, judge)
         except Exception as failed:
             self._engine.give_up(failed)
             return None
         if taken is None:
             return None
-        size, requests, count, records, touched, counted, hashes, places, waiting, at_once, version, code = (
+        end, requests, count, records, touched, counted, hashes, places, waiting, at_once, version, code = (
             taken
         )
         keys = KeyedBlock(count, hashes, places, begin, now_ms) if hashes else None
@@ -143,7 +147,7 @@ class NativeSends:
         self._stats.put_all(count, len(records), requests)
         self._visibility.appended()
         self._answer(channel, waiting, at_once)
-        return FrontTaken(size, requests, code, version)
+        return FrontTaken(end - at, requests, code, version)
 
     def _use(self, intake: Intake) -> None:
         """Take over settings, if they can be sent."""

@@ -115,14 +115,17 @@ class Connection(asyncio.Protocol):
         "_clock",
         "_close_reason",
         "_counted",
+        "_deadline",
         "_dispatcher",
         "_done_reading",
         "_frame_since",
+        "_front_max",
         "_handlers",
         "_has_read_enough",
         "_held_back",
         "_held_back_size",
         "_in_read",
+        "_is_left_to_front",
         "_last_call",
         "_limits",
         "_limits_logged",
@@ -135,6 +138,7 @@ class Connection(asyncio.Protocol):
         "_out",
         "_out_size",
         "_overtaking",
+        "_passed_max",
         "_running_size",
         "_source",
         "_tasks",
@@ -210,6 +214,8 @@ class Connection(asyncio.Protocol):
         self.in_flight = 0
         self._write_blocked = False
         self._done_reading = False
+        self._deadline = LATER  # of what is read now
+        self._is_left_to_front = False  # what the decoder has; it is not cut
         self._has_read_enough = False  # for this turn; it stands in the row to read on
         self._broken: FrameError | None = None  # what was read last is no frame: nothing is read any more
         self._alone = 0  # pieces of work that what was read later has to wait for
@@ -224,6 +230,10 @@ class Connection(asyncio.Protocol):
         # Whether the request in hand is older than one of this peer that was handled before it.
         self.was_overtaken: bool = False
         self._batch_max = BATCH_FIRST  # moved by _run_batch
+        # Moved by _take_front: how many requests the front gets at once, and how many are not shown to it when it does
+        # not take the first of them, the more the more often that was so.
+        self._front_max = BATCH_FIRST
+        self._passed_max = 1
         self._running_size = 0  # bytes of the requests that tasks are at work on
         self._counted = 0  # of `buffered_size`, in the account
         self.reading_paused = False
@@ -284,13 +294,14 @@ class Connection(asyncio.Protocol):
         self._gate_reading()
 
     def _gate_reading(self) -> None:
+        waits = self._held_back_size + (self.decoder.pending_size if self._is_left_to_front else 0)
         stop = (
             self._done_reading
             or self._has_read_enough
-            or self.decoder.has_more
+            or (self.decoder.has_more and not self._is_left_to_front)
             or self._write_blocked
             or bool(self._alone)
-            or self._held_back_size > READ_AHEAD
+            or waits > READ_AHEAD
             or self.in_flight >= self._limits.in_flight_max
             or self._running_size >= RUNNING_SIZE_MAX
         )
@@ -311,7 +322,7 @@ class Connection(asyncio.Protocol):
             deadline = time.perf_counter() + TURN_S if turns is None else turns.enter(self.account)
             if self._held_back or self._urgent or self._alone:
                 deadline = LATER
-            frames = self._feed(data, deadline)
+            is_cut = self._feed(data, deadline)
             if turns is not None and turns.left(self.account, len(data), is_served=deadline != LATER):
                 self._has_read_enough = True
             if self._held_back or self._urgent or self._has_read_enough or decoder.has_more:
@@ -325,32 +336,60 @@ class Connection(asyncio.Protocol):
                 self.last_active = self._loop.time()
         if decoder.has_more or not decoder.pending_size:
             self._frame_since = None
-        elif frames or self._frame_since is None:
+        elif is_cut or self._frame_since is None:
             self._frame_since = self.last_active
         if decoder.pending_size or self._counted:
             self.count_buffers()
 
-    def _feed(self, data: bytes, deadline: float) -> list[Frame]:
-        """Cut frames off, and handle them until the deadline; what that leaves is held back."""
+    def _feed(self, data: bytes, deadline: float) -> bool:
+        """Cut frames off, and handle them until the deadline; what that leaves is held back, or left uncut where the
+        front of the table may serve it. Whether there were any that it did not serve."""
         decoder = self.decoder
-        front = self._take_front if deadline != LATER else None
-        left = frames = decoder.feed(data, front, count_max=SLICE_FRAMES_MAX)
-        if front is not None and frames:
-            left = self._handle(frames, deadline)
-        if left:
-            self._hold_back(left)
+        self._is_left_to_front, self._deadline = False, deadline
+        front = None if self._handlers.front is None else self._take_front
+        frames = decoder.feed(data, front, count_max=SLICE_FRAMES_MAX)
+        is_cut = bool(frames)
+        while frames:
+            left = self._handle(frames, deadline) if deadline != LATER else frames
+            if left:
+                self._hold_back(left)
+            if (
+                left
+                or front is None
+                or not decoder.has_more
+                or not self._is_free
+                or self._clock() >= deadline
+            ):
+                break
+            frames = decoder.feed(b"", front)  # behind what is unusual there may be more for the front
         if decoder.error is not None and self._broken is None and not self.transport.is_closing():
             self._break(decoder.error)
-        return frames
+        return is_cut
 
-    def _take_front(self, data: bytes) -> int:
-        """Let the front of the table have the first requests of this; how many bytes it took."""
-        taken = self._dispatcher.take_front(self, data)
-        if taken is None:
-            return 0
-        self.version = taken.version
-        self._frame_since = None
-        return taken.size
+    def _take_front(self, data: bytes) -> tuple[int, int]:
+        """Let the front of the table have the first requests of this until `_deadline`: how many bytes it took, and how
+        many frames behind those may be cut. None where it may go on later, and nothing is to overtake."""
+        deadline, dispatcher = self._deadline, self._dispatcher
+        at, began = 0, self._clock()
+        while deadline != LATER:
+            taken = dispatcher.take_front(self, data, at, self._front_max)
+            if taken is None:
+                passed = self._passed_max
+                self._passed_max = min(2 * passed, SLICE_FRAMES_MAX)
+                return at, passed
+            at += taken.size
+            self._passed_max = 1
+            self.version = taken.version
+            self._frame_since = None
+            if at == len(data):
+                return at, SLICE_FRAMES_MAX
+            now = self._clock()
+            self._front_max = _fitting(self._front_max, taken.request_count, now - began)
+            began = now
+            if now >= deadline or self._out_size > self._limits.write_high:
+                break
+        self._is_left_to_front = dispatcher.front_serves_all(data, at)
+        return at, 0 if self._is_left_to_front else SLICE_FRAMES_MAX
 
     def _hold_back(self, frames: list[Frame]) -> None:
         """Handle these later, in order, but for the small control requests among them."""
@@ -409,6 +448,7 @@ class Connection(asyncio.Protocol):
                 if self._can_go_on and not is_over:
                     self.was_overtaken = self._overtaking > 0
                     self._handle_some(self._held_back, deadline)
+                    self.was_overtaken = False
                 if self.decoder.has_more and not self._held_back and not self._urgent and self._is_free:
                     self._cut_more(deadline)
             finally:
@@ -493,6 +533,15 @@ class Connection(asyncio.Protocol):
                 except FrameError as fault:
                     broken = fault
                     break
+                except _HeaderRefused as refused:
+                    if run:  # what came before is judged before
+                        self._run_batch(run_entry, run)
+                        run, run_size = [], 0
+                        if self._alone:
+                            left = [frame, *rest]
+                            break
+                    self._refuse_header(frame, refused)
+                    entry = None
                 if entry is None or envelope is None:
                     if self._out_size > write_high or self._alone or clock() >= deadline:
                         left = list(rest)  # and so this loop ends
@@ -536,7 +585,8 @@ class Connection(asyncio.Protocol):
         return left
 
     def _read(self, frame: Frame) -> tuple[Entry | None, Envelope[msgspec.Struct] | None]:
-        """Any frame: a request and its entry, or nothing more to do. FrameError when the stream is broken."""
+        """Any frame: a request and its entry, or nothing more to do. FrameError when the stream is broken,
+        _HeaderRefused when no handler gets this."""
         codec, header, body = frame
         by_key = self._handlers.by_key
         entry = by_key[codec].get(request_code_key(codec, header)) if codec < len(by_key) else None
@@ -555,28 +605,30 @@ class Connection(asyncio.Protocol):
                     return None, None
             if len(body) > entry.body_size_max:
                 raise _body_too_large(entry, len(body))
-        except RequestError as refused:
-            self._refuse_header(frame, entry, refused)
-            return None, None
+        except RequestError as reason:
+            command = decode_outline(frame)
+            if command.flag & FLAG_RESPONSE:
+                self._on_response(decode_command(frame))
+                return None, None
+            raise _HeaderRefused(command, entry, reason) from None
         return entry, envelope
 
     def _on_other(self, command: Command, frame: Frame) -> None:
-        """An answer, or a request that nobody serves."""
+        """An answer, or a request that nobody serves: _HeaderRefused when that is to be told."""
         if command.flag & FLAG_RESPONSE:
             self._on_response(command)
-        else:
-            self._not_supported(command, frame)
+        elif command.code and not command.is_oneway:
+            remark = f" request type {command.code} not supported"
+            unserved = RequestError(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
+            raise _HeaderRefused(command, None, unserved)
+        # An empty header asks for nothing; official servers are silent too.
 
     def _run_batch(self, entry: Entry | None, run: list[AnyIncoming]) -> None:
         assert entry is not None
         self.version = run[-1].envelope.version
         began, count = self._clock(), len(run)
         self._dispatcher.run_batch(self, entry, run)
-        took_s = self._clock() - began
-        if took_s > BATCH_S:
-            self._batch_max = max(1, int(count * BATCH_S / took_s))
-        elif took_s < BATCH_S / 2 and count >= self._batch_max:
-            self._batch_max = min(2 * self._batch_max, SLICE_FRAMES_MAX)
+        self._batch_max = _fitting(self._batch_max, count, self._clock() - began)
 
     def admit_found(self, request: AnyIncoming, needs: Sequence[Need]) -> None:
         """Ask the gate for what a handler found that this request needs, too. RequestError when it is refused."""
@@ -703,22 +755,11 @@ class Connection(asyncio.Protocol):
                 "remoting.answer_unexpected", peer=self.peer, opaque=command.opaque, code=command.code
             )
 
-    def _not_supported(self, command: Command, frame: Frame) -> None:
-        if command.code == 0 or command.is_oneway:
-            return  # an empty header asks for nothing; official servers are silent too
-        remark = f" request type {command.code} not supported"
-        unserved = RequestError(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
-        self._dispatcher.refuse_stranger(self, command, frame, unserved)
-
-    def _refuse_header(self, frame: Frame, entry: Entry | None, refused: RequestError) -> None:
-        command = decode_outline(frame)
-        if command.flag & FLAG_RESPONSE:
-            self._on_response(decode_command(frame))
-            return
-        if entry is not None:
-            entry.requests += 1
-            entry.refused += 1
-        self._dispatcher.refuse_stranger(self, command, frame, refused)
+    def _refuse_header(self, frame: Frame, refused: "_HeaderRefused") -> None:
+        if refused.entry is not None:
+            refused.entry.requests += 1
+            refused.entry.refused += 1
+        self._dispatcher.refuse_stranger(self, refused.command, frame, refused.reason)
 
     def _break(self, broken: FrameError) -> None:
         """Nothing more can be read; what was read before is handled, then the connection is closed."""
@@ -924,6 +965,25 @@ class Connection(asyncio.Protocol):
         """Close at once; what waits to be sent is dropped."""
         self._close_reason = reason
         self.transport.abort()
+
+
+class _HeaderRefused(Exception):
+    """A request that no handler gets: nobody serves its code, or what its header or the size of its body says."""
+
+    def __init__(self, command: Command, entry: Entry | None, reason: RequestError) -> None:
+        super().__init__(str(reason))
+        self.command = command
+        self.entry = entry
+        self.reason = reason
+
+
+def _fitting(count_max: int, count: int, took_s: float) -> int:
+    """How many requests to handle at once after `count` that took so long, where `count_max` were allowed."""
+    if took_s > BATCH_S:
+        return max(1, int(count * BATCH_S / took_s))
+    if took_s < BATCH_S / 2 and count >= count_max:
+        return min(2 * count_max, SLICE_FRAMES_MAX)
+    return count_max
 
 
 def _size_of(frames: Iterable[Frame]) -> int:

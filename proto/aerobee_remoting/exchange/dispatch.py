@@ -105,20 +105,25 @@ class Dispatcher:
         if took_s >= self._watch.held_s:
             self._watch.took(entry, took_s, channel.peer)
 
-    def take_front(self, channel: Channel, data: bytes) -> FrontTaken | None:
-        """What the front of the table takes of this read, of what the gate lets in."""
+    def front_serves_all(self, data: bytes, at: int = 0) -> bool:
+        """Whether all requests of a read from this place on are of kinds that the front of the table serves."""
+        front = self._handlers.front
+        return front is not None and front.serves_all(data, at)
+
+    def take_front(self, channel: Channel, data: bytes, at: int, count_max: int) -> FrontTaken | None:
+        """What the front of the table takes of this read from a place on, of what the gate lets in."""
         front = self._handlers.front
         if front is None:
             return None
         began = time.perf_counter()
         if self._gate.lets_all(channel):
-            taken = front.take(channel, data, None)
+            taken = front.take(channel, data, at, count_max, None)
         else:
             judging = self._gate.judging(channel, self._handlers.by_code)
             if judging is None:
                 return None
             begin = judging.mark()
-            taken = front.take(channel, data, judging)
+            taken = front.take(channel, data, at, count_max, judging)
             if taken is None:
                 judging.go_back(begin)
         if taken is not None:

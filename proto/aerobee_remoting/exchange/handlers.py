@@ -298,9 +298,14 @@ class Front(Protocol):
     so it need know nothing but what is frequent.
     """
 
-    def take(self, channel: Channel, data: bytes, judging: Judging | None) -> FrontTaken | None:
-        """Serve and answer the first requests of this, as many as it likes; None: none of them. Each has to be let in
-        by the judge, where there is one."""
+    def take(
+        self, channel: Channel, data: bytes, at: int, count_max: int, judging: Judging | None
+    ) -> FrontTaken | None:
+        """Serve and answer the first requests from this place of a read on, as many as it likes; None: none of them.
+        Each has to be let in by the judge, where there is one."""
+
+    def serves_all(self, data: bytes, at: int) -> bool:
+        """Whether all requests from this place of a read on are of kinds that it serves: it may be shown them later."""
 
 
 class HandlerTable:

@@ -7,10 +7,13 @@ from typing import Any
 from weakref import ref
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from aerobee_broker.broker import Broker
 from aerobee_broker.native.engine import INTERFACE, MODULE, EngineMissing, SendEngine, find_engine
+from aerobee_proto.frames import Command, encode_command
 from broker.in_memory import broker_in_memory, talking_in_memory
 from engines import made_engine, need_engine
 from system.running import text_of
@@ -96,6 +99,43 @@ def test_the_end_of_an_engine_is_heard_of_once() -> None:
     for _ in range(2):
         engine.give_up(RuntimeError("a fault"))
     assert (heard, engine.kind) == (["ended"], "python")
+
+
+SERVED = (10, 310, 320, 11, 361, 12)
+COMMANDS = st.builds(
+    Command,
+    st.sampled_from([*SERVED * 4, 1, 13, 34, 31, 110, 3100, 0x6F6F, 0]),
+    opaque=st.integers(0, 1 << 31 - 1),
+    ext_fields=st.sampled_from([{}, {"a": "b"}, {"properties": "x" * 300}]),
+    body=st.binary(max_size=20),
+    codec=st.sampled_from([0, 1, 2]),
+)
+
+
+@given(st.lists(COMMANDS, max_size=6), st.integers(0, 400), st.integers(0, 1))
+def test_a_read_is_left_to_the_engine_if_all_its_requests_are_of_its_kinds(
+    commands: list[Command], cut: int, before: int
+) -> None:
+    need_engine("native")
+    engine = made_engine()
+    whole = [encode_command(command) for command in commands]
+    data, served = b"?" * before + b"".join(whole), [command.code in SERVED for command in commands]
+    assert engine.serves_all(data, before) is all(served)
+    assert engine.serves_all(data + bytes(7), before) is all(served), (
+        "nothing begins there that could be told"
+    )
+    assert not engine.serves_all(data + bytes(8), before), "no frame is so short"
+    if commands and all(served[:-1]):
+        left = whole[-1][: min(cut, len(whole[-1]) - 1)]
+        # Of one that is not whole, its code counts where it is there.
+        said = engine.serves_all(b"".join(whole[:-1]) + left, 0)
+        assert said is served[-1] or (said and len(left) < 8 + 13)
+
+
+@pytest.mark.parametrize("at", [0, 4, 10, 1 << 40, (1 << 64) - 1])
+def test_where_no_request_begins_none_is_of_another_kind(at: int) -> None:
+    need_engine("native")
+    assert made_engine().serves_all(bytes(11), at) is (at != 0)
 
 
 class _Known:

@@ -26,6 +26,7 @@ from aerobee_broker.remoting_api.native_sends import with_code
 from aerobee_proto.batch import BatchEntry, encode_batch
 from aerobee_proto.bodies import TopicConfig
 from aerobee_proto.frames import Command, FrameDecoder, decode_command, encode_command
+from aerobee_remoting.exchange import connection as connection_module
 from aerobee_remoting.exchange.connection import Connection
 from broker.in_memory import broker_in_memory
 from broker.support import Clock, handled, held_back
@@ -282,10 +283,14 @@ def count_taken(broker: Broker) -> Callable[[], int]:
     taken = 0
 
     class Counting:
-        def take(self, channel: Any, data: bytes, judging: Any) -> Any:
+        def serves_all(self, data: bytes, at: int) -> bool:
+            assert front is not None
+            return front.serves_all(data, at)
+
+        def take(self, channel: Any, data: bytes, *part: Any) -> Any:
             nonlocal taken
             assert front is not None
-            found = front.take(channel, data, judging)
+            found = front.take(channel, data, *part)
             taken += 0 if found is None else found.request_count
             return found
 
@@ -359,6 +364,25 @@ def test_usual_sends_are_the_engine_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "perf_counter", lambda: 0.0)
     reads = [b"".join(frames([usual(2 * at + number % 2) for at in range(5)])) for number in range(60)]
     assert compare(reads).native > 150
+
+
+def test_what_a_turn_leaves_is_the_engine_s_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was read when the turn was over, or longer than a slice, was handled in Python."""
+    monkeypatch.setattr(connection_module, "TURN_S", 1e-5)
+    reads = [
+        frame_of(usual(0, queueId="0"), 0),
+        b"".join(frames([usual(at, queueId="0") for at in range(400)])),
+    ]
+    assert 380 < compare(reads).native <= 400  # but for the first ones of files
+
+
+def test_behind_an_unusual_send_the_engine_goes_on() -> None:
+    """Delayed messages among others: all that was read behind the first of them was handled in Python."""
+    specs = [usual(at, queueId="0") for at in range(60)]
+    for spec in specs[10::10]:
+        spec.fields["properties"] = "DELAY\x013\x02" + spec.fields["properties"]
+    reads = [frame_of(usual(0, queueId="0"), 0), b"".join(frames(specs))]
+    assert 50 <= compare(reads).native <= 55  # but for the first ones of files
 
 
 @pytest.mark.parametrize("codec", [0, 1, 2])
