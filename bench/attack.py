@@ -1,15 +1,18 @@
 """Every known attack against our broker and nameserver, and what another client notices of each.
 
-    .venv/bin/python bench/attack.py [--seconds 5] [--only WORD] [--flush async|sync] [--list] [-o table|json]
+    .venv/bin/python bench/attack.py [--seconds 5] [--rounds 1] [--only WORD] [--flush async|sync] [--list]
+        [-o table|json]
 
 A nameserver and a broker of their own for each attack, with the bounds of the defaults. Another client, which stays
 connected, sends a message every 10 ms (at a nameserver: asks for a route), first alone, then beside the attack, which
 comes from another process as fast as it can; then clients come that were not there before, and the time until each has
-its first answer is shown. Wanted: its 99 % stays below five times what it is alone, or below 25 ms, which one turn of
-the loop for others may take; memory of the process grows by less than the sum of its bounds; no handler is named for
-holding the loop; and the process lives. As if they came from other machines, attacker and client have one processor for
-themselves, where the client goes first, and the server has the others. No processor sleeps, where that is allowed: the
-host of a virtual machine may take 5 ms to wake one. On a busy machine they wait all the same: its load is shown.
+its first answer is shown. Wanted: its 99 % stays below five times what it is alone; memory of the process grows by less
+than the sum of its bounds; no handler is named for holding the loop; and the process lives. What it is alone is that of
+all messages that it sent alone, whichever attack followed: of 300 messages, 99 % is the third largest, which is 0.5 ms
+one time and 9 another. Of several rounds, the median counts. As if they came from other machines, attacker and client
+have one processor for themselves, where the client goes first, and the server has the others. No processor sleeps,
+where that is allowed: the host of a virtual machine may take 5 ms to wake one. On a busy machine they wait all the
+same: its load is shown.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import os
 import re
 import selectors
 import socket
+import statistics
 import struct
 import sys
 import tempfile
@@ -32,7 +36,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from multiprocessing.synchronize import Event
 from pathlib import Path
-from typing import Any
 
 import trustme
 
@@ -49,7 +52,6 @@ from service.tls.certificates import write_pair  # noqa: E402
 
 EVERY_S = 0.01
 TIMES_WANTED = 5.0
-WANTED_MS = 25.0
 WORDS = struct.Struct(">II")
 DRIP_S = 0.05
 STAYS_S = 1.2  # before the first figure; then the server knows it for a client that stays
@@ -63,12 +65,24 @@ ANSWER_PATIENCE_S = 60.0
 
 
 @dataclass(slots=True)
+class Measured:
+    """One attack, once."""
+
+    quiet: list[float]  # milliseconds of another client's sends, alone
+    took: list[float]  # ... beside the attack
+    comes_ms: float  # until a client that connects during it has its first answer: the median of a few
+    grown_mib: float  # memory of the process that is attacked, at its most
+    held: str  # handlers that were named for holding the loop, and how long
+    lives: bool
+
+
+@dataclass(slots=True)
 class Row:
     """One attack, and what came of it."""
 
     attack: str
     target: str
-    quiet_ms: float  # 99 % of another client's sends, alone
+    quiet_ms: float  # 99 % of another client's sends, alone: of those beside all attacks
     attacked_ms: float  # ... beside the attack
     worst_ms: float
     comes_ms: float  # until a client that connects during it has its first answer: the median of a few
@@ -318,7 +332,7 @@ def servers(folder: Path, target: Target, flush: str) -> Iterator[tuple[Server, 
         yield names, broker, f"127.0.0.1:{ports[target]}" if target in ports else own
 
 
-def run(one: Attack, seconds: float, flush: str = "async") -> Row:
+def run(one: Attack, seconds: float, flush: str = "async") -> Measured:
     with (
         tempfile.TemporaryDirectory(prefix="aerobee-attack-") as folder,
         servers(Path(folder), one.target, flush) as (names, broker, address),
@@ -349,24 +363,36 @@ def run(one: Attack, seconds: float, flush: str = "async") -> Row:
             attacker.kill()
             attacker.join()
         grown = (most.stop() - before) / 1024
-        return judged(one, quiet, took, comes_ms, grown, target)
+        return Measured(quiet, took, comes_ms, grown, held_by(target.output), target.running)
 
 
-def judged(
-    one: Attack, quiet: list[float], took: list[float], comes_ms: float, grown_mib: float, target: Server
-) -> Row:
-    held = held_by(target.output)
-    alone, beside = p99(quiet), p99(took)
-    calm = beside <= max(TIMES_WANTED * alone, WANTED_MS)
+def rows_of(measured: dict[str, list[Measured]]) -> list[Row]:
+    """All that was measured, by the names of the attacks."""
+    found = {one.name: one for one in attacks.ATTACKS}
+    quiet: dict[bool, list[float]] = {True: [], False: []}  # of nameservers, and of brokers
+    for name, rounds in measured.items():
+        for one in rounds:
+            quiet[found[name].target == "nameserver"] += one.quiet
+    return [
+        judged(found[name], p99(quiet[found[name].target == "nameserver"]), rounds)
+        for name, rounds in measured.items()
+    ]
+
+
+def judged(one: Attack, alone: float, rounds: list[Measured]) -> Row:
+    beside = statistics.median(p99(measured.took) for measured in rounds)
+    grown_mib = max(measured.grown_mib for measured in rounds)
+    held = ", ".join(measured.held for measured in rounds if measured.held)
+    lives = all(measured.lives for measured in rounds)
+    calm = beside < TIMES_WANTED * alone
     fits = grown_mib < memory_max("nameserver" if one.target == "nameserver" else "broker") / (1 << 20)
-    lives = target.running
     return Row(
         one.name,
         one.target,
         alone,
         beside,
-        max(took),
-        comes_ms,
+        max(max(measured.took) for measured in rounds),
+        statistics.median(measured.comes_ms for measured in rounds),
         grown_mib,
         held,
         lives,
@@ -436,6 +462,7 @@ def line(row: Row) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=5.0, help="length of each measurement (5)")
+    parser.add_argument("--rounds", type=int, default=1, help="times that each attack is made (1)")
     parser.add_argument("--only", default="", help="attacks whose names have this in them")
     parser.add_argument("--flush", choices=list(FLUSH_TYPES), default="async", help="of the broker (async)")
     parser.add_argument("--list", action="store_true", help="name the attacks, and do nothing")
@@ -445,18 +472,19 @@ def main() -> int:
     if options.list:
         print("\n".join(f"{one.target:10} {one.name}" for one in chosen))
         return 0
-    as_table = options.output == "table"
-    if as_table:
-        print(heading(), flush=True)
-    rows: list[Row] = []
-    for one in chosen:
-        with awake():
-            rows.append(run(one, options.seconds, options.flush))
-        if as_table:
-            print(line(rows[-1]), flush=True)
-    if not as_table:
-        shown: Any = [asdict(row) for row in rows]
-        print(json.dumps(shown, indent=1))
+    measured: dict[str, list[Measured]] = {one.name: [] for one in chosen}
+    for turn in range(options.rounds):
+        for one in chosen:
+            with awake():
+                found = run(one, options.seconds, options.flush)
+            measured[one.name].append(found)
+            times = f"{p99(found.quiet):.1f} ms alone, {p99(found.took):.1f} ms beside it"
+            print(f"round {turn + 1}: {one.name}: 99 % {times}", file=sys.stderr, flush=True)
+    rows = rows_of(measured)
+    if options.output == "table":
+        print("\n".join([heading(), *map(line, rows)]))
+    else:
+        print(json.dumps([asdict(row) for row in rows], indent=1))
     print(f"load of the machine, of itself too: {os.getloadavg()[0]:.1f}", file=sys.stderr)
     return 0 if all(row.reached for row in rows) else 1
 

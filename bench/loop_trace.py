@@ -233,7 +233,7 @@ def _longest(noted: Sequence[Noted], begin: float, end: float) -> list[str]:
 
 
 def main() -> int:
-    if sys.argv[1:2] == ["broker"]:
+    if sys.argv[1:2] in (["broker"], ["nameserver"]):
         file = Path(os.environ["AEROBEE_TRACE"]).open("a", buffering=1)  # noqa: SIM115  # as long as the process
         _install(_Trace(file))
     from aerobee_console.main import main as aerobee

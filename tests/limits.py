@@ -243,6 +243,13 @@ TABLE: Final = (
     ),
     Row(
         "event loop",
+        "pages of metrics and health: seconds from one that is made to the next",
+        (),
+        ("aerobee_service.operators.operators_port:PAGE_EVERY_S",),
+        "all who ask meanwhile have the next one",
+    ),
+    Row(
+        "event loop",
         "long work in one turn: entries of lists, new topics and queues, members told or tried, topics answered or "
         "changed, queries of one read, and bytes of what the native engine answers of one",
         (

@@ -1,8 +1,12 @@
 """The HTTP port for operators, of a broker or a nameserver: open where the settings say.
 
 Touches  one listening socket, through `HttpResponder`.
+
+However many ask for a page, it is made `1 / PAGE_EVERY_S` times a second at most, one at a time: to make all metrics
+takes a millisecond and more, of the event loop or of the interpreter, and who asks may be anybody.
 """
 
+import asyncio
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, Protocol
@@ -18,6 +22,7 @@ __all__ = ["OperatorsPort", "PortGuard", "TlsOfPort", "health_page"]
 log = structlog.get_logger()
 
 METRICS_PORT: Final = "metricsPromExporterPort"
+PAGE_EVERY_S: Final = 0.05
 TOKEN_PATH: Final = "metricsPromExporterTokenPath"  # noqa: S105  # a setting's name
 
 
@@ -45,7 +50,8 @@ class OperatorsPort:
     ) -> None:
         """With `tls`, which gives the context for each connection, the port speaks HTTPS and nothing else. Without a
         guard everybody who can dial it may see everything."""
-        self._responder = HttpResponder(pages, tls)
+        self._shared = {make: _SharedPage(make) for make in pages.values()}
+        self._responder = HttpResponder({path: self._shared[make].page for path, make in pages.items()}, tls)
         self._guard = guard
         self.port = 0  # 0 while it does not listen
 
@@ -76,7 +82,48 @@ class OperatorsPort:
     async def close(self) -> None:
         """Stop listening."""
         await self._responder.close()
+        for shared in self._shared.values():
+            await shared.close()
         self.port = 0
+
+
+class _SharedPage:
+    """A page that is the same for everybody: who comes while one is made has the next one, with all others who have."""
+
+    def __init__(self, make: Callable[[], Awaitable[Page]]) -> None:
+        self._make = make
+        # Moved by page() and _made().
+        self._next: asyncio.Task[Page] | None = None  # not begun: whoever comes may wait for it
+        self._current: asyncio.Task[Page] | None = None
+        self._began = float("-inf")  # the current one, in seconds of the loop
+
+    async def page(self) -> Page:
+        """Made after this was asked."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._made(), name="page for operators")
+            self._next.add_done_callback(_heard)
+        return await asyncio.shield(self._next)
+
+    async def _made(self) -> Page:
+        if self._current is not None:
+            await asyncio.wait([self._current])
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(self._began + PAGE_EVERY_S - loop.time())
+        self._began = loop.time()
+        self._current, self._next = self._next, None
+        return await self._make()
+
+    async def close(self) -> None:
+        """Nobody waits any more."""
+        tasks = [task for task in (self._next, self._current) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _heard(task: "asyncio.Task[Page]") -> None:
+    if not task.cancelled():
+        task.exception()  # whoever waits has it; nobody has to
 
 
 def health_page(content: Mapping[str, Any], *, ok: bool) -> Page:
