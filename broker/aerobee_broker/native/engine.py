@@ -38,7 +38,7 @@ __all__ = [
 log = structlog.get_logger()
 
 INTERFACE: Final = 9  # to be equal to that of the module
-# Bytes of answers that are made at once, about: it is looked at the clock, and at what waits to be sent, before more are.
+# Bytes of answers that are made at once, about: before more are, the clock and what waits to be sent are looked at.
 ANSWERS_SIZE: Final = 262_144
 WAY_OUT: Final = (
     "install it (pip install 'aerobee[native]', or ./dev setup with cargo there), or set sendEngine = auto"

@@ -294,8 +294,8 @@ class FrontTaken(NamedTuple):
 class Front(Protocol):
     """Who serves the requests at the front of a read without their being cut and read one by one.
 
-    It is shown what begins with a frame when nothing of the connection waits before that. What it does not take goes the
-    usual way, so it need know nothing but what is frequent.
+    It is shown what begins with a frame when nothing of the connection waits before that. What it does not take goes
+    the usual way, so it need know nothing but what is frequent.
     """
 
     def take(
