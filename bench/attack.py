@@ -32,10 +32,12 @@ import sys
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from multiprocessing.synchronize import Event
 from pathlib import Path
+from typing import Literal
 
 import trustme
 
@@ -368,15 +370,16 @@ def run(one: Attack, seconds: float, flush: str = "async") -> Measured:
 
 def rows_of(measured: dict[str, list[Measured]]) -> list[Row]:
     """All that was measured, by the names of the attacks."""
-    found = {one.name: one for one in attacks.ATTACKS}
-    quiet: dict[bool, list[float]] = {True: [], False: []}  # of nameservers, and of brokers
-    for name, rounds in measured.items():
-        for one in rounds:
-            quiet[found[name].target == "nameserver"] += one.quiet
-    return [
-        judged(found[name], p99(quiet[found[name].target == "nameserver"]), rounds)
-        for name, rounds in measured.items()
-    ]
+    made = [one for one in attacks.ATTACKS if one.name in measured]
+    quiet = defaultdict[str, list[float]](list)  # by the server that the client asks
+    for one in made:
+        for found in measured[one.name]:
+            quiet[server_of(one)] += found.quiet
+    return [judged(one, p99(quiet[server_of(one)]), measured[one.name]) for one in made]
+
+
+def server_of(one: Attack) -> Literal["nameserver", "broker"]:
+    return "nameserver" if one.target == "nameserver" else "broker"
 
 
 def judged(one: Attack, alone: float, rounds: list[Measured]) -> Row:
@@ -385,7 +388,7 @@ def judged(one: Attack, alone: float, rounds: list[Measured]) -> Row:
     held = ", ".join(measured.held for measured in rounds if measured.held)
     lives = all(measured.lives for measured in rounds)
     calm = beside < TIMES_WANTED * alone
-    fits = grown_mib < memory_max("nameserver" if one.target == "nameserver" else "broker") / (1 << 20)
+    fits = grown_mib < memory_max(server_of(one)) / (1 << 20)
     return Row(
         one.name,
         one.target,

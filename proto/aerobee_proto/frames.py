@@ -158,8 +158,8 @@ class FrameDecoder:
         count_max: int = sys.maxsize,
     ) -> list[Frame]:
         """The next bytes, for at most so many frames. `front` is shown what begins with a whole frame, or may, and says
-        how many bytes it has taken for itself (whole frames, none of which is given back), and for how many frames
-        behind those: 0 leaves the rest as it is."""
+        how many bytes it has taken for itself (whole frames, none of which is given back), and how many frames behind
+        those are asked for, instead of `count_max`: 0 leaves the rest as it is."""
         if self.error is not None:
             raise self.error
         if self._large is not None:

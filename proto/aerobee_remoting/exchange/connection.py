@@ -361,7 +361,8 @@ class Connection(asyncio.Protocol):
                 or self._clock() >= deadline
             ):
                 break
-            frames = decoder.feed(b"", front)  # behind what is unusual there may be more for the front
+            # Behind what is unusual there may be more for the front.
+            frames = decoder.feed(b"", front, count_max=SLICE_FRAMES_MAX)
         if decoder.error is not None and self._broken is None and not self.transport.is_closing():
             self._break(decoder.error)
         return is_cut

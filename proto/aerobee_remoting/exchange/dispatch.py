@@ -105,7 +105,7 @@ class Dispatcher:
         if took_s >= self._watch.held_s:
             self._watch.took(entry, took_s, channel.peer)
 
-    def front_serves_all(self, data: bytes, at: int = 0) -> bool:
+    def front_serves_all(self, data: bytes, at: int) -> bool:
         """Whether all requests of a read from this place on are of kinds that the front of the table serves."""
         front = self._handlers.front
         return front is not None and front.serves_all(data, at)
