@@ -207,7 +207,10 @@ def test_transactions_appear_when_they_are_committed_and_only_then(stage: Stage)
 def test_only_open_transactions_are_checked_and_with_the_message_that_was_sent(stage: Stage) -> None:
     facts = transactions(stage)
     times = {key: facts["checks"].get(key, 0) for key in facts["sent"]}
-    assert times == {key: [0, 0, 1, 1, 2][kind(key, facts)] for key in facts["sent"]}
+    expected = {key: [0, 0, 1, 1, 2][kind(key, facts)] for key in facts["sent"]}
+    # A machine that stands still for a round is asked again; those questions come together with the first ones.
+    late = {key: facts["crossed"].get(key, 0) for key in facts["sent"]}
+    assert all(times[key] - late[key] <= count <= times[key] for key, count in expected.items()), (times, late)
     assert facts["checkedSums"] == {key: facts["sent"][key] for key, count in times.items() if count}
 
 
@@ -393,7 +396,7 @@ def transactions(stage: Stage) -> Facts:
         asked = {key for key in facts["checks"] if kind(key, facts) < 2}
         again = asked | {key for key, count in times.items() if count > 1}
         facts["deliveries"] = [one for one in facts["deliveries"] if one["key"] not in again]
-        for name in ("sent", "states", "checks", "checkedSums"):
+        for name in ("sent", "states", "checks", "crossed", "checkedSums"):
             facts[name] = {key: value for key, value in facts[name].items() if key not in again}
     return facts
 

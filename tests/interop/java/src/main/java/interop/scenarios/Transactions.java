@@ -22,7 +22,12 @@ public final class Transactions implements Scenario {
     private static final int COUNT = 50;
     private static final int KINDS = 5;
 
+    /** A check that comes so soon after an answer was asked before that answer was there. */
+    private static final long CROSSING_NS = 1_000_000_000;
+
     private final Map<String, Integer> checks = new ConcurrentHashMap<>();
+    private final Map<String, Integer> crossed = new ConcurrentHashMap<>(); // of the checks
+    private final Map<String, Long> answeredNs = new ConcurrentHashMap<>();
     private final Map<String, String> checkedSums = new ConcurrentHashMap<>();
 
     @Override
@@ -58,6 +63,7 @@ public final class Transactions implements Scenario {
         report.put("sent", Place.sums(messages));
         report.put("states", states);
         report.put("checks", checks);
+        report.put("crossed", crossed);
         report.put("checkedSums", checkedSums);
         report.put("deliveries", deliveries.report());
         return report;
@@ -66,6 +72,7 @@ public final class Transactions implements Scenario {
     private final class Listener implements TransactionListener {
         @Override
         public LocalTransactionState executeLocalTransaction(Message message, Object argument) {
+            answeredNs.put(message.getKeys(), System.nanoTime());
             return switch (Place.index(message) % KINDS) {
                 case 0 -> LocalTransactionState.COMMIT_MESSAGE;
                 case 1 -> LocalTransactionState.ROLLBACK_MESSAGE;
@@ -77,6 +84,11 @@ public final class Transactions implements Scenario {
         public LocalTransactionState checkLocalTransaction(MessageExt message) {
             checkedSums.putAll(Place.sums(List.of(message)));
             int times = checks.merge(message.getKeys(), 1, Integer::sum);
+            long nowNs = System.nanoTime();
+            Long before = answeredNs.put(message.getKeys(), nowNs);
+            if (before != null && nowNs - before < CROSSING_NS) {
+                crossed.merge(message.getKeys(), 1, Integer::sum);
+            }
             return switch (Place.index(message) % KINDS) {
                 case 1, 3 -> LocalTransactionState.ROLLBACK_MESSAGE;
                 case 4 -> times == 1 ? LocalTransactionState.UNKNOW : LocalTransactionState.COMMIT_MESSAGE;
