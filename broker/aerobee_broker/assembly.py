@@ -386,6 +386,7 @@ def assemble(
         interval_ms=lambda: live.value.flush_interval_commit_log,
         timeout_ms=lambda: live.value.sync_flush_timeout,
         meter=stats,
+        served=server,
     )
     replicas = Replicas(live, lambda: store.end_offset, is_elected=ground.is_seated is not None)
     waits = live.value.waits_for_replicas and live.value.in_sync_replicas > 1

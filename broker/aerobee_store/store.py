@@ -670,11 +670,13 @@ class MessageStore:
         """Physical offset of the first byte that is kept."""
         return self._log.min_offset
 
-    def confirm(self, offset: int, *, notify: bool = True) -> list[Arrival]:
+    def confirm(self, offset: int, *, notify: bool = True, step: bool = False) -> list[Arrival]:
         """Let readers see every batch that ends at or below `offset`; what arrived, per queue, if `notify` is set.
 
         Batches are confirmed whole. Entries that find no room on the disk are tried again by the next
-        call; until then sends are refused. After a failure of the disk nothing arrives any more.
+        call; until then sends are refused. After a failure of the disk nothing arrives any more. A `step`
+        ends before the second batch that begins a queue: that has a folder and a file made, which may take
+        milliseconds. Whether there is more is what `is_behind` says.
         """
         if self.health.reason is not None:
             return []
@@ -682,7 +684,7 @@ class MessageStore:
             failpoints.hit("store.before_confirm")
         dispatcher = self._dispatcher
         try:
-            arrivals = dispatcher.confirm(offset, notify=notify)
+            arrivals = dispatcher.confirm(offset, notify=notify, step=step)
         except OSError as error:
             self.health.fail("consume queue", error)
             return []
@@ -692,6 +694,15 @@ class MessageStore:
             cause = dispatcher.stuck_by
             self._wait_for_room(cause or StoreFull(self._config.consume_queue_path, 0), self._clock())
         return arrivals
+
+    @property
+    def queues_begun(self) -> int:
+        """Queues that were given their first message since the store was opened."""
+        return self._dispatcher.begun_count
+
+    def is_behind(self, offset: int) -> bool:
+        """Whether confirm() has left batches that end at or below `offset`."""
+        return self.health.reason is None and self._dispatcher.is_behind(offset)
 
     # --- durability ------------------------------------------------------------------------------------
 

@@ -210,7 +210,10 @@ def test_only_open_transactions_are_checked_and_with_the_message_that_was_sent(s
     expected = {key: [0, 0, 1, 1, 2][kind(key, facts)] for key in facts["sent"]}
     # A machine that stands still for a round is asked again; those questions come together with the first ones.
     late = {key: facts["crossed"].get(key, 0) for key in facts["sent"]}
-    assert all(times[key] - late[key] <= count <= times[key] for key, count in expected.items()), (times, late)
+    assert all(times[key] - late[key] <= count <= times[key] for key, count in expected.items()), (
+        times,
+        late,
+    )
     assert facts["checkedSums"] == {key: facts["sent"][key] for key, count in times.items() if count}
 
 

@@ -3,7 +3,8 @@
 Touches  one thread that calls the store's `flush_disk`.
 
 SYNC_FLUSH   `prompt`: a sync begins when somebody asks for one. While the disk syncs, everything appended meanwhile
-             waits for the next sync, which begins as soon as this one is done (group commit).
+             waits for the next sync, which begins as soon as this one is done (group commit): by the thread itself
+             where the event loop has much else to do, else by the event loop, as what comes until then shares it.
 ASYNC_FLUSH  Syncs begin by the clock, every `interval_ms()`.
 
 A failed sync is final: the kernel may have dropped the pages and report success next time. `on_failure` is called
@@ -25,7 +26,7 @@ import structlog
 
 from aerobee_proto.codes import ResponseCode
 
-__all__ = ["FlushMeter", "Flusher", "SyncedLog"]
+__all__ = ["FlushMeter", "Flusher", "Served", "SyncedLog"]
 
 log = structlog.get_logger()
 
@@ -56,6 +57,18 @@ class SyncedLog(Protocol):
         ...
 
 
+class Served(Protocol):
+    """What else the event loop does. The thread asks and tells it."""
+
+    @property
+    def is_contended(self) -> bool:
+        """Whether it has so much to do that results wait for it."""
+        ...
+
+    def hurry(self) -> None:
+        """It has just been given a result."""
+
+
 class FlushMeter(Protocol):
     """Who wants to know how long a sync takes."""
 
@@ -76,15 +89,18 @@ class Flusher:
         interval_ms: Callable[[], int],
         timeout_ms: Callable[[], int],
         meter: FlushMeter,
+        served: Served,
     ) -> None:
         """`prompt`: what is appended during a sync is synced right after it. `interval_ms` and `timeout_ms`, the
-        longest wait of a send, are asked for at each use: they may be changed in a running broker."""
+        longest wait of a send, are asked for at each use: they may be changed in a running broker. `served` is what
+        else the event loop does."""
         # Fixed for life.
         self._store = store
         self._prompt = prompt
         self._interval_ms = interval_ms
         self.timeout_ms = timeout_ms
         self._meter = meter
+        self._served = served
         self._loop = asyncio.get_running_loop()
         # Moved by the event loop only.
         self.offset = 0  # everything below is on disk; from `start` on
@@ -143,10 +159,12 @@ class Flusher:
         offset: int,
         took_s: float,
         failure: Exception | None,
+        goes_on: bool,
     ) -> None:
         """The thread's result, in the event loop."""
-        self._syncing = False
-        self._idle.set()
+        if not goes_on:
+            self._syncing = False
+            self._idle.set()
         if failure is not None and not self._failed:
             self._failed = True
             on_failure(failure)
@@ -163,7 +181,7 @@ class Flusher:
             self._failed = True
             on_failure(broken)
             return
-        if self._prompt and self._store.end_offset > offset:
+        if self._prompt and not goes_on and self._store.end_offset > offset:
             self._begin_sync()
 
     def _tick(self) -> None:
@@ -200,8 +218,10 @@ class Flusher:
     # --- the thread -------------------------------------------------------------------------------------------
 
     def _run(self, on_flushed: Callable[[], None], on_failure: Callable[[Exception], None]) -> None:
+        goes_on = False
         while True:
-            self._wake.acquire()
+            if not goes_on:
+                self._wake.acquire()
             if self._stopping:
                 return
             started = time.perf_counter()
@@ -211,9 +231,17 @@ class Flusher:
             except Exception as failed:  # whatever it is, it is final
                 failure = failed
             took_s = time.perf_counter() - started
+            goes_on = self._goes_on(offset) and failure is None
             try:
-                self._loop.call_soon_threadsafe(self._synced, on_flushed, on_failure, offset, took_s, failure)
+                self._loop.call_soon_threadsafe(
+                    self._synced, on_flushed, on_failure, offset, took_s, failure, goes_on
+                )
             except RuntimeError:  # the loop is closed: the process is ending
                 return
+            self._served.hurry()
             if failure is not None:
                 return
+
+    def _goes_on(self, offset: int) -> bool:
+        """Whether to sync what came meanwhile at once: the event loop would say so late."""
+        return self._prompt and self._served.is_contended and self._store.end_offset > offset

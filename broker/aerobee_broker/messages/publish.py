@@ -130,6 +130,10 @@ class Publisher(Publishing):
         """Whether one of these topics has more queues now."""
         return any(self._store.topics.queue_count(topic) > count for topic, count in counts.items())
 
+    def take_began_s(self) -> float:
+        """See `Visibility`."""
+        return self._visibility.take_began_s()
+
     def _made_for(self, messages: Sequence[S]) -> Iterator[int]:
         """For each message what would be made, in units of TURN_MAKES_MAX, if those before it had what they need."""
         seen = set[tuple[str, int]]()

@@ -4,11 +4,12 @@ have more or less, are told of every step.
 Touches  the store, which makes queue entries of what is kept, and those who wait for messages.
 
 What is kept is shown at once, after its senders were answered; at a slave, where pieces of the log come by the thousand
-and each has a few entries for each queue, within UNASKED_S, many together. The keys of it are indexed a little later,
-many at a time, as a round of that costs 0.2 ms whatever it finds; who asks for a key has those that wait indexed first
-(see `KeyLookup`). Where the index is not in memory, as after a start, or has no file for them, a thread sees to that
-first. Queue entries that find no room on the disk are tried again until there is some; the store takes no messages
-meanwhile.
+and each has a few entries for each queue, within UNASKED_S, many together. Of queues that begin, one is shown in a turn
+of the event loop, as files are made for it, and what comes behind it in the log in the next turns. The keys of it are
+indexed a little later, many at a time, as a round of that costs 0.2 ms whatever it finds; who asks for a key has those
+that wait indexed first (see `KeyLookup`). Where the index is not in memory, as after a start, or has no file for them,
+a thread sees to that first. Queue entries that find no room on the disk are tried again until there is some; the store
+takes no messages meanwhile.
 
 Invariants
 - Nothing is shown beyond `Promises.kept_offset`: a reader never sees what a crash or a failover may take back.
@@ -75,9 +76,14 @@ class ShownLog(Protocol):
     def full_until(self) -> int: ...
 
     @property
+    def queues_begun(self) -> int: ...
+
+    @property
     def keys(self) -> WaitingKeys: ...
 
-    def confirm(self, offset: int, *, notify: bool = True) -> list[Arrival]: ...
+    def confirm(self, offset: int, *, notify: bool = True, step: bool = False) -> list[Arrival]: ...
+
+    def is_behind(self, offset: int) -> bool: ...
 
 
 class Readers(Protocol):
@@ -117,6 +123,10 @@ class Visibility:
         self._replicas: tuple[Callable[[], None], ...] = ()
         self._shown_offset = 0
         self._shown_at = 0.0  # by `soon`
+        self._is_beginning = (
+            False  # queues: what comes behind the first of them is shown in the next turns of the loop
+        )
+        self._began_s = 0.0  # spent on that, and not yet taken
         # Physical offset beyond which nothing is shown, whatever is kept here; None: there is no such. Who moves it
         # calls `appended` or `soon`.
         self.limit: Callable[[], int] | None = None
@@ -138,13 +148,16 @@ class Visibility:
         self._closed = True
         for timer in self._timers.values():
             timer.cancel()
+        if self._is_beginning:
+            self._is_beginning = False
+            self._show(self._may_show())
         if self._timers.pop("show", None) is not None:
             self.appended()
 
     def appended(self) -> None:
         """Messages are in the log: show those whose promise is kept by that."""
         offset = self._may_show()
-        if offset > self._shown_offset:
+        if offset > self._shown_offset and not self._is_beginning:
             self._show(offset)
         for notify in self._replicas:
             notify()
@@ -177,19 +190,32 @@ class Visibility:
         store, timers = self._store, self._timers
         self._shown_offset = offset
         notify = any(self._waiting)
-        arrivals = store.confirm(offset, notify=notify)
+        begun, at = store.queues_begun, time.perf_counter()
+        arrivals = store.confirm(offset, notify=notify, step=not self._closed)
+        if store.queues_begun != begun:
+            self._began_s += time.perf_counter() - at
         if notify:
             for readers, waiting in zip(self._readers, self._waiting, strict=True):
                 if waiting:
                     readers.arrived(arrivals)
-        if store.full_until and "dispatch" not in timers:
-            self._later("dispatch", DISPATCH_RETRY_S, self._show_again)
+        if "dispatch" not in timers:
+            if store.full_until:
+                self._later("dispatch", DISPATCH_RETRY_S, self._show_again)
+            elif not self._closed and store.is_behind(offset):
+                self._is_beginning = True
+                self._later("dispatch", 0.0, self._show_again)
         if "index" not in timers and store.keys.backlog:
             self._later("index", self._index_pause_s, self._index)
 
+    def take_began_s(self) -> float:
+        """Seconds that were spent on showing the first messages of queues, since this was asked last."""
+        took_s, self._began_s = self._began_s, 0.0
+        return took_s
+
     def _show_again(self) -> None:
-        """Queue entries that found no room are tried again: while they wait no send, so no sync, does it."""
+        """What was left: where it found no room no send does it, so no sync, while it waits."""
         del self._timers["dispatch"]
+        self._is_beginning = False
         self._show(self._may_show())
         for notify in self._replicas:
             notify()

@@ -196,9 +196,10 @@ class SendProcessor:
         """Behind sends: where topics or queues were made for these, what comes now waits, so that making has its share
         of the time and no more."""
         if self._publisher.have_more(making.counts):
-            await asyncio.sleep(0)  # files are made when readers may see the messages
             now = time.perf_counter()
-            await asyncio.sleep(self._pace.worked(min(now - making.began, MAKING_S), now))
+            # Files are made when readers may see the messages, these or those of somebody before.
+            took_s = min(now - making.began + self._publisher.take_began_s(), MAKING_S)
+            await asyncio.sleep(self._pace.worked(took_s, now))
 
     def _send_at_once(self, connection: Channel, items: Sequence[Send]) -> None:
         published = self._publisher.publish(items, connection, reconsume_limit_of)

@@ -39,6 +39,8 @@ class Dispatcher:
         # Moved by confirm().
         self.confirmed_offset = 0
         self.confirmed_timestamp = 0
+        # Queues that were given their first entry, and with it a folder and a file.
+        self.begun_count = 0
         # Entries that found no room on the disk; tried again before anything else.
         self._stuck: dict[ConsumeQueue, _Work] = {}
         # Why: what the first of them met.
@@ -57,10 +59,11 @@ class Dispatcher:
         self._index_backlog.extend(batch.index_items)
         self.index_backlog += batch.keyed_count
 
-    def confirm(self, offset: int, *, notify: bool = True) -> list[Arrival]:
+    def confirm(self, offset: int, *, notify: bool = True, step: bool = False) -> list[Arrival]:
         """Write the queue entries of every batch that ends at or below `offset`; what arrived, if it is to be told.
 
-        Entries for which the disk has no room are kept and tried again by the next call.
+        Entries for which the disk has no room are kept and tried again by the next call. A `step` ends before the
+        second batch that begins a queue, which takes long: `is_behind` says whether there is more.
         """
         pending = self._pending
         if not self._stuck and (not pending or pending[0].end_offset > offset):
@@ -72,7 +75,14 @@ class Dispatcher:
             arrivals = self._write(last.touched, notify)
         else:
             work = dict(self._stuck)
+            has_begun = False
             while pending and pending[0].end_offset <= offset:
+                begins = step and any(
+                    not queue.max_offset and queue not in work for queue, *_ in pending[0].touched
+                )
+                if begins and has_begun:
+                    break
+                has_begun = has_begun or begins
                 last = pending.popleft()
                 for queue, first, entries in last.touched:
                     known = work.get(queue)
@@ -89,6 +99,10 @@ class Dispatcher:
             self._note_stuck()
         return arrivals
 
+    def is_behind(self, offset: int) -> bool:
+        """Whether confirm() has left batches that end at or below `offset`."""
+        return bool(self._pending) and self._pending[0].end_offset <= offset
+
     def _write(self, work: list[Touched], notify: bool) -> list[Arrival]:
         arrivals: list[Arrival] = []
         stuck: dict[ConsumeQueue, _Work] = {}
@@ -96,6 +110,8 @@ class Dispatcher:
         for queue, first, entries in work:
             if queue.deleted:
                 continue
+            if not queue.max_offset:
+                self.begun_count += 1
             try:
                 queue.put_entries(first, entries, rising=True)
             except StoreFull as error:

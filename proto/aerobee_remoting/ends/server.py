@@ -210,6 +210,16 @@ class RemotingServer:
             on_close=self._closed,
         )
 
+    @property
+    def is_contended(self) -> bool:
+        """See `Turns`. Any thread may ask."""
+        return self._turns is not None and self._turns.is_contended
+
+    def hurry(self) -> None:
+        """See `Turns`. Any thread may call this."""
+        if self._turns is not None:
+            self._turns.hurry()
+
     def _common(self) -> Common:
         return Common(
             self._config.limits,

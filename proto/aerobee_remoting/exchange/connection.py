@@ -82,7 +82,7 @@ READ_AHEAD: Final = 262_144  # bytes held back at which reading stops; what over
 # Requests in one slice. To cut a read into so many and to keep them takes 0.5 ms: what is more is cut in later turns.
 SLICE_FRAMES_MAX: Final = 512
 # A batch handler gets as many requests at once as take about so long, by what those before them took.
-BATCH_S: Final = 0.001
+BATCH_S: Final = 0.0005
 TASKS_AT_ONCE: Final = 16  # of one connection, that begin without waiting for their turn
 STEPS_S: Final = 0.001  # of a task that works in steps, before others have their turn
 BATCH_FIRST: Final = (

@@ -10,6 +10,11 @@ of them together for `TURN_S` in a turn; what is left stands in a row.
     read otherwise                                            the connection joins the row
     next turn of the loop                                     slices from the row for `ROW_S`, then new reads
 
+Where it is contended, as somebody has more to do than a slice and others ask too, slices and `ROW_S` are shorter, and
+what a thread brings to the loop (`hurry`) is done before them: who asks for little waits for up to three turns, until
+it is read, until its message is on its way to the disk, until that is known. Where all ask for little at a time, or
+one alone for much, long slices cost less.
+
 The row is one of hosts, and each host has one of its connections. Who has used least of the event loop comes first, of
 the hosts and then of that host's connections, and is charged for what its slice took. What a host has used is what all
 its connections have, those too that are gone: more connections bring it nothing. A proxy, or the machine itself, may be
@@ -46,6 +51,7 @@ from aerobee_service.turns.wakefulness import Wakefulness
 
 __all__ = [
     "AT_ONCE",
+    "CONTENDED_S",
     "CONTROL_S",
     "CREDIT_S",
     "FIRST_S",
@@ -72,6 +78,8 @@ READS_MAX: Final = 2  # of one connection in a turn; each has up to 256 KiB
 # Bytes of a read that is the only one of its connection in a turn: to take them from the system and to keep them takes
 # 0.2 to 0.5 ms, most of it before this module is asked.
 LARGE_READ_SIZE: Final = 128 * 1024
+CONTENDED_S: Final = 0.1  # from one time that it is contended until it no longer is
+CONTENDED_PART: Final = 0.5
 NEW_S: Final = 1.0  # for which a connection shares its place with others of its host
 HOSTS_GONE_MAX: Final = (
     1024  # hosts without connections that are remembered because they have used more than others
@@ -241,14 +249,17 @@ class Turns:
         *,
         turn_s: float | None = None,
         slice_s: float | None = None,
+        contended_part: float = CONTENDED_PART,
         look_s: float = 0.0,
     ) -> None:
-        """`look_s`: how long the loop may look for the next read before it sleeps (`Wakefulness`)."""
+        """`contended_part`: how long slices are where it is contended, of those elsewhere; `look_s`: how long the loop
+        may look for the next read before it sleeps (`Wakefulness`)."""
         # Fixed for life.
         self.clock = clock
         self._turn_s = TURN_S if turn_s is None else turn_s
         self._row_s = ROW_S if turn_s is None else turn_s / 2
         self._slice_s = SLICE_S if slice_s is None else slice_s
+        self._contended_part = contended_part
         self._credit_s = CREDIT_S if slice_s is None else slice_s
         self._control_s = CONTROL_S if slice_s is None else slice_s
         self._first_s = FIRST_S if slice_s is None else slice_s
@@ -262,8 +273,13 @@ class Turns:
         self._began = 0.0  # this turn; holds while `_next` is armed
         self._next = False
         self._number = 0  # of this turn
+        self._last: Account | None = None  # who was served last
+        self._changed = 0.0  # when that was another one than before
+        self._contended_until = 0.0
         self._entered = 0.0  # when who is served at once began
         self._wakefulness = Wakefulness(look_s)
+        # Set by hurry(), from whatever thread.
+        self._is_hurried = False
         self._spared = 0.0  # seconds of this turn that control requests have had
 
     def __len__(self) -> int:
@@ -314,12 +330,14 @@ class Turns:
     def enter(self, account: Account) -> float:
         """A connection has read something: until when it may work on it, or LATER. `left` has to follow."""
         now = self._entered = self.clock()
+        if account is not self._last:
+            self._last, self._changed = account, now
         self._wakefulness.came(now)
         if not self._next:
             self._arm(now)
         elif now - self._began >= self._turn_s or (self._count and not self._is_ahead(account)):
             return LATER
-        return now + self._slice_s
+        return now + self._length(self._slice_s, now)
 
     def left(self, account: Account, size: int, *, is_served: bool) -> bool:
         """It has worked on the `size` bytes that it read, or has put them aside. Whether it has had its slice of this
@@ -352,6 +370,23 @@ class Turns:
         done: asyncio.Future[None] = self._loop.create_future()
         self.join(_Pause(account, done))
         return done
+
+    # --- where some have much to do and others ask, too -------------------------------------------------------
+
+    @property
+    def is_contended(self) -> bool:
+        """Whether somebody had more to do than a slice, and others were served too, within the last CONTENDED_S. Any
+        thread may ask."""
+        return self.clock() < self._contended_until
+
+    def hurry(self) -> None:
+        """Others may wait for what the event loop was just given: that is done before the next slices, where it is
+        contended. Any thread may call this, behind its `call_soon_threadsafe`."""
+        self._is_hurried = self.is_contended
+
+    def _length(self, usual_s: float, now: float) -> float:
+        """Of a slice, or of the row's part of a turn."""
+        return usual_s if now >= self._contended_until else usual_s * self._contended_part
 
     def _is_ahead(self, account: Account) -> bool:
         """Whether it would be the first in the row."""
@@ -401,6 +436,10 @@ class Turns:
     def _run(self) -> None:
         """The next turn has begun."""
         clock = self.clock
+        if self._is_hurried:
+            self._is_hurried = False
+            self._loop.call_soon(self._run)
+            return
         now = clock()
         if not self._count and not self._wakefulness.looks(now):
             self._next = False
@@ -409,7 +448,7 @@ class Turns:
         for _ in range(self._count):
             is_pause = isinstance(self._serve(now), _Pause)
             now = clock()
-            if is_pause or now - self._began >= self._row_s:
+            if is_pause or now - self._began >= self._length(self._row_s, now):
                 return  # the step of a task comes behind this, and takes as long as it takes
 
     def _serve(self, now: float) -> Waiting:
@@ -419,10 +458,15 @@ class Turns:
         one = place.take()
         self._count -= 1
         goes_on = False
+        if one.account is not self._last:
+            self._last, self._changed = one.account, now
+        length_s = self._first_s if place is host.fresh else self._length(self._slice_s, now)
         try:
-            goes_on = one.go_on(now + (self._first_s if place is host.fresh else self._slice_s))
+            goes_on = one.go_on(now + length_s)
         finally:
             now, began = self.clock(), now
+            if goes_on and now - self._changed < CONTENDED_S:
+                self._contended_until = now + CONTENDED_S
             host.used += now - began
             place.used += now - began
             account = one.account

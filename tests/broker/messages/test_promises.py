@@ -41,6 +41,7 @@ class Disk:
     """A log that syncs when the test says so."""
 
     full_until = 0
+    queues_begun = 0
 
     def __init__(self) -> None:
         self.keys = NoKeys()
@@ -54,6 +55,7 @@ class Disk:
         self.begun = asyncio.Queue[int]()  # end offsets that syncs were begun with
         self._loop = asyncio.get_running_loop()
         self._go_on = threading.Semaphore(0)
+        self.synced = threading.Semaphore(0)
 
     def append(self, size: int = 100) -> None:
         self.end_offset += size
@@ -66,16 +68,32 @@ class Disk:
             raise self.error
         self.syncs += 1
         self.flushed_offset = end
+        self.synced.release()
         return end
 
     def let_go(self, times: int = 1) -> None:
         self._go_on.release(times)
 
-    def confirm(self, offset: int, *, notify: bool = True) -> list[Arrival]:
+    def confirm(self, offset: int, *, notify: bool = True, step: bool = False) -> list[Arrival]:
         self.shown.append(offset)
         if self.confirm_error is not None:
             raise self.confirm_error
         return []
+
+    def is_behind(self, offset: int) -> bool:
+        return False
+
+
+class Served:
+    """What else the event loop does."""
+
+    is_contended = False
+
+    def __init__(self) -> None:
+        self.hurried = 0
+
+    def hurry(self) -> None:
+        self.hurried += 1
 
 
 log = structlog.get_logger()
@@ -149,12 +167,14 @@ class Scene:
         self.failures: list[Exception] = []
         self.failed = asyncio.Event()
         self.stats = BrokerStats("c", 0)
+        self.served = Served()
         self.flusher = Flusher(
             self.disk,
             prompt=sync,
             interval_ms=lambda: self.interval_ms,
             timeout_ms=lambda: self.timeout_ms,
             meter=self.stats,
+            served=self.served,
         )
         self.promises = Promises(((self.flusher,) if sync else ()) + replicas, self.disk, meter=self.stats)
         self.visibility = Visibility(
@@ -259,6 +279,26 @@ async def test_what_comes_during_a_sync_waits_for_the_next_one_together(sync: Sc
     assert await client.received(100) == [str(i) for i in range(100)]
     assert sync.disk.syncs == 2
     assert sync.shown == [100, 101 * 100]
+
+
+async def test_where_the_loop_has_much_to_do_the_thread_syncs_again_by_itself(sync: Scene) -> None:
+    first, client = Client(), Client()
+    sync.answer(first)
+    await sync.disk.begun.get()
+    sync.answer(client)
+    sync.served.is_contended = True
+    sync.disk.let_go(2)
+    for _ in range(2):
+        assert sync.disk.synced.acquire(timeout=10)  # this loop stands still, and hears of neither
+    assert first.got == []
+    assert sync.served.hurried >= 1
+    assert (await first.received(1), await client.received(1)) == (["ok"], ["ok"])
+    assert sync.shown == [100, 200]
+    sync.answer(client)  # it sleeps again, and can be woken
+    sync.disk.let_go()
+    await client.received(2)
+    await sync.drain()
+    assert sync.disk.syncs == 3
 
 
 async def test_waiting_answers_count_against_their_connection(sync: Scene) -> None:

@@ -71,16 +71,27 @@ class Log:
         self.end_offset = 0
         self.has_failed = False
         self.full_until = 0
+        self.queues_begun = 0
+        self.beginning: list[int] = []  # offsets with which a queue begins that were not shown
         self.keys = Keys(calls)
         self.confirm_errors: list[Exception] = []
         self.came = asyncio.Event()
 
-    def confirm(self, offset: int, *, notify: bool = True) -> list[Arrival]:
+    def confirm(self, offset: int, *, notify: bool = True, step: bool = False) -> list[Arrival]:
         if self.confirm_errors:
             raise self.confirm_errors.pop(0)
+        while self.is_behind(offset):
+            shown = self.beginning.pop(0)
+            self.queues_begun += 1
+            if step:
+                offset = shown
+                break
         self.calls.append(f"confirm {offset}" + (" and tell" if notify else ""))
         self.came.set()
         return [ARRIVAL] if notify else []
+
+    def is_behind(self, offset: int) -> bool:
+        return bool(self.beginning) and self.beginning[0] <= offset
 
 
 class Disk:
@@ -243,6 +254,37 @@ async def test_what_is_shown_is_not_shown_again(sync: Scene) -> None:
         sync.visibility.advanced()
         sync.visibility.appended()
     assert sync.calls == ["confirm 50"]
+
+
+async def test_queues_begin_one_in_a_turn_of_the_loop(sync: Scene) -> None:
+    sync.log.beginning = [100, 200, 300]
+    for _ in range(3):
+        sync.append()
+    sync.disk.offset = 300
+    sync.visibility.advanced()
+    assert sync.calls == ["confirm 100"]
+    sync.visibility.advanced()  # nothing moves before the next turn, whoever asks
+    assert sync.calls == ["confirm 100"]
+    await sync.called(3)
+    assert sync.calls == ["confirm 100", "confirm 200", "confirm 300"]
+    assert sync.visibility.take_began_s() > 0
+    assert sync.visibility.take_began_s() == 0
+    sync.append()
+    sync.disk.offset = 400
+    sync.visibility.advanced()
+    assert sync.calls[3:] == ["confirm 400"]
+    assert sync.visibility.take_began_s() == 0  # no queue began
+
+
+async def test_closed_it_shows_the_queues_that_begin_at_once(sync: Scene) -> None:
+    sync.log.beginning = [100, 200, 300]
+    for _ in range(3):
+        sync.append()
+    sync.disk.offset = 300
+    sync.visibility.advanced()
+    sync.visibility.close()
+    assert sync.calls == ["confirm 100", "confirm 300"]
+    assert sync.log.beginning == []
 
 
 async def test_entries_that_found_no_room_are_tried_again_until_they_do(sync: Scene) -> None:

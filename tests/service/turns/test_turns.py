@@ -34,6 +34,7 @@ from aerobee_remoting.exchange.needs import Open
 from aerobee_service.turns import turns as turns_module
 from aerobee_service.turns.turns import (
     AT_ONCE,
+    CONTENDED_S,
     HOSTS_GONE_MAX,
     LARGE_READ_SIZE,
     LATER,
@@ -105,8 +106,10 @@ async def worked() -> Worked:
     return Worked()
 
 
-def peers(worked: Worked, count: int) -> list[Peer]:
-    handlers, turns = table(worked), Turns(worked, turn_s=TURN_S, slice_s=SLICE_S)
+def peers(worked: Worked, count: int, turns: Turns | None = None) -> list[Peer]:
+    handlers = table(worked)
+    if turns is None:
+        turns = Turns(worked, turn_s=TURN_S, slice_s=SLICE_S, contended_part=1.0)
     made = []
     for number in range(count):
         peer = Peer(handlers, port=50_000 + number, common=Common(turns=turns))
@@ -137,6 +140,60 @@ async def test_one_connection_works_for_a_slice_and_then_it_is_the_next_ones_tur
         assert [opaque for one, opaque in worked.of(PULL) if one == name] == list(range(100))
     per_turn = [sum(turn == number for turn, *_ in worked.served) for number in range(worked.turn)]
     assert max(per_turn) <= 4 + 16  # what was read, and a turn of slices
+
+
+async def test_slices_are_short_where_somebody_has_much_to_do_and_others_ask_too(worked: Worked) -> None:
+    turns = Turns(worked, turn_s=TURN_S, slice_s=SLICE_S, contended_part=0.5)
+    a, b = peers(worked, 2, turns)
+
+    def is_contended() -> bool:
+        return turns.is_contended
+
+    assert not is_contended()
+    worked.now += 2 * CONTENDED_S
+    a.connection.data_received(frames(PULL, 120))  # alone
+    worked.now += 2 * CONTENDED_S
+    worked.forget()
+    await worked.turns(2)
+    assert not is_contended()
+    assert len(worked.served) == 4 + 4  # a slice in each
+    b.connection.data_received(frames(PULL, 1))
+    assert worked.served[-1][1] == "b"
+    await worked.turns(1)
+    assert is_contended()
+    worked.forget()
+    await worked.turns(2)
+    assert [name for name, _ in worked.of(PULL)] == ["a"] * (2 + 2)
+    worked.now += 2 * CONTENDED_S
+    assert not is_contended()
+
+
+async def test_what_a_thread_brings_is_done_before_the_next_slices_where_it_is_contended(
+    worked: Worked,
+) -> None:
+    a, b = peers(worked, 2)
+    turns = a.connection.common.turns
+    assert turns is not None
+    order: list[str] = []
+
+    def brought() -> None:
+        order.append(f"brought after {len(worked.served)}")
+
+    for contended in (False, True):
+        a.connection.data_received(frames(PULL, 40))
+        if contended:
+            b.connection.data_received(frames(PULL, 1))
+            await worked.turns(2)
+        assert turns.is_contended is contended
+        worked.forget()
+        asyncio.get_running_loop().call_soon_threadsafe(brought)
+        turns.hurry()
+        await worked.turns(1)
+        order.append(f"then {len(worked.served)}")
+        while len(worked.of(PULL)) < 20:
+            await worked.turns(1)
+        await worked.turns(20)
+    assert order == ["brought after 4", "then 4", "brought after 0", "then 0"]
 
 
 async def test_who_asks_for_one_thing_waits_for_a_slice_of_each_other_one_at_most(worked: Worked) -> None:
@@ -219,7 +276,9 @@ async def test_a_request_that_was_overtaken_can_tell(worked: Worked) -> None:
 
     handlers.register(PULL, pull, needs=Open("a test"))
     handlers.register(COMMIT, lambda _: Response(), needs=Open("a test"), overtakes=True)
-    peer = Peer(handlers, common=Common(turns=Turns(worked, turn_s=TURN_S, slice_s=SLICE_S)))
+    peer = Peer(
+        handlers, common=Common(turns=Turns(worked, turn_s=TURN_S, slice_s=SLICE_S, contended_part=1.0))
+    )
     peer.connection.data_received(frames(PULL, 8))
     peer.connection.data_received(frames(COMMIT, 1, first=90))
     await worked.turns(5)
@@ -280,7 +339,7 @@ async def test_a_batch_is_as_large_as_what_takes_a_part_of_a_slice(worked: Worke
     """A batch handler was given up to 1,024 requests at once, however long one takes: delayed messages held the event
     loop for 35 ms."""
     taken: list[int] = []
-    cost_s = PULL_S
+    cost_s = PULL_S / 4
 
     def batch(connection: Channel, items: Any) -> None:
         taken.append(len(items))
@@ -288,7 +347,7 @@ async def test_a_batch_is_as_large_as_what_takes_a_part_of_a_slice(worked: Worke
 
     handlers = HandlerTable()
     handlers.register_batch(SEND, batch, needs=Open("a test"), header=NoFields)
-    peer = Peer(handlers, common=Common(turns=Turns(worked, turn_s=0.02, slice_s=0.005)))
+    peer = Peer(handlers, common=Common(turns=Turns(worked, turn_s=0.02, slice_s=0.005, contended_part=1.0)))
     peer.connection.data_received(frames(SEND, 1000))
     await worked.turns(300)
     assert taken[0] == BATCH_FIRST
@@ -311,7 +370,7 @@ async def test_dear_requests_behind_very_many_cheap_ones_are_not_one_batch(worke
     handlers.register_batch(
         SEND, lambda _, items: taken.append(len(items)), needs=Open("a test"), header=NoFields
     )
-    peer = Peer(handlers, common=Common(turns=Turns(worked, turn_s=0.02, slice_s=0.005)))
+    peer = Peer(handlers, common=Common(turns=Turns(worked, turn_s=0.02, slice_s=0.005, contended_part=1.0)))
     for _ in range(20):
         peer.connection.data_received(frames(SEND, SLICE_FRAMES_MAX))
         await worked.turns(3)
@@ -488,7 +547,9 @@ async def test_requests_that_nobody_serves_take_no_more_than_a_slice(worked: Wor
         worked.now += PULL_S / 4
         return worked.now
 
-    peer = Peer(a.handlers, common=Common(turns=Turns(looked, turn_s=TURN_S, slice_s=SLICE_S)))
+    peer = Peer(
+        a.handlers, common=Common(turns=Turns(looked, turn_s=TURN_S, slice_s=SLICE_S, contended_part=1.0))
+    )
     peer.connection.data_received(frames(BEAT + 5000, 1000))
     assert peer.connection.buffered_size > 0
     await worked.turns(300)
@@ -555,7 +616,7 @@ class Worker:
 
 def made_turns() -> tuple[Worked, Turns]:
     worked = Worked()
-    return worked, Turns(worked, turn_s=0.02, slice_s=0.005)
+    return worked, Turns(worked, turn_s=0.02, slice_s=0.005, contended_part=1.0)
 
 
 COSTS = st.sampled_from((0.001, 0.004, 0.005, 0.007, 0.02))

@@ -25,6 +25,24 @@ def test_batches_are_confirmed_whole() -> None:
     assert confirmed(store) == ends[2]
 
 
+def test_a_step_ends_before_the_second_batch_that_begins_a_queue() -> None:
+    store = open_store(MemoryIo())
+    ends = []
+    for queue_ids in ((0,), (0, 0), (1, 2), (1,), (3,)):
+        store.append([message(queue_id=queue_id) for queue_id in queue_ids])
+        ends.append(store.end_offset)
+    seen = []
+    while store.is_behind(store.end_offset):
+        store.confirm(store.end_offset, step=True)
+        seen.append((confirmed(store), store.queues_begun))
+    assert seen == [(ends[1], 1), (ends[3], 3), (ends[4], 4)]
+    store.append([message(queue_id=0)])
+    store.append([message(queue_id=4)])
+    store.append([message(queue_id=5)])
+    store.confirm(store.end_offset)
+    assert (store.is_behind(store.end_offset), store.queues_begun) == (False, 6)
+
+
 def test_the_offset_moves_after_the_entries_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that sees the offset before would call queue entries durable that are not there yet."""
     store = open_store(MemoryIo())
