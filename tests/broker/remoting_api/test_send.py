@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -503,6 +504,34 @@ async def test_a_single_send_that_makes_its_queue_is_paced_too(monkeypatch: pyte
             assert (await client.put("New", queue_id=3, properties=text_of({"DELAY": "8"}))).code == 0
         assert len(worked) == 3
         assert not broker.parts.store.topics.has_queue("New", 3)
+
+
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+async def test_what_it_took_to_show_a_new_queue_counts_for_who_makes_the_next(
+    monkeypatch: pytest.MonkeyPatch, flush: str
+) -> None:
+    """Its file is made then: with synchronous flush behind the sync, when the send is long over."""
+    worked: list[float] = []
+
+    def counting(_: Pace, took_s: float, now: float) -> float:
+        worked.append(took_s)
+        return 0.0
+
+    monkeypatch.setattr(Pace, "worked", counting)
+    async with broker_in_memory(flush_disk_type=flush) as broker, talking_in_memory(broker) as client:
+        confirm = broker.parts.store.confirm
+
+        def slow(offset: int, **how: Any) -> Any:
+            end = time.perf_counter() + 0.002
+            while time.perf_counter() < end:
+                pass
+            return confirm(offset, **how)
+
+        monkeypatch.setattr(broker.parts.store, "confirm", slow)
+        for number in range(6):
+            assert (await client.put("New", queue_id=number % 4)).code == 0
+        assert len(worked) == 4
+        assert sum(worked) >= 3 * 0.002
 
 
 async def test_sends_to_any_queue_go_in_turns_until_all_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
