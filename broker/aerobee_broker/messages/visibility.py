@@ -123,9 +123,8 @@ class Visibility:
         self._replicas: tuple[Callable[[], None], ...] = ()
         self._shown_offset = 0
         self._shown_at = 0.0  # by `soon`
-        self._is_beginning = (
-            False  # queues: what comes behind the first of them is shown in the next turns of the loop
-        )
+        # Some queues begin: what comes behind the first of them is shown in the next turns of the loop.
+        self._is_beginning = False
         self._began_s = 0.0  # spent on that, and not yet taken
         # Physical offset beyond which nothing is shown, whatever is kept here; None: there is no such. Who moves it
         # calls `appended` or `soon`.

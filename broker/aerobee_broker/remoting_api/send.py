@@ -197,9 +197,9 @@ class SendProcessor:
         of the time and no more."""
         if self._publisher.have_more(making.counts):
             now = time.perf_counter()
-            # Files are made when readers may see the messages, these or those of somebody before.
-            took_s = min(now - making.began + self._publisher.take_began_s(), MAKING_S)
-            await asyncio.sleep(self._pace.worked(took_s, now))
+            # Files are made when readers may see the messages: within that, or later, these or those of somebody before.
+            took_s = max(now - making.began, self._publisher.take_began_s())
+            await asyncio.sleep(self._pace.worked(min(took_s, MAKING_S), now))
 
     def _send_at_once(self, connection: Channel, items: Sequence[Send]) -> None:
         published = self._publisher.publish(items, connection, reconsume_limit_of)

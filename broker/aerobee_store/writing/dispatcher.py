@@ -110,14 +110,15 @@ class Dispatcher:
         for queue, first, entries in work:
             if queue.deleted:
                 continue
-            if not queue.max_offset:
-                self.begun_count += 1
+            begins = not queue.max_offset
             try:
                 queue.put_entries(first, entries, rising=True)
             except StoreFull as error:
                 stuck[queue] = (first, entries)
                 self.stuck_by = self.stuck_by or error
                 continue
+            if begins:
+                self.begun_count += 1
             if queue.max_offset == queue.next_offset:
                 # One number, not two that both have to come from memory next time.
                 queue.max_offset = queue.next_offset
