@@ -197,7 +197,7 @@ class SendProcessor:
         of the time and no more."""
         if self._publisher.have_more(making.counts):
             now = time.perf_counter()
-            # Files are made when readers may see the messages: within that, or later, these or those of somebody before.
+            # Files are made when readers may see the messages: at once, or later, these or those of who came before.
             took_s = max(now - making.began, self._publisher.take_began_s())
             await asyncio.sleep(self._pace.worked(min(took_s, MAKING_S), now))
 
