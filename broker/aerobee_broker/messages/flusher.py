@@ -25,6 +25,7 @@ from typing import Final, Protocol
 import structlog
 
 from aerobee_proto.codes import ResponseCode
+from aerobee_service.program.thread_priority import ThreadPriority
 
 __all__ = ["FlushMeter", "Flusher", "Served", "SyncedLog"]
 
@@ -218,12 +219,13 @@ class Flusher:
     # --- the thread -------------------------------------------------------------------------------------------
 
     def _run(self, on_flushed: Callable[[], None], on_failure: Callable[[Exception], None]) -> None:
-        goes_on = False
+        priority, goes_on = ThreadPriority(), False
         while True:
             if not goes_on:
                 self._wake.acquire()
             if self._stopping:
                 return
+            priority.go_first(self._served.is_contended)
             started = time.perf_counter()
             offset, failure = 0, None
             try:

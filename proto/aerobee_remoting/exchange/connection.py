@@ -731,7 +731,7 @@ class Connection(asyncio.Protocol):
 
     async def in_turns(self, steps: Steps[T]) -> T:
         """What the work returns, done in steps of about STEPS_S, each when it is this peer's turn again."""
-        until = self._clock() + STEPS_S
+        until = self._clock() + self._step_s()
         while True:
             try:
                 next(steps)
@@ -740,7 +740,10 @@ class Connection(asyncio.Protocol):
                 return result
             if self._clock() >= until:
                 await self.another_turn()
-                until = self._clock() + STEPS_S
+                until = self._clock() + self._step_s()
+
+    def _step_s(self) -> float:
+        return STEPS_S if self._turns is None else self._turns.step_s(STEPS_S)
 
     def hold(self, count: int) -> None:
         """Count requests of this peer that wait for their answer; reading stops at the bound."""

@@ -368,6 +368,7 @@ class Turns:
     def pause(self, account: Account) -> "asyncio.Future[None]":
         """Done when a task may do its next step for this connection. Who runs the task charges what the step takes."""
         done: asyncio.Future[None] = self._loop.create_future()
+        self._wants_more(self.clock())
         self.join(_Pause(account, done))
         return done
 
@@ -383,6 +384,15 @@ class Turns:
         """Others may wait for what the event loop was just given: that is done before the next slices, where it is
         contended. Any thread may call this, behind its `call_soon_threadsafe`."""
         self._is_hurried = self.is_contended
+
+    def step_s(self, usual_s: float) -> float:
+        """How long a step of a task is to be that takes as long as this elsewhere."""
+        return self._length(usual_s, self.clock())
+
+    def _wants_more(self, now: float) -> None:
+        """Somebody has more to do than it has just done."""
+        if now - self._changed < CONTENDED_S:
+            self._contended_until = now + CONTENDED_S
 
     def _length(self, usual_s: float, now: float) -> float:
         """Of a slice, or of the row's part of a turn."""
@@ -465,8 +475,8 @@ class Turns:
             goes_on = one.go_on(now + length_s)
         finally:
             now, began = self.clock(), now
-            if goes_on and now - self._changed < CONTENDED_S:
-                self._contended_until = now + CONTENDED_S
+            if goes_on:
+                self._wants_more(now)
             host.used += now - began
             place.used += now - began
             account = one.account
