@@ -168,6 +168,22 @@ async def test_slices_are_short_where_somebody_has_much_to_do_and_others_ask_too
     assert not is_contended()
 
 
+async def test_steps_of_tasks_are_short_where_others_ask_too(worked: Worked) -> None:
+    turns = Turns(worked, turn_s=TURN_S, slice_s=SLICE_S, contended_part=0.5)
+    a, b = peers(worked, 2, turns)
+    worked.now += 2 * CONTENDED_S
+    a.connection.data_received(frames(BEAT, 1))
+    worked.now += 2 * CONTENDED_S
+    await turns.pause(a.connection.account)  # alone
+    assert turns.step_s(SLICE_S) == SLICE_S
+    b.connection.data_received(frames(BEAT, 1))
+    assert turns.step_s(SLICE_S) == SLICE_S
+    await turns.pause(a.connection.account)
+    assert turns.step_s(SLICE_S) == SLICE_S / 2
+    worked.now += 2 * CONTENDED_S
+    assert turns.step_s(SLICE_S) == SLICE_S
+
+
 async def test_what_a_thread_brings_is_done_before_the_next_slices_where_it_is_contended(
     worked: Worked,
 ) -> None:
