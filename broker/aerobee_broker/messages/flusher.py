@@ -136,8 +136,13 @@ class Flusher:
     # --- event loop -------------------------------------------------------------------------------------------
 
     def request(self) -> None:
-        """Sync soon: after the reads that are ready in this turn of the loop, so that they share the sync."""
-        if not self._syncing and not self._sync_scheduled:
+        """Sync soon: after the reads that are ready in this turn of the loop, so that they share the sync; at once where
+        that would be behind the next slices of those who ask for much."""
+        if self._syncing or self._sync_scheduled:
+            return
+        if self._served.is_contended:
+            self._begin_sync()
+        else:
             self._sync_scheduled = True
             self._loop.call_soon(self._begin_sync)
 

@@ -55,13 +55,14 @@ class Disk:
         self.begun = asyncio.Queue[int]()  # end offsets that syncs were begun with
         self._loop = asyncio.get_running_loop()
         self._go_on = threading.Semaphore(0)
-        self.synced = threading.Semaphore(0)
+        self.entered, self.synced = threading.Semaphore(0), threading.Semaphore(0)
 
     def append(self, size: int = 100) -> None:
         self.end_offset += size
 
     def flush_disk(self) -> int:
         end = self.end_offset
+        self.entered.release()
         self._loop.call_soon_threadsafe(self.begun.put_nowait, end)
         assert self._go_on.acquire(timeout=10), "the test forgot to let the disk go on"
         if self.error is not None:
@@ -279,6 +280,22 @@ async def test_what_comes_during_a_sync_waits_for_the_next_one_together(sync: Sc
     assert await client.received(100) == [str(i) for i in range(100)]
     assert sync.disk.syncs == 2
     assert sync.shown == [100, 101 * 100]
+
+
+async def test_where_the_loop_has_much_to_do_a_sync_begins_at_once(sync: Scene) -> None:
+    sync.answer(Client())
+    sync.answer(Client())
+    assert await sync.disk.begun.get() == 200  # they share it
+    sync.disk.let_go()
+    await sync.drain()
+    sync.served.is_contended = True
+    assert sync.disk.entered.acquire(timeout=10)
+    sync.answer(Client())
+    assert sync.disk.entered.acquire(timeout=10)  # this loop stands still
+    sync.answer(Client())
+    assert await sync.disk.begun.get() == 300
+    sync.disk.let_go(2)
+    await sync.drain()
 
 
 async def test_where_the_loop_has_much_to_do_the_thread_syncs_again_by_itself(sync: Scene) -> None:
