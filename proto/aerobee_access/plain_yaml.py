@@ -22,6 +22,7 @@ _KEY_FORM: Final = rf"""(?:{_NAME}|"[^"]*"|'[^']*')"""
 _KEY: Final = re.compile(rf"({_KEY_FORM})\s*:(?:\s+(.*))?")
 # What may stand before a value in its line: dashes of lists, a key.
 _MARKS: Final = re.compile(rf"\s*(?:-\s+)*(?:{_KEY_FORM}\s*:\s+)?")
+_BRACKETS: Final = frozenset("[]{}")
 _NUMBER: Final = re.compile(r"0|-?[1-9][0-9]{0,17}")  # 0123 is a key, not 83
 _PLAIN_KEY: Final = re.compile(_NAME)
 _PLAIN: Final = re.compile(r"[\w./%$+=|@-][\w./%$+=|@ ,:{}*-]*")
@@ -175,9 +176,11 @@ def _scalar(line: _Line, text: str) -> Value:
 
 
 def _member(line: _Line, text: str) -> Value:
-    """Of a list in brackets: those hold no lists here, and nothing between two commas."""
-    if not text or text[0] == "[":
-        raise _wrong(line, "a text or a number is expected between commas")
+    """Of a list in brackets: those hold no lists and mappings here, and nothing between two commas."""
+    if not text or (text[0] not in "\"'" and not _BRACKETS.isdisjoint(text)):
+        raise _wrong(
+            line, "a text or a number is expected between commas; one with brackets in it stands in quotes"
+        )
     return _scalar(line, text)
 
 

@@ -90,6 +90,8 @@ def test_forms(text: str, value: Value) -> None:
         "a: [b,,c]\n",
         "a: [,]\n",
         "a: [[b]]\n",
+        "a: [b], c]\n",
+        "a: [b, c{d}]\n",
         "a: " + "[" * 3000 + "]" * 3000 + "\n",
         "a: [\n",
         # What stands there is not what YAML makes of it.
@@ -156,6 +158,10 @@ def test_a_list_in_a_list_is_written_as_it_is_read(text: str) -> None:
 )
 def test_a_quote_begins_where_a_value_does(text: str, value: Value) -> None:
     assert read_yaml(text) == {"a": value}
+
+
+def test_brackets_in_quotes_are_letters() -> None:
+    assert read_yaml("a: [\"[b]\", 'c]', d]\n") == {"a": ["[b]", "c]", "d"]}
 
 
 def test_a_comment_behind_an_item_and_behind_a_quoted_key() -> None:

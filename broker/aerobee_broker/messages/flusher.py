@@ -136,8 +136,8 @@ class Flusher:
     # --- event loop -------------------------------------------------------------------------------------------
 
     def request(self) -> None:
-        """Sync soon: after the reads that are ready in this turn of the loop, so that they share the sync; at once where
-        that would be behind the next slices of those who ask for much."""
+        """Sync soon: after the reads that are ready in this turn of the loop, so that they share the sync; at once
+        where that would be behind the next slices of those who ask for much."""
         if self._syncing or self._sync_scheduled:
             return
         if self._served.is_contended:
