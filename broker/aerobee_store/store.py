@@ -84,7 +84,7 @@ from aerobee_store.timer.timer_files import Verified
 from aerobee_store.timer.timer_part import TimerPart, TimerShape
 from aerobee_store.walking.agreement import header_at
 from aerobee_store.writing.appender import Appender
-from aerobee_store.writing.dispatcher import Dispatcher
+from aerobee_store.writing.dispatcher import Dispatcher, Showing
 from aerobee_store.writing.packing import Packing
 from aerobee_store.writing.stored_topics import StoredTopics
 
@@ -143,6 +143,7 @@ class MessageStore:
         )
         self._appender = Appender(self._log, self._queues, config)
         self._dispatcher = Dispatcher(self._appender.pending, self._index if config.index_enabled else None)
+        self.showing: Showing = self._dispatcher
         self._reader = MessageReader(self._log, self._queues, config, on_wrong_entry=_log_wrong_entry)
         # What of log and queues is in memory, and a reader that asks before it reads.
         self.residency = Residency(
@@ -676,7 +677,7 @@ class MessageStore:
         Batches are confirmed whole. Entries that find no room on the disk are tried again by the next
         call; until then sends are refused. After a failure of the disk nothing arrives any more. A `step`
         ends before the second batch that begins a queue: that has a folder and a file made, which may take
-        milliseconds. Whether there is more is what `is_behind` says.
+        milliseconds. `showing` says whether there is more.
         """
         if self.health.reason is not None:
             return []
@@ -694,15 +695,6 @@ class MessageStore:
             cause = dispatcher.stuck_by
             self._wait_for_room(cause or StoreFull(self._config.consume_queue_path, 0), self._clock())
         return arrivals
-
-    @property
-    def queues_begun(self) -> int:
-        """Queues that were given their first message since the store was opened."""
-        return self._dispatcher.begun_count
-
-    def is_behind(self, offset: int) -> bool:
-        """Whether confirm() has left batches that end at or below `offset`."""
-        return self.health.reason is None and self._dispatcher.is_behind(offset)
 
     # --- durability ------------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from aerobee_broker.messages.promises import Promises
 from aerobee_store.disk.page_cache import NotInMemory
 from aerobee_store.faults.errors import OutOfResources, StoreFull
 from aerobee_store.terms.messages import Arrival
+from aerobee_store.writing.dispatcher import Showing
 
 __all__ = ["Readers", "ShownLog", "Visibility", "WaitingKeys"]
 
@@ -76,14 +77,12 @@ class ShownLog(Protocol):
     def full_until(self) -> int: ...
 
     @property
-    def queues_begun(self) -> int: ...
+    def showing(self) -> Showing: ...
 
     @property
     def keys(self) -> WaitingKeys: ...
 
     def confirm(self, offset: int, *, notify: bool = True, step: bool = False) -> list[Arrival]: ...
-
-    def is_behind(self, offset: int) -> bool: ...
 
 
 class Readers(Protocol):
@@ -189,9 +188,10 @@ class Visibility:
         store, timers = self._store, self._timers
         self._shown_offset = offset
         notify = any(self._waiting)
-        begun, at = store.queues_begun, time.perf_counter()
+        begun, at = store.showing.begun_count, time.perf_counter()
         arrivals = store.confirm(offset, notify=notify, step=not self._closed)
-        if store.queues_begun != begun:
+        begins = store.showing.begun_count != begun
+        if begins:
             self._began_s += time.perf_counter() - at
         if notify:
             for readers, waiting in zip(self._readers, self._waiting, strict=True):
@@ -200,7 +200,7 @@ class Visibility:
         if "dispatch" not in timers:
             if store.full_until:
                 self._later("dispatch", DISPATCH_RETRY_S, self._show_again)
-            elif not self._closed and store.is_behind(offset):
+            elif begins and not self._closed and store.showing.is_behind(offset):
                 self._is_beginning = True
                 self._later("dispatch", 0.0, self._show_again)
         if "index" not in timers and store.keys.backlog:

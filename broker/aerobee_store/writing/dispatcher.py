@@ -14,6 +14,7 @@ and is_stuck, in this order, to learn what a flush that it begins afterwards wil
 
 from collections import deque
 from contextlib import suppress
+from typing import Protocol
 
 from aerobee_store.faults.errors import StoreFull
 from aerobee_store.index.index import IndexService, KeyedBlock, KeyedRecord
@@ -22,12 +23,25 @@ from aerobee_store.queues.consume_queue import ConsumeQueue
 from aerobee_store.terms.messages import Arrival
 from aerobee_store.writing.appender import PendingBatch, Touched
 
-__all__ = ["INDEX_BACKLOG_MAX", "Dispatcher"]
+__all__ = ["INDEX_BACKLOG_MAX", "Dispatcher", "Showing"]
 
 # Records waiting for the index beyond which confirm() indexes them itself.
 INDEX_BACKLOG_MAX = 200_000
 # (first queue offset, packed entries)
 _Work = tuple[int, bytes]
+
+
+class Showing(Protocol):
+    """How far queue entries are written."""
+
+    @property
+    def begun_count(self) -> int:
+        """Queues that were given their first entry since the store was opened."""
+        ...
+
+    def is_behind(self, offset: int) -> bool:
+        """Whether confirm() has left batches that end at or below `offset`."""
+        ...
 
 
 class Dispatcher:
@@ -100,7 +114,7 @@ class Dispatcher:
         return arrivals
 
     def is_behind(self, offset: int) -> bool:
-        """Whether confirm() has left batches that end at or below `offset`."""
+        """See Showing."""
         return bool(self._pending) and self._pending[0].end_offset <= offset
 
     def _write(self, work: list[Touched], notify: bool) -> list[Arrival]:

@@ -41,9 +41,10 @@ class Disk:
     """A log that syncs when the test says so."""
 
     full_until = 0
-    queues_begun = 0
+    begun_count = 0
 
     def __init__(self) -> None:
+        self.showing = self
         self.keys = NoKeys()
         self.shown: list[int] = []  # offsets up to which it was shown to readers
         self.confirm_error: Exception | None = None

@@ -71,7 +71,8 @@ class Log:
         self.end_offset = 0
         self.has_failed = False
         self.full_until = 0
-        self.queues_begun = 0
+        self.showing = self
+        self.begun_count = 0
         self.beginning: list[int] = []  # offsets with which a queue begins that were not shown
         self.keys = Keys(calls)
         self.confirm_errors: list[Exception] = []
@@ -82,7 +83,7 @@ class Log:
             raise self.confirm_errors.pop(0)
         while self.is_behind(offset):
             shown = self.beginning.pop(0)
-            self.queues_begun += 1
+            self.begun_count += 1
             if step:
                 offset = shown
                 break

@@ -32,15 +32,15 @@ def test_a_step_ends_before_the_second_batch_that_begins_a_queue() -> None:
         store.append([message(queue_id=queue_id) for queue_id in queue_ids])
         ends.append(store.end_offset)
     seen = []
-    while store.is_behind(store.end_offset):
+    while store.showing.is_behind(store.end_offset):
         store.confirm(store.end_offset, step=True)
-        seen.append((confirmed(store), store.queues_begun))
+        seen.append((confirmed(store), store.showing.begun_count))
     assert seen == [(ends[1], 1), (ends[3], 3), (ends[4], 4)]
     store.append([message(queue_id=0)])
     store.append([message(queue_id=4)])
     store.append([message(queue_id=5)])
     store.confirm(store.end_offset)
-    assert (store.is_behind(store.end_offset), store.queues_begun) == (False, 6)
+    assert (store.showing.is_behind(store.end_offset), store.showing.begun_count) == (False, 6)
 
 
 def test_the_offset_moves_after_the_entries_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
