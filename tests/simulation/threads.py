@@ -260,6 +260,10 @@ class SimThreading:
     def Thread(self, *, target: Callable[..., object], **how: Any) -> Any:
         return _SimThread(self._of(), target, **how)
 
+    def get_native_id(self) -> int:
+        """Of no thread that the system knows, so none goes before others."""
+        return 0x7FFF_FFFF
+
     def get_ident(self) -> int:
         threads = self.threads
         if threads is None:

@@ -29,7 +29,7 @@ class ThreadPriority:
 
     def go_first(self, is_first: bool) -> None:  # a state, told anew each time
         """Before the others, or like them, from now on."""
-        if is_first is self._is_first or not self._is_possible:
+        if not self._is_possible or is_first is self._is_first:
             return
         thread = threading.get_native_id()
         try:
