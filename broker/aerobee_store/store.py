@@ -676,8 +676,8 @@ class MessageStore:
 
         Batches are confirmed whole. Entries that find no room on the disk are tried again by the next
         call; until then sends are refused. After a failure of the disk nothing arrives any more. A `step`
-        ends before the second batch that begins a queue: that has a folder and a file made, which may take
-        milliseconds. `showing` says whether there is more.
+        begins a few queues at most: each has a folder and a file made, which may take a millisecond.
+        `showing` says whether there is more.
         """
         if self.health.reason is not None:
             return []

@@ -4,12 +4,12 @@ have more or less, are told of every step.
 Touches  the store, which makes queue entries of what is kept, and those who wait for messages.
 
 What is kept is shown at once, after its senders were answered; at a slave, where pieces of the log come by the thousand
-and each has a few entries for each queue, within UNASKED_S, many together. Of queues that begin, one is shown in a turn
-of the event loop, as files are made for it, and what comes behind it in the log in the next turns. The keys of it are
-indexed a little later, many at a time, as a round of that costs 0.2 ms whatever it finds; who asks for a key has those
-that wait indexed first (see `KeyLookup`). Where the index is not in memory, as after a start, or has no file for them,
-a thread sees to that first. Queue entries that find no room on the disk are tried again until there is some; the store
-takes no messages meanwhile.
+and each has a few entries for each queue, within UNASKED_S, many together. Of queues that begin, a few are shown in a
+turn of the event loop, as files are made for them, and what comes behind these in the log in the next turns. The keys
+of it are indexed a little later, many at a time, as a round of that costs 0.2 ms whatever it finds; who asks for a key
+has those that wait indexed first (see `KeyLookup`). Where the index is not in memory, as after a start, or has no file
+for them, a thread sees to that first. Queue entries that find no room on the disk are tried again until there is some;
+the store takes no messages meanwhile.
 
 Invariants
 - Nothing is shown beyond `Promises.kept_offset`: a reader never sees what a crash or a failover may take back.
@@ -122,7 +122,7 @@ class Visibility:
         self._replicas: tuple[Callable[[], None], ...] = ()
         self._shown_offset = 0
         self._shown_at = 0.0  # by `soon`
-        # Some queues begin: what comes behind the first of them is shown in the next turns of the loop.
+        # Some queues begin: what comes behind the first few of them is shown in the next turns of the loop.
         self._is_beginning = False
         self._began_s = 0.0  # spent on that, and not yet taken
         # Physical offset beyond which nothing is shown, whatever is kept here; None: there is no such. Who moves it

@@ -27,6 +27,8 @@ __all__ = ["INDEX_BACKLOG_MAX", "Dispatcher", "Showing"]
 
 # Records waiting for the index beyond which confirm() indexes them itself.
 INDEX_BACKLOG_MAX = 200_000
+# What begins together as a rule (a message that comes again, the note about it) is to be shown together.
+STEP_BEGUN_MAX = 4
 # (first queue offset, packed entries)
 _Work = tuple[int, bytes]
 
@@ -76,8 +78,8 @@ class Dispatcher:
     def confirm(self, offset: int, *, notify: bool = True, step: bool = False) -> list[Arrival]:
         """Write the queue entries of every batch that ends at or below `offset`; what arrived, if it is to be told.
 
-        Entries for which the disk has no room are kept and tried again by the next call. A `step` ends before the
-        second batch that begins a queue, which takes long: `is_behind` says whether there is more.
+        Entries for which the disk has no room are kept and tried again by the next call. A `step` ends where
+        more than STEP_BEGUN_MAX batches begin queues, which takes long: `is_behind` says whether there is more.
         """
         pending = self._pending
         if not self._stuck and (not pending or pending[0].end_offset > offset):
@@ -89,14 +91,14 @@ class Dispatcher:
             arrivals = self._write(last.touched, notify)
         else:
             work = dict(self._stuck)
-            has_begun = False
+            begun = 0
             while pending and pending[0].end_offset <= offset:
                 begins = step and any(
                     not queue.max_offset and queue not in work for queue, *_ in pending[0].touched
                 )
-                if begins and has_begun:
+                if begins and begun >= STEP_BEGUN_MAX:
                     break
-                has_begun = has_begun or begins
+                begun += begins
                 last = pending.popleft()
                 for queue, first, entries in last.touched:
                     known = work.get(queue)

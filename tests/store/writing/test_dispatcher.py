@@ -25,7 +25,8 @@ def test_batches_are_confirmed_whole() -> None:
     assert confirmed(store) == ends[2]
 
 
-def test_a_step_ends_before_the_second_batch_that_begins_a_queue() -> None:
+def test_a_step_begins_a_few_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STEP_BEGUN_MAX", 1)
     store = open_store(MemoryIo())
     ends = []
     for queue_ids in ((0,), (0, 0), (1, 2), (1,), (3,)):
