@@ -94,7 +94,7 @@ class Dispatcher:
             begun = 0
             while pending and pending[0].end_offset <= offset:
                 begins = step and any(
-                    not queue.max_offset and queue not in work for queue, *_ in pending[0].touched
+                    self._begins(queue) and queue not in work for queue, *_ in pending[0].touched
                 )
                 if begins and begun >= STEP_BEGUN_MAX:
                     break
@@ -119,6 +119,11 @@ class Dispatcher:
         """See Showing."""
         return bool(self._pending) and self._pending[0].end_offset <= offset
 
+    @staticmethod
+    def _begins(queue: ConsumeQueue) -> bool:
+        """Whether its next entry is the first, for which a file is made. Of a queue that was deleted none is."""
+        return not queue.max_offset and not queue.deleted
+
     def _write(self, work: list[Touched], notify: bool) -> list[Arrival]:
         arrivals: list[Arrival] = []
         stuck: dict[ConsumeQueue, _Work] = {}
@@ -126,7 +131,7 @@ class Dispatcher:
         for queue, first, entries in work:
             if queue.deleted:
                 continue
-            begins = not queue.max_offset
+            begins = self._begins(queue)
             try:
                 queue.put_entries(first, entries, rising=True)
             except StoreFull as error:

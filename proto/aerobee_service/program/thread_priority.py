@@ -27,7 +27,7 @@ class ThreadPriority:
         self._usual = 0
         self._is_possible = sys.platform == "linux"
 
-    def go_first(self, is_first: bool) -> None:  # a state, told anew each time
+    def go_first(self, is_first: bool) -> None:
         """Before the others, or like them, from now on."""
         if not self._is_possible or is_first is self._is_first:
             return

@@ -257,12 +257,16 @@ async def test_what_is_shown_is_not_shown_again(sync: Scene) -> None:
     assert sync.calls == ["confirm 50"]
 
 
-async def test_queues_begin_one_in_a_turn_of_the_loop(sync: Scene) -> None:
+def begin_three_queues(sync: Scene) -> None:
     sync.log.beginning = [100, 200, 300]
     for _ in range(3):
         sync.append()
     sync.disk.offset = 300
     sync.visibility.advanced()
+
+
+async def test_queues_begin_one_in_a_turn_of_the_loop(sync: Scene) -> None:
+    begin_three_queues(sync)
     assert sync.calls == ["confirm 100"]
     sync.visibility.advanced()  # nothing moves before the next turn, whoever asks
     assert sync.calls == ["confirm 100"]
@@ -278,11 +282,7 @@ async def test_queues_begin_one_in_a_turn_of_the_loop(sync: Scene) -> None:
 
 
 async def test_closed_it_shows_the_queues_that_begin_at_once(sync: Scene) -> None:
-    sync.log.beginning = [100, 200, 300]
-    for _ in range(3):
-        sync.append()
-    sync.disk.offset = 300
-    sync.visibility.advanced()
+    begin_three_queues(sync)
     sync.visibility.close()
     assert sync.calls == ["confirm 100", "confirm 300"]
     assert sync.log.beginning == []

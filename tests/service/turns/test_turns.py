@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,10 +107,15 @@ async def worked() -> Worked:
     return Worked()
 
 
+def even_turns(clock: Callable[[], float], turn_s: float = TURN_S, slice_s: float = SLICE_S) -> Turns:
+    """With slices of one length, whoever asks."""
+    return Turns(clock, turn_s=turn_s, slice_s=slice_s, contended_part=1.0)
+
+
 def peers(worked: Worked, count: int, turns: Turns | None = None) -> list[Peer]:
     handlers = table(worked)
     if turns is None:
-        turns = Turns(worked, turn_s=TURN_S, slice_s=SLICE_S, contended_part=1.0)
+        turns = even_turns(worked)
     made = []
     for number in range(count):
         peer = Peer(handlers, port=50_000 + number, common=Common(turns=turns))
@@ -292,9 +298,7 @@ async def test_a_request_that_was_overtaken_can_tell(worked: Worked) -> None:
 
     handlers.register(PULL, pull, needs=Open("a test"))
     handlers.register(COMMIT, lambda _: Response(), needs=Open("a test"), overtakes=True)
-    peer = Peer(
-        handlers, common=Common(turns=Turns(worked, turn_s=TURN_S, slice_s=SLICE_S, contended_part=1.0))
-    )
+    peer = Peer(handlers, common=Common(turns=even_turns(worked)))
     peer.connection.data_received(frames(PULL, 8))
     peer.connection.data_received(frames(COMMIT, 1, first=90))
     await worked.turns(5)
@@ -363,7 +367,7 @@ async def test_a_batch_is_as_large_as_what_takes_a_part_of_a_slice(worked: Worke
 
     handlers = HandlerTable()
     handlers.register_batch(SEND, batch, needs=Open("a test"), header=NoFields)
-    peer = Peer(handlers, common=Common(turns=Turns(worked, turn_s=0.02, slice_s=0.005, contended_part=1.0)))
+    peer = Peer(handlers, common=Common(turns=even_turns(worked, 0.02, 0.005)))
     peer.connection.data_received(frames(SEND, 1000))
     await worked.turns(300)
     assert taken[0] == BATCH_FIRST
@@ -386,7 +390,7 @@ async def test_dear_requests_behind_very_many_cheap_ones_are_not_one_batch(worke
     handlers.register_batch(
         SEND, lambda _, items: taken.append(len(items)), needs=Open("a test"), header=NoFields
     )
-    peer = Peer(handlers, common=Common(turns=Turns(worked, turn_s=0.02, slice_s=0.005, contended_part=1.0)))
+    peer = Peer(handlers, common=Common(turns=even_turns(worked, 0.02, 0.005)))
     for _ in range(20):
         peer.connection.data_received(frames(SEND, SLICE_FRAMES_MAX))
         await worked.turns(3)
@@ -563,9 +567,7 @@ async def test_requests_that_nobody_serves_take_no_more_than_a_slice(worked: Wor
         worked.now += PULL_S / 4
         return worked.now
 
-    peer = Peer(
-        a.handlers, common=Common(turns=Turns(looked, turn_s=TURN_S, slice_s=SLICE_S, contended_part=1.0))
-    )
+    peer = Peer(a.handlers, common=Common(turns=even_turns(looked)))
     peer.connection.data_received(frames(BEAT + 5000, 1000))
     assert peer.connection.buffered_size > 0
     await worked.turns(300)
@@ -632,7 +634,7 @@ class Worker:
 
 def made_turns() -> tuple[Worked, Turns]:
     worked = Worked()
-    return worked, Turns(worked, turn_s=0.02, slice_s=0.005, contended_part=1.0)
+    return worked, even_turns(worked, 0.02, 0.005)
 
 
 COSTS = st.sampled_from((0.001, 0.004, 0.005, 0.007, 0.02))

@@ -44,6 +44,19 @@ def test_a_step_begins_a_few_queues(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (store.showing.is_behind(store.end_offset), store.showing.begun_count) == (False, 6)
 
 
+def test_queues_of_deleted_topics_do_not_count_for_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing begins for them, so nobody would have come back for what a step had left behind them."""
+    monkeypatch.setattr(module, "STEP_BEGUN_MAX", 1)
+    store = open_store(MemoryIo())
+    for topic in ("Gone", "Away", "Orders"):
+        store.append([message(topic)])
+    for topic in ("Gone", "Away"):
+        store.topics.delete(topic)
+    store.confirm(store.end_offset, step=True)
+    assert (store.showing.is_behind(store.end_offset), store.showing.begun_count) == (False, 1)
+    assert store.reading.max_offset("Orders", 0) == 1
+
+
 def test_the_offset_moves_after_the_entries_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that sees the offset before would call queue entries durable that are not there yet."""
     store = open_store(MemoryIo())
