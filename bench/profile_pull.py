@@ -85,7 +85,7 @@ async def measure(
     await broker.start()
     connection = Connection(broker.handlers)
     sink = Sink()
-    connection.connection_made(cast(asyncio.Transport, sink))
+    connection.connection_made(cast("asyncio.Transport", sink))
     for i in range(MESSAGES):
         connection.data_received(send_frame(i, bytes(size), 1, queues))
     while broker.parts.stats.put_count.value < MESSAGES:  # noqa: ASYNC110  # queues are made in later turns

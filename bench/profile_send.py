@@ -158,7 +158,7 @@ async def measure(
         pub = entry_of("Topic:Bench*", ["Pub"], None, "Allow")
         broker.access.table.write_acl(USER[0], [(PolicyType.CUSTOM, [pub])])
     connection = Connection(broker.handlers)
-    connection.connection_made(cast(asyncio.Transport, Sink()))
+    connection.connection_made(cast("asyncio.Transport", Sink()))
     signs: Sign = as_official_clients
     if signed_as == "aerobee":
         signs = Signing(*USER)(broker.handlers.gate.greeting(connection))

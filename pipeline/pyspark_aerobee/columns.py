@@ -299,7 +299,7 @@ def _ends_of_properties(stretch: Stretch) -> Ints:
     """Where the sender's properties end: before our checksum where there is one."""
     at = stretch.checksum_places()
     # With RocketMQ's own checksum behind it, ours is not the last; both are cut off then.
-    return cast(Ints, np.where(at >= stretch.property_begins, at, stretch.ends))
+    return cast("Ints", np.where(at >= stretch.property_begins, at, stretch.ends))
 
 
 def _pairs(

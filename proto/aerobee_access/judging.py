@@ -76,7 +76,7 @@ def judging_by(
 
     if numbers is None:
         return Judging(judge, _nothing, lambda _: None)
-    return Judging(judge, numbers.mark, cast(Callable[[object], None], numbers.go_back))
+    return Judging(judge, numbers.mark, cast("Callable[[object], None]", numbers.go_back))
 
 
 def _nothing() -> None:

@@ -34,7 +34,7 @@ def find_decoder() -> Decoder | None:
         return None
     if getattr(found, "RECORDS_INTERFACE", None) != INTERFACE:
         return None
-    return cast(Decoder, found.stored_records)
+    return cast("Decoder", found.stored_records)
 
 
 class NativeRecords:

@@ -266,7 +266,7 @@ def official_exchanges(scenario: str, code: int) -> list[tuple[Command, bytes, C
     for line in _lines(scenario):
         frame = b64decode(line["frame_b64"])
         command = decode_command(FrameDecoder().feed(frame)[0])
-        key = (cast(int, line["conn"]), command.opaque)
+        key = (cast("int", line["conn"]), command.opaque)
         if line["dir"] == "c2s" and not command.is_response:
             requests[key] = (command, frame)
         elif line["dir"] == "s2c" and command.is_response and key in requests:

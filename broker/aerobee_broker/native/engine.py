@@ -203,7 +203,7 @@ def find_engine(setting: str) -> EngineMaker | None:
             raise EngineMissing(f"sendEngine is native, and {reason}: {WAY_OUT}")
         log.warning("broker.engine_refused", reason=reason)
         return None
-    return cast(EngineMaker, found.Engine)
+    return cast("EngineMaker", found.Engine)
 
 
 class SendEngine:

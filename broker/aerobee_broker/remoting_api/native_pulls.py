@@ -106,7 +106,7 @@ class NativePulls:
                 if found is None:
                     break
                 known, end, offset, commit_offset, opaque, *_ = found
-                asked = self._learn(data, found, at) if known is None else cast(_Pull, known)
+                asked = self._learn(data, found, at) if known is None else cast("_Pull", known)
                 if asked is None or (requests and asked.code != code):
                     break
                 if judging is not None and not _is_let_in(judging, asked, found):

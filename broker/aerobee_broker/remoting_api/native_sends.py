@@ -140,7 +140,7 @@ class NativeSends:
         except StoreError:
             return None  # nothing is stored: each sender is told why the usual way
         for counters, messages, times, stored_size in counted:
-            of_topic = cast(TopicCounters, counters)
+            of_topic = cast("TopicCounters", counters)
             of_topic.count += messages
             of_topic.size += stored_size
             of_topic.in_batches += messages - times

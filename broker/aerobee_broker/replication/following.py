@@ -299,7 +299,7 @@ class _Taking(asyncio.BufferedProtocol):
         self._hello_room = memoryview(bytearray(HELLO_ROOM_SIZE))  # for what comes when there is no link
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport = cast(asyncio.Transport, transport)
+        self._transport = transport = cast("asyncio.Transport", transport)
         if self._own is None:
             self.begin()
             return

@@ -284,7 +284,7 @@ class _Giving(asyncio.Protocol):
     # --- of the transport -------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport = cast(asyncio.Transport, transport)
+        self._transport = transport = cast("asyncio.Transport", transport)
         host, port, *_ = transport.get_extra_info("peername") or ("?", 0)
         self._peer = f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
         self._link = self._server.opened(self, str(host))

@@ -121,9 +121,9 @@ def hashed_keys(records: Sequence[KeyedRecord | KeyedBlock]) -> HashedKeys:
     """All keys of these records, in the order of their entries."""
     kinds = {*map(type, records)}
     if KeyedBlock not in kinds:
-        return _keys_of_records(cast(Sequence[KeyedRecord], records))
+        return _keys_of_records(cast("Sequence[KeyedRecord]", records))
     if len(kinds) == 1:
-        return _keys_of_blocks(cast(Sequence[KeyedBlock], records))
+        return _keys_of_blocks(cast("Sequence[KeyedBlock]", records))
     runs = groupby(records, lambda record: isinstance(record, KeyedBlock))
     return joined_keys([hashed_keys(list(run)) for _, run in runs])
 

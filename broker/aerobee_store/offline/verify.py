@@ -223,7 +223,7 @@ class _Tally:
         """Go on where these facts() ended; the physical offset from which on to walk."""
         if facts is None:
             return self.end
-        kept = cast(_Kept, facts)
+        kept = cast("_Kept", facts)
         known = {str(one) for one in self._folder.findings}
         earlier = msgspec.convert(kept["findings"], list[Finding])
         self._folder.findings += [one for one in earlier if str(one) not in known]

@@ -269,14 +269,14 @@ class Stretch:
         if not (flags & (_BORN_V6 | _STORE_V6)).any():
             self.body_begins = self.begins + _HEAD_SIZE
             self.store_timestamps = self._heads["store_timestamp"].astype(np.int64)
-            return cast(Ints, self._heads["body_length"].astype(np.int64))
+            return cast("Ints", self._heads["body_length"].astype(np.int64))
         born = np.where(flags & _BORN_V6, _V6_EXTRA, 0)
         head = _HEAD_SIZE + born + np.where(flags & _STORE_V6, _V6_EXTRA, 0)
         self._keep(self.sizes >= head + 3)
         born, head = born[: self.count], head[: self.count]
         self.body_begins = self.begins + head
         self.store_timestamps = self.reader.at(">i8", self.begins + 56 + born).astype(np.int64)
-        return cast(Ints, self.reader.at(">i4", self.body_begins - 4).astype(np.int64))
+        return cast("Ints", self.reader.at(">i4", self.body_begins - 4).astype(np.int64))
 
     def _measure_texts(self, is_long: Flags) -> bool:
         lengths = self.reader.bytes[self.body_ends].astype(np.int64)
@@ -520,7 +520,7 @@ class Stretch:
     @property
     def born_timestamps(self) -> Ints:
         """When the senders made the messages, ms since the epoch."""
-        return cast(Ints, self._heads["born_timestamp"].astype(np.int64))
+        return cast("Ints", self._heads["born_timestamp"].astype(np.int64))
 
     @property
     def properties(self) -> PropertyColumns:

@@ -78,14 +78,14 @@ def checked(function: F) -> F:
             check(args, kwargs)
             return await function(*args, **kwargs)
 
-        return cast(F, later)
+        return cast("F", later)
 
     @wraps(function)
     def now(*args: object, **kwargs: object) -> object:
         check(args, kwargs)
         return function(*args, **kwargs)
 
-    return cast(F, now)
+    return cast("F", now)
 
 
 def all_checked(kind: type[T]) -> type[T]:

@@ -248,7 +248,7 @@ class Connection(asyncio.Protocol):
     # --- transport callbacks ----------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's is one by shape, not by class
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's is one by shape, not by class
         self.transport.set_write_buffer_limits(high=self._limits.write_high, low=self._limits.write_low)
         peer = self._source or transport.get_extra_info("peername")
         self.peer = format_addr(peer)

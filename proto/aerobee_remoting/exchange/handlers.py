@@ -263,13 +263,13 @@ class Entry(Row):
     ) -> None:
         super().__init__(code, getattr(batch or handler, "__qualname__", "?"), header, needs)
         # One of the three. The decoder makes the header that the handler takes: the casts say no more than that.
-        self.plain = cast(PlainHandler[msgspec.Struct], _is_not_plain)
+        self.plain = cast("PlainHandler[msgspec.Struct]", _is_not_plain)
         self.in_task: AsyncHandler[msgspec.Struct] | None = None
-        self.batch = cast(BatchHandler[msgspec.Struct] | None, batch)
+        self.batch = cast("BatchHandler[msgspec.Struct] | None", batch)
         if inspect.iscoroutinefunction(handler):
-            self.in_task = cast(AsyncHandler[msgspec.Struct], handler)
+            self.in_task = cast("AsyncHandler[msgspec.Struct]", handler)
         elif handler is not None:
-            self.plain = cast(PlainHandler[msgspec.Struct], handler)
+            self.plain = cast("PlainHandler[msgspec.Struct]", handler)
         self.decoder: RequestDecoder[msgspec.Struct] = RequestDecoder(header)
         self.decode_json = self.decoder.json.decode  # for the hot path; `ext` may be None, errors are raw
         self.body_size_max = body_size_max
