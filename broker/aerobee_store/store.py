@@ -671,13 +671,13 @@ class MessageStore:
         """Physical offset of the first byte that is kept."""
         return self._log.min_offset
 
-    def confirm(self, offset: int, *, notify: bool = True, step: bool = False) -> list[Arrival]:
+    def confirm(self, offset: int, *, notify: bool = True, begun_max: int = 0) -> list[Arrival]:
         """Let readers see every batch that ends at or below `offset`; what arrived, per queue, if `notify` is set.
 
         Batches are confirmed whole. Entries that find no room on the disk are tried again by the next
-        call; until then sends are refused. After a failure of the disk nothing arrives any more. A `step`
-        begins a few queues at most: each has a folder and a file made, which may take a millisecond.
-        `showing` says whether there is more.
+        call; until then sends are refused. After a failure of the disk nothing arrives any more. At
+        most `begun_max` batches begin queues (0: all), each of which has a folder and a file made, which may
+        take a millisecond. `showing` says whether there is more.
         """
         if self.health.reason is not None:
             return []
@@ -685,7 +685,7 @@ class MessageStore:
             failpoints.hit("store.before_confirm")
         dispatcher = self._dispatcher
         try:
-            arrivals = dispatcher.confirm(offset, notify=notify, step=step)
+            arrivals = dispatcher.confirm(offset, notify=notify, begun_max=begun_max)
         except OSError as error:
             self.health.fail("consume queue", error)
             return []

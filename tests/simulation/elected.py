@@ -71,8 +71,8 @@ class ElectedSet(BrokerSet):
             if self.confirmed_offset > before and not store.statistics().damaged_stretches:
                 self.on_confirmed(host, before, self.confirmed_offset)
 
-        def watched(offset: int, *, notify: bool = True, step: bool = False) -> list[Arrival]:
-            arrivals = confirm(offset, notify=notify, step=step)
+        def watched(offset: int, *, notify: bool = True, begun_max: int = 0) -> list[Arrival]:
+            arrivals = confirm(offset, notify=notify, begun_max=begun_max)
             look()
             return arrivals
 

@@ -51,6 +51,11 @@ INDEX_PARTS: Final = 8  # of such a round at most, where it takes too long
 # What a round should take at most. Pages of the index that are written to for the first time, while the file system
 # writes its journal, made 5 to 12 ms of one.
 INDEX_ROUND_S: Final = 0.001
+# Queues that begin in a turn: so many as take BEGIN_S, by what the last ones took, within these bounds. What begins
+# together as a rule (a message that comes again, the note about it) is to be shown together.
+BEGUN_AT_LEAST: Final = 2
+BEGUN_AT_MOST: Final = 4
+BEGIN_S: Final = 0.001
 INDEX_BEHIND: Final = 16  # rounds in which what waits is to be indexed all the same
 
 
@@ -82,7 +87,7 @@ class ShownLog(Protocol):
     @property
     def keys(self) -> WaitingKeys: ...
 
-    def confirm(self, offset: int, *, notify: bool = True, step: bool = False) -> list[Arrival]: ...
+    def confirm(self, offset: int, *, notify: bool = True, begun_max: int = 0) -> list[Arrival]: ...
 
 
 class Readers(Protocol):
@@ -125,6 +130,7 @@ class Visibility:
         # Some queues begin: what comes behind the first few of them is shown in the next turns of the loop.
         self._is_beginning = False
         self._began_s = 0.0  # spent on that, and not yet taken
+        self._begun_max = BEGUN_AT_MOST
         # Physical offset beyond which nothing is shown, whatever is kept here; None: there is no such. Who moves it
         # calls `appended` or `soon`.
         self.limit: Callable[[], int] | None = None
@@ -189,10 +195,14 @@ class Visibility:
         self._shown_offset = offset
         notify = any(self._waiting)
         begun, at = store.showing.begun_count, time.perf_counter()
-        arrivals = store.confirm(offset, notify=notify, step=not self._closed)
-        begins = store.showing.begun_count != begun
+        arrivals = store.confirm(offset, notify=notify, begun_max=0 if self._closed else self._begun_max)
+        begins = store.showing.begun_count - begun
         if begins:
-            self._began_s += time.perf_counter() - at
+            took_s = time.perf_counter() - at
+            self._began_s += took_s
+            self._begun_max = max(
+                BEGUN_AT_LEAST, min(int(BEGIN_S * begins / max(took_s, 1e-6)), BEGUN_AT_MOST)
+            )
         if notify:
             for readers, waiting in zip(self._readers, self._waiting, strict=True):
                 if waiting:

@@ -27,8 +27,6 @@ __all__ = ["INDEX_BACKLOG_MAX", "Dispatcher", "Showing"]
 
 # Records waiting for the index beyond which confirm() indexes them itself.
 INDEX_BACKLOG_MAX = 200_000
-# What begins together as a rule (a message that comes again, the note about it) is to be shown together.
-STEP_BEGUN_MAX = 4
 # (first queue offset, packed entries)
 _Work = tuple[int, bytes]
 
@@ -75,11 +73,12 @@ class Dispatcher:
         self._index_backlog.extend(batch.index_items)
         self.index_backlog += batch.keyed_count
 
-    def confirm(self, offset: int, *, notify: bool = True, step: bool = False) -> list[Arrival]:
+    def confirm(self, offset: int, *, notify: bool = True, begun_max: int = 0) -> list[Arrival]:
         """Write the queue entries of every batch that ends at or below `offset`; what arrived, if it is to be told.
 
-        Entries for which the disk has no room are kept and tried again by the next call. A `step` ends where
-        more than STEP_BEGUN_MAX batches begin queues, which takes long: `is_behind` says whether there is more.
+        Entries for which the disk has no room are kept and tried again by the next call. It ends
+        where more than `begun_max` batches begin queues, which takes long (0: it does not): `is_behind` says whether
+        there is more.
         """
         pending = self._pending
         if not self._stuck and (not pending or pending[0].end_offset > offset):
@@ -93,10 +92,10 @@ class Dispatcher:
             work = dict(self._stuck)
             begun = 0
             while pending and pending[0].end_offset <= offset:
-                begins = step and any(
+                begins = bool(begun_max) and any(
                     self._begins(queue) and queue not in work for queue, *_ in pending[0].touched
                 )
-                if begins and begun >= STEP_BEGUN_MAX:
+                if begins and begun >= begun_max:
                     break
                 begun += begins
                 last = pending.popleft()

@@ -10,8 +10,9 @@ of them together for `TURN_S` in a turn; what is left stands in a row.
     read otherwise                                            the connection joins the row
     next turn of the loop                                     slices from the row for `ROW_S`, then new reads
 
-Where it is contended, as somebody has more to do than a slice and others ask too, slices and `ROW_S` are shorter, and
-what a thread brings to the loop (`hurry`) is done before them: who asks for little waits for up to three turns, until
+Where it is contended, as somebody has more to do than a slice, or comes with a whole one again and again, and others
+ask too, slices, turns and `ROW_S` are shorter, and what a thread brings to the loop (`hurry`) is done before them, and
+before what has been read since: who asks for little waits for up to three turns, until
 it is read, until its message is on its way to the disk, until that is known. Where all ask for little at a time, or
 one alone for much, long slices cost less.
 
@@ -62,6 +63,7 @@ __all__ = [
     "ROW_S",
     "SLICE_S",
     "TURN_S",
+    "WHOLE_S",
     "Account",
     "Turns",
     "Waiting",
@@ -80,6 +82,7 @@ READS_MAX: Final = 2  # of one connection in a turn; each has up to 256 KiB
 LARGE_READ_SIZE: Final = 128 * 1024
 CONTENDED_S: Final = 0.1  # from one time that it is contended until it no longer is
 CONTENDED_PART: Final = 0.5
+WHOLE_S: Final = 0.02  # within which a second read takes a whole slice where somebody has much to do
 NEW_S: Final = 1.0  # for which a connection shares its place with others of its host
 HOSTS_GONE_MAX: Final = (
     1024  # hosts without connections that are remembered because they have used more than others
@@ -276,6 +279,7 @@ class Turns:
         self._last: Account | None = None  # who was served last
         self._changed = 0.0  # when that was another one than before
         self._contended_until = 0.0
+        self._whole_at = -WHOLE_S  # when a read took a whole slice
         self._entered = 0.0  # when who is served at once began
         self._wakefulness = Wakefulness(look_s)
         # Set by hurry(), from whatever thread.
@@ -335,7 +339,11 @@ class Turns:
         self._wakefulness.came(now)
         if not self._next:
             self._arm(now)
-        elif now - self._began >= self._turn_s or (self._count and not self._is_ahead(account)):
+        elif (
+            self._is_hurried
+            or now - self._began >= self._length(self._turn_s, now)
+            or (self._count and not self._is_ahead(account))
+        ):
             return LATER
         return now + self._length(self._slice_s, now)
 
@@ -353,6 +361,11 @@ class Turns:
             account.turn, account.in_turn_s, account.reads = self._number, 0.0, 0
         account.in_turn_s += took_s
         account.reads += 1
+        if took_s >= self._length(self._slice_s, now):
+            # Once is no sign: somebody else may have had the processor.
+            if now - self._whole_at < WHOLE_S:
+                self._wants_more(now)
+            self._whole_at = now
         return account.in_turn_s >= self._slice_s or account.reads >= READS_MAX or size >= LARGE_READ_SIZE
 
     def spares(self, account: Account) -> bool:
@@ -376,13 +389,13 @@ class Turns:
 
     @property
     def is_contended(self) -> bool:
-        """Whether somebody had more to do than a slice, and others were served too, within the last CONTENDED_S. Any
-        thread may ask."""
+        """Whether somebody had a slice's work or more, again and again, and others were served too, within the last
+        CONTENDED_S. Any thread may ask."""
         return self.clock() < self._contended_until
 
     def hurry(self) -> None:
-        """Others may wait for what the event loop was just given: that is done before the next slices, where it is
-        contended. Any thread may call this, behind its `call_soon_threadsafe`."""
+        """Others may wait for what the event loop was just given: that is done before the next slices, and before what
+        is read until then, where it is contended. Any thread may call this, behind its `call_soon_threadsafe`."""
         self._is_hurried = self.is_contended
 
     def step_s(self, usual_s: float) -> float:
@@ -395,7 +408,7 @@ class Turns:
             self._contended_until = now + CONTENDED_S
 
     def _length(self, usual_s: float, now: float) -> float:
-        """Of a slice, or of the row's part of a turn."""
+        """Of a slice, a turn, or the row's part of one."""
         return usual_s if now >= self._contended_until else usual_s * self._contended_part
 
     def _is_ahead(self, account: Account) -> bool:

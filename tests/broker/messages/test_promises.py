@@ -76,7 +76,7 @@ class Disk:
     def let_go(self, times: int = 1) -> None:
         self._go_on.release(times)
 
-    def confirm(self, offset: int, *, notify: bool = True, step: bool = False) -> list[Arrival]:
+    def confirm(self, offset: int, *, notify: bool = True, begun_max: int = 0) -> list[Arrival]:
         self.shown.append(offset)
         if self.confirm_error is not None:
             raise self.confirm_error

@@ -1,11 +1,13 @@
 """What readers see, and when: after the answers, once, with keys and entries that follow a little later."""
 
 import asyncio
+import itertools
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from errno import EMFILE
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -73,18 +75,20 @@ class Log:
         self.full_until = 0
         self.showing = self
         self.begun_count = 0
+        self.begun_max: list[int] = []  # of each call that began some
         self.beginning: list[int] = []  # offsets with which a queue begins that were not shown
         self.keys = Keys(calls)
         self.confirm_errors: list[Exception] = []
         self.came = asyncio.Event()
 
-    def confirm(self, offset: int, *, notify: bool = True, step: bool = False) -> list[Arrival]:
+    def confirm(self, offset: int, *, notify: bool = True, begun_max: int = 0) -> list[Arrival]:
         if self.confirm_errors:
             raise self.confirm_errors.pop(0)
         while self.is_behind(offset):
             shown = self.beginning.pop(0)
             self.begun_count += 1
-            if step:
+            self.begun_max.append(begun_max)
+            if begun_max:
                 offset = shown
                 break
         self.calls.append(f"confirm {offset}" + (" and tell" if notify else ""))
@@ -263,6 +267,18 @@ def begin_three_queues(sync: Scene) -> None:
         sync.append()
     sync.disk.offset = 300
     sync.visibility.advanced()
+
+
+@pytest.mark.parametrize(("took_s", "expected"), [(0.0, 4), (0.0003, 3), (0.0005, 2), (0.01, 2)])
+async def test_so_many_queues_begin_in_a_turn_as_take_a_millisecond(
+    sync: Scene, monkeypatch: pytest.MonkeyPatch, took_s: float, expected: int
+) -> None:
+    """Each took 2 ms where the disk had much to do, four of them 8 ms of the event loop."""
+    looks = itertools.count()
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: next(looks) % 2 * took_s))
+    begin_three_queues(sync)
+    await sync.called(3)
+    assert sync.log.begun_max == [4, expected, expected]
 
 
 async def test_queues_begin_one_in_a_turn_of_the_loop(sync: Scene) -> None:

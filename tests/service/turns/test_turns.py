@@ -41,6 +41,7 @@ from aerobee_service.turns.turns import (
     LATER,
     NEW_S,
     READS_MAX,
+    WHOLE_S,
     Account,
     Turns,
 )
@@ -174,6 +175,50 @@ async def test_slices_are_short_where_somebody_has_much_to_do_and_others_ask_too
     assert not is_contended()
 
 
+async def test_a_read_that_takes_a_whole_slice_counts_as_much_to_do(worked: Worked) -> None:
+    """Peers that come with a slice each, one after the other, and leave nothing for the row, kept others waiting."""
+    turns = Turns(worked, turn_s=TURN_S, slice_s=SLICE_S, contended_part=0.5)
+    a, b = peers(worked, 2, turns)
+
+    def is_contended() -> bool:
+        return turns.is_contended
+
+    worked.now += 2 * CONTENDED_S
+    a.connection.data_received(frames(PULL, 4))
+    await worked.turns(2)
+    worked.now += 2 * CONTENDED_S
+    a.connection.data_received(frames(PULL, 4))  # alone, for long
+    await worked.turns(2)
+    assert not is_contended()
+    b.connection.data_received(frames(PULL, 3))  # less than a slice
+    await worked.turns(2)
+    worked.now += WHOLE_S
+    a.connection.data_received(frames(PULL, 4))
+    assert not is_contended()  # somebody else may have had the processor
+    await worked.turns(2)
+    b.connection.data_received(frames(PULL, 4))
+    assert is_contended()
+    await worked.turns(2)
+    assert len(worked.of(PULL)) == 4 + 4 + 3 + 4 + 4
+
+
+@pytest.mark.parametrize("part", [1.0, 0.5])
+async def test_a_turn_is_short_where_it_is_contended(worked: Worked, part: float) -> None:
+    turns = Turns(worked, turn_s=TURN_S, slice_s=SLICE_S, contended_part=part)
+    heavy, light, *others = peers(worked, 14, turns)
+    light.connection.data_received(frames(PULL, 1))
+    for _ in range(2):
+        heavy.connection.data_received(frames(PULL, 4))
+        await worked.turns(3)
+    assert turns.is_contended
+    worked.forget()
+    for peer in others:
+        peer.connection.data_received(frames(PULL, 2))
+    assert len(worked.of(PULL)) == 16 * part  # the turn's length, at once; the others stand in the row
+    await worked.turns(10)
+    assert len(worked.of(PULL)) == 2 * len(others)
+
+
 async def test_steps_of_tasks_are_short_where_others_ask_too(worked: Worked) -> None:
     turns = Turns(worked, turn_s=TURN_S, slice_s=SLICE_S, contended_part=0.5)
     a, b = peers(worked, 2, turns)
@@ -202,6 +247,8 @@ async def test_what_a_thread_brings_is_done_before_the_next_slices_where_it_is_c
         order.append(f"brought after {len(worked.served)}")
 
     for contended in (False, True):
+        a.connection.data_received(frames(BEAT, 1))
+        worked.now += 2 * CONTENDED_S
         a.connection.data_received(frames(PULL, 40))
         if contended:
             b.connection.data_received(frames(PULL, 1))
@@ -216,6 +263,29 @@ async def test_what_a_thread_brings_is_done_before_the_next_slices_where_it_is_c
             await worked.turns(1)
         await worked.turns(20)
     assert order == ["brought after 4", "then 4", "brought after 0", "then 0"]
+
+
+async def test_what_is_read_waits_for_what_a_thread_has_brought_where_it_is_contended(worked: Worked) -> None:
+    """The event loop had four reads of a millisecond before it looked at the result of a sync."""
+    a, b, c = peers(worked, 3)
+    turns = a.connection.common.turns
+    assert turns is not None
+    b.connection.data_received(frames(PULL, 1))
+    turns.hurry()
+    c.connection.data_received(frames(PULL, 1))
+    assert worked.of(PULL) == [("b", 0), ("c", 0)]  # nobody has much to do
+    for _ in range(2):
+        a.connection.data_received(frames(PULL, 4))
+        await worked.turns(3)
+    assert turns.is_contended
+    worked.forget()
+    b.connection.data_received(frames(PULL, 1, first=1))
+    turns.hurry()
+    c.connection.data_received(frames(PULL, 1, first=1))
+    assert worked.of(PULL) == [("b", 1)]
+    asyncio.get_running_loop().call_soon_threadsafe(lambda: worked.served.append((0, "brought", PULL, 0)))
+    await worked.turns(3)
+    assert worked.of(PULL) == [("b", 1), ("brought", 0), ("c", 1)]
 
 
 async def test_who_asks_for_one_thing_waits_for_a_slice_of_each_other_one_at_most(worked: Worked) -> None:

@@ -25,8 +25,7 @@ def test_batches_are_confirmed_whole() -> None:
     assert confirmed(store) == ends[2]
 
 
-def test_a_step_begins_a_few_queues(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "STEP_BEGUN_MAX", 1)
+def test_a_step_begins_a_few_queues() -> None:
     store = open_store(MemoryIo())
     ends = []
     for queue_ids in ((0,), (0, 0), (1, 2), (1,), (3,)):
@@ -34,7 +33,7 @@ def test_a_step_begins_a_few_queues(monkeypatch: pytest.MonkeyPatch) -> None:
         ends.append(store.end_offset)
     seen = []
     while store.showing.is_behind(store.end_offset):
-        store.confirm(store.end_offset, step=True)
+        store.confirm(store.end_offset, begun_max=1)
         seen.append((confirmed(store), store.showing.begun_count))
     assert seen == [(ends[1], 1), (ends[3], 3), (ends[4], 4)]
     store.append([message(queue_id=0)])
@@ -44,15 +43,14 @@ def test_a_step_begins_a_few_queues(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (store.showing.is_behind(store.end_offset), store.showing.begun_count) == (False, 6)
 
 
-def test_queues_of_deleted_topics_do_not_count_for_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queues_of_deleted_topics_do_not_count_for_a_step() -> None:
     """Nothing begins for them, so nobody would have come back for what a step had left behind them."""
-    monkeypatch.setattr(module, "STEP_BEGUN_MAX", 1)
     store = open_store(MemoryIo())
     for topic in ("Gone", "Away", "Orders"):
         store.append([message(topic)])
     for topic in ("Gone", "Away"):
         store.topics.delete(topic)
-    store.confirm(store.end_offset, step=True)
+    store.confirm(store.end_offset, begun_max=1)
     assert (store.showing.is_behind(store.end_offset), store.showing.begun_count) == (False, 1)
     assert store.reading.max_offset("Orders", 0) == 1
 
