@@ -452,6 +452,11 @@ class Connection(asyncio.Protocol):
                     self.was_overtaken = False
                 if self.decoder.has_more and not self._held_back and not self._urgent and self._is_free:
                     self._cut_more(deadline)
+            except Exception:
+                # A fault of ours, which the event loop tells. As behind a read that met one, the peer is not left
+                # waiting for answers that nobody will give.
+                self.abort("what it sent could not be handled")
+                raise
             finally:
                 self.was_overtaken = False
                 self._in_read = False

@@ -566,6 +566,29 @@ async def test_the_front_serves_what_had_to_wait_and_no_batch_handler_does(worke
     assert max(per_turn) <= 2 * 512 + 128  # a turn of slices, and what was read
 
 
+async def test_a_fault_in_a_slice_ends_the_connection_and_no_other(worked: Worked) -> None:
+    """Its peer waited for answers until it gave up."""
+    told: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["exception"]))
+    a, b, c = peers(worked, 3)
+    front = with_front(worked, [a, b, c])
+    take = front.take
+
+    def break_for_b(channel: Channel, *rest: Any) -> FrontTaken | None:
+        if channel is b.connection:
+            raise ZeroDivisionError("a fault of ours")
+        return take(channel, *rest)
+
+    for peer in (a, a, b, c):
+        peer.connection.data_received(frames(SEND, 200))
+    front.take = break_for_b  # type: ignore[method-assign]
+    await worked.turns(100)
+    assert [type(error) for error in told] == [ZeroDivisionError]
+    assert [peer.connection.is_closed for peer in (a, b, c)] == [False, True, False]
+    served = [name for name, _ in worked.of(SEND)]
+    assert (served.count("a"), served.count("c")) == (400, 200)
+
+
 async def test_who_is_served_by_the_front_has_a_slice_at_a_time(worked: Worked) -> None:
     """It took all of a read, a thousand requests, before it was looked at the clock again."""
     a, b = peers(worked, 2)
