@@ -571,17 +571,18 @@ async def test_a_fault_in_a_slice_ends_the_connection_and_no_other(worked: Worke
     told: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["exception"]))
     a, b, c = peers(worked, 3)
-    front = with_front(worked, [a, b, c])
+    front: Any = with_front(worked, [a, b, c])
     take = front.take
 
     def break_for_b(channel: Channel, *rest: Any) -> FrontTaken | None:
         if channel is b.connection:
             raise ZeroDivisionError("a fault of ours")
-        return take(channel, *rest)
+        taken: FrontTaken | None = take(channel, *rest)
+        return taken
 
     for peer in (a, a, b, c):
         peer.connection.data_received(frames(SEND, 200))
-    front.take = break_for_b  # type: ignore[method-assign]
+    front.take = break_for_b
     await worked.turns(100)
     assert [type(error) for error in told] == [ZeroDivisionError]
     assert [peer.connection.is_closed for peer in (a, b, c)] == [False, True, False]
