@@ -76,9 +76,8 @@ class Dispatcher:
     def confirm(self, offset: int, *, notify: bool = True, begun_max: int = 0) -> list[Arrival]:
         """Write the queue entries of every batch that ends at or below `offset`; what arrived, if it is to be told.
 
-        Entries for which the disk has no room are kept and tried again by the next call. It ends
-        where more than `begun_max` batches begin queues, which takes long (0: it does not): `is_behind` says whether
-        there is more.
+        Entries for which the disk has no room are kept and tried again by the next call. It ends where more than
+        `begun_max` batches begin queues, which takes long (0: it does not): `is_behind` says whether there is more.
         """
         pending = self._pending
         if not self._stuck and (not pending or pending[0].end_offset > offset):

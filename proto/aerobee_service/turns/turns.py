@@ -12,9 +12,9 @@ of them together for `TURN_S` in a turn; what is left stands in a row.
 
 Where it is contended, as somebody has more to do than a slice, or comes with a whole one again and again, and others
 ask too, slices, turns and `ROW_S` are shorter, and what a thread brings to the loop (`hurry`) is done before them, and
-before what has been read since: who asks for little waits for up to three turns, until
-it is read, until its message is on its way to the disk, until that is known. Where all ask for little at a time, or
-one alone for much, long slices cost less.
+before what has been read since: who asks for little waits for up to three turns, until it is read, until its message is
+on its way to the disk, until that is known. Where all ask for little at a time, or one alone for much, long slices cost
+less.
 
 The row is one of hosts, and each host has one of its connections. Who has used least of the event loop comes first, of
 the hosts and then of that host's connections, and is charged for what its slice took. What a host has used is what all
