@@ -145,6 +145,7 @@ TABLE: Final = (
         "work for requests that were read, seconds of a turn",
         (
             "aerobee_service.turns.turns:SLICE_S",
+            "aerobee_service.turns.slices:STEPS_S",
             "aerobee_service.turns.turns:FIRST_S",
             "aerobee_service.turns.turns:READS_MAX",
             "aerobee_service.turns.turns:LARGE_READ_SIZE",
@@ -214,6 +215,7 @@ TABLE: Final = (
             "aerobee_proto.bodies:REFERENCES_MAX",
             "aerobee_proto.javajson:TOLERANT_SIZE_MAX",
             "aerobee_proto.bodies:REGISTER_TOLERANT_SIZE_MAX",
+            "aerobee_proto.bodies:_TOPIC_TOLERANT_SIZE_MAX",
         ),
         NONE,
         "code 1",

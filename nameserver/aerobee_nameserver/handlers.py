@@ -14,7 +14,13 @@ import structlog
 
 from aerobee_nameserver.config import LIVE_FIELDS, NameserverConfig
 from aerobee_nameserver.kv_config import ORDER_TOPIC_CONFIG, KvChange, KvConfig
-from aerobee_nameserver.registration import AT_ONCE_SIZE_MAX, checked_queues, checked_topic, read_registration
+from aerobee_nameserver.registration import (
+    AT_ONCE_SIZE_MAX,
+    checked_queues,
+    checked_topic,
+    read_registration,
+    reading_registration,
+)
 from aerobee_nameserver.removals import ASKED, Removals
 from aerobee_nameserver.route_table import MemberChange, Registered, Registration, RouteLimits, RouteTable
 from aerobee_proto.bodies import (
@@ -40,6 +46,7 @@ from aerobee_proto.headers import (
     TopicHeader,
 )
 from aerobee_proto.requests import NoFields
+from aerobee_proto.steps import Call, CallSteps
 from aerobee_remoting.exchange.answers import Body, answer_at_once, answer_in_slices, written
 from aerobee_remoting.exchange.gate import Gate
 from aerobee_remoting.exchange.handlers import AnyRequest, HandlerTable, Request, Response
@@ -55,7 +62,7 @@ from aerobee_service.settings.settings import (
 )
 from aerobee_service.settings.settings_edit import store_changes
 from aerobee_service.settings.settings_signal import SettingsSignal
-from aerobee_service.turns.slices import Steps, in_slices
+from aerobee_service.turns.slices import Steps, in_slices, let_go
 
 __all__ = ["Handlers"]
 
@@ -235,9 +242,11 @@ class Handlers:
         arguments = header, request.body, request.version
         new: Registration | None = None
         try:
-            if _is_large(request):
+            if header.compressed:
                 loop = asyncio.get_running_loop()
-                new = await loop.run_in_executor(self._reader, read_registration, *arguments, GivingWay())
+                new = await loop.run_in_executor(self._reader, _read_compressed, *arguments)
+            elif _is_large(request):
+                new = await in_slices(self._elsewhere(reading_registration(*arguments, let_go)))
             else:
                 new = read_registration(*arguments)
             done = await in_slices(
@@ -263,6 +272,23 @@ class Handlers:
             ext = {"haServerAddr": done.master_ha_addr or "", "masterAddr": done.master_addr}
         await in_slices(new.gone())
         return Response(ext=ext, body=await self._order_topics())
+
+    def _elsewhere(self, steps: CallSteps[T]) -> Steps[T]:
+        """These, but for the calls that they give: a thread makes those."""
+        made: Call | None = None
+        while True:
+            try:
+                call = steps.send(made)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            if call is None:
+                made = None
+                yield
+            else:
+                making = asyncio.get_running_loop().run_in_executor(self._reader, call)
+                yield making
+                made = making.result
 
     async def _order_topics(self) -> bytes:
         """The KV table of ordered topics, which brokers mark as such; empty when there never was one."""
@@ -561,8 +587,21 @@ def _identity(header: BrokerIdentityHeader) -> tuple[str, str]:
     return header.cluster_name, header.broker_addr
 
 
+def _read_compressed(header: RegisterBrokerHeader, body: bytes, version: int) -> Registration:
+    """In a thread, giving way: it is inflated in one call, and may become anything."""
+    steps, give_way = reading_registration(header, body, version), GivingWay()
+    made: Call | None = None
+    while True:
+        try:
+            made = steps.send(made)
+        except StopIteration as end:
+            registration: Registration = end.value
+            return registration
+        give_way()
+
+
 def _is_large(request: Request[RegisterBrokerHeader]) -> bool:
-    """Whether a registration is read in a thread; what is compressed may become anything."""
+    """Whether a registration is read in slices, or a thread; what is compressed may become anything."""
     return request.header.compressed or len(request.body) > AT_ONCE_SIZE_MAX
 
 

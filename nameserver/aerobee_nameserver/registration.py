@@ -7,14 +7,15 @@ numbers of queues, sizes. A registration is taken as a whole or refused as a who
 """
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Final
 
 from aerobee_nameserver.route_table import Registration, TopicQueues
-from aerobee_proto.bodies import DataVersion, QueueData, RegistrationReader, TopicConfig, no_pause
+from aerobee_proto.bodies import DataVersion, QueueData, RegistrationReader, TopicConfig
 from aerobee_proto.codes import ResponseCode
 from aerobee_proto.errors import FormatError, RequestError
 from aerobee_proto.headers import RegisterBrokerHeader
+from aerobee_proto.steps import CallSteps, finished_here
 
 __all__ = [
     "AT_ONCE_SIZE_MAX",
@@ -23,12 +24,15 @@ __all__ = [
     "checked_queues",
     "checked_topic",
     "read_registration",
+    "reading_registration",
 ]
 
 VERSION_REGISTER_BODY: Final = 37  # brokers below send the topic table without the envelope
 VERSION_MAPPING: Final = 413  # from here on a compressed body ends with a section for static topics
-# Bytes of a body that is read in a turn of the event loop; larger: in a thread.
+# Bytes of a body that is read in a turn of the event loop; larger: in slices, or a thread.
 AT_ONCE_SIZE_MAX: Final = 16 * 1024
+TOPICS_A_STEP: Final = 16  # 5 us each
+CHECKSUM_STEP: Final = 64 * 1024  # bytes
 DEFAULT_TIMEOUT_MS: Final = 120_000
 TIMEOUT_MS_MAX: Final = 86_400_000
 NAME_CHARS_MAX: Final = 255
@@ -38,29 +42,40 @@ PERM_MAX: Final = 0xF
 FORBIDDEN_CHARS: Final = frozenset('/\\:*?"<>') | frozenset(map(chr, [*range(32), 127]))
 
 
-def read_registration(
-    header: RegisterBrokerHeader, body: bytes, version: int, pause: Callable[[], None] = no_pause
-) -> Registration:
-    """Decode and check a REGISTER_BROKER request of a broker with this version; `pause` is called after each small part
-    of that.
+def read_registration(header: RegisterBrokerHeader, body: bytes, version: int) -> Registration:
+    """Decode and check a REGISTER_BROKER request of a broker with this version.
 
     Raises RequestError: SYSTEM_ERROR when the checksum or the body is broken, INVALID_PARAMETER when a value is
     out of bounds.
     """
-    if header.body_crc32 and zlib.crc32(body) & 0x7FFFFFFF != header.body_crc32:
-        raise RequestError(ResponseCode.SYSTEM_ERROR, "crc32 not match")
+    return finished_here(reading_registration(header, body, version))
+
+
+def reading_registration(
+    header: RegisterBrokerHeader, body: bytes, version: int, let_go: Callable[[list[str]], None] = list.clear
+) -> CallSteps[Registration]:
+    """As read_registration, in steps of a fraction of a millisecond; what takes longer is given as a call. `let_go` is
+    given what was read of a body that is refused."""
+    topics: dict[str, TopicQueues] = {}
     try:
-        reader = _reader(header, body, version, pause)
-        topics: dict[str, TopicQueues] = {}
-        for name, config in reader.topics():
+        yield from _checking_sum(header.body_crc32, body)
+        reader = yield from _reader(header, body, version)
+        for number, (name, config) in enumerate(reader.topics(), 1):
             topics[checked_topic(name)] = checked_queues(name, config)
-            pause()
-    except FormatError as broken:
-        raise RequestError(
-            ResponseCode.SYSTEM_ERROR,
-            f"register broker failed: the body of {header.broker_name} ({header.broker_addr}) cannot be read: "
-            f"{broken}",
-        ) from broken
+            if not number % TOPICS_A_STEP:
+                yield None
+    except BaseException as failed:
+        # The frames of the error hold the table: many names would go in one call.
+        names = list(topics)
+        topics.clear()
+        let_go(names)
+        if isinstance(failed, FormatError):
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"register broker failed: the body of {header.broker_name} ({header.broker_addr}) cannot be "
+                f"read: {failed}",
+            ) from failed
+        raise
     return Registration(
         cluster=_checked_name("clusterName", header.cluster_name),
         broker_name=_checked_name("brokerName", header.broker_name),
@@ -75,16 +90,29 @@ def read_registration(
     )
 
 
-def _reader(
-    header: RegisterBrokerHeader, body: bytes, version: int, pause: Callable[[], None]
-) -> RegistrationReader:
+def _checking_sum(expected: int | None, body: bytes) -> Generator[None, None, None]:
+    if not expected:
+        return
+    crc = 0
+    for start in range(0, len(body), CHECKSUM_STEP):
+        crc = zlib.crc32(memoryview(body)[start : start + CHECKSUM_STEP], crc)
+        yield
+    if crc & 0x7FFFFFFF != expected:
+        raise RequestError(ResponseCode.SYSTEM_ERROR, "crc32 not match")
+
+
+def _reader(header: RegisterBrokerHeader, body: bytes, version: int) -> CallSteps[RegistrationReader]:
     if not body:
         return RegistrationReader(DataVersion())
     if version < VERSION_REGISTER_BODY:
-        return RegistrationReader.old(body)
+        read = yield lambda: RegistrationReader.old(body)
+        assert read is not None
+        old = read()
+        assert isinstance(old, RegistrationReader)
+        return old
     if header.compressed:
         return RegistrationReader.compressed(body, with_mapping=version >= VERSION_MAPPING)
-    return RegistrationReader.plain(body, pause)
+    return (yield from RegistrationReader.reading_plain(body))
 
 
 def checked_topic(topic: str) -> str:

@@ -12,7 +12,7 @@ Invariants
 
 import re
 import zlib
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from struct import Struct as Packing
@@ -25,7 +25,7 @@ from aerobee_proto import javajson
 from aerobee_proto.errors import FormatError
 from aerobee_proto.javahash import java_hash
 from aerobee_proto.javajson import MessageQueue
-from aerobee_proto.steps import finished
+from aerobee_proto.steps import CallSteps, finished, finished_here
 
 __all__ = [
     "LOOSE_SIZE_MAX",
@@ -94,7 +94,6 @@ __all__ = [
     "UnlockBatchBody",
     "convert",
     "decoded_size",
-    "no_pause",
 ]
 
 Int = Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
@@ -111,6 +110,7 @@ _REGISTER_SIZE_MAX: Final = 64 * 1024 * 1024  # bytes once inflated
 _REGISTER_RATIO_MAX: Final = 100  # inflated to sent; ten thousand topics of numbered names come to 30
 _REGISTER_RATIO_FREE: Final = 64 * 1024  # bytes that may be inflated whatever the ratio
 _TOPIC_SIZE_MAX: Final = 64 * 1024  # bytes of one topic's text, or entry
+_TOPIC_TOLERANT_SIZE_MAX: Final = 2048  # bytes of near-JSON of one topic: up to 2 us each
 _TOPICS_MAX: Final = 250_000  # topics in one registration
 _OUTLINE_LISTS_MAX: Final = 16_384  # "[" in a plain registration: filter servers have one, topics none
 _OUTLINE_OBJECTS_MAX: Final = 2 * _TOPICS_MAX + 16  # "{": of a topic, and of its attributes
@@ -138,10 +138,6 @@ _PART_SIZE: Final = 16 * 1024
 _ENTRIES_A_STEP: Final = 128  # that are read in one step; one takes 1 us
 _VERSION_SIZE_MAX: Final = 1024  # bytes of the data version
 _LENGTH: Final = Packing(">i")
-
-
-def no_pause() -> None:
-    """The pause of who has nobody to wait for."""
 
 
 def decoded_size(data: bytes) -> int:
@@ -687,8 +683,8 @@ class RegisterBrokerBody(JsonBody):
 
     @classmethod
     def from_stranger(cls, data: bytes) -> Self:
-        """As of every body. A large one is read topic by topic, so that no single step takes long; a thread is the
-        place for it. Static mappings are left out then. Near-JSON may have REGISTER_TOLERANT_SIZE_MAX bytes.
+        """As of every body. A large one is read topic by topic, so that no single step takes long. Static mappings are
+        left out then. Near-JSON may have REGISTER_TOLERANT_SIZE_MAX bytes.
         """
         return cls._whole(RegistrationReader.plain(data))
 
@@ -721,8 +717,8 @@ class RegisterBrokerBody(JsonBody):
 
 
 class RegistrationReader:
-    """Reads a registration topic by topic, so that no single step takes long and little is in memory at a time; a
-    thread is the place for large ones.
+    """Reads a registration topic by topic, so that no single step takes long and little is in memory at a time. For
+    what is large and compressed a thread is the place.
 
     `data_version`, `filter_servers` and `mappings` are there when `topics()` has been walked to its end.
     """
@@ -752,16 +748,21 @@ class RegistrationReader:
         return reader
 
     @classmethod
-    def plain(cls, data: bytes, pause: Callable[[], None] = no_pause) -> Self:
+    def plain(cls, data: bytes) -> Self:
         """Plain JSON. Of large bodies static mappings are left out, and REGISTER_TOLERANT_SIZE_MAX bytes of
-        near-JSON are read. `pause` is called after each small part of what is done before any topic.
+        near-JSON are read.
         """
+        return finished_here(cls.reading_plain(data))
+
+    @classmethod
+    def reading_plain(cls, data: bytes) -> CallSteps[Self]:
+        """As plain(), in steps, of what is done before any topic."""
         if len(data) <= javajson.TOLERANT_SIZE_MAX:
             return cls._of(super(RegisterBrokerBody, RegisterBrokerBody).from_stranger(data))
-        _check_outline(data, pause)
+        yield from _checking_outline(data)
         reader = cls(DataVersion())
         if len(data) > REGISTER_TOLERANT_SIZE_MAX:
-            table = _table_of_topics(data, pause)
+            table = yield from _table_of_topics(data)
             if table is not None:
                 reader._topics = reader._around(data, table)
                 return reader
@@ -770,7 +771,11 @@ class RegistrationReader:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             if len(data) > REGISTER_TOLERANT_SIZE_MAX:
                 raise _not_standard(error) from error
-            return cls._of(convert(javajson.loads(data), RegisterBrokerBody))
+            read = yield lambda: convert(javajson.loads(data), RegisterBrokerBody)
+            assert read is not None
+            body = read()
+            assert isinstance(body, RegisterBrokerBody)
+            return cls._of(body)
         reader._topics = _walked(bytes(wrapper.topic_config_table))
         return reader
 
@@ -822,7 +827,7 @@ class RegistrationReader:
             self.mappings[str(info.get("topic", ""))] = info
 
 
-def _check_outline(data: bytes, pause: Callable[[], None]) -> None:
+def _checking_outline(data: bytes) -> Generator[None, None, None]:
     """What makes one pass over 16 MiB long is refused before: it holds all threads."""
     counts = dict.fromkeys(_OUTLINE_MAX, 0)
     for start in range(0, len(data), _PART_SIZE):
@@ -832,12 +837,12 @@ def _check_outline(data: bytes, pause: Callable[[], None]) -> None:
                 raise FormatError(
                     f"the registration has {counts[mark]} or more {what}, at most {count_max} are allowed"
                 )
-        pause()
-    if len(_places(data, b'"topicConfigSerializeWrapper"', pause)) > 1:
+        yield
+    if len((yield from _places(data, b'"topicConfigSerializeWrapper"'))) > 1:
         raise FormatError("the registration has two or more tables of topics, at most 1 is allowed")
 
 
-def _places(data: bytes, mark: bytes, pause: Callable[[], None]) -> list[int]:
+def _places(data: bytes, mark: bytes) -> Generator[None, None, list[int]]:
     """Where this stands in it: nowhere, at one place, or at two places or more, of which these are the first two."""
     found: list[int] = []
     for start in range(0, len(data), _PART_SIZE):
@@ -848,7 +853,7 @@ def _places(data: bytes, mark: bytes, pause: Callable[[], None]) -> list[int]:
             if len(found) == 2:
                 return found
             at = data.find(mark, at + 1, end)
-        pause()
+        yield
     return found
 
 
@@ -881,9 +886,9 @@ _TABLE_EMPTY: Final = re.compile(rb"\{\s*+\}")
 _CUT_OUT: Final = b"{ }"  # stands for a table that was read already
 
 
-def _table_of_topics(data: bytes, pause: Callable[[], None]) -> int | None:
+def _table_of_topics(data: bytes) -> Generator[None, None, int | None]:
     """Where the one table of topics begins; None: there is none, or that cannot be told by looking."""
-    places = _places(data, _TABLE_NAME, pause)
+    places = yield from _places(data, _TABLE_NAME)
     opening = _TABLE_OPENING.match(data, places[0]) if len(places) == 1 else None
     return None if opening is None else opening.end()
 
@@ -914,7 +919,7 @@ def _sliced_topics(data: bytes, table: int) -> Generator[tuple[str, TopicConfig]
             topic = decoder.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             tolerated -= len(text)
-            if tolerated < 0:
+            if tolerated < 0 or len(text) > _TOPIC_TOLERANT_SIZE_MAX:
                 raise FormatError(f"not a topic: {error}") from error
             topic = convert(javajson.loads(text), TopicConfig)
         yield str(_strict(b'"' + name + b'"')) if b"\\" in name else name.decode("utf-8", "replace"), topic

@@ -3,12 +3,16 @@
 Touches  nothing.
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import TypeVar
 
-__all__ = ["finished"]
+__all__ = ["Call", "CallSteps", "finished", "finished_here"]
 
 T = TypeVar("T")
+Call = Callable[[], object]
+# Steps of which some give a call that takes too long for whoever has others to serve, and are sent one in its place
+# that says what it has returned, or raises what it has raised.
+CallSteps = Generator[Call | None, Call | None, T]
 
 
 def finished(steps: Generator[object, None, T]) -> T:
@@ -16,6 +20,17 @@ def finished(steps: Generator[object, None, T]) -> T:
     while True:
         try:
             next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
+def finished_here(steps: CallSteps[T]) -> T:
+    """As finished(); the calls that steps give are made here."""
+    made: Call | None = None
+    while True:
+        try:
+            made = steps.send(made)
         except StopIteration as end:
             result: T = end.value
             return result

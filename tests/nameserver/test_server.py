@@ -18,7 +18,7 @@ from aerobee_nameserver import handlers
 from aerobee_nameserver.config import NameserverConfig, load_config
 from aerobee_nameserver.handlers import ANSWERED_AT_ONCE_MAX
 from aerobee_nameserver.kv_config import KvConfigDamaged
-from aerobee_nameserver.registration import AT_ONCE_SIZE_MAX, read_registration
+from aerobee_nameserver.registration import AT_ONCE_SIZE_MAX, reading_registration
 from aerobee_nameserver.route_table import Registration, RouteStatistics
 from aerobee_nameserver.server import NameServer
 from aerobee_proto.bodies import (
@@ -31,6 +31,7 @@ from aerobee_proto.bodies import (
 )
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.frames import FRAME_SIZE_MAX, Command
+from aerobee_proto.steps import CallSteps
 from aerobee_remoting.ends.client import RemotingClient, RemotingClientConfig
 from aerobee_remoting.ends.server import RemotingServer
 from aerobee_remoting.exchange.answers import ANSWER_SIZE_MAX
@@ -763,11 +764,11 @@ async def test_only_one_large_registration_of_a_connection_is_read_at_a_time(
     at_a_time: list[int] = []
     async with running() as server:
 
-        def watched(*arguments: Any) -> Registration:
+        def watched(*arguments: Any) -> CallSteps[Registration]:
             at_a_time.append(server.memory.total)
-            return read_registration(*arguments)
+            return reading_registration(*arguments)
 
-        monkeypatch.setattr(handlers, "read_registration", watched)
+        monkeypatch.setattr(handlers, "reading_registration", watched)
         peer = Peer(server)
         answers = await asyncio.gather(*[peer.register(large) for _ in range(200)])
         assert {answer.code for answer in answers} == {0}
@@ -778,6 +779,7 @@ async def test_only_one_large_registration_of_a_connection_is_read_at_a_time(
 
 HELD_LONG = {
     "near-JSON": b"{'filterServerList':[" + b"{}," * 2_000_000 + b"]}",
+    "near-JSON, read whole": b"{'filterServerList':[],'a':[" + b"{}," * 60_000 + b"]}",
     "near-JSON, small": b"{'filterServerList':[],'a':[" + b"{}," * 5_000 + b"]}",
     "many members": b'{"filterServerList":[],"a":[' + b"{}," * 2_000_000 + b"{}]}",
     "many servers": b'{"filterServerList":[' + b'"",' * 2_000_000 + b'""]}',
