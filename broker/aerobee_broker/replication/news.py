@@ -79,9 +79,8 @@ class TableNews:
     ) -> None:
         """`number` grows with each change of topics, groups, request modes, users and policies, and `moved` is set
         then. `keepers` are the members that have to have a change before it is answered; None: that is not known yet.
-        `may_answer` says whether this
-        broker is the master at the moment; without one it always is. `done_below` says where timer messages begin to
-        wait."""
+        `may_answer` says whether this broker is the master at the moment; without one it always is. `done_below` says
+        where timer messages begin to wait."""
         self._done_below = done_below
         self._number = number
         self._offsets = offsets
@@ -92,9 +91,8 @@ class TableNews:
         self._moved = moved
         self._heard = asyncio.Event()
         self._taken: dict[int, Taken] = {}
-        self._waiting: dict[
-            int, asyncio.Timeout
-        ] = {}  # member -> how long its newest request waits, while it does
+        # member -> how long its newest request waits, while it does
+        self._waiting: dict[int, asyncio.Timeout] = {}
         self._closed = False
 
     # --- what slaves ask --------------------------------------------------------------------------------------

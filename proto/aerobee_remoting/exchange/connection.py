@@ -94,6 +94,8 @@ LARGE_HEADER: Final = 4096
 OVERTAKING_MAX: Final = 64  # requests that may overtake what is held back, until nothing is
 RUNNING_SIZE_MAX: Final = 16 * 1024 * 1024  # bytes that tasks are at work on, at which reading stops
 COUNT_STEP: Final = 65_536  # bytes that may wait to be sent before they are counted at once
+# Bytes of what was read that may wait before they are counted: a small request waits for its turn, no longer.
+UNCOUNTED_SIZE: Final = 1024
 
 
 class Connection(asyncio.Protocol):
@@ -338,7 +340,7 @@ class Connection(asyncio.Protocol):
             self._frame_since = None
         elif is_cut or self._frame_since is None:
             self._frame_since = self.last_active
-        if decoder.pending_size or self._counted:
+        if decoder.pending_size > UNCOUNTED_SIZE or self._counted:
             self.count_buffers()
 
     def _feed(self, data: bytes, deadline: float) -> bool:
@@ -446,7 +448,7 @@ class Connection(asyncio.Protocol):
                 if self._urgent:
                     self._handle_some(self._urgent, deadline)
                     is_over = bool(self._urgent) or self._clock() >= deadline
-                if self._can_go_on and not is_over:
+                if self._held_back and not is_over and self._is_free:
                     self.was_overtaken = self._overtaking > 0
                     self._handle_some(self._held_back, deadline)
                     self.was_overtaken = False
@@ -464,7 +466,8 @@ class Connection(asyncio.Protocol):
                     self._write_out()
             if not self._held_back:
                 self._overtaking = 0
-        self._close_broken()
+        if self._broken is not None:
+            self._close_broken()
         self._gate_reading()
         if not self._can_go_on:
             return False
@@ -479,9 +482,11 @@ class Connection(asyncio.Protocol):
         if self._clock() >= deadline:
             return
         self._feed(b"", deadline)
-        if self.decoder.pending_size and not self.decoder.has_more:
+        pending_size = self.decoder.pending_size
+        if pending_size and not self.decoder.has_more:
             self._frame_since = self._loop.time()
-        self.count_buffers()
+        if pending_size > UNCOUNTED_SIZE or self._counted:
+            self.count_buffers()
 
     @property
     def _is_free(self) -> bool:
