@@ -296,6 +296,7 @@ TABLE: Final = (
         (
             "aerobee_broker.replication.hello:COMPARED_SIZE_MAX",
             "aerobee_broker.replication.hello:ROUNDS_MAX",
+            "aerobee_broker.replication.hello:SOUND_MAX",
         ),
         NONE,
         "cut off",

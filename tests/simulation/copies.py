@@ -8,6 +8,7 @@ from socket import inet_aton
 from typing import Final
 
 from aerobee_proto.message_ids import decode_offset_message_id
+from aerobee_store.records.record_scan import RecordFault, scan_record
 from simulation.cluster import BrokerHost, BrokerSet
 from simulation.disk import SimDisk
 from simulation.ledger import Broken, Sent
@@ -63,6 +64,14 @@ class Copies:
         if host.settings.get("flush_disk_type") == "ASYNC_FLUSH":
             return True
         return host.disk.is_safe(path, begin, record)
+
+    def is_damaged(self, host: BrokerHost, at: int) -> bool:
+        """Whether what lies there, within a file of the log, is no message."""
+        path, begin = self._file_of(at)
+        inode = host.disk.names.get(path) if at >= 0 else None
+        if inode is None:
+            return False
+        return isinstance(scan_record(memoryview(bytes(inode.live)), begin, at), RecordFault)
 
     def _file_of(self, at: int) -> tuple[str, int]:
         begin = at % self._file_size

@@ -4,7 +4,7 @@
   never falls, no two masters have the same one, and who takes the seat was in sync.
 - Nobody answers a send that began when it was not master any more, by its own clock or by the register.
 - An acknowledged message is at every member that is in sync by the register, as safe as that promises; no member cuts
-  one off its log.
+  one off its log, but behind a damaged place where nobody counts on it.
 - What a master confirms, and so shows to readers, is at every member that is in sync by the register.
 - The epoch of a master is on its disk before it serves.
 
@@ -145,7 +145,13 @@ class Seats:
                 )
 
     def cuts(self, host: ElectedHost, offset: int) -> None:
-        """A member is about to cut its log back to there; START_OVER: to give it up."""
+        """A member is about to cut its log back to there; START_OVER: to give it up. Where it is damaged from there on,
+        nobody counts on it, and those in sync have all of it, it may: it has that copied again."""
+        in_sync = frozenset[int]() if self._set is None else frozenset(self._set.in_sync)
+        others = [one for one in self._members if one.number in in_sync]
+        may = host.number not in in_sync and bool(others) and self._copies.is_damaged(host, offset)
         for at, body, stored_at in self._acknowledged:
-            if at >= offset and self._copies.has(host, at, body, stored_at):
+            if at < offset or not self._copies.has(host, at, body, stored_at):
+                continue
+            if not (may and all(self._copies.has(one, at, body, stored_at) for one in others)):
                 raise Broken(f"{host.name} cuts its log at {offset}, and {body!r} at {at} off")

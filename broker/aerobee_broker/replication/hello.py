@@ -31,6 +31,7 @@ Invariants
 import hmac
 from collections.abc import Callable, Generator, Sequence
 from hashlib import sha256
+from itertools import pairwise
 from typing import Any, Final, NamedTuple, TypeVar
 
 from aerobee_broker.replication.common_part import Borders, Same, common_end_by_bytes, window_before
@@ -73,6 +74,7 @@ __all__ = [
 
 NONCE_SIZE: Final = 32
 ROUNDS_MAX: Final = 64
+SOUND_MAX: Final = 16  # stretches between damaged places that are compared, the last ones
 COMPARED_SIZE_MAX: Final = 64 << 20  # bytes that a master reads for one handshake
 _MASTER: Final = b"aerobee replication: the master"
 _SLAVE: Final = b"aerobee replication: the slave"
@@ -233,13 +235,13 @@ def _place_in(log: Span, theirs: Span, epoch: int) -> Flow["int | CutBack | Star
 
 def _is_damage(log: Span, theirs: Span, offset: int) -> Flow[bool]:
     """Whether this log is another one from there on because it is damaged, and for nothing else: the master has all of
-    it, and the same behind the damage."""
-    damage_end = next((end for begin, end in log.damaged if begin == offset < log.end), 0)
-    if not damage_end or theirs.end < log.end:
+    it, and the same behind each damaged place, of which there are many where power failed while much was copied."""
+    places = sorted(place for place in log.damaged if offset <= place[0] < log.end)
+    if not places or places[0][0] != offset or theirs.end < log.end:
         return False
-    if damage_end >= log.end:
-        return True
-    return (yield from _same([window_before(damage_end, log.end)]))[0]
+    borders = pairwise([*places, (log.end, log.end)])
+    sound = [window_before(end, begin) for (_, end), (begin, _) in borders if end < begin]
+    return not sound or all((yield from _same(sound[-SOUND_MAX:])))
 
 
 def _is_of_nobody(log: Span, theirs: Span) -> bool:

@@ -157,14 +157,16 @@ def test_a_damaged_place_is_not_cut_away_where_epochs_say_that_it_belongs_to_bot
 
 
 @pytest.mark.parametrize("epoch", [0, 4])
-@pytest.mark.parametrize("number", [20, 29])
+@pytest.mark.parametrize("numbers", [(20,), (29,), (20, 25), (20, 21, 29), (27, 28, 29)])
 def test_a_slave_that_is_damaged_is_cut_back_to_there_when_its_master_has_all_of_it(
-    epoch: int, number: int
+    epoch: int, numbers: tuple[int, ...]
 ) -> None:
-    """Power failed, and a later page of the file was on the disk before an earlier one."""
+    """Power failed, and later pages of the file were on the disk before earlier ones."""
     master = grown(epoch=epoch)
     slave = master.copy(30)
-    slave.damage(number)
+    for number in numbers:
+        slave.damage(number)
+    number = numbers[0]
     slave.is_counted_on = True  # it would take the seat with less than it has said that it has
     fault = shaken(slave, master, of_master=member(epoch=epoch))
     assert (kind_of(fault), "when the set does not count on it" in str(fault)) == ("damaged", True)
@@ -174,12 +176,18 @@ def test_a_slave_that_is_damaged_is_cut_back_to_there_when_its_master_has_all_of
     assert isinstance(shaken(slave, master, of_master=member(epoch=epoch)), Go)
 
 
-@pytest.mark.parametrize("why", ["the master has less", "it has others behind it", "nobody knows of it"])
+@pytest.mark.parametrize(
+    "why",
+    ["the master has less", "it has others behind it", "it has others in between", "nobody knows of it"],
+)
 def test_a_damaged_slave_keeps_what_its_master_has_not(why: str) -> None:
     master = grown(epoch=4)
     slave = master.copy(30)
     slave.damage(20)
-    if why == "the master has less":
+    if why == "it has others in between":
+        slave.data[slave.borders[23] - slave.begin] ^= 1
+        slave.damage(27)
+    elif why == "the master has less":
         master = master.copy(29)
     elif why == "it has others behind it":
         slave.data[-1] ^= 1
