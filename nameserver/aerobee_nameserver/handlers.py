@@ -46,7 +46,7 @@ from aerobee_proto.headers import (
     TopicHeader,
 )
 from aerobee_proto.requests import NoFields
-from aerobee_proto.steps import Call, CallSteps
+from aerobee_proto.steps import Call, CallSteps, finished_here
 from aerobee_remoting.exchange.answers import Body, answer_at_once, answer_in_slices, written
 from aerobee_remoting.exchange.gate import Gate
 from aerobee_remoting.exchange.handlers import AnyRequest, HandlerTable, Request, Response
@@ -589,15 +589,7 @@ def _identity(header: BrokerIdentityHeader) -> tuple[str, str]:
 
 def _read_compressed(header: RegisterBrokerHeader, body: bytes, version: int) -> Registration:
     """In a thread, giving way: it is inflated in one call, and may become anything."""
-    steps, give_way = reading_registration(header, body, version), GivingWay()
-    made: Call | None = None
-    while True:
-        try:
-            made = steps.send(made)
-        except StopIteration as end:
-            registration: Registration = end.value
-            return registration
-        give_way()
+    return finished_here(reading_registration(header, body, version), GivingWay())
 
 
 def _is_large(request: Request[RegisterBrokerHeader]) -> bool:

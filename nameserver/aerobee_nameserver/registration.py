@@ -31,7 +31,6 @@ VERSION_REGISTER_BODY: Final = 37  # brokers below send the topic table without 
 VERSION_MAPPING: Final = 413  # from here on a compressed body ends with a section for static topics
 # Bytes of a body that is read in a turn of the event loop; larger: in slices, or a thread.
 AT_ONCE_SIZE_MAX: Final = 16 * 1024
-TOPICS_A_STEP: Final = 16  # 5 us each
 CHECKSUM_STEP: Final = 64 * 1024  # bytes
 DEFAULT_TIMEOUT_MS: Final = 120_000
 TIMEOUT_MS_MAX: Final = 86_400_000
@@ -52,7 +51,10 @@ def read_registration(header: RegisterBrokerHeader, body: bytes, version: int) -
 
 
 def reading_registration(
-    header: RegisterBrokerHeader, body: bytes, version: int, let_go: Callable[[list[str]], None] = list.clear
+    header: RegisterBrokerHeader,
+    body: bytes,
+    version: int,
+    let_go: Callable[[list[object]], None] = list.clear,
 ) -> CallSteps[Registration]:
     """As read_registration, in steps of a fraction of a millisecond; what takes longer is given as a call. `let_go` is
     given what was read of a body that is refused."""
@@ -60,15 +62,26 @@ def reading_registration(
     try:
         yield from _checking_sum(header.body_crc32, body)
         reader = yield from _reader(header, body, version)
-        for number, (name, config) in enumerate(reader.topics(), 1):
+        for name, config in reader.topics():
             topics[checked_topic(name)] = checked_queues(name, config)
-            if not number % TOPICS_A_STEP:
-                yield None
+            yield None  # after each: one in near-JSON may take milliseconds
+        return Registration(
+            cluster=_checked_name("clusterName", header.cluster_name),
+            broker_name=_checked_name("brokerName", header.broker_name),
+            broker_id=_checked_id(header.broker_id),
+            broker_addr=_checked_addr("brokerAddr", header.broker_addr),
+            ha_server_addr=header.ha_server_addr or "",
+            data_version=reader.data_version,
+            topics=topics,
+            acting_master=header.enable_acting_master,
+            timeout_ms=_checked_timeout(header.heartbeat_timeout_millis),
+            filter_servers=tuple(reader.filter_servers),
+        )
     except BaseException as failed:
-        # The frames of the error hold the table: many names would go in one call.
-        names = list(topics)
+        # The frames of the error hold the table: many topics would go in one call.
+        left = [*topics, *topics.values()]
         topics.clear()
-        let_go(names)
+        let_go(left)
         if isinstance(failed, FormatError):
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
@@ -76,18 +89,6 @@ def reading_registration(
                 f"read: {failed}",
             ) from failed
         raise
-    return Registration(
-        cluster=_checked_name("clusterName", header.cluster_name),
-        broker_name=_checked_name("brokerName", header.broker_name),
-        broker_id=_checked_id(header.broker_id),
-        broker_addr=_checked_addr("brokerAddr", header.broker_addr),
-        ha_server_addr=header.ha_server_addr or "",
-        data_version=reader.data_version,
-        topics=topics,
-        acting_master=header.enable_acting_master,
-        timeout_ms=_checked_timeout(header.heartbeat_timeout_millis),
-        filter_servers=tuple(reader.filter_servers),
-    )
 
 
 def _checking_sum(expected: int | None, body: bytes) -> Generator[None, None, None]:

@@ -25,8 +25,8 @@ def finished(steps: Generator[object, None, T]) -> T:
             return result
 
 
-def finished_here(steps: CallSteps[T]) -> T:
-    """As finished(); the calls that steps give are made here."""
+def finished_here(steps: CallSteps[T], pause: Callable[[], None] | None = None) -> T:
+    """As finished(); the calls that steps give are made here, and `pause` after each step."""
     made: Call | None = None
     while True:
         try:
@@ -34,3 +34,5 @@ def finished_here(steps: CallSteps[T]) -> T:
         except StopIteration as end:
             result: T = end.value
             return result
+        if pause is not None:
+            pause()

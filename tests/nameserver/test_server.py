@@ -783,6 +783,10 @@ HELD_LONG = {
     "near-JSON, small": b"{'filterServerList':[],'a':[" + b"{}," * 5_000 + b"]}",
     "many members": b'{"filterServerList":[],"a":[' + b"{}," * 2_000_000 + b"{}]}",
     "many servers": b'{"filterServerList":[' + b'"",' * 2_000_000 + b'""]}',
+    "slow topics": b'{"topicConfigSerializeWrapper":{"topicConfigTable":{'
+    + b'"a":{"b":1},' * 60_000
+    + b"\"a\":{'b':[%s1]}," % (b"1," * 1000) * 400
+    + b'"a":{}}}}',
     "null topics": b'{"topicConfigSerializeWrapper":{"topicConfigTable":{'
     + b'"a":{"perm":null},' * 500_000
     + b'"a":{}}}}',
