@@ -145,7 +145,7 @@ TABLE: Final = (
         "work for requests that were read, seconds of a turn",
         (
             "aerobee_service.turns.turns:SLICE_S",
-            "aerobee_service.turns.slices:STEPS_S",
+            "aerobee_service.turns.slices:SLICES_S",
             "aerobee_service.turns.turns:FIRST_S",
             "aerobee_service.turns.turns:READS_MAX",
             "aerobee_service.turns.turns:LARGE_READ_SIZE",

@@ -21,7 +21,7 @@ meanwhile:
     yield reading
     found = reading.result()
 
-All such work of one event loop stands in one queue and has `STEPS_S` of each turn together, however much there is.
+All such work of one event loop stands in one queue and has `SLICES_S` of each turn together, however much there is.
 
 Invariants
 - Work goes on in the order in which it began, a slice each, round robin.
@@ -35,10 +35,10 @@ from collections.abc import Callable, Generator
 from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
-__all__ = ["STEPS_S", "Steps", "at_once", "begin_slices", "in_slices", "let_go"]
+__all__ = ["SLICES_S", "Steps", "at_once", "begin_slices", "in_slices", "let_go"]
 
 # Half of what a connection has: whoever asks for little waits for a slice of both.
-STEPS_S: Final = 0.0005
+SLICES_S: Final = 0.0005
 LET_GO_A_STEP: Final = 256  # objects
 
 T = TypeVar("T")
@@ -98,7 +98,7 @@ class _Work:
 class SliceQueue:
     """The queue of one event loop, which it does not keep alive. The arguments are for tests."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter, slice_s: float = STEPS_S) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter, slice_s: float = SLICES_S) -> None:
         # Fixed for life.
         self._clock = clock
         self._slice_s = slice_s
