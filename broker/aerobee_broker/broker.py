@@ -53,6 +53,7 @@ from aerobee_remoting.exchange.limits import ConnectionLimits
 from aerobee_remoting.peers.networks import Networks
 from aerobee_remoting.peers.peer_memory import PeerMemory
 from aerobee_service.clock import epoch_ms
+from aerobee_service.giving_way import Sparing
 from aerobee_service.program.release import VERSION_OF_AEROBEE
 from aerobee_service.tls.ends import ProgramTls
 from aerobee_store.disk.io import DiskIo, StoreIo
@@ -550,10 +551,11 @@ class Broker:
             await parts.live.pause(lambda config: config.flush_interval_consume_queue)
             began = loop.time()
             sync = began >= next_sync
-            synced = await loop.run_in_executor(self._worker, _upkeep, parts.store, sync)
+            sparing = Sparing()
+            synced = await loop.run_in_executor(self._worker, _upkeep, parts.store, sync, sparing)
             if sync:
                 now = loop.time()
-                next_sync = now + sync_pause_s(now - began, synced)
+                next_sync = now + sync_pause_s(now - began - sparing.rested_s, synced)
 
     def _on_disk_failure(self, failed: OSError) -> None:
         """From whichever thread met the failure."""
@@ -638,14 +640,14 @@ def _awaited(call: Callable[[], None]) -> Callable[[], Awaitable[None]]:
     return called
 
 
-def _upkeep(store: MessageStore, sync: bool) -> int:
-    """One round; how many files of queues were synced."""
+def _upkeep(store: MessageStore, sync: bool, rest: Callable[[], None] | None = None) -> int:
+    """One round; how many files of queues were synced, with a rest before each as long as others are spared."""
     synced = 0
     if store.has_failed:
         return synced
     try:
         if sync:
-            synced = store.flush_queues()
+            synced = store.flush_queues(rest)
             store.write_checkpoint()
         store.preallocate()
     except StoreError as refused:

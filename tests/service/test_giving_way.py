@@ -4,7 +4,16 @@ import time
 
 import pytest
 
-from aerobee_service.giving_way import LATE_S, PIECE_S, REST_MAX_S, REST_S, GivingWay
+from aerobee_service.giving_way import (
+    LATE_S,
+    PIECE_S,
+    REST_MAX_S,
+    REST_S,
+    SPARING_MAX_S,
+    SPARING_TIMES,
+    GivingWay,
+    Sparing,
+)
 
 
 class Clock:
@@ -53,3 +62,16 @@ def test_its_rests_grow_while_it_comes_back_late_and_shrink_again(monkeypatch: p
     clock.work(give_way, 8)
     assert clock.rests == sorted(clock.rests, reverse=True)
     assert clock.rests[-1] == REST_S
+
+
+def test_who_spares_others_rests_some_times_as_long_as_each_part_took(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock(monkeypatch)
+    clock.late_s = 0.25
+    rest = Sparing()
+    for took_s in (0.0, 0.0005, 0.001, 1.0):
+        clock.now += took_s
+        rest()
+    assert clock.rests == pytest.approx([0.0, 0.0005 * SPARING_TIMES, 0.001 * SPARING_TIMES, SPARING_MAX_S])
+    assert rest.rested_s == pytest.approx(sum(clock.rests) + 4 * 0.25)

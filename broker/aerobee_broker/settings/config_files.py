@@ -38,7 +38,7 @@ log = structlog.get_logger()
 
 RETRY_S: Final = 5.0
 # After a write of tables that have changed, the next one is this many times as long away as it took, at most so long.
-REST_RATIO: Final = 5
+REST_RATIO: Final = 10
 REST_MAX_S: Final = 0.5
 INDENT: Final = 2
 RUN: Final = 256  # entries that are joined in one call

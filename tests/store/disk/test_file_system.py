@@ -233,6 +233,12 @@ def test_a_store_spares_others_while_it_serves_but_not_for_long(
     grow()
     store.flush_queues()
     assert asked == [True, True, False]
+    rests: list[int] = []
+    for rest, rested in ((lambda: rests.append(clock.now_ms), 2), (None, 2)):
+        grow()
+        store.flush_queues(rest)
+        assert asked == [True, True, False]
+        assert len(rests) == rested
     grow()
     store.close()
     assert asked
