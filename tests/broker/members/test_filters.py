@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 from aerobee_broker.members.filters import (
     CACHE_SIZE_MAX,
     SCAN_MIN,
+    TOGETHER_MIN,
     Filters,
     check_type,
     tag_filter_of,
@@ -38,6 +39,14 @@ from aerobee_proto.sql92 import compile_sql
 )
 def test_tags_are_split_and_hashed(expression: str, tags: list[str]) -> None:
     assert tag_filter_of(expression) == frozenset(tag_hash(tag) for tag in tags)
+
+
+@pytest.mark.parametrize("count", [TOGETHER_MIN - 1, TOGETHER_MIN, 900])
+@pytest.mark.parametrize("odd", ["t", "标签", "\N{GRINNING FACE}"])
+def test_many_tags_are_hashed_as_few_are(count: int, odd: str) -> None:
+    tags = [f"{odd if i % 50 == 7 else 'tag'}-{i}" for i in range(count)]
+    expression = " || || ".join(tags) + "||  "
+    assert tag_filter_of(expression) == frozenset(map(tag_hash, tags))
 
 
 @pytest.mark.parametrize("expression", [None, "", "*"])
