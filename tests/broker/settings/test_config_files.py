@@ -1,12 +1,14 @@
 """Config files: what the official broker wrote comes back, crashes leave whole files, writes are few."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,8 +18,9 @@ from aerobee_broker.catalog.consumer_offsets import ConsumerOffsets
 from aerobee_broker.catalog.groups import SubscriptionGroups
 from aerobee_broker.catalog.topics import TopicTable
 from aerobee_broker.settings.config import BrokerConfig, LiveConfig
-from aerobee_broker.settings.config_files import ConfigFiles, decode_config, encode_config
+from aerobee_broker.settings.config_files import RUN, ConfigFiles, decode_config, encode_config
 from aerobee_proto import javajson
+from aerobee_proto.bodies import SubscriptionGroupConfig
 from aerobee_store.disk.io import Buffer, DiskIo
 from aerobee_store.faults.errors import CorruptStore
 from broker.support import GOLDEN, Clock, small_config, unpack_store
@@ -199,6 +202,23 @@ def test_any_bytes_are_content_or_a_value_error(raw: bytes) -> None:
 )
 def test_what_is_written_is_standard_json_and_read_back(content: dict[str, dict[int, int]]) -> None:
     assert normal(decode_config(encode_config(content))) == normal(content)
+
+
+@pytest.mark.parametrize("count", [0, 1, RUN, RUN + 1, 3 * RUN])
+def test_a_table_is_sorted_and_indented_as_a_whole_however_many_calls_it_takes(count: int) -> None:
+    groups = {
+        f'G{i}-\n"名': SubscriptionGroupConfig(attributes={"a": "b\n"} if i % 2 else {}) for i in range(count)
+    }
+    content = {
+        "groups": groups,
+        "offsets": {f"t{i}": {7: i, 10: 0} for i in range(count)},
+        "version": {"counter": 1},
+    }
+    plain = msgspec.to_builtins(content, str_keys=True)
+    for group in plain["groups"].values():
+        assert group.pop("subscriptionDataSet") is None
+    whole = json.dumps(plain, ensure_ascii=False, indent=2, sort_keys=True) + "\n"
+    assert encode_config(content).decode() == whole
 
 
 def test_the_golden_stores_are_there() -> None:
