@@ -552,7 +552,12 @@ class Broker:
             began = loop.time()
             sync = began >= next_sync
             sparing = Sparing()
-            synced = await loop.run_in_executor(self._worker, _upkeep, parts.store, sync, sparing)
+            try:
+                synced = await loop.run_in_executor(self._worker, _upkeep, parts.store, sync, sparing)
+            finally:
+                sparing.is_hurried = (
+                    True  # where this was interrupted: who stops the broker waits for the round
+                )
             if sync:
                 now = loop.time()
                 next_sync = now + sync_pause_s(now - began - sparing.rested_s, synced)

@@ -64,13 +64,16 @@ class GivingWay:
 class Sparing:
     """Of one piece of work with what others wait for, such as a disk: called between its parts, and rests each time."""
 
-    __slots__ = ("_since", "rested_s")
+    __slots__ = ("_since", "is_hurried", "rested_s")
 
     def __init__(self) -> None:
         self.rested_s = 0.0  # in all
+        self.is_hurried = False  # somebody waits for this work: no more rests; any thread may say so
         self._since = time.perf_counter()
 
     def __call__(self) -> None:
+        if self.is_hurried:
+            return
         began = time.perf_counter()
         time.sleep(min(SPARING_TIMES * (began - self._since), SPARING_MAX_S))
         self._since = time.perf_counter()

@@ -2,6 +2,8 @@
 
 import asyncio
 import socket
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,9 @@ from aerobee_broker.broker import Broker, sync_pause_s
 from aerobee_proto.bodies import SubscriptionGroupConfig, TopicConfig
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.message_ids import decode_offset_message_id
+from aerobee_service.giving_way import Sparing
 from aerobee_store.faults.errors import CorruptStore, StoreLocked
+from aerobee_store.store import MessageStore
 from broker.replication.pairs import eventually
 from broker.support import Clock
 from system.faulty_disk import FaultyDisk
@@ -301,6 +305,28 @@ async def test_a_sync_of_the_queues_that_fails_ends_the_broker_too(tmp_path: Pat
     assert logged["what"] in {"consume queue", "checkpoint"}
     assert [entry for entry in logs if entry["log_level"] == "error"] == [logged]
     assert (tmp_path / "abort").exists()
+
+
+async def test_a_round_of_syncs_that_rests_does_so_no_more_when_the_broker_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who stops it waits for the round."""
+    began, ended = threading.Event(), threading.Event()
+    flush_queues = MessageStore.flush_queues
+
+    def resting(store: MessageStore, rest: Callable[[], None] | None = None) -> int:
+        if isinstance(rest, Sparing):
+            began.set()
+            while not rest.is_hurried:
+                rest()
+            ended.set()
+        return flush_queues(store, rest)
+
+    monkeypatch.setattr(MessageStore, "flush_queues", resting)
+    async with running_broker(tmp_path, flush_interval_consume_queue=1):
+        assert await asyncio.to_thread(began.wait, 10.0)
+        assert not ended.is_set()
+    assert ended.is_set()
 
 
 @pytest.mark.parametrize(

@@ -75,3 +75,6 @@ def test_who_spares_others_rests_some_times_as_long_as_each_part_took(
         rest()
     assert clock.rests == pytest.approx([0.0, 0.0005 * SPARING_TIMES, 0.001 * SPARING_TIMES, SPARING_MAX_S])
     assert rest.rested_s == pytest.approx(sum(clock.rests) + 4 * 0.25)
+    rest.is_hurried = True
+    rest()
+    assert len(clock.rests) == 4
