@@ -555,9 +555,8 @@ class Broker:
             try:
                 synced = await loop.run_in_executor(self._worker, _upkeep, parts.store, sync, sparing)
             finally:
-                sparing.is_hurried = (
-                    True  # where this was interrupted: who stops the broker waits for the round
-                )
+                # Where this was interrupted, who stops the broker waits for the round.
+                sparing.is_hurried = True
             if sync:
                 now = loop.time()
                 next_sync = now + sync_pause_s(now - began - sparing.rested_s, synced)

@@ -33,9 +33,7 @@ TAG: Final = "TAG"
 SQL92: Final = "SQL92"
 TAG_EXPRESSION_SIZE_MAX: Final = 16_384
 CACHE_SIZE_MAX: Final = 16 * 1024 * 1024
-TOGETHER_MIN: Final = (
-    64  # tags that are hashed in one go: 1,200 of them take 0.2 ms then, and 1 ms one by one
-)
+TOGETHER_MIN: Final = 64  # tags that are hashed in one go: 1,200 take 0.2 ms then, 1 ms one by one
 FILTER_SIZE: Final = 512  # bytes of a filter with its place in the cache, besides what follows
 TAG_SIZE: Final = 128  # of the hash of a tag in its set
 SQL_CHAR_SIZE: Final = 100  # compiled, an expression takes up to that for each character
