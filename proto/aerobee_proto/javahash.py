@@ -104,12 +104,8 @@ def _powers_of(base: int) -> "NDArray[np.uint32]":
     return np.cumprod(factors, dtype=np.uint32)
 
 
-def _units_of(text: str) -> bytes:
-    return text.encode("utf-16-le", "surrogatepass")
-
-
 def _hash_pass(units: "NDArray[Any]", lengths: "NDArray[np.int64]") -> "NDArray[np.int32]":
-    """Hash texts that lie behind each other, at least one; together at most _UNITS_PER_PASS_MAX code units.
+    """Hash texts that lie behind each other; together at most _UNITS_PER_PASS_MAX code units.
 
     With D(i) = sum of unit(k) * 31**-k over the first i units of the joined texts, the hash of the text in
     [start, end) is 31**(end - 1) * (D(end) - D(start)): three passes over the units, no loop over texts.
@@ -125,58 +121,32 @@ def _hash_pass(units: "NDArray[Any]", lengths: "NDArray[np.int64]") -> "NDArray[
     return hashes.view(np.int32)
 
 
-def _passes(texts: Sequence[str]) -> "list[list[bytes] | str]":
-    """Cut the texts into passes; a text too long for any pass stands alone, as text."""
-    passes: list[list[bytes] | str] = []
-    current: list[bytes] = []
-    room = _UNITS_PER_PASS_MAX
-    for text in texts:
-        piece = _units_of(text)
-        length = len(piece) >> 1
-        if length > room:
-            if current:
-                passes.append(current)
-            current, room = [], _UNITS_PER_PASS_MAX
-        if length > room:
-            passes.append(text)
-            continue
-        current.append(piece)
-        room -= length
-    if current:
-        passes.append(current)
-    return passes
-
-
 def java_hash_many(texts: Sequence[str]) -> "NDArray[np.int32]":
     """java_hash of every text, in order, as an int32 array of len(texts).
 
-    A batch of 20,000 texts of 45 characters takes about 0.5 us a text, against 2.4 us one by one; ASCII
-    texts take less than half of that.
+    A batch of 20,000 texts of 45 characters takes 0.3 to 0.5 us a text, against 2.4 us one by one.
     """
     import numpy as np
 
     joined = "".join(texts)
+    units: NDArray[Any]
     if joined.isascii():
-        # As keys usually are: a unit is a byte, and nothing is done for each text.
-        if 0 < len(joined) <= _UNITS_PER_PASS_MAX:
-            lengths = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
-            return _hash_pass(np.frombuffer(joined.encode(), dtype=np.uint8), lengths)
-        if len(joined) > _UNITS_PER_PASS_MAX and len(texts) > 1:
-            half = len(texts) // 2
-            return np.concatenate((java_hash_many(texts[:half]), java_hash_many(texts[half:])))
-    parts: list[Any] = [
-        np.array([java_hash(part)], dtype=np.int32) if isinstance(part, str) else _hash_encoded(part)
-        for part in _passes(texts)
-    ]
-    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32)
-
-
-def _hash_encoded(encoded: list[bytes]) -> "NDArray[np.int32]":
-    """As _hash_pass, for texts given as UTF-16-LE."""
-    import numpy as np
-
-    lengths = np.fromiter((len(piece) >> 1 for piece in encoded), dtype=np.int64, count=len(encoded))
-    return _hash_pass(np.frombuffer(b"".join(encoded), dtype="<u2"), lengths)
+        units = np.frombuffer(joined.encode(), dtype=np.uint8)
+    else:
+        units = np.frombuffer(joined.encode("utf-16-le", "surrogatepass"), dtype="<u2")
+    if len(units) > _UNITS_PER_PASS_MAX:
+        if len(texts) == 1:
+            return np.array([java_hash(joined)], dtype=np.int32)
+        half = len(texts) // 2
+        return np.concatenate((java_hash_many(texts[:half]), java_hash_many(texts[half:])))
+    lengths = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
+    if len(units) > len(joined):
+        # Some characters have two units.
+        characters = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), dtype="<u4")
+        counts = np.concatenate(([0], np.cumsum(1 + (characters > 0xFFFF))))
+        ends = np.cumsum(lengths)
+        lengths = counts[ends] - counts[ends - lengths]
+    return _hash_pass(units, lengths)
 
 
 def index_key_hash_many(texts: Sequence[str]) -> "NDArray[np.int32]":
