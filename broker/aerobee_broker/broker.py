@@ -128,6 +128,7 @@ class Broker:
         self.handlers = HandlerTable(gate or self.access.gate)
         self.memory = PeerMemory(config.max_peer_memory_bytes, config.max_peer_memory_bytes_per_connection)
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store-upkeep")
+        self._sparing = Sparing()  # of that thread
         self._tasks: list[asyncio.Task[None]] = []
         self._ends = AsyncExitStack()  # of what was made or begun
         self._store: MessageStore | None = None
@@ -188,6 +189,7 @@ class Broker:
             clock=self._clock,
             on_failure=self._on_disk_failure,
             on_progress=self._on_recovery,
+            rest=self._sparing,
         )
         self._ends.callback(self._close_store, store)
         self._ends.push_async_callback(self._end_worker)
@@ -551,15 +553,12 @@ class Broker:
             await parts.live.pause(lambda config: config.flush_interval_consume_queue)
             began = loop.time()
             sync = began >= next_sync
-            sparing = Sparing()
-            try:
-                synced = await loop.run_in_executor(self._worker, _upkeep, parts.store, sync, sparing)
-            finally:
-                # Where this was interrupted, who stops the broker waits for the round.
-                sparing.is_hurried = True
+            rested_s = self._sparing.rested_s
+            synced = await loop.run_in_executor(self._worker, _upkeep, parts.store, sync)
             if sync:
                 now = loop.time()
-                next_sync = now + sync_pause_s(now - began - sparing.rested_s, synced)
+                took_s = now - began - (self._sparing.rested_s - rested_s)
+                next_sync = now + sync_pause_s(took_s, synced)
 
     def _on_disk_failure(self, failed: OSError) -> None:
         """From whichever thread met the failure."""
@@ -606,6 +605,7 @@ class Broker:
             self.life.seating.left()
 
     async def _end_tasks(self) -> None:
+        self._sparing.is_hurried = True  # the worker's round is waited for
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -644,14 +644,14 @@ def _awaited(call: Callable[[], None]) -> Callable[[], Awaitable[None]]:
     return called
 
 
-def _upkeep(store: MessageStore, sync: bool, rest: Callable[[], None] | None = None) -> int:
-    """One round; how many files of queues were synced, with a rest before each as long as others are spared."""
+def _upkeep(store: MessageStore, sync: bool) -> int:
+    """One round; how many files of queues were synced."""
     synced = 0
     if store.has_failed:
         return synced
     try:
         if sync:
-            synced = store.flush_queues(rest)
+            synced = store.flush_queues()
             store.write_checkpoint()
         store.preallocate()
     except StoreError as refused:

@@ -96,8 +96,8 @@ log = structlog.get_logger()
 _FULL_RETRY_MS = 1000
 # Queue files are synced one after the other so long, and what is left then by one call for all. That gives the disk
 # everything at once, and a send that waits for the log waits behind it: with 388 queues up to 130 ms
-# (bench/attack.py --flush sync --only "every queue"). Between two of them whoever flushes rests, if they ask for that:
-# without a rest, what waits for the log meets such a sync each time.
+# (bench/attack.py --flush sync --only "every queue"). Without a rest between two of them, what waits for the log
+# meets such a sync each time.
 SPARING_MS = 3000
 _READ_COUNT_MAX = 1024  # messages that one read is asked for
 _OTHER_FILES = 9  # checkpoint, lock, files of the timer, the next files of log and index
@@ -118,11 +118,13 @@ class MessageStore:
         clock: Callable[[], int],
         on_failure: Callable[[OSError], None] = lambda error: None,
         on_progress: Callable[[str, int], None] = lambda step, size: None,
+        rest: Callable[[], None] = lambda: None,
     ) -> None:
         """`clock` gives the time in ms since the epoch. Nothing is touched before open().
 
         `on_failure` is called once, by the thread that met it, when the disk has failed for good, or a file is gone.
-        open() tells `on_progress` how far it is: the step, and how many more bytes of the log are behind it.
+        open() tells `on_progress` how far it is: the step, and how many more bytes of the log are behind it. `rest` is
+        called before each sync of a queue file while others wait for the same disk, by the thread that syncs.
         """
         self._config = config
         self._io = io
@@ -138,9 +140,8 @@ class MessageStore:
             batch_file_size=config.batch_queue_file_size,
         )
         self._queues.spares_others = self._spares_others
-        # Moved by each flush_queues(): until when others are spared, by the clock, and how to rest.
-        self._spares_until = 0
-        self._rest: Callable[[], None] | None = None
+        self._rest = rest
+        self._spares_until = 0  # by the clock; moved by each flush_queues()
         self._index = IndexService(
             config.index_path, io, clock, slot_count=config.index_slots, entry_limit=config.index_entries
         )
@@ -721,20 +722,18 @@ class MessageStore:
             raise
 
     def _spares_others(self) -> bool:
-        """Whether somebody may wait for the disk while queues are flushed, and that has not taken long yet."""
+        """Whether somebody may wait for the disk while queues are flushed, and that has not taken long yet: rested for
+        them then."""
         if not self.is_open or self._clock() >= self._spares_until:
             return False
-        if self._rest is not None:
-            self._rest()
+        self._rest()
         return True
 
-    def flush_queues(self, rest: Callable[[], None] | None = None) -> int:
-        """Make queues and index durable, as far as they are written; how many files of queues were synced. While others
-        are spared, `rest` is called before each sync of a file.
+    def flush_queues(self) -> int:
+        """Make queues and index durable, as far as they are written; how many files of queues were synced.
 
         Errors as flush_disk().
         """
-        self._rest = rest
         self.health.check()
         confirmed, stamp = self._dispatcher.confirmed_offset, self._dispatcher.confirmed_timestamp
         indexed = self._dispatcher.indexed_offset if self._config.index_enabled else confirmed

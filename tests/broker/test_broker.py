@@ -3,7 +3,6 @@
 import asyncio
 import socket
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.message_ids import decode_offset_message_id
 from aerobee_service.giving_way import Sparing
 from aerobee_store.faults.errors import CorruptStore, StoreLocked
-from aerobee_store.store import MessageStore
 from broker.replication.pairs import eventually
 from broker.support import Clock
 from system.faulty_disk import FaultyDisk
@@ -312,18 +310,18 @@ async def test_a_round_of_syncs_that_rests_does_so_no_more_when_the_broker_stops
 ) -> None:
     """Who stops it waits for the round."""
     began, ended = threading.Event(), threading.Event()
-    flush_queues = MessageStore.flush_queues
 
-    def resting(store: MessageStore, rest: Callable[[], None] | None = None) -> int:
-        if isinstance(rest, Sparing):
+    class Restful(Sparing):
+        def __call__(self) -> None:
             began.set()
-            while not rest.is_hurried:
-                rest()
+            while not self.is_hurried:
+                super().__call__()
             ended.set()
-        return flush_queues(store, rest)
 
-    monkeypatch.setattr(MessageStore, "flush_queues", resting)
-    async with running_broker(tmp_path, flush_interval_consume_queue=1):
+    monkeypatch.setattr("aerobee_broker.broker.Sparing", Restful)
+    async with running_broker(tmp_path, flush_interval_consume_queue=1) as broker:
+        async with talking(broker) as client:
+            await client.put("T")
         assert await asyncio.to_thread(began.wait, 10.0)
         assert not ended.is_set()
     assert ended.is_set()

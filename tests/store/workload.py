@@ -82,10 +82,11 @@ def open_store(
     io: StoreIo,
     clock: Clock | None = None,
     on_failure: Callable[[OSError], None] = lambda error: None,
+    rest: Callable[[], None] = lambda: None,
     **changes: Any,
 ) -> MessageStore:
     """A store on `io`, open."""
-    store = MessageStore(config(**changes), io=io, clock=clock or Clock(), on_failure=on_failure)
+    store = MessageStore(config(**changes), io=io, clock=clock or Clock(), on_failure=on_failure, rest=rest)
     store.open()
     return store
 

@@ -221,8 +221,10 @@ def test_a_store_spares_others_while_it_serves_but_not_for_long(
         real(self, *given, gently=gently)
 
     monkeypatch.setattr(DiskIo, "sync_all", sync_all)
-    store = open_store(DiskIo(), root=tmp_path, clock=clock)
+    rests: list[int] = []
+    store = open_store(DiskIo(), root=tmp_path, clock=clock, rest=lambda: rests.append(clock.now_ms))
     assert True not in asked
+    assert rests == []
 
     def grow() -> None:
         store.append([message("T")])
@@ -233,16 +235,12 @@ def test_a_store_spares_others_while_it_serves_but_not_for_long(
     grow()
     store.flush_queues()
     assert asked == [True, True, False]
-    rests: list[int] = []
-    for rest, rested in ((lambda: rests.append(clock.now_ms), 2), (None, 2)):
-        grow()
-        store.flush_queues(rest)
-        assert asked == [True, True, False]
-        assert len(rests) == rested
+    assert len(rests) == 2
     grow()
     store.close()
     assert asked
     assert True not in asked
+    assert len(rests) == 2
 
 
 def test_files_of_another_kind_are_synced_beside_the_many(
