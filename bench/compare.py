@@ -148,6 +148,7 @@ def prepare(sides: dict[str, Side], figures: list[Figure]) -> None:
                 make_topic(side.nameserver.address, side.broker.address, topic)
             if loadgen.missing() is None:
                 warm(side, read if side.flush == "async" else set())
+        side.note_store()
 
 
 def warm(side: Side, read: set[object]) -> None:
@@ -188,6 +189,8 @@ def measure(sides: dict[str, Side], figures: list[Figure], rounds: int, seconds:
 
 def measure_once(side: Side, figure: Figure, seconds: float, keys: int) -> Measured:
     """Run the figure while the other sides are frozen."""
+    if figure.command in READING:
+        side.warm_store()
     with side.measured():
         cpu_before_s, begin_s = side.cpu_s(), time.monotonic()
         if figure.is_client:

@@ -211,7 +211,7 @@ def store(folder: Path, sizes: list[int], rounds: int, seconds: float) -> Iterat
             with ours.start_broker(at, nameserver.address, config=SETTINGS, forked=False) as broker:
                 ready_s = broker.ready_after_s
                 make_topic(nameserver.address, broker.address, "Bench", queues=QUEUES)
-                loaded = Side("ours", "async", nameserver, broker)
+                loaded = Side("ours", "async", nameserver, broker, at)
                 loaded.freeze()
                 settle(loaded, load)
                 point = compared("store", size, plain, loaded, rounds, load, load)

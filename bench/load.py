@@ -278,7 +278,7 @@ def start(stack: contextlib.ExitStack, folder: Path) -> Side:
         "serverChannelMaxIdleTimeSeconds": 3_600,  # a frozen broker hears nobody
     }
     broker = stack.enter_context(ours.start_broker(folder, nameserver.address, config=config, forked=False))
-    side = Side("ours", "async", nameserver, broker)
+    side = Side("ours", "async", nameserver, broker, folder)
     stack.callback(side.thaw)
     side.freeze()
     return side

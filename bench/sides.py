@@ -12,6 +12,8 @@ import contextlib
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -29,6 +31,7 @@ Engine = Literal["auto", "python", "native"]
 Flush = Literal["async", "sync"]
 
 SAMPLE_S = 0.25
+READ_SIZE = 1 << 20
 MIB = 1024
 GIB_PAGES = (1 << 30) // os.sysconf("SC_PAGE_SIZE")
 
@@ -60,10 +63,12 @@ class Side:
         flush: Flush,
         nameserver: Server,
         broker: Server,
+        folder: Path,
         metrics_address: str = "",
         label: str = "",
     ) -> None:
         # Fixed for life.
+        self.folder = folder  # its stores are in there
         self.metrics_address = metrics_address  # of health and metrics, where there are any
         self.maker = maker
         self.flush = flush
@@ -76,6 +81,8 @@ class Side:
         # How many messages its pull topic and keys its query topic hold; set by the warm-up.
         self.pull_messages = self.large_messages = 0
         self.query_keys = 0
+        # What will be read: parts of files, by their first and last byte.
+        self._stored: list[tuple[Path, int, int]] = []
         # Anonymous memory only, in KiB; moved by the sampling thread.
         self._peak_kib = 0
 
@@ -103,6 +110,20 @@ class Side:
             done.set()
             sampler.join()
             self.freeze()
+
+    def note_store(self) -> None:
+        """What its files hold now is what will be read."""
+        files = [path for path in sorted(self.folder.rglob("*")) if path.is_file()]
+        self._stored = [(path, *part) for path in files for part in data_parts(path)]
+
+    def warm_store(self) -> None:
+        """Bring what will be read into memory. A system may take pages from there that nobody has asked for lately,
+        and takes those first that nobody maps: a broker that maps its log would be measured warm, and others cold."""
+        for path, begin, end in self._stored:
+            with contextlib.suppress(FileNotFoundError), path.open("rb", buffering=0) as file:
+                file.seek(begin)
+                while begin < end and (piece := file.read(min(READ_SIZE, end - begin))):
+                    begin += len(piece)
 
     def cpu_s(self) -> float:
         """Processor time that the broker has used so far, user and system."""
@@ -139,6 +160,7 @@ def start_side(
     metrics_address = ""
     with contextlib.ExitStack() as stack:
         if maker == "ours":
+            compile_ours()
             nameserver = stack.enter_context(ours.start_nameserver(forked=False))
             metrics_address = f"127.0.0.1:{(port := free_port())}"
             config = {**settings, "metricsPromExporterPort": port}
@@ -154,10 +176,35 @@ def start_side(
                 folder, nameserver.address, config=settings, heap=heap, patient=False
             )
             stack.callback(broker.kill)  # an orderly stop of a frozen JVM takes long and shows nothing
-        side = Side(maker, flush, nameserver, broker, metrics_address, label)
+        side = Side(maker, flush, nameserver, broker, folder, metrics_address, label)
         stack.callback(side.thaw)
         side.freeze()
         yield side
+
+
+def data_parts(path: Path) -> Iterator[tuple[int, int]]:
+    """The parts of a file that are no holes."""
+    with path.open("rb") as file:
+        end = 0
+        while True:
+            try:
+                begin = os.lseek(file.fileno(), end, os.SEEK_DATA)
+            except OSError:  # ENXIO: none behind it
+                return
+            end = os.lseek(file.fileno(), begin, os.SEEK_HOLE)
+            yield begin, end
+
+
+def compile_ours() -> None:
+    """Let Python keep the bytecode of our programs, as an installed package has it: else the first start compiles
+    all, and where PYTHONDONTWRITEBYTECODE is set each one does."""
+    environment = {key: text for key, text in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    for program in ("broker", "nameserver"):
+        subprocess.run(  # our own
+            [sys.executable, "-c", f"import aerobee_console.main, aerobee_{program}.main"],
+            env=environment,
+            check=True,
+        )
 
 
 def _engine(metrics_address: str) -> str:
