@@ -40,10 +40,17 @@ class FollowedTopics:
         self._gone: dict[
             str, int | None
         ] = {}  # topic -> the log's end that was asked for since; None: not yet
+        self._was_refused = False
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the last answer that was followed has left nothing to be done."""
+        return not self._gone and not self._was_refused
 
     async def follow(self, content: Mapping[str, object]) -> bool:
         """Take the master's answer to 21; whether the table has changed. FormatError: it is no table of topics."""
         theirs = await asyncio.to_thread(self._topics.parse, content)
+        self._was_refused = False
         deleted = bodies.convert(content.get("deletedTopics", {}), dict[str, Long])
         before = self._topics.all()
         has_changed = self._topics.follow(theirs)
@@ -73,6 +80,7 @@ class FollowedTopics:
             is_done = change()
         except (StoreError, OSError) as refused:
             log.warning("replication.topic_not_followed", topic=topic, reason=str(refused))
+            self._was_refused = True
             return False
         if is_done:
             self._on_planned()

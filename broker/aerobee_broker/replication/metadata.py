@@ -5,7 +5,8 @@ Touches  the master, through a client of its own; the tables.
 
 Asked for when the link to the master begins, when a new topic comes, and every SYNC_S from then on, by the requests
 that RocketMQ's slaves use. A master of ours tells between two of these rounds what has changed (`news`), and hears by
-the next question for it that this slave has it, in memory and in its files.
+the next question for it that this slave has it, in memory and in its files. Tables whose number it knows already are
+not read in a round, but for one every WHOLE_S: all of 10,000 topics are no small matter, for either side.
 
 Offsets speak of what is in the log. The master's log is asked for its end behind them, and they are taken when this log
 is safe up to there: a slave that became master before would pass over what it does not have.
@@ -53,6 +54,7 @@ log = structlog.get_logger()
 
 LINK_VERSION: Final = "linkVersion"  # in the answer of a master of ours: of the handshake that its link knows
 SYNC_S: Final = 3.0
+WHOLE_S: Final = 60.0  # between two rounds that read what should be known
 SOON_S: Final = 0.3  # between two rounds at least
 COVERED_S: Final = 0.05  # between two looks whether the log has caught up with what was asked
 LEVEL_S: Final = 0.002  # the same, when somebody waits for it
@@ -139,6 +141,7 @@ class MetadataSync:
         number in the set."""
         self._member = member
         self._taken = NOTHING_TAKEN
+        self._whole_at = -WHOLE_S  # when all tables were read last, by the loop's clock
         self._gives_news = False
         self._rounds = 0
         self._news_refused = False
@@ -247,13 +250,16 @@ class MetadataSync:
 
     async def _round(self, addr: str, end_offset: int | None) -> None:
         # What is read behind this is at least as new as its numbers.
+        began = asyncio.get_running_loop().time()
         news = await self._ask_news(addr, 0.0) if self._gives_news else None
-        is_whole = await self._read_prompt(addr)
+        is_known = news is not None and self._knows_tables(news) and began - self._whole_at < WHOLE_S
+        is_whole = is_known or await self._read_prompt(addr)
         offsets = await self._read(addr, RequestCode.GET_ALL_CONSUMER_OFFSET)
         delays = await self._read(addr, RequestCode.GET_ALL_DELAY_OFFSET)
         end = await self.master_end(addr) if end_offset is None else end_offset
         self._topics.ends_at(end)
-        is_whole &= await self._follow_access(addr)
+        if not is_known:
+            is_whole &= await self._follow_access(addr)
         while self._safe.kept_offset < end:
             if not self._linked.is_set():
                 return
@@ -265,8 +271,14 @@ class MetadataSync:
             further = await in_slices(self._offsets.following(parsed))
             await self._forward(addr, further)
         if news is not None and is_whole and offsets is not None:
-            await self._files.save(*self._prompt_tables)
+            if not is_known:
+                await self._files.save(*self._prompt_tables)
+                self._whole_at = began
             self._taken = news.taken
+
+    def _knows_tables(self, news: _News) -> bool:
+        """Whether topics, groups, request modes, users and policies are here as the master has them."""
+        return news.taken[:2] == self._taken[:2] and self._topics.is_settled
 
     async def _read_prompt(self, addr: str) -> bool:
         """Take topics, groups and request modes as they are at the master; False: it does not tell all of them."""

@@ -1,7 +1,9 @@
 """News of tables: at the slave within a moment, and answered when it is there."""
 
 import asyncio
+import errno
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,9 @@ from aerobee_broker.replication import metadata, news
 from aerobee_broker.replication.news import TableNews, Taken
 from aerobee_proto.codes import RequestCode, ResponseCode
 from aerobee_proto.errors import RequestError
-from broker.replication.pairs import eventually, pair, slave_side
+from aerobee_proto.frames import Command
+from aerobee_remoting.ends.client import RemotingClient
+from broker.replication.pairs import caught_up, eventually, pair, slave_side
 from broker.support import START_MS, Clock
 from system.running import Talker, talking
 
@@ -239,3 +243,77 @@ async def test_one_request_of_each_member_waits_and_so_many_members_as_a_set_may
     assert not second.done()
     scene.news.close()
     assert {one.taken for one in await asyncio.gather(second, *others)} == {taken}
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
+    """How often each request code was asked for, by any client here."""
+    codes: Counter[int] = Counter()
+    request = RemotingClient.request
+
+    async def counted(self: RemotingClient, addr: str, code: int, *words: Any, **named: Any) -> Command:
+        codes[code] += 1
+        return await request(self, addr, code, *words, **named)
+
+    monkeypatch.setattr(RemotingClient, "request", counted)
+    return codes
+
+
+async def rounds(asked: Counter[int], count: int) -> None:
+    """Wait until so many more have been done."""
+    end = asked[RequestCode.GET_ALL_DELAY_OFFSET] + count + 1
+    await eventually(lambda: asked[RequestCode.GET_ALL_DELAY_OFFSET] >= end)
+
+
+async def test_rounds_do_not_read_what_the_slave_is_known_to_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: Counter[int]
+) -> None:
+    monkeypatch.setattr(metadata, "SYNC_S", 0.02)
+    async with pair(tmp_path) as (master, slave), talking(master) as client:
+        await followed(master, slave)
+        await rounds(asked, 2)
+        tables = (RequestCode.GET_ALL_TOPIC_CONFIG, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+        before = [asked[code] for code in tables]
+        await rounds(asked, 5)
+        assert [asked[code] for code in tables] == before
+        await create(client, "New")
+        await eventually(lambda: "New" in slave.parts.topics)
+        assert all(asked[code] > count for code, count in zip(tables, before, strict=True))
+
+
+async def test_now_and_then_a_round_reads_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: Counter[int]
+) -> None:
+    monkeypatch.setattr(metadata, "SYNC_S", 0.02)
+    monkeypatch.setattr(metadata, "WHOLE_S", 0.0)
+    async with pair(tmp_path) as (master, slave):
+        await followed(master, slave)
+        before = asked[RequestCode.GET_ALL_TOPIC_CONFIG]
+        await rounds(asked, 3)
+        assert asked[RequestCode.GET_ALL_TOPIC_CONFIG] >= before + 3
+
+
+async def test_what_the_disk_refused_is_tried_again_by_the_next_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tables are known, and what follows from them is not done."""
+    monkeypatch.setattr(metadata, "SYNC_S", 0.02)
+    async with pair(tmp_path) as (master, slave), talking(master) as client:
+        await followed(master, slave)
+        await create(client, "T")
+        await client.put("T", b"one")
+        await caught_up(master, slave)
+        await eventually(lambda: "T" in slave.parts.topics)
+        store, refused = slave.parts.store, []
+        follow = store.topics.follow_deletion
+
+        def full(topic: str, end: int) -> bool:
+            refused.append(topic)
+            if len(refused) < 3:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return follow(topic, end)
+
+        monkeypatch.setattr(store.topics, "follow_deletion", full)
+        assert (await client.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})).code == 0
+        await eventually(lambda: len(refused) >= 3)
+        await eventually(lambda: not (tmp_path / "slave" / "consumequeue" / "T").exists())
