@@ -8,6 +8,7 @@ import pytest
 
 from aerobee_broker.broker import Broker
 from aerobee_broker.messages.read import HOLD_MS_MAX, Reading
+from aerobee_proto.batch import BatchEntry, encode_batch
 from aerobee_proto.bodies import SubscriptionGroupConfig, TopicConfig
 from aerobee_proto.codes import PullFlag, RequestCode, ResponseCode
 from aerobee_proto.frames import FLAG_ONEWAY, Command
@@ -451,8 +452,10 @@ async def test_the_message_that_wakes_may_come_over_the_same_connection(mode: st
 async def test_a_batch_wakes_with_all_its_messages(broker: Broker, client: Talker) -> None:
     await client.put("T")
     waiting = await held(client, broker, offset=1)
-    client.send(*[send_request("T", b"%d" % i, opaque=i) for i in range(5)])
-    answers = await client.answers(6)
+    batch = send_request("T", encode_batch(BatchEntry(0, b"%d" % i, "") for i in range(5)), batch="true")
+    batch.code = RequestCode.SEND_BATCH_MESSAGE  # sends of their own may be handled in several turns
+    client.send(batch)
+    answers = await client.answers(2)
     assert [one.body for one in decode_records(answers[waiting].body)] == [b"0", b"1", b"2", b"3", b"4"]
 
 
