@@ -23,7 +23,7 @@ from aerobee_store.replicas.epochs import EpochFile
 from aerobee_store.terms.cuts import START_OVER
 from simulation.world import EPOCH_MS
 
-__all__ = ["OF_SETS", "SETS_FOUND_BY"]
+__all__ = ["OF_SETS", "RARE", "SETS_FOUND_BY"]
 
 # What is replaced: its owner, the name there, and what takes its place.
 Change = tuple[Any, str, Any]
@@ -310,6 +310,9 @@ OF_SETS: Final[dict[str, Callable[[], list[Change]]]] = {
     "tables answered before slaves": _tables_answered_before_slaves,
 }
 
+# These show in one of a hundred seeds or more: who looks for each fault leaves them out, and they are searched by name.
+RARE: Final = frozenset({"lost fence", "older etcd trusted", "slave counted twice"})
+
 # The scenario in which each of them shows, and the seed that found it first when it was looked for last: a seed is
 # another run after each change of the product.
 SETS_FOUND_BY: Final[dict[str, tuple[str, int]]] = {
@@ -329,7 +332,7 @@ SETS_FOUND_BY: Final[dict[str, tuple[str, int]]] = {
     "lease without drift": ("election", 38),
     "lease by the wall clock": ("election", 28),
     "lease without a clock": ("election", 5),
-    "lost fence": ("election", 99),
+    "lost fence": ("election", 145),
     "lost fence and role": ("election", 4),
     "taken without conditions": ("election", 4),
     "epoch not raised": ("election", 13),
