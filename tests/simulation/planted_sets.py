@@ -340,6 +340,6 @@ SETS_FOUND_BY: Final[dict[str, tuple[str, int]]] = {
     "promoted out of sync": ("election", 30),
     "epoch in memory": ("election", 1),
     "older etcd trusted": ("election", 151),
-    "slave counted twice": ("pair", 611),
+    "slave counted twice": ("pair", 549),
     "tables answered before slaves": ("election", 35),
 }
