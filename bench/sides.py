@@ -9,6 +9,7 @@ taking processor time from the one that is.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import signal
@@ -22,6 +23,7 @@ from typing import Literal
 
 import official
 import ours
+from aerobee_store.disk.extents import data_extents
 from programs import Server, free_port, memory_kib
 
 __all__ = ["Engine", "Flush", "Maker", "Side", "start_side"]
@@ -113,8 +115,12 @@ class Side:
 
     def note_store(self) -> None:
         """What its files hold now is what will be read."""
-        files = [path for path in sorted(self.folder.rglob("*")) if path.is_file()]
-        self._stored = [(path, *part) for path in files for part in data_parts(path)]
+        self._stored = []
+        for path in sorted(self.folder.rglob("*")):
+            if path.is_file():
+                with path.open("rb") as file:
+                    extents = data_extents(file.fileno(), 0, path.stat().st_size)
+                self._stored += [(path, *extent) for extent in extents]
 
     def warm_store(self) -> None:
         """Bring what will be read into memory. A system may take pages from there that nobody has asked for lately,
@@ -182,19 +188,7 @@ def start_side(
         yield side
 
 
-def data_parts(path: Path) -> Iterator[tuple[int, int]]:
-    """The parts of a file that are no holes."""
-    with path.open("rb") as file:
-        end = 0
-        while True:
-            try:
-                begin = os.lseek(file.fileno(), end, os.SEEK_DATA)
-            except OSError:  # ENXIO: none behind it
-                return
-            end = os.lseek(file.fileno(), begin, os.SEEK_HOLE)
-            yield begin, end
-
-
+@functools.cache  # once is enough
 def compile_ours() -> None:
     """Let Python keep the bytecode of our programs, as an installed package has it: else the first start compiles
     all, and where PYTHONDONTWRITEBYTECODE is set each one does."""
