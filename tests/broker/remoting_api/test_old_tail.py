@@ -47,9 +47,10 @@ class Seat:
         self.waited_for = frozenset(waited_for)
         self.served: Served | None = None
         self.store = ""
+        self.is_held = True
 
     def holds(self, epoch: int) -> bool:
-        return True
+        return self.is_held
 
     def standing(self) -> SetStanding | None:
         return None
@@ -247,3 +248,12 @@ async def test_before_the_election_has_said_whom_to_wait_for_nothing_is_confirme
     ):
         await eventually(lambda: slave.parts.store.end_offset == master.parts.store.end_offset)
         assert await bodies(client) == SEEN
+
+
+async def test_who_has_lost_the_seat_acknowledges_nothing(tmp_path: Path) -> None:
+    """It is asked at each answer, not when a life begins."""
+    seat = Seat()
+    async with life(tmp_path, Role(True, 1, 1), seat, Clock(START_MS)) as broker, talking(broker) as client:
+        assert (await client.put("T")).code == ResponseCode.SUCCESS
+        seat.is_held = False
+        assert (await client.put("T")).code == ResponseCode.SERVICE_NOT_AVAILABLE
