@@ -37,9 +37,11 @@ from bench.figures import (  # noqa: E402
     LARGE_TOPIC,
     PULL_TOPIC,
     QUERY_TOPIC,
+    SEND_TOPICS,
     Figure,
     Measured,
 )
+from bench.free_memory import find_memory  # noqa: E402
 from bench.report import Rates, show_cpu, speed_rows, state_rows, table  # noqa: E402
 from bench.sides import Engine, Side, start_side  # noqa: E402
 
@@ -52,6 +54,7 @@ PULL_MESSAGES = 600_000
 LARGE_MESSAGES = 50_000  # 200 MiB
 LARGE_MAX_S = 20.0
 PRELOADS_MAX = 12
+TOPICS = (*SEND_TOPICS, PULL_TOPIC, LARGE_TOPIC, QUERY_TOPIC)
 READING = {"pull", "query", "client:reader"}
 QUERY_KEYS_MAX = 100_000
 CLIENT_MESSAGES = 400_000
@@ -144,31 +147,33 @@ def prepare(sides: dict[str, Side], figures: list[Figure]) -> None:
     for side in sides.values():
         say(f"warming up {side.name}")
         with side.measured():
-            for topic in ("BenchSend", "BenchKeys", LARGE_TOPIC, "BenchClient", PULL_TOPIC, QUERY_TOPIC):
+            for topic in TOPICS:
                 make_topic(side.nameserver.address, side.broker.address, topic)
             if loadgen.missing() is None:
                 warm(side, read if side.flush == "async" else set())
-        side.note_store()
 
 
 def warm(side: Side, read: set[object]) -> None:
     """Send for the warm-up time, and on until there is enough to read in the topics `read`."""
     pulls = PULL_TOPIC in read
     address, warm_s, sent, done_s = side.broker.address, WARM_S.get(side.name, WARM_OURS_S), 0.0, 0.0
-    for _ in range(PRELOADS_MAX):
-        if done_s >= warm_s and (sent >= PULL_MESSAGES or not pulls):
-            break
-        done_s += 5.0
-        sent += 5.0 * loadgen.run("send", address, 5.0, topic=PULL_TOPIC).messages_per_s
+    with side.storing(PULL_TOPIC):
+        for _ in range(PRELOADS_MAX):
+            if done_s >= warm_s and (sent >= PULL_MESSAGES or not pulls):
+                break
+            done_s += 5.0
+            sent += 5.0 * loadgen.run("send", address, 5.0, topic=PULL_TOPIC).messages_per_s
     side.pull_messages = int(sent)
     if LARGE_TOPIC in read:
-        done_s = 0.0
-        while side.large_messages < LARGE_MESSAGES and done_s < LARGE_MAX_S:
-            found = loadgen.run("send", address, 2.0, topic=LARGE_TOPIC, size=LARGE)
-            side.large_messages += int(2.0 * found.messages_per_s)
-            done_s += 2.0
+        done_s, large = 0.0, 0
+        with side.storing(LARGE_TOPIC):
+            while large < LARGE_MESSAGES and done_s < LARGE_MAX_S:
+                found = loadgen.run("send", address, 2.0, topic=LARGE_TOPIC, size=LARGE)
+                large += int(2.0 * found.messages_per_s)
+                done_s += 2.0
     if QUERY_TOPIC in read:
-        filled = loadgen.run("send", address, 6.0, topic=QUERY_TOPIC, keys=1).messages_per_s * 5
+        with side.storing(QUERY_TOPIC):
+            filled = loadgen.run("send", address, 6.0, topic=QUERY_TOPIC, keys=1).messages_per_s * 5
         side.query_keys = min(QUERY_KEYS_MAX, int(filled))
 
 
@@ -190,7 +195,9 @@ def measure(sides: dict[str, Side], figures: list[Figure], rounds: int, seconds:
 def measure_once(side: Side, figure: Figure, seconds: float, keys: int) -> Measured:
     """Run the figure while the other sides are frozen."""
     if figure.command in READING:
-        side.warm_store()
+        side.warm_store(str(figure.options.get("topic", PULL_TOPIC)))
+    else:
+        find_memory()
     with side.measured():
         cpu_before_s, begin_s = side.cpu_s(), time.monotonic()
         if figure.is_client:

@@ -8,9 +8,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-__all__ = ["FIGURES", "GROUPS", "LARGE_TOPIC", "PULL_TOPIC", "QUERY_TOPIC", "Contest", "Figure", "Measured"]
+__all__ = [
+    "FIGURES",
+    "GROUPS",
+    "LARGE_TOPIC",
+    "PULL_TOPIC",
+    "QUERY_TOPIC",
+    "SEND_TOPICS",
+    "Contest",
+    "Figure",
+    "Measured",
+]
 
 PULL_TOPIC, QUERY_TOPIC, LARGE_TOPIC = "BenchPull", "BenchQuery", "BenchLarge"
+SEND_TOPICS = ("BenchSend", "BenchKeys", "BenchSendLarge", "BenchClient")  # that nobody reads
 LARGE = 4096  # bytes of a large body
 
 
@@ -78,7 +89,6 @@ def _async(native: float | None = None, python: float | None = None) -> Contest:
 
 
 ALONE = (Contest("ours async"),)
-_LARGE: dict[str, object] = {"topic": LARGE_TOPIC, "size": LARGE}
 _BATCHES: dict[str, object] = {"topic": "BenchSend", "batch": 64, "window": 8}
 FIGURES = (
     Figure(
@@ -106,7 +116,7 @@ FIGURES = (
         "sends",
         "send",
         (_async(3.0, 1.5),),
-        {**_LARGE, "conns": 4, "window": 32},
+        {"topic": "BenchSendLarge", "size": LARGE, "conns": 4, "window": 32},
     ),
     Figure("client batches of 64, 1 x 8", "batches", "send", (_async(),), _BATCHES, 400_000),
     Figure("pull 32, 1 connection", "pulls", "pull", (_async(1.6, 1.3),), {"topic": PULL_TOPIC}),

@@ -45,6 +45,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from bench import loadgen  # noqa: E402
+from bench.free_memory import find_memory  # noqa: E402
 from bench.log_lag import LagWatch, log_files_under  # noqa: E402
 from bench.raw_limits import raw_limits  # noqa: E402
 from bench.sides import OFFICIAL_JVM  # noqa: E402
@@ -223,6 +224,7 @@ class Bench:
 
     def run(self, pair: Pair, shape: dict[str, int]) -> Run:
         """One load."""
+        find_memory()
         before = cpu_s(pair.master), cpu_s(pair.slave)
         found = self.load(pair, self._options.seconds, **shape)
         if pair.slave is not None:
@@ -274,6 +276,7 @@ class Bench:
             while (end := log_end(master)) < wanted:
                 self.load(pair, 0.5, size=BODY_SIZES[name], **LOADS["8 x 32"])
             os.sync()
+            find_memory()
             pair.slave = stack.enter_context(self.slave(folder, at))
             wait_until(lambda: behind_bytes(master) is not None, "the slave is linked", LINK_TIMEOUT_S)
             began, first = time.monotonic(), behind_bytes(master) or 0

@@ -81,10 +81,10 @@ class Side:
         self.start_s = broker.ready_after_s
         self.idle_mib = memory_kib(broker.pid)["own"] / MIB
         # How many messages its pull topic and keys its query topic hold; set by the warm-up.
-        self.pull_messages = self.large_messages = 0
+        self.pull_messages = 0
         self.query_keys = 0
-        # What will be read: parts of files, by their first and last byte.
-        self._stored: list[tuple[Path, int, int]] = []
+        # What readers of a topic will read: parts of files, by their first byte and where they end.
+        self._stored: dict[str, list[tuple[Path, int, int]]] = {}
         # Anonymous memory only, in KiB; moved by the sampling thread.
         self._peak_kib = 0
 
@@ -113,19 +113,30 @@ class Side:
             sampler.join()
             self.freeze()
 
-    def note_store(self) -> None:
-        """What its files hold now is what will be read."""
-        self._stored = []
+    @contextlib.contextmanager
+    def storing(self, topic: str) -> Iterator[None]:
+        """What its files get meanwhile is what readers of this topic will read."""
+        before = {path: extents[-1][1] for path, extents in self._extents()}
+        yield
+        parts = self._stored[topic] = []
+        for path, extents in self._extents():
+            # An index has its new keys everywhere, all other files at their ends.
+            new = 0 if path.parent.name == "index" else max(0, before.get(path, 0) - READ_SIZE)
+            parts += [(path, max(begin, new), end) for begin, end in extents if end > new]
+
+    def _extents(self) -> Iterator[tuple[Path, list[tuple[int, int]]]]:
         for path in sorted(self.folder.rglob("*")):
             if path.is_file():
                 with path.open("rb") as file:
                     extents = data_extents(file.fileno(), 0, path.stat().st_size)
-                self._stored += [(path, *extent) for extent in extents]
+                if extents:
+                    yield path, extents
 
-    def warm_store(self) -> None:
-        """Bring what will be read into memory. A system may take pages from there that nobody has asked for lately,
-        and takes those first that nobody maps: a broker that maps its log would be measured warm, and others cold."""
-        for path, begin, end in self._stored:
+    def warm_store(self, topic: str) -> None:
+        """Bring what readers of this topic will read into memory. A system may take pages from there that nobody has
+        asked for lately, and takes those first that nobody maps: a broker that maps its log would be measured warm, and
+        others cold."""
+        for path, begin, end in self._stored.get(topic, ()):
             with contextlib.suppress(FileNotFoundError), path.open("rb", buffering=0) as file:
                 file.seek(begin)
                 while begin < end and (piece := file.read(min(READ_SIZE, end - begin))):
