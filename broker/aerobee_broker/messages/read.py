@@ -231,7 +231,14 @@ class Reading:
             return None
         group, topic, queue_id = query.group, query.topic, query.queue_id
         tags = message_filter.packed_tags
-        nearby = self._nearby(topic, queue_id, offset, asked.count, has_tags=tags is not None)
+        nearby = self._nearby(
+            topic,
+            queue_id,
+            offset,
+            asked.count,
+            has_tags=tags is not None,
+            may_be_far=not live.slave_read_enable,
+        )
         if nearby is None:
             return None
         suggested = self._suggested_broker(group, _NEARBY, ReadKind.FOUND) if live.slave_read_enable else 0

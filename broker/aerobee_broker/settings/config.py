@@ -325,16 +325,21 @@ class BrokerConfig(AccessSettings):
     )
     use_server_side_reset_offset: bool = _key(True, "Reset offsets in the broker, not in clients.", hot=True)
     access_message_in_memory_max_ratio: Percent = _key(
-        40, "Share of memory in which recent messages are taken to be.", unit="%"
+        40,
+        "Share of memory in which recent messages are taken to be where nobody can tell; what lies further behind the "
+        "log's end may be left to a slave.",
+        unit="%",
     )
     max_transfer_bytes_on_message_in_memory: int = _key(
         256 * KIB, "Most bytes of one pull from memory.", unit="bytes", ge=1, le=8 * MIB
     )
     max_transfer_count_on_message_in_memory: Count = _key(32, "Most messages of one pull from memory.")
     max_transfer_bytes_on_message_in_disk: int = _key(
-        64 * KIB, "Most bytes of one pull from disk.", unit="bytes", ge=1, le=8 * MIB
+        64 * KIB, "Most bytes of one pull that the disk is asked for.", unit="bytes", ge=1, le=8 * MIB
     )
-    max_transfer_count_on_message_in_disk: Count = _key(8, "Most messages of one pull from disk.")
+    max_transfer_count_on_message_in_disk: Count = _key(
+        8, "Most messages of one pull that the disk is asked for."
+    )
     max_filter_message_size: int = _key(
         16_000, "Most bytes of queue entries that one pull looks at.", unit="bytes", ge=20, le=16 * MIB
     )

@@ -186,10 +186,10 @@ class MessageReader:
         return self._collect(queue, entries, offset, max_count, size_max, tag_filter)
 
     def nearby(
-        self, topic: str, queue_id: int, offset: int, max_count: int, *, has_tags: bool
+        self, topic: str, queue_id: int, offset: int, max_count: int, *, has_tags: bool, may_be_far: bool
     ) -> Nearby | None:
         """What the usual read is gathered from by who does that himself: in memory, in one file, written by this
-        process. None: `get` has to look carefully.
+        process. None: `get` has to look carefully. `may_be_far`: nobody is sent to a slave for it.
 
         It gathers as `get` does without a bound of bytes: the first records that it wants, up to both bounds, none that
         is no sound record.
@@ -224,13 +224,28 @@ class MessageReader:
         if last >= file.end and not has_tags:
             return None
         if first < end - self._trusted and (
-            first < end - self._distance
+            (first < end - self._distance and not (may_be_far and self._can_tell))
             or residency is None
             or not residency.holds(file, first, min(last + size, file.end))
         ):
             return None
         limit = min(_REQUEST_SIZE_MAX, config.memory_transfer_size_max)
         return entries, file.view, file.offset, min(file.end, end), count, limit, low, high
+
+    @property
+    def _can_tell(self) -> bool:
+        """Whether it is known what is in memory; else it is taken to be what lies not far behind the log's end."""
+        return self._residency is not None and not self._residency.is_off
+
+    def _limits(self, max_count: int, size_max: int, *, of_memory: bool) -> tuple[int, int]:
+        """Records that one read gives at most, and bytes: more of what is in memory than of what the disk has to be
+        asked for."""
+        config = self._config
+        if of_memory:
+            return min(max_count, config.memory_transfer_count_max), min(
+                size_max, config.memory_transfer_size_max
+            )
+        return min(max_count, config.disk_transfer_count_max), min(size_max, config.disk_transfer_size_max)
 
     def _scan_count(self, max_count: int) -> int:
         return max(-(-self._config.scan_size_max // ENTRY_SIZE), max_count)
@@ -256,7 +271,7 @@ class MessageReader:
         if file is None or places[-1] >= file.end:
             return None
         if first < end - self._trusted and (
-            first < end - self._distance
+            (first < end - self._distance and not self._can_tell)
             or self._residency is None
             or not self._residency.holds(file, first, places[-1] + sizes[-1])
         ):
@@ -275,7 +290,14 @@ class MessageReader:
                 view[place - start : place - start + size] for place, size in zip(places, sizes, strict=True)
             ]
         return GetResult(
-            GetStatus.FOUND, offset + count, queue.min_offset, queue.max_offset, body, count, size_sum
+            GetStatus.FOUND,
+            offset + count,
+            queue.min_offset,
+            queue.max_offset,
+            body,
+            count,
+            size_sum,
+            end - places[-1] > self._distance,
         )
 
     def _collect(
@@ -288,17 +310,16 @@ class MessageReader:
         tag_filter: frozenset[int] | None,
     ) -> GetResult:
         # One loop with everything in locals: 9 us for 32 records that are not adjacent (bench/micro_store.py).
-        config = self._config
         log = self._log
         end = log.end_offset
         log_min = log.min_offset
         damaged = log.damaged
         proven_from, written_from = log.proven_from, self.written_from
         topic, queue_id = queue.topic, queue.queue_id
-        memory_floor = end - self._distance
+        far_end = end - self._distance
+        memory_floor = 0 if self._can_tell else far_end
         in_memory = False
-        count_limit = min(max_count, config.disk_transfer_count_max)
-        size_limit = min(size_max, config.disk_transfer_size_max)
+        count_limit, size_limit = self._limits(max_count, size_max, of_memory=False)
         identity = _IDENTITY.unpack_from
         status = GetStatus.NO_MATCHED_MESSAGE
         body: list[memoryview] = []
@@ -325,8 +346,7 @@ class MessageReader:
             # whatever its size, as else a reader would never come past it.
             if not in_memory and physical_offset >= memory_floor:
                 in_memory = True
-                count_limit = min(max_count, config.memory_transfer_count_max)
-                size_limit = min(size_max, config.memory_transfer_size_max)
+                count_limit, size_limit = self._limits(max_count, size_max, of_memory=True)
             if count and (count >= count_limit or size_sum + size > size_limit):
                 break
             next_offset += 1
@@ -353,6 +373,8 @@ class MessageReader:
                     # What was come to so far leaves; who asks from here on has it brought.
                     next_offset -= 1
                     at = (next_offset - first_offset) * ENTRY_SIZE
+                    if physical_offset < far_end:
+                        count_limit, size_limit = self._limits(max_count, size_max, of_memory=False)
                     limits = count_limit - count, size_limit - size_sum
                     self._bring(queue, entries[at:], tag_filter, limits, next_offset > offset)
                     break
@@ -417,26 +439,22 @@ class MessageReader:
         selector: Selector,
     ) -> GetResult:
         """As _collect, for readers that choose by properties: every record is looked into, 4 us each."""
-        limits = self._config
         end = self._log.end_offset
         status = GetStatus.NO_MATCHED_MESSAGE
         body: list[memoryview] = []
         size_sum = looked_into = 0
         next_offset, physical_offset = offset, -1
         for physical_offset, size, _ in ENTRY.iter_unpack(entries[: selector.scan_max * ENTRY_SIZE]):
-            if end - physical_offset <= self._distance:
-                count_limit = min(max_count, limits.memory_transfer_count_max)
-                size_limit = min(size_max, limits.memory_transfer_size_max)
-            else:
-                count_limit = min(max_count, limits.disk_transfer_count_max)
-                size_limit = min(size_max, limits.disk_transfer_size_max)
+            is_near = end - physical_offset <= self._distance
+            count_limit, size_limit = self._limits(max_count, size_max, of_memory=is_near or self._can_tell)
             if body and (len(body) >= count_limit or size_sum + size > size_limit):
                 break
             if looked_into > _SELECT_BYTES_MAX:
                 break
             if self._residency is not None and not self._is_there(physical_offset, size):
                 at = (next_offset - offset) * ENTRY_SIZE
-                self._bring(queue, entries[at:], None, (count_limit, size_limit), next_offset > offset)
+                limits = self._limits(max_count, size_max, of_memory=is_near)
+                self._bring(queue, entries[at:], None, limits, next_offset > offset)
                 break
             next_offset += 1
             found = self._record(queue, next_offset - 1, physical_offset, size)
@@ -472,7 +490,6 @@ class MessageReader:
         selector: Selector | None,
     ) -> GetResult:
         """As _select, of records that may hold several messages, from the one that message `offset` is in."""
-        limits = self._config
         log_end = self._log.end_offset
         status = GetStatus.NO_MATCHED_MESSAGE
         body: list[memoryview] = []
@@ -486,13 +503,8 @@ class MessageReader:
             return GetResult(GetStatus.OFFSET_FOUND_NULL, offset + 1, queue.min_offset, queue.max_offset)
         for index, entry in enumerate(entries):
             place, size, tag = entry.physical_offset, entry.size, entry.tag_hash
-            near = log_end - place <= self._distance
-            count_limit = min(
-                max_count, limits.memory_transfer_count_max if near else limits.disk_transfer_count_max
-            )
-            size_limit = min(
-                size_max, limits.memory_transfer_size_max if near else limits.disk_transfer_size_max
-            )
+            is_near = log_end - place <= self._distance
+            count_limit, size_limit = self._limits(max_count, size_max, of_memory=is_near or self._can_tell)
             is_full = count + entry.message_count > max_count or count >= count_limit
             if (body and (is_full or size_sum + size > size_limit)) or looked_into > _SELECT_BYTES_MAX:
                 break
@@ -502,7 +514,8 @@ class MessageReader:
                 continue
             if self._residency is not None and not self._is_there(place, size):
                 rest = packed[index * queue.entry_size :]
-                self._bring(queue, rest, tag_filter, (count_limit, size_limit), index > 0)
+                limits = self._limits(max_count, size_max, of_memory=is_near)
+                self._bring(queue, rest, tag_filter, limits, index > 0)
                 next_offset = max(entry.base, offset)
                 break
             found = self._record(queue, entry.base, place, size)

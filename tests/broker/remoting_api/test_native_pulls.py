@@ -26,6 +26,7 @@ from aerobee_proto.codes import PullFlag, RequestCode
 from aerobee_proto.frames import Command, FrameDecoder, decode_command, encode_command
 from aerobee_proto.javahash import tag_hash
 from aerobee_remoting.exchange.connection import Connection
+from aerobee_store.terms.config import StoreConfig
 from broker.in_memory import broker_in_memory, talking_in_memory
 from broker.remoting_api.test_native_sends import Transport, count_taken
 from broker.support import Clock, handled, held_back
@@ -393,6 +394,22 @@ def test_settings_mean_the_same_to_both(more: dict[str, Any]) -> None:
         for expression in ("*", "TagA")
     ]
     compare([*STORED, *asked, Pull(group="newcomers"), Pull(group="newcomers")], **more)
+
+
+@pytest.mark.parametrize("sends_to_slaves", [False, True])
+def test_what_lies_far_behind_the_end_is_gathered_where_nobody_is_sent_to_a_slave(
+    sends_to_slaves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StoreConfig, "in_memory_distance", property(lambda config: 0))
+    asked = [Pull(expression=text) for text in ("*", "TagA", "*", "TagA")]
+    stored = [Send(tag="TagA") for _ in range(40)]
+    found = compare([*stored, *asked], slave_read_enable=sends_to_slaves)
+    fields = [answer.ext_fields or {} for answer in answers_of(found)]
+    assert {one["nextBeginOffset"] for one in fields} == {"32"}
+    assert {one["suggestWhichBrokerId"] for one in fields} == {"1" if sends_to_slaves else "0"}
+    sends = compare(stored).native
+    # The first one looks what is in memory.
+    assert found.native - sends == (0 if sends_to_slaves else len(asked) - 1)
 
 
 @pytest.mark.parametrize("what", ["pull", "learn_pull", "gather"])

@@ -10,10 +10,12 @@ from aerobee_proto.javahash import java_hash
 from aerobee_proto.properties import find_property
 from aerobee_proto.records import decode_records
 from aerobee_store.disk.io import DiskIo
+from aerobee_store.disk.page_cache import NotInMemory
 from aerobee_store.reading.get_message import GetResult, GetStatus, MessageReader, Selector
 from aerobee_store.store import MessageStore
 from store.inside import log_of, queues_of, settings_of
 from store.memory_io import MemoryIo
+from store.slow_disk import SlowIo
 from store.workload import ROOT, message, open_store
 
 ALL = 1 << 27
@@ -209,6 +211,49 @@ def test_the_limits_in_memory_and_on_disk_are_settings() -> None:
     small = filled(20, memory_transfer_size_max=600)
     assert get(small, 0).size <= 600
     assert get(filled(20, memory_size=100, disk_transfer_size_max=400), 0).size <= 400
+
+
+@pytest.mark.parametrize("tags", [None, frozenset({java_hash("TagA")})])
+@pytest.mark.parametrize("again", [False, True])
+def test_the_limits_on_disk_are_for_what_is_not_in_memory(again: bool, tags: frozenset[int] | None) -> None:
+    """Everything that lay far behind the log's end was given by eights, in memory or not: a reader who was that far
+    behind had a fifth of the rate."""
+    disk = SlowIo()
+    limits: dict[str, Any] = {"memory_transfer_count_max": 9, "disk_transfer_count_max": 4}
+    settings = {"consume_queue_file_size": 20_000, "memory_size": 100, "read_ahead_size": 0, **limits}
+    store = filled(60, disk, size=6000, commit_log_file_size=1 << 19, **settings)
+    if again:
+        store.close()
+        store = open_store(disk, commit_log_file_size=1 << 19, **settings)
+    asking, log, step = store.asking.get_message, log_of(store), 1 if tags is None else 3
+    assert len(log.mapped.files) == 1
+    # Who cannot tell goes by the distance.
+    assert asking("group", "Orders", 0, 0, 32, ALL, tags).count == 4
+    store.residency.begin(lambda stretches: None)
+    found = asking("group", "Orders", 0, 0, 32, ALL, tags)
+    assert numbers(found) == list(range(0, 9 * step, step))
+    assert found.suggest_slave
+    # Of what is not there no more is brought than the disk is to give at once.
+    disk.go_cold()
+    store.residency.forget()
+    path = log.mapped.files[0].data.path
+    queue = queues_of(store).get("Orders", 0)
+    assert queue is not None
+    entries = queue.file_of(0)
+    assert entries is not None
+    disk.written(entries.data.path, 0, entries.data.size)
+    with pytest.raises(NotInMemory) as missing:
+        asking("group", "Orders", 0, 0, 32, ALL, tags)
+    brought = sum(stretch.length for stretch in missing.value.needed)
+    record = log.end_offset // 60
+    assert 3 * record < brought < 5 * record * step
+    for stretch in missing.value.needed:
+        disk.written(*stretch)
+    found = asking("group", "Orders", 0, 0, 32, ALL, tags)
+    assert 4 <= found.count < 9
+    # ... and of what follows what is there, when enough was found.
+    disk.written(path, 0, record * 8 * step)
+    assert 8 <= asking("group", "Orders", 0, 0, 32, ALL, tags).count <= 9
 
 
 def test_records_far_behind_the_end_are_better_read_from_a_slave() -> None:
