@@ -343,8 +343,9 @@ fn runs(records: &[(usize, usize)]) -> Vec<(usize, usize)> {
 
 /// Copy these bytes of the file.
 pub fn copy(view: &Bound<PyAny>, begin: usize, out: &mut [u8]) -> PyResult<()> {
-    let piece = view.get_item(PySlice::new(view.py(), begin as isize, (begin + out.len()) as isize, 1))?;
-    PyBuffer::<u8>::get(&piece)?.copy_to_slice(view.py(), out)
+    // Not by PySlice::new: of pyo3 0.30.1 it never lets go of its numbers.
+    let part = view.py().get_type::<PySlice>().call1((begin, begin + out.len()))?;
+    PyBuffer::<u8>::get(&view.get_item(part)?)?.copy_to_slice(view.py(), out)
 }
 
 /// Copy all records, one behind the other. `room` is kept for its memory.
