@@ -416,7 +416,7 @@ def assemble(
             live,
             store,
             replicas,
-            on_acknowledged=visibility.advanced,
+            on_acknowledged=visibility.advanced if waited_for else lambda: None,
             on_first=on_first_slave,
             own=_own_side(ground, store, tables),
             is_waited_for=bool(waited_for),

@@ -17,6 +17,7 @@ mod engine;
 mod javahash;
 mod json;
 mod judging;
+mod mapped;
 mod proof;
 mod properties;
 mod pulls;

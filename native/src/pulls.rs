@@ -11,10 +11,11 @@ use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PySlice};
+use pyo3::types::PyBytes;
 
 use crate::answers::Found;
 use crate::json::{Json, is_text, whole};
+use crate::mapped::Mapped;
 use crate::proof;
 use crate::records::{MAGIC_V1, MAGIC_V2};
 use crate::requests::{Cursor, I32, JSON, MSGPACK, ROCKETMQ};
@@ -24,8 +25,6 @@ const KEY_SIZE_MAX: usize = 1024;
 /// Keys of one generation. There are two: who did not ask while so many others came is forgotten.
 const KNOWN_MAX: usize = 2048;
 const ENTRY_SIZE: usize = 20;
-/// Bytes that are copied in the time in which one more piece of the log is asked for.
-const SIZE_OF_A_PIECE: usize = 6144;
 const BODY_SIZE_MAX: usize = 1 << 29;
 const HEAD_SIZE: usize = 36; // of a record: up to its physical offset
 
@@ -341,33 +340,12 @@ fn runs(records: &[(usize, usize)]) -> Vec<(usize, usize)> {
     runs
 }
 
-/// Copy these bytes of the file.
-pub fn copy(view: &Bound<PyAny>, begin: usize, out: &mut [u8]) -> PyResult<()> {
-    // Not by PySlice::new: of pyo3 0.30.1 it never lets go of its numbers.
-    let part = view.py().get_type::<PySlice>().call1((begin, begin + out.len()))?;
-    PyBuffer::<u8>::get(&view.get_item(part)?)?.copy_to_slice(view.py(), out)
-}
-
-/// Copy all records, one behind the other. `room` is kept for its memory.
-fn copy_all(view: &Bound<PyAny>, chosen: &Chosen, room: &mut Vec<u8>, out: &mut [u8]) -> PyResult<()> {
-    let runs = runs(&chosen.records);
-    let (first, last) = (runs[0], runs[runs.len() - 1]);
-    let is_in_order = runs.windows(2).all(|two| two[0].0 + two[0].1 <= two[1].0);
-    let span = if is_in_order { last.0 + last.1 - first.0 } else { usize::MAX };
+/// Copy all records, one behind the other.
+fn copy_all(py: Python, file: &Mapped, chosen: &Chosen, out: &mut [u8]) -> PyResult<()> {
     let mut at = 0;
-    if runs.len() > 1 && span <= runs.len() * SIZE_OF_A_PIECE {
-        room.resize(span, 0);
-        copy(view, first.0, room)?;
-        for (begin, length) in runs {
-            let from = begin - first.0;
-            out[at..at + length].copy_from_slice(&room[from..from + length]);
-            at += length;
-        }
-    } else {
-        for (begin, length) in runs {
-            copy(view, begin, &mut out[at..at + length])?;
-            at += length;
-        }
+    for (begin, length) in runs(&chosen.records) {
+        file.copy(py, begin, &mut out[at..at + length])?;
+        at += length;
     }
     Ok(())
 }
@@ -406,7 +384,7 @@ pub fn is_sound(
         return Ok(false);
     }
     rooms.records.resize(size, 0);
-    copy(view, at, &mut rooms.records)?;
+    Mapped::of(view)?.copy(view.py(), at, &mut rooms.records)?;
     Ok(proof::is_sound(&rooms.records, physical_offset, topic, is_sealed))
 }
 
@@ -436,11 +414,12 @@ pub fn gather<'py>(
         return Ok(None);
     }
     let header_size = rooms.header.len();
+    let file = Mapped::of(view)?;
     let mut is_right = true;
     let answer = PyBytes::new_with(py, header_size + chosen.size, |out| {
         let (header, body) = out.split_at_mut(header_size);
         header.copy_from_slice(&rooms.header);
-        copy_all(view, &chosen, &mut rooms.records, body)?;
+        copy_all(py, &file, &chosen, body)?;
         is_right = bounds.tags.is_none() || are_right(&chosen, bounds.begin, body);
         Ok(())
     })?;

@@ -10,8 +10,8 @@ use pyo3::types::{PyBytes, PySet, PyString};
 use crate::answers::Listed;
 use crate::javahash;
 use crate::json::{Json, is_text, whole};
+use crate::mapped::Mapped;
 use crate::proof;
-use crate::pulls::copy;
 use crate::requests::{Cursor, I32, JSON, MSGPACK, ROCKETMQ};
 
 const HEADER_SIZE_MAX: usize = 1024;
@@ -238,7 +238,14 @@ impl Asked {
                 || (*first_ms <= begin && begin <= *last_ms)
                 || (*first_ms <= self.end && self.end <= *last_ms);
             if matches {
-                let chain = Chain { view, slots: *slots, limit: *limit, first_ms: *first_ms, known: known.as_ref() };
+                let chain = Chain {
+                    py: view.py(),
+                    file: Mapped::of(view)?,
+                    slots: *slots,
+                    limit: *limit,
+                    first_ms: *first_ms,
+                    known: known.as_ref(),
+                };
                 if chain.collect(hash, (begin, self.end), &mut steps, &mut self.places)?.is_none() {
                     return Ok(None);
                 }
@@ -259,7 +266,8 @@ pub type IndexFile<'py> = (Bound<'py, PyAny>, i64, i64, i64, i64, Option<Bound<'
 
 /// The entries of one file that share a slot, from the newest on.
 struct Chain<'a, 'py> {
-    view: &'a Bound<'py, PyAny>,
+    py: Python<'py>,
+    file: Mapped,
     slots: i64,
     limit: i64,
     first_ms: i64,
@@ -267,9 +275,9 @@ struct Chain<'a, 'py> {
 }
 
 /// So many bytes from there on.
-fn piece<const SIZE: usize>(view: &Bound<PyAny>, at: usize) -> PyResult<[u8; SIZE]> {
+fn piece<const SIZE: usize>(py: Python, file: &Mapped, at: usize) -> PyResult<[u8; SIZE]> {
     let mut bytes = [0; SIZE];
-    copy(view, at, &mut bytes)?;
+    file.copy(py, at, &mut bytes)?;
     Ok(bytes)
 }
 
@@ -297,21 +305,21 @@ impl Chain<'_, '_> {
             return Err(PyValueError::new_err("a file of the index has slots"));
         }
         let entries_at = INDEX_HEAD_SIZE + self.slots as usize * SLOT_SIZE;
-        if self.view.len()? < entries_at + self.limit.max(0) as usize * ENTRY_SIZE {
+        if self.file.len() < entries_at + self.limit.max(0) as usize * ENTRY_SIZE {
             return Ok(None);
         }
         let slot_at = INDEX_HEAD_SIZE + (hash % self.slots) as usize * SLOT_SIZE;
         if !holds(self.known, slot_at as i64, SLOT_SIZE as i64, INDEX_BLOCK_BITS)? {
             return Ok(None);
         }
-        let mut entry = i32_at(&piece::<SLOT_SIZE>(self.view, slot_at)?, 0);
+        let mut entry = i32_at(&piece::<SLOT_SIZE>(self.py, &self.file, slot_at)?, 0);
         while 0 < entry && entry < self.limit && places.len() < PLACES_MAX {
             let at = entries_at + entry as usize * ENTRY_SIZE;
             if *steps == 0 || !holds(self.known, at as i64, ENTRY_SIZE as i64, INDEX_BLOCK_BITS)? {
                 return Ok(None);
             }
             *steps -= 1;
-            let fields: [u8; ENTRY_SIZE] = piece(self.view, at)?;
+            let fields: [u8; ENTRY_SIZE] = piece(self.py, &self.file, at)?;
             let (entry_hash, seconds, previous) = (i32_at(&fields, 0), i32_at(&fields, 12), i32_at(&fields, 16));
             let place = i32_at(&fields, 4) << 32 | i32_at(&fields, 8) & 0xffff_ffff;
             if seconds < 0 {
@@ -357,10 +365,11 @@ impl Asked {
         updated: (i64, i64),
     ) -> PyResult<Option<Answer<'py>>> {
         let (view, base, limit, known) = log;
+        let file = Mapped::of(view)?;
         let mut found: Vec<Record> = Vec::new();
         let mut size = 0;
         for &place in &self.places {
-            let Some(record) = copied(view, place, (*base, *limit), known.as_ref())? else { return Ok(None) };
+            let Some(record) = copied(py, &file, place, (*base, *limit), known.as_ref())? else { return Ok(None) };
             size += record.len();
             if size > BODY_SIZE_MAX {
                 return Ok(None);
@@ -416,7 +425,8 @@ fn value<'a>(properties: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
 
 /// The bytes of the record at this place of the log; None when there is none whole, or it is not in memory.
 fn copied(
-    view: &Bound<PyAny>,
+    py: Python,
+    file: &Mapped,
     place: i64,
     (base, limit): (i64, i64),
     known: Option<&Bound<PySet>>,
@@ -428,7 +438,7 @@ fn copied(
         return Ok(None);
     }
     let at = (place - base) as usize;
-    let size = i32_at(&piece::<4>(view, at)?, 0);
+    let size = i32_at(&piece::<4>(py, file, at)?, 0);
     if size < RECORD_HEAD_SIZE as i64 || size > limit - place || size > BODY_SIZE_MAX as i64 {
         return Ok(None);
     }
@@ -436,6 +446,6 @@ fn copied(
         return Ok(None);
     }
     let mut record = vec![0; size as usize];
-    copy(view, at, &mut record)?;
+    file.copy(py, at, &mut record)?;
     Ok(Some(record))
 }
