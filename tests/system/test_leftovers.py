@@ -33,11 +33,12 @@ class Scene(NamedTuple):
 
 Kind = Callable[[Scene, int], Awaitable[None]]
 
-SETTLING: Final = 100  # requests, until everything has been seen once
+SETTLING: Final = 60  # requests, until everything has been seen once
 WINDOWS: Final = 3  # what is bounded grows in some of them, what is not in each
-COUNT: Final = 150
-# Blocks of memory that may be more afterwards: tables grow now and then, by all that is new in them.
-KEPT_MAX: Final = COUNT // 2
+COUNT: Final = 100
+# Blocks of memory that may be more afterwards. Tables grow now and then by all that is new in them, and tasks that run
+# beside take theirs; what leaks leaves at least one with each request.
+KEPT_MAX: Final = COUNT - 1
 STORED: Final = 60
 
 
