@@ -4,7 +4,6 @@ A reference that a native call forgets to give back shows nowhere else: pulls le
 """
 
 import gc
-import json
 import sys
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
@@ -16,6 +15,7 @@ from aerobee_proto.batch import BatchEntry
 from aerobee_proto.codes import RequestCode
 from aerobee_proto.records import decode_records
 from broker.in_memory import broker_in_memory, popping_in_memory
+from broker.remoting_api.test_client_handlers import heartbeat
 from engines import BOTH_ENGINES
 from system.popping import Popper, extra_infos
 from system.running import text_of
@@ -88,39 +88,18 @@ async def send_batch(at: Scene, number: int) -> None:
 
 
 async def pop(at: Scene, number: int) -> None:
+    assert (await at.other.put("P")).code == 0
     answer = await at.client.pop("P", maxMsgNums=1)
-    if answer.code == 0:
-        assert await at.client.ack_all(answer, "P") == [0] * len(extra_infos(answer, "P"))
-
-
-def _heartbeat(client_id: str, group: str) -> bytes:
-    subscribed: dict[str, object] = {
-        "topic": "T",
-        "subString": "*",
-        "tagsSet": [],
-        "codeSet": [],
-        "subVersion": 1,
-    }
-    subscribed["expressionType"] = "TAG"
-    consumer: dict[str, object] = {
-        "groupName": group,
-        "consumeType": "CONSUME_PASSIVELY",
-        "messageModel": "CLUSTERING",
-    }
-    consumer |= {"consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET", "subscriptionDataSet": [subscribed]}
-    consumer["unitMode"] = False
-    said = {
-        "clientID": client_id,
-        "producerDataSet": [{"groupName": "producers"}],
-        "consumerDataSet": [consumer],
-    }
-    return json.dumps(said).encode()
+    assert len(extra_infos(answer, "P")) == 1
+    assert await at.client.ack_all(answer, "P") == [0]
 
 
 async def member(at: Scene, number: int) -> None:
     """It comes and goes."""
     name = f"client-{number}"
-    assert (await at.client.ask(RequestCode.HEART_BEAT, body=_heartbeat(name, "test-group"))).code == 0
+    assert (
+        await at.client.ask(RequestCode.HEART_BEAT, body=heartbeat(name, "test-group", producer="producers"))
+    ).code == 0
     fields = {"clientID": name, "consumerGroup": "test-group", "producerGroup": "producers"}
     assert (await at.client.ask(RequestCode.UNREGISTER_CLIENT, fields)).code == 0
 
@@ -128,7 +107,7 @@ async def member(at: Scene, number: int) -> None:
 async def connection(at: Scene, number: int) -> None:
     """It joins a group, asks, and hangs up."""
     async with popping_in_memory(at.broker) as another:
-        answer = await another.ask(RequestCode.HEART_BEAT, body=_heartbeat("another", "test-group"))
+        answer = await another.ask(RequestCode.HEART_BEAT, body=heartbeat("another", "test-group"))
         assert answer.code == 0
         assert (await another.pull("T", number % 20)).body
 

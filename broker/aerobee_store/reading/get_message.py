@@ -24,6 +24,7 @@ import numpy as np
 
 from aerobee_proto.errors import RecordError
 from aerobee_proto.records import MAGIC_V1, MAGIC_V2, scan_header
+from aerobee_store.disk.mapped_files import MappedFile
 from aerobee_store.log.commit_log import CommitLog
 from aerobee_store.queues.batch_queue import batch_entries
 from aerobee_store.queues.consume_queue import ENTRY, ENTRY_DTYPE, ENTRY_SIZE, ConsumeQueue
@@ -223,29 +224,33 @@ class MessageReader:
             file = found
         if last >= file.end and not has_tags:
             return None
-        if first < end - self._trusted and (
-            (first < end - self._distance and not (may_be_far and self._can_tell))
-            or residency is None
-            or not residency.holds(file, first, min(last + size, file.end))
+        if first < end - self._trusted and not self._holds(
+            file, first, min(last + size, file.end), may_be_far=may_be_far
         ):
             return None
         limit = min(_REQUEST_SIZE_MAX, config.memory_transfer_size_max)
         return entries, file.view, file.offset, min(file.end, end), count, limit, low, high
 
-    @property
-    def _can_tell(self) -> bool:
-        """Whether it is known what is in memory; else it is taken to be what lies not far behind the log's end."""
-        return self._residency is not None and not self._residency.is_off
+    def _memory_floor(self) -> int:
+        """Physical offset from which on records count as being in memory, until one is seen not to be: the log's
+        beginning where that can be asked, else what lies not far behind the log's end."""
+        can_tell = self._residency is not None and not self._residency.is_off
+        return 0 if can_tell else self._log.end_offset - self._distance
+
+    def _holds(self, file: MappedFile, begin: int, end: int, *, may_be_far: bool = True) -> bool:
+        """Whether a stretch of the log, in one file, is in memory as a whole."""
+        floor = self._memory_floor() if may_be_far else self._log.end_offset - self._distance
+        return begin >= floor and self._residency is not None and self._residency.holds(file, begin, end)
 
     def _limits(self, max_count: int, size_max: int, *, of_memory: bool) -> tuple[int, int]:
         """Records that one read gives at most, and bytes: more of what is in memory than of what the disk has to be
         asked for."""
         config = self._config
         if of_memory:
-            return min(max_count, config.memory_transfer_count_max), min(
-                size_max, config.memory_transfer_size_max
-            )
-        return min(max_count, config.disk_transfer_count_max), min(size_max, config.disk_transfer_size_max)
+            count, size = config.memory_transfer_count_max, config.memory_transfer_size_max
+        else:
+            count, size = config.disk_transfer_count_max, config.disk_transfer_size_max
+        return min(max_count, count), min(size_max, size)
 
     def _scan_count(self, max_count: int) -> int:
         return max(-(-self._config.scan_size_max // ENTRY_SIZE), max_count)
@@ -270,11 +275,7 @@ class MessageReader:
         file = self._log.mapped.find(first)
         if file is None or places[-1] >= file.end:
             return None
-        if first < end - self._trusted and (
-            (first < end - self._distance and not self._can_tell)
-            or self._residency is None
-            or not self._residency.holds(file, first, places[-1] + sizes[-1])
-        ):
+        if first < end - self._trusted and not self._holds(file, first, places[-1] + sizes[-1]):
             return None
         size_sum = sum(sizes)
         limit = min(size_max, config.memory_transfer_size_max)
@@ -317,7 +318,7 @@ class MessageReader:
         proven_from, written_from = log.proven_from, self.written_from
         topic, queue_id = queue.topic, queue.queue_id
         far_end = end - self._distance
-        memory_floor = 0 if self._can_tell else far_end
+        memory_floor = self._memory_floor()
         in_memory = False
         count_limit, size_limit = self._limits(max_count, size_max, of_memory=False)
         identity = _IDENTITY.unpack_from
@@ -440,20 +441,21 @@ class MessageReader:
     ) -> GetResult:
         """As _collect, for readers that choose by properties: every record is looked into, 4 us each."""
         end = self._log.end_offset
+        far_end, memory_floor = end - self._distance, self._memory_floor()
         status = GetStatus.NO_MATCHED_MESSAGE
         body: list[memoryview] = []
         size_sum = looked_into = 0
         next_offset, physical_offset = offset, -1
         for physical_offset, size, _ in ENTRY.iter_unpack(entries[: selector.scan_max * ENTRY_SIZE]):
-            is_near = end - physical_offset <= self._distance
-            count_limit, size_limit = self._limits(max_count, size_max, of_memory=is_near or self._can_tell)
+            of_memory = physical_offset >= memory_floor
+            count_limit, size_limit = self._limits(max_count, size_max, of_memory=of_memory)
             if body and (len(body) >= count_limit or size_sum + size > size_limit):
                 break
             if looked_into > _SELECT_BYTES_MAX:
                 break
             if self._residency is not None and not self._is_there(physical_offset, size):
                 at = (next_offset - offset) * ENTRY_SIZE
-                limits = self._limits(max_count, size_max, of_memory=is_near)
+                limits = self._limits(max_count, size_max, of_memory=physical_offset >= far_end)
                 self._bring(queue, entries[at:], None, limits, next_offset > offset)
                 break
             next_offset += 1
@@ -491,6 +493,7 @@ class MessageReader:
     ) -> GetResult:
         """As _select, of records that may hold several messages, from the one that message `offset` is in."""
         log_end = self._log.end_offset
+        far_end, memory_floor = log_end - self._distance, self._memory_floor()
         status = GetStatus.NO_MATCHED_MESSAGE
         body: list[memoryview] = []
         count = size_sum = looked_into = 0
@@ -503,8 +506,7 @@ class MessageReader:
             return GetResult(GetStatus.OFFSET_FOUND_NULL, offset + 1, queue.min_offset, queue.max_offset)
         for index, entry in enumerate(entries):
             place, size, tag = entry.physical_offset, entry.size, entry.tag_hash
-            is_near = log_end - place <= self._distance
-            count_limit, size_limit = self._limits(max_count, size_max, of_memory=is_near or self._can_tell)
+            count_limit, size_limit = self._limits(max_count, size_max, of_memory=place >= memory_floor)
             is_full = count + entry.message_count > max_count or count >= count_limit
             if (body and (is_full or size_sum + size > size_limit)) or looked_into > _SELECT_BYTES_MAX:
                 break
@@ -514,7 +516,7 @@ class MessageReader:
                 continue
             if self._residency is not None and not self._is_there(place, size):
                 rest = packed[index * queue.entry_size :]
-                limits = self._limits(max_count, size_max, of_memory=is_near)
+                limits = self._limits(max_count, size_max, of_memory=place >= far_end)
                 self._bring(queue, rest, tag_filter, limits, index > 0)
                 next_offset = max(entry.base, offset)
                 break
