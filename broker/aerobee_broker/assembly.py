@@ -416,10 +416,9 @@ def assemble(
             live,
             store,
             replicas,
-            on_acknowledged=visibility.advanced if waited_for else lambda: None,
+            on_acknowledged=visibility.advanced if waited_for else None,
             on_first=on_first_slave,
             own=_own_side(ground, store, tables),
-            is_waited_for=bool(waited_for),
         )
         news = _news(ground, store, tables, replicas, lambda: 0 if timers is None else timers.done_below())
         news.register(handlers)

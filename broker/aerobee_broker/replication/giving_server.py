@@ -62,14 +62,13 @@ class GivingServer:
         source: GivenLog,
         replicas: Replicas,
         *,
-        on_acknowledged: Callable[[], None],
+        on_acknowledged: Callable[[], None] | None,
         on_first: Callable[[], None] = lambda: None,
         own: OwnSide | None = None,
-        is_waited_for: bool = True,
     ) -> None:
-        """`on_acknowledged` is called when slaves have more than before; `on_first` with the first slave that ever
-        says where it stands. `is_waited_for`: sends wait for slaves. `own` is the end of handshakes with slaves of
-        ours; without it none is known as such."""
+        """`on_acknowledged` is called when slaves have more than before, None: no send waits for them; `on_first` with
+        the first slave that ever says where it stands. `own` is the end of handshakes with slaves of ours; without it
+        none is known as such."""
         self._live = live
         self._log = source
         self._replicas = replicas
@@ -83,7 +82,7 @@ class GivingServer:
         # Those that are no replicas yet, also those that are no links yet: their hosts, and what makes them go.
         self._guests: dict[_Giving, tuple[str, Callable[[], object]]] = {}
         self._scheduled = False
-        self._pause_s = 0.0 if is_waited_for else PAUSE_S
+        self._pause_s = PAUSE_S if on_acknowledged is None else 0.0
         self._given_at = -PAUSE_S  # when all slaves were last given what there was
         self._begun = False
         self._closed = False
@@ -239,7 +238,7 @@ class GivingServer:
     def acknowledged(self) -> None:
         """A slave has said what it has."""
         self._moved.set()
-        if self._replicas.advanced():
+        if self._replicas.advanced() and self._on_acknowledged is not None:
             self._on_acknowledged()
 
     def ended(self, one: "_Giving", replica: Replica | None) -> None:
