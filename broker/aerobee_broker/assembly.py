@@ -852,6 +852,7 @@ def _engine(config: BrokerConfig, store: MessageStore, store_host: bytes) -> Sen
     )
     store.reading.use_prover(engine.is_sound)
     store.raw.walker = engine.walk
+    store.keys.use_chainer(engine.chain_keys)
     return engine
 
 

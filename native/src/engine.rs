@@ -10,9 +10,10 @@ use pyo3::{create_exception, intern, prelude::*};
 
 use crate::answers::{Common, Found, Stored};
 use crate::judging::Judge;
+use crate::mapped::Mapped;
 use crate::records::{Form, Message};
 use crate::requests::{self, SEND_BATCH_MESSAGE};
-use crate::{copying, decoding, javahash, properties, pulls, queries};
+use crate::{copying, decoding, indexing, javahash, properties, pulls, queries};
 
 create_exception!(aerobee_native, EngineFault, PyRuntimeError, "The engine has a fault.");
 
@@ -175,6 +176,7 @@ pub struct Engine {
     texts: Vec<u8>, // properties of a batch
     pulls: pulls::Known,
     rooms: pulls::Rooms,
+    keys: indexing::Rooms,
     asked: queries::Asked, // by the last query
     fault: Option<String>, // met where nobody waits for a result: raised by the next `take`
 }
@@ -238,6 +240,7 @@ impl Engine {
             texts: Vec::new(),
             pulls: pulls::Known::default(),
             rooms: pulls::Rooms::default(),
+            keys: indexing::Rooms::default(),
             asked: queries::Asked::default(),
             fault: None,
         })
@@ -408,6 +411,21 @@ impl Engine {
         is_indexed: bool,
     ) -> PyResult<Option<copying::Walked<'py>>> {
         guarded(|| copying::walked(py, content, begin, base, is_indexed)).map_err(EngineFault::new_err)
+    }
+
+    /// What these keys come to as the next entries of a file of the index, as `indexing::Chained` names it: `file` is its
+    /// view, and the other fields of `indexing::File`. None when there is none, or they do not fit.
+    fn chain_keys<'py>(
+        &mut self,
+        py: Python<'py>,
+        file: (Bound<'py, PyAny>, usize, i32, i32, i64),
+        blocks: Vec<indexing::Block<'py>>,
+    ) -> PyResult<Option<indexing::Chained<'py>>> {
+        let (view, slot_count, next_entry, entry_limit, begin_timestamp) = file;
+        let view = &Mapped::of(&view)?;
+        let file = indexing::File { view, slot_count, next_entry, entry_limit, begin_timestamp };
+        guarded(|| indexing::chained(py, &mut self.keys, &file, &blocks))
+            .unwrap_or_else(|fault| Err(EngineFault::new_err(fault)))
     }
 
     /// The answer to a pull of what is nearby, as `pulls::Nearby` names it: the whole frame, messages, bytes of records,

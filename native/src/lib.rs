@@ -4,7 +4,7 @@
 //! keys and answers of them. `Engine.pull` reads usual pulls, and `Engine.gather` makes an answer of the entries of a
 //! queue and the file of the log that they lead to; `Engine.query` and `Engine.answer_query` do the same for queries
 //! by key. `Engine.is_sound` proves a record, and `Engine.walk` many that come from
-//! another broker's log. It does no I/O and knows no clock,
+//! another broker's log; `Engine.chain_keys` makes entries of the index. It does no I/O and knows no clock,
 //! no thread and no fault: Python owns every state, decides who is let in, writes what is made here, and does by itself
 //! whatever is unusual. Nothing is changed by a call that fails. `stored_records` is for whoever reads an answer:
 //! clients, and the broker itself.
@@ -14,6 +14,7 @@ mod bytes;
 mod copying;
 mod decoding;
 mod engine;
+mod indexing;
 mod javahash;
 mod json;
 mod judging;
@@ -40,7 +41,7 @@ mod aerobee_native {
 
     /// To be equal to the number that the broker was written for.
     #[pymodule_export]
-    const INTERFACE: u32 = 9;
+    const INTERFACE: u32 = 10;
 
     /// The same for what clients use, that is `stored_records`.
     #[pymodule_export]

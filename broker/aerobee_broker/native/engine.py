@@ -3,19 +3,20 @@
 Touches  the import of `aerobee_native`, a distribution of its own (`native/`, the extra `aerobee[native]`).
 
 The engine is functions over bytes. It makes records, queue entries, hashes of keys and answers of the usual sends at
-the front of a read, and answers to pulls of what lies in queue and log; Python owns every state and does whatever is
-unusual, so a broker without the engine does the same, slower. What is known of topics and queues, and of what readers
-ask, is told to it beforehand (`add_route`, `add_queue`, `learn_pull`).
+the front of a read, entries of the index, and answers to pulls of what lies in queue and log; Python owns every state
+and does whatever is unusual, so a broker without the engine does the same, slower. What is known of topics and queues,
+and of what readers ask, is told to it beforehand (`add_route`, `add_queue`, `learn_pull`).
 """
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Literal, Protocol, cast
 
 import structlog
 
 from aerobee_proto.native_records import MODULE
 from aerobee_remoting.exchange.gate import Judge
+from aerobee_store.index.index_file import ChainedKeys, KeyedBlock
 from aerobee_store.reading.get_message import Nearby
 from aerobee_store.reading.key_lookup import IndexNearby, LogNearby, Picked
 from aerobee_store.replicas.raw_log import WalkedRecords
@@ -37,7 +38,7 @@ __all__ = [
 
 log = structlog.get_logger()
 
-INTERFACE: Final = 9  # to be equal to that of the module
+INTERFACE: Final = 10  # to be equal to that of the module
 # Bytes of answers that are made at once, about: before more are, the clock and what waits to be sent are looked at.
 ANSWERS_SIZE: Final = 262_144
 WAY_OUT: Final = (
@@ -145,6 +146,12 @@ class NativeEngine(Protocol):
         """The sound and usual records from `begin` of `content` on, whose first one lies at the physical offset `base`.
         Where they end, and what dispatch needs of them, keys only if they are wanted. None when there is none."""
 
+    def chain_keys(
+        self, file: tuple[memoryview, int, int, int, int], blocks: Sequence[KeyedBlock]
+    ) -> ChainedKeys | None:
+        """What these keys come to as the next entries of a file of the index, as a `Chainer` is asked. None when there
+        are none, they do not fit, or one is no hash of a key."""
+
     def gather(
         self,
         nearby: Nearby,
@@ -239,6 +246,18 @@ class SendEngine:
             return None
         try:
             return self.native.walk(content, begin, base, is_indexed)
+        except Exception as failed:
+            self.give_up(failed)
+            return None
+
+    def chain_keys(
+        self, file: tuple[memoryview, int, int, int, int], blocks: Sequence[KeyedBlock]
+    ) -> ChainedKeys | None:
+        """As of `NativeEngine`; None when there is none, or when it has a fault."""
+        if self.native is None:
+            return None
+        try:
+            return self.native.chain_keys(file, blocks)
         except Exception as failed:
             self.give_up(failed)
             return None

@@ -39,9 +39,11 @@ from aerobee_store.faults.errors import CorruptStore
 from aerobee_store.index.index_file import (
     HEADER_SIZE,
     SLOT,
+    Chainer,
     Holds,
     IndexedRecord,
     IndexFile,
+    KeyedBlock,
     RecordProbe,
     index_file_size,
 )
@@ -65,18 +67,6 @@ __all__ = [
 # topic, KEYS as stored, unique key, physical offset, store time in ms. One for each message: to name the fields of a
 # tuple takes 0.3 us more.
 KeyedRecord = tuple[str, str | None, str | None, int, int]
-
-
-class KeyedBlock(NamedTuple):
-    """Records whose keys are hashed already, in log order and stored at one time. The physical offset stands where that
-    of a `KeyedRecord` does."""
-
-    record_count: int
-    hashes: bytes  # of their keys: i64 of this machine
-    physical_offsets: bytes  # of the record of each key, as many
-    physical_offset: int  # of the first
-    store_timestamp: int  # ms
-
 
 SLOT_COUNT: Final = 5_000_000
 ENTRY_LIMIT: Final = 20_000_000
@@ -206,6 +196,8 @@ class IndexService:
         self.watermark = 0
         # Names in the folder that are no index files; found by load().
         self.foreign_names: tuple[str, ...] = ()
+        # Asked first, where somebody is quick at it.
+        self.chainer: Chainer | None = None
         # Made ahead by prepare_next(), the newest file once it holds a key.
         self._next = NextFile(
             folder,
@@ -330,7 +322,19 @@ class IndexService:
             records = [
                 record for record in records if record[3] >= end_offset or isinstance(record, KeyedBlock)
             ]
-        return self.put_hashed(hashed_keys(records)) if records else 0
+        if not records:
+            return 0
+        return self._put_chained(records) or self.put_hashed(hashed_keys(records))
+
+    def _put_chained(self, records: Sequence[KeyedRecord | KeyedBlock]) -> int:
+        """As put_many(), for new blocks in the newest file, if somebody is quick at that; how many keys. 0: none are
+        put."""
+        if self.chainer is None or not self._files or {*map(type, records)} != {KeyedBlock}:
+            return 0
+        blocks = cast("Sequence[KeyedBlock]", records)
+        if blocks[0].physical_offset <= self.end_offset:
+            return 0
+        return self._files[-1].put_chained(blocks, self.chainer)
 
     def put_hashed(self, keys: HashedKeys) -> int:
         """As put_many(), for keys whose hashes are known."""

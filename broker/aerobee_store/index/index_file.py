@@ -20,12 +20,13 @@ begin_timestamp whatever it says.
 """
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from mmap import PAGESIZE
 from pathlib import Path
-from typing import Any, Final
+from sys import byteorder
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,9 +43,11 @@ __all__ = [
     "HEADER",
     "HEADER_SIZE",
     "SLOT",
+    "Chainer",
     "Holds",
     "IndexFile",
     "IndexedRecord",
+    "KeyedBlock",
     "RecordProbe",
     "index_file_size",
 ]
@@ -82,6 +85,27 @@ class IndexedRecord:
     key_hashes: frozenset[int]
 
 
+class KeyedBlock(NamedTuple):
+    """Records whose keys are hashed already, in log order and stored at one time. The physical offset stands where that
+    of a `KeyedRecord` does."""
+
+    record_count: int
+    hashes: bytes  # of their keys: i64 of this machine
+    physical_offsets: bytes  # of the record of each key, as many
+    physical_offset: int  # of the first
+    store_timestamp: int  # ms
+
+
+ChainedKeys = tuple[
+    int,  # how many entries
+    bytes,  # all of them
+    bytes,  # slots that are touched, ascending: i64 of this machine
+    bytes,  # the number of the newest entry of each, as it is stored
+    int,  # slots of these that were not in use
+]
+# Makes the next entries of a file, of blocks that have keys: its view, number of slots, number of
+# the next entry, limit of entries, store time (ms) of its first record. None: it makes none of these.
+Chainer = Callable[[tuple[memoryview, int, int, int, int], Sequence[KeyedBlock]], ChainedKeys | None]
 # Whether these few bytes of a file are in memory.
 Holds = Callable[["IndexFile", int, int], bool]
 # Physical offset -> the record that begins there, or None when none does.
@@ -175,25 +199,51 @@ class IndexFile:
         number = self.next_entry
         count = len(key_hashes)
         assert 0 < count <= self.room
+        self._begin(int(physical_offsets[0]), int(store_timestamps[0]))
         slots = key_hashes % self.slot_count
         previous, newest_slots, newest_numbers = self._chain(slots, number)
-        if number == 1:
-            self.begin_physical = int(physical_offsets[0])
-            self.begin_timestamp = int(store_timestamps[0])
         entries = np.empty(count, _ENTRY_DTYPE)
         entries["key_hash"] = key_hashes
         entries["physical_offset"] = physical_offsets
         entries["time_diff"] = self._time_diffs(store_timestamps)
         entries["previous"] = previous
+        begun = int(np.count_nonzero(previous == 0))
+        self._enter(entries.tobytes(), newest_slots, newest_numbers, begun)
+        self._end(count, int(physical_offsets[-1]), int(store_timestamps[-1]))
+
+    def put_chained(self, blocks: "Sequence[KeyedBlock]", chainer: "Chainer") -> int:
+        """As put(), of blocks that have at least one key each, with the entries that `chainer` makes; how many. 0: it
+        makes none, and nothing is put."""
+        first, last = blocks[0], blocks[-1]
+        begin = first.store_timestamp if self.next_entry == 1 else self.begin_timestamp
+        chained = chainer((self.view, self.slot_count, self.next_entry, self.entry_limit, begin), blocks)
+        if chained is None:
+            return 0
+        count, entries, slots, numbers, begun = chained
+        self._begin(first.physical_offset, first.store_timestamp)
+        self._enter(entries, np.frombuffer(slots, np.int64), np.frombuffer(numbers, _SLOT_DTYPE), begun)
+        self._end(count, int.from_bytes(last.physical_offsets[-8:], byteorder), last.store_timestamp)
+        return count
+
+    def _begin(self, physical_offset: int, store_timestamp: int) -> None:
+        """This record is going to be in the file: perhaps it is the first one."""
+        if self.next_entry == 1:
+            self.begin_physical, self.begin_timestamp = physical_offset, store_timestamp
+
+    def _enter(self, entries: bytes, slots: _Ints, numbers: NDArray[Any], begun: int) -> None:
+        """Write the next entries, and let these slots, which ascend, name the newest of them; so many were not in
+        use."""
         self.dirty = True
-        self._data.write(self._entries_at + number * ENTRY_SIZE, entries.tobytes())
+        self._data.write(self._entries_at + self.next_entry * ENTRY_SIZE, entries)
         failpoints.hit("index_file.before_slots")
-        self._write_slots(newest_slots, newest_numbers)
+        self._write_slots(slots, numbers)
         failpoints.hit("index_file.before_header")
-        self.next_entry = number + count
-        self.used_slots += int(np.count_nonzero(previous == 0))
-        self.end_physical = int(physical_offsets[-1])
-        self.end_timestamp = int(store_timestamps[-1])
+        self.used_slots += begun
+
+    def _end(self, count: int, physical_offset: int, store_timestamp: int) -> None:
+        """So many entries are written, and this is the last record of them."""
+        self.next_entry += count
+        self.end_physical, self.end_timestamp = physical_offset, store_timestamp
         self._write_header()
 
     def _chain(self, slots: _Ints, number: int) -> tuple[_Ints, _Ints, _Ints]:
@@ -231,7 +281,7 @@ class IndexFile:
         seconds: _Ints = np.clip((store_timestamps - self.begin_timestamp) // 1000, 0, _TIME_DIFF_MAX)
         return seconds
 
-    def _write_slots(self, slots: _Ints, numbers: _Ints) -> None:
+    def _write_slots(self, slots: _Ints, numbers: NDArray[Any]) -> None:
         """Let these slots, which ascend, name these entries."""
         low, high = int(slots[0]), int(slots[-1]) + 1
         if high - low <= len(slots) * _SLOTS_PER_WRITE:

@@ -11,6 +11,7 @@ from aerobee_store.disk.page_cache import NotInMemory
 from aerobee_store.faults.errors import StoreFull
 from aerobee_store.faults.health import StoreHealth
 from aerobee_store.index.index import IndexService
+from aerobee_store.index.index_file import Chainer
 from aerobee_store.log.damage_events import log_new_damage
 from aerobee_store.queues.queue_table import QueueTable
 from aerobee_store.reading.query import QueryResult, query_messages
@@ -66,6 +67,10 @@ class KeyLookup:
         self._health = health
         self._count_max = count_max
         self._agreement = Agreement(self._log, queues)
+
+    def use_chainer(self, chainer: Chainer) -> None:
+        """Have this make entries of the index, where it can."""
+        self._index.chainer = chainer
 
     @property
     def backlog(self) -> int:
