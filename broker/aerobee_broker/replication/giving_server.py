@@ -4,8 +4,8 @@ Touches  sockets; one protocol for each slave, no task of its own.
 
 What is new leaves at the end of the turn of the event loop in which it may be given, to all slaves. Where no send waits
 for them, what comes within PAUSE_S after that leaves together: a gift costs a slave 0.3 ms, however small it is, and a
-busy master has a thousand turns a second. Who does not read is waited for: at most `WRITE_HIGH` bytes are on their way
-to one slave, and they are bytes of the log, which lie in memory once for all.
+busy master has a thousand turns a second. Who does not read is waited for: a slave for which `WRITE_HIGH` bytes wait
+is given no more of them, and they are bytes of the log, which lie in memory once for all.
 
 Invariants
 - At most CONNECTIONS_MAX connections; one that says nothing for haHousekeepingInterval is closed.
@@ -47,8 +47,7 @@ WRITE_HIGH: Final = 1 << 20  # bytes
 TURN_SIZE: Final = 1 << 20  # bytes
 HOT_SIZE: Final = 64 << 20  # bytes; what was written last is in memory
 BRING_SIZE: Final = 8 << 20  # bytes
-JOINED_SIZE: Final = 64 << 10  # bytes of a gift that leaves as one, with what stands before it
-PAUSE_S: Final = 0.002
+PAUSE_S: Final = 0.004
 TICK_MIN_S: Final = 0.01
 SPEED_S: Final = 1.0
 
@@ -148,8 +147,9 @@ class GivingServer:
         if not self._links or self._scheduled:
             return
         self._scheduled = True
-        if self._pause_s and self._loop.time() < self._given_at + self._pause_s:
-            self._loop.call_later(self._pause_s, self._pump_all)
+        pause_s = self._given_at + self._pause_s - self._loop.time() if self._pause_s else 0.0
+        if pause_s > 0:
+            self._loop.call_later(pause_s, self._pump_all)
         else:
             self._loop.call_soon(self._pump_all)
 
@@ -423,18 +423,17 @@ class _Giving(asyncio.Protocol):
         if link is None or transport is None:
             return
         now, size = self._loop.time(), 0
+        parts: list[bytes | memoryview] = []
         try:
-            while not self._paused and size < TURN_SIZE and (piece := link.next_piece(now)) is not None:
-                if len(piece.data) <= JOINED_SIZE:
-                    # What stands before it would leave by itself, and wake the slave up for nothing.
-                    transport.write(b"".join((piece.head, piece.data)))
-                else:
-                    transport.write(piece.head)
-                    transport.write(piece.data)
+            while size < TURN_SIZE and (piece := link.next_piece(now)) is not None:
+                parts += piece
                 size += len(piece.head) + len(piece.data)
         except LinkFault as fault:
             self._refuse(fault)
             return
+        if parts:
+            # At once: each by itself would wake the slave up.
+            transport.writelines(parts)
         if size >= TURN_SIZE and not self._paused:
             self._loop.call_soon(self.pump)
         elif self._news is None and link.has_begun and link.has_news:

@@ -144,7 +144,10 @@ class RawLog:
         file_end = base - base % log.file_size + log.file_size
         if base + len(content) > file_end:
             raise self._wrong(base, f"{len(content)} bytes go beyond the end of the file at {file_end}")
-        found, size = self._whole(memoryview(content), base, file_end, content)
+        walked = None if self.walker is None else self.walker(content, 0, base, self._config.index_enabled)
+        if walked is not None and (goes_on := self._going_on(walked, content, base, file_end)) is not None:
+            return self._append_walked(walked, goes_on, content, base)
+        found, size = self._whole(memoryview(content), base, file_end, content, walked)
         if size:
             work = self._planned(found, content, base)
             if is_empty:
@@ -161,15 +164,71 @@ class RawLog:
         self._begun = (base + size, content[size:])
         return max(map(_newest, found), default=None)
 
+    def _going_on(
+        self, walked: WalkedRecords, content: bytes, base: int, file_end: int
+    ) -> dict[ConsumeQueue, tuple[int, int, bytes]] | None:
+        """What nearly all pieces are: whole records, of which the walker knows each, perhaps the beginning of one more,
+        and each queue goes on where it ended. Of each queue the first number, the number behind, and the entries; None:
+        anything is different."""
+        end, _, runs, _ = walked
+        left = len(content) - end
+        if base + len(content) == file_end or not self._log.room() or self._tombstones.topics:
+            return None
+        if left >= SIZE_AND_MAGIC.size:
+            size, magic = SIZE_AND_MAGIC.unpack_from(content, end)
+            if magic == BLANK_MAGIC or not max(left + 1, RECORD_SIZE_MIN) <= size <= self._record_size_max:
+                return None
+        queue_of = self._appender.queue_of
+        found: dict[ConsumeQueue, tuple[int, int, bytes]] = {}
+        for topic, queue_id, first, count, entries, _, _ in runs:
+            queue = queue_of(topic.decode(), queue_id)
+            if (
+                queue is None
+                or queue.is_batch
+                or first != queue.next_offset
+                or first < queue.max_offset
+                or queue in found
+            ):
+                return None
+            found[queue] = first, first + count, entries
+        return found
+
+    def _append_walked(
+        self,
+        walked: WalkedRecords,
+        goes_on: dict[ConsumeQueue, tuple[int, int, bytes]],
+        content: bytes,
+        base: int,
+    ) -> int:
+        """Write these records; their newest store time."""
+        log = self._log
+        size, newest, _, keys = walked
+        log.write(content if size == len(content) else memoryview(content)[:size])
+        touched: list[Touched] = []
+        for queue, (first, behind, entries) in goes_on.items():
+            queue.next_offset = behind
+            touched.append((queue, first, entries))
+        self._newest = newest
+        blocks = list(map(KeyedBlock._make, keys))
+        count = sum([block.record_count for block in blocks])
+        self._appender.pending.append(PendingBatch(base + size, newest, touched, blocks, count))
+        self._begun = base + size, content[size:]
+        return newest
+
     def _wrong(self, physical_offset: int, reason: str) -> CorruptStore:
         path = self._log.folder / file_name(physical_offset - physical_offset % self._log.file_size)
         return CorruptStore(path, physical_offset, reason, "compare the log of the source with this one")
 
     def _whole(
-        self, content: memoryview, base: int, file_end: int, raw: bytes | None = None
+        self,
+        content: memoryview,
+        base: int,
+        file_end: int,
+        raw: bytes | None = None,
+        walked: WalkedRecords | None = None,
     ) -> tuple[list[_Found], int]:
         """The complete records at the beginning, each proven, and how many bytes they and the file's end have. `raw`:
-        the same bytes for the walker."""
+        the same bytes for the walker; `walked`: what it has found at their beginning."""
         found: list[_Found] = []
         at = 0
         while len(content) - at >= SIZE_AND_MAGIC.size:
@@ -183,9 +242,10 @@ class RawLog:
             if magic == BLANK_MAGIC:
                 return found, at + size
             if raw is not None and self.walker is not None:
-                walked = self.walker(raw, at, base, self._config.index_enabled)
-                if walked is not None:
-                    at, newest, runs, keys = walked
+                known = walked or self.walker(raw, at, base, self._config.index_enabled)
+                walked = None
+                if known is not None:
+                    at, newest, runs, keys = known
                     found.append(
                         _Walked(newest, list(map(WalkedRun._make, runs)), list(map(KeyedBlock._make, keys)))
                     )

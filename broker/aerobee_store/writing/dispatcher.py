@@ -88,7 +88,7 @@ class Dispatcher:
             self._note_keys(last)
             arrivals = self._write(last.touched, notify)
         else:
-            work = dict(self._stuck)
+            work = {queue: (first, [entries]) for queue, (first, entries) in self._stuck.items()}
             begun = 0
             while pending and pending[0].end_offset <= offset:
                 begins = bool(begun_max) and any(
@@ -99,10 +99,11 @@ class Dispatcher:
                 begun += begins
                 last = pending.popleft()
                 for queue, first, entries in last.touched:
-                    known = work.get(queue)
-                    work[queue] = (first, entries) if known is None else (known[0], known[1] + entries)
+                    work.setdefault(queue, (first, []))[1].append(entries)
                 self._note_keys(last)
-            arrivals = self._write([(queue, *more) for queue, more in work.items()], notify)
+            arrivals = self._write(
+                [(queue, first, b"".join(parts)) for queue, (first, parts) in work.items()], notify
+            )
         if last is not None:
             # In this order, and after the entries: the worker reads them the other way round.
             self.confirmed_timestamp = last.store_timestamp
