@@ -109,6 +109,21 @@ FIGURES = (
         (_async(4.0, 1.8),),
         {"topic": "BenchSend", "conns": 8, "window": 32},
     ),
+    # Each send in a call of its own, as soon as one is answered: the generator's limit on two processors (README).
+    Figure(
+        "send, 1 x 64, each by itself",
+        "sends",
+        "send",
+        (_async(3.5, 1.8),),
+        {"topic": "BenchSend", "apart": 1},
+    ),
+    Figure(
+        "send, 8 x 32, each by itself",
+        "sends",
+        "send",
+        (_async(4.0, 1.8),),
+        {"topic": "BenchSend", "conns": 8, "window": 32, "apart": 1},
+    ),
     Figure("send, one in flight", "sends", "send", (_async(2.0, 1.6),), {"topic": "BenchSend", "window": 1}),
     Figure("send with keys, 1 x 64", "sends", "send", (_async(3.0, 1.5),), {"topic": "BenchKeys", "keys": 1}),
     Figure(

@@ -22,21 +22,25 @@ const READ_SIZE: usize = 262144;
 struct Conn { s: TcpStream, buf: Vec<u8>, at: usize, end: usize }
 impl Conn {
     fn new(addr: &str) -> Conn { let s = TcpStream::connect(addr).unwrap(); s.set_nodelay(true).unwrap(); s.set_read_timeout(Some(Duration::from_secs(30))).unwrap(); Conn { s, buf: vec![0; 2 * READ_SIZE], at: 0, end: 0 } }
+    /// Size of the frame that is next, if all of it was read.
+    fn whole(&self) -> Option<usize> {
+        let have = self.end - self.at;
+        if have < 4 { return None; }
+        let n = u32::from_be_bytes(self.buf[self.at..self.at + 4].try_into().unwrap()) as usize;
+        (have >= 4 + n).then_some(n)
+    }
     // next response: (header json, body)
     fn next(&mut self) -> (&str, &[u8], u8) {
         loop {
-            let have = self.end - self.at;
-            if have >= 4 {
-                let n = u32::from_be_bytes(self.buf[self.at..self.at + 4].try_into().unwrap()) as usize;
-                if have >= 4 + n {
-                    let p = self.at + 4;
-                    self.at += 4 + n;
-                    let frame = &self.buf[p..p + n];
-                    let hw = u32::from_be_bytes(frame[..4].try_into().unwrap());
-                    let (h, b) = frame[4..].split_at((hw & 0xffffff) as usize);
-                    return (std::str::from_utf8(h).expect("a header is text"), b, (hw >> 24) as u8);
-                }
+            if let Some(n) = self.whole() {
+                let p = self.at + 4;
+                self.at += 4 + n;
+                let frame = &self.buf[p..p + n];
+                let hw = u32::from_be_bytes(frame[..4].try_into().unwrap());
+                let (h, b) = frame[4..].split_at((hw & 0xffffff) as usize);
+                return (std::str::from_utf8(h).expect("a header is text"), b, (hw >> 24) as u8);
             }
+            let have = self.end - self.at;
             self.buf.copy_within(self.at..self.end, 0);
             (self.at, self.end) = (0, have);
             if self.buf.len() < have + READ_SIZE { self.buf.resize(have + 2 * READ_SIZE, 0); }
@@ -78,6 +82,7 @@ fn main() {
     let keys = g("keys", "0") == "1";
     let queues: usize = g("queues", "4").parse().unwrap();
     let topics: usize = g("topics", "1").parse().unwrap(); // more than one: sends go to <topic>-0, <topic>-1, ... in turn
+    let apart = g("apart", "0") == "1"; // a send leaves as soon as one is answered, else when all answers of a read are taken
     let groups: usize = g("groups", "1").parse().unwrap(); // more than one: connection c pulls for group benchc-(c mod groups)
     let broker = g("broker", "broker-a");
     let batch: usize = g("batch", "1").parse().unwrap(); // more than one: so many messages in each send, as SEND_BATCH_MESSAGE
@@ -114,7 +119,7 @@ fn main() {
                 loop {
                     let inflight = sent - done;
                     let open = Instant::now() < end;
-                    if open && (inflight as usize) < window {
+                    if open && (inflight as usize) < window && (apart || k.whole().is_none()) {
                         out.clear();
                         while ((sent - done) as usize) < window {
                             let i = sent as usize + c;
