@@ -468,12 +468,12 @@ impl Engine {
         .unwrap_or_else(|fault| Err(EngineFault::new_err(fault)))
     }
 
-    /// The answer to the last query, with at most so many messages, all of them in this file of the log. `updated` is the
+    /// The answer to the last query, with at most so many messages, all of them in these files of the log. `updated` is the
     /// place and the store time of the newest message in the index. None when none is found, or anything is unusual.
     fn answer_query<'py>(
         &mut self,
         py: Python<'py>,
-        log: queries::LogFile<'py>,
+        log: Vec<queries::LogFile<'py>>,
         count: usize,
         updated: (i64, i64),
     ) -> PyResult<Option<queries::Answer<'py>>> {

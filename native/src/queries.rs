@@ -338,8 +338,8 @@ impl Chain<'_, '_> {
     }
 }
 
-/// The file of the log that all places are in, mapped: its first byte, the one behind the last that is written, and the
-/// blocks of the log that are in memory (none: all of them are).
+/// A file of the log, mapped: its first byte, the one behind the last that is written, and the blocks of the log that are
+/// in memory (none: all of them are).
 pub type LogFile<'py> = (Bound<'py, PyAny>, i64, i64, Option<Bound<'py, PySet>>);
 
 /// Of a message that was found: queue, number in it, physical offset, size.
@@ -355,21 +355,26 @@ struct Record {
 }
 
 impl Asked {
-    /// The answer with the newest `count` of the messages at the places that are what was asked for; None when there is
-    /// none, or anything is unusual.
+    /// The answer with the newest `count` of the messages at the places that are what was asked for, in these files of
+    /// the log, oldest first; None when there is none, or anything is unusual.
     pub fn answer<'py>(
         &self,
         py: Python<'py>,
-        log: &LogFile<'py>,
+        log: &[LogFile<'py>],
         count: usize,
         updated: (i64, i64),
     ) -> PyResult<Option<Answer<'py>>> {
-        let (view, base, limit, known) = log;
-        let file = Mapped::of(view)?;
         let mut found: Vec<Record> = Vec::new();
         let mut size = 0;
+        let mut files = log.iter();
+        let mut open: Option<(&LogFile<'py>, Mapped)> = None;
         for &place in &self.places {
-            let Some(record) = copied(py, &file, place, (*base, *limit), known.as_ref())? else { return Ok(None) };
+            while open.as_ref().is_none_or(|((_, _, limit, _), _)| place >= *limit) {
+                let Some(file) = files.next() else { return Ok(None) };
+                open = Some((file, Mapped::of(&file.0)?));
+            }
+            let Some(((_, base, limit, known), file)) = open.as_ref() else { return Ok(None) };
+            let Some(record) = copied(py, file, place, (*base, *limit), known.as_ref())? else { return Ok(None) };
             size += record.len();
             if size > BODY_SIZE_MAX {
                 return Ok(None);

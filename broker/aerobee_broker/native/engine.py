@@ -168,9 +168,10 @@ class NativeEngine(Protocol):
         """The query by key at this place of a read, and where the index says that its records may be. None when there
         is no query, nothing is found, or anything is unusual."""
 
-    def answer_query(self, log: LogNearby, count: int, updated: tuple[int, int]) -> Picked | None:
-        """The answer to the last query, with the newest `count` of its messages, which are all in this file of the log.
-        `updated` is the physical offset and the store time of the newest message in the index. None as of `query`."""
+    def answer_query(self, log: list[LogNearby], count: int, updated: tuple[int, int]) -> Picked | None:
+        """The answer to the last query, with the newest `count` of its messages, which are all in these files of the
+        log. `updated` is the physical offset and the store time of the newest message in the index. None as of
+        `query`."""
 
 
 class EngineMaker(Protocol):

@@ -12,8 +12,10 @@ Threads: one thread changes the row. Another may iterate over `files`, a tuple t
 changed, and sync files out of it.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 
 from aerobee_store.disk.io import DataFile, FolderEntry, StoreIo
@@ -23,6 +25,7 @@ from aerobee_store.faults.errors import CorruptStore, WrongLength
 __all__ = ["MappedFile", "MappedFileQueue", "file_name"]
 
 _NAME_DIGITS = 20
+_OFFSET = attrgetter("offset")
 _FOLDERS_ABOVE = 3  # of a queue: topic, consumequeue, store; each may have been made for it
 
 
@@ -156,6 +159,13 @@ class MappedFileQueue:
             if file.offset <= offset < file.end:
                 return file
         return None
+
+    def between(self, first: int, last: int) -> list[MappedFile]:
+        """The files that cover these two offsets, and those between them; none where one of the two is in no file."""
+        if self.find(first) is None or self.find(last) is None:
+            return []
+        at = [bisect_right(self.files, offset, key=_OFFSET) for offset in (first, last)]
+        return list(self.files[at[0] - 1 : at[1]])
 
     # --- changing --------------------------------------------------------------------------------------
 

@@ -44,6 +44,7 @@ Picked = tuple[
 ]
 
 _INDEX_STEP = 4096  # messages whose keys a query indexes at a time
+_FILES_MAX = 16  # of the log, that an answer is made from at once
 
 
 class KeyLookup:
@@ -138,19 +139,18 @@ class KeyLookup:
         first: int,
         last: int,
         max_num: int,
-        pick: Callable[[LogNearby, int, tuple[int, int]], Picked | None],
+        pick: Callable[[list[LogNearby], int, tuple[int, int]], Picked | None],
     ) -> bytes | None:
         """The answer that is made of records between two places by who reads them himself: they are what they say.
         None: query_steps() has to look carefully."""
-        log = self._log
-        file = log.mapped.find(first)
-        if file is None or log.damaged or first < log.proven_from:
+        log, blocks = self._log, self._residency.log_blocks
+        if log.damaged or first < log.proven_from or last >= log.end_offset:
             return None
-        end = min(file.end, log.end_offset)
-        if last >= end:
+        files = log.mapped.between(first, last)
+        if not 0 < len(files) <= _FILES_MAX:
             return None
         updated = max(self._index.end_offset, 0), self._index.last_update_timestamp
-        nearby = file.view, file.offset, end, self._residency.log_blocks
+        nearby = [(file.view, file.offset, min(file.end, log.end_offset), blocks) for file in files]
         picked = pick(nearby, min(max_num, self._count_max), updated)
         if picked is None:
             return None

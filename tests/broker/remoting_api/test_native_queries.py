@@ -285,6 +285,18 @@ def test_the_newest_are_given_up_to_the_number_asked_for() -> None:
     assert found.native == len(counts)
 
 
+def test_messages_of_several_files_of_the_log_are_the_engine_s() -> None:
+    """The same key was sent in each of them: as of a store that has grown for some time."""
+    files: dict[str, Any] = {"mapped_file_size_commit_log": 16_384}
+    sent = [Send(size=5_000 + at) for at in range(30)]
+    found = compare([*sent, *[Query(count="32")] * 3, Query(count="2")], **files)
+    sizes = [[len(one.body) for one in decode_records(answer.body)] for answer in found.answers]
+    assert sizes == [list(range(5_000, 5_030))] * 3 + [[5_028, 5_029]]
+    assert found.native == 3
+    # The 16 files that are looked at at once have three each.
+    assert compare([*sent, *sent, *[Query()] * 3], **files).native == 0
+
+
 def test_more_records_than_one_answer_should_have_are_left_to_python() -> None:
     found = compare([*[Send(size=100_000)] * 15, Query("a"), Query("a"), Query("a", count="1")])
     assert found.native == 0

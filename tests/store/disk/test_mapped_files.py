@@ -54,6 +54,18 @@ def test_a_gap_is_named_and_searched_around(tmp_path: Path) -> None:
     assert files.find(2 * SIZE) is None
 
 
+def test_all_files_between_two_offsets_are_found(tmp_path: Path) -> None:
+    files = row(tmp_path / "log", 2 * SIZE, 3 * SIZE, 4 * SIZE, 7 * SIZE)
+
+    def between(first: int, last: int) -> list[int]:
+        return [file.offset // SIZE for file in files.between(first, last)]
+
+    assert between(2 * SIZE, 2 * SIZE) == [2]
+    assert between(3 * SIZE - 1, 3 * SIZE) == [2, 3]
+    assert between(3 * SIZE, 8 * SIZE - 1) == [3, 4, 7]
+    assert between(2 * SIZE - 1, 3 * SIZE) == between(2 * SIZE, 6 * SIZE) == between(2 * SIZE, 8 * SIZE) == []
+
+
 @pytest.mark.parametrize(
     ("name", "size", "reason"),
     [
