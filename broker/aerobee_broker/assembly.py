@@ -582,7 +582,7 @@ def assemble(
     if engine.native is not None:
         sends = NativeSends(engine, engine.native, intake, store.packing, visibility, promises, stats)
         queries = NativeQueries(engine, engine.native, live, store.keys)
-        NativePulls(engine, engine.native, pulls, sends, queries).serve(handlers)
+        NativePulls(engine, engine.native, pulls, sends, queries, visibility).serve(handlers)
     PopHandlers(pops).register(handlers)
     AckHandlers(acks).register(handlers)
     AssignmentHandlers(assignment, tables.request_modes).register(handlers)

@@ -3,13 +3,16 @@ have more or less, are told of every step.
 
 Touches  the store, which makes queue entries of what is kept, and those who wait for messages.
 
-What is kept is shown at once, after its senders were answered; at a slave, where pieces of the log come by the thousand
-and each has a few entries for each queue, within UNASKED_S, many together. Of queues that begin, a few are shown in a
-turn of the event loop, as files are made for them, and what comes behind these in the log in the next turns. The keys
-of it are indexed a little later, many at a time, as a round of that costs 0.2 ms whatever it finds; who asks for a key
-has those that wait indexed first (see `KeyLookup`). Where the index is not in memory, as after a start, or has no file
-for them, a thread sees to that first. Queue entries that find no room on the disk are tried again until there is some;
-the store takes no messages meanwhile.
+What is kept is shown at once, after its senders were answered. Two kinds are shown together with what comes soon after
+them, as each has a few entries for each queue, which are written queue by queue: what comes to a slave, where it is
+shown within UNASKED_S; and at a master reads of usual sends, within TOGETHER_S while nobody waits for messages. Whoever
+is about to look at a master calls `show_waiting` first, so nobody finds less than there is.
+
+Of queues that begin, a few are shown in a turn of the event loop, as files are made for them, and what comes behind
+these in the log in the next turns. The keys of it are indexed a little later, many at a time, as a round of that costs
+0.2 ms whatever it finds; who asks for a key has those that wait indexed first (see `KeyLookup`). Where the index is not
+in memory, as after a start, or has no file for them, a thread sees to that first. Queue entries that find no room on
+the disk are tried again until there is some; the store takes no messages meanwhile.
 
 Invariants
 - Nothing is shown beyond `Promises.kept_offset`: a reader never sees what a crash or a failover may take back.
@@ -38,6 +41,7 @@ log = structlog.get_logger()
 # That messages of a master wait at most until a slave shows them, with those that came meanwhile: where a reader waits,
 # and where none does.
 SOON_S: Final = 0.002
+TOGETHER_S: Final = 0.002
 UNASKED_S: Final = 0.01
 RESOURCES_RETRY_S: Final = 1.0  # until work that found no descriptor or memory is done again
 DISPATCH_RETRY_S: Final = 1.0  # while the disk is full
@@ -127,6 +131,8 @@ class Visibility:
         self._replicas: tuple[Callable[[], None], ...] = ()
         self._shown_offset = 0
         self._shown_at = 0.0  # by `soon`
+        self._taken_at = 0.0  # when a read of sends was last shown at once, or with others
+        self._is_left = False  # some are taken and not shown
         # Some queues begin: what comes behind the first few of them is shown in the next turns of the loop.
         self._is_beginning = False
         self._began_s = 0.0  # spent on that, and not yet taken
@@ -155,8 +161,8 @@ class Visibility:
         if self._is_beginning:
             self._is_beginning = False
             self._show(self._may_show())
-        if self._timers.pop("show", None) is not None:
-            self.appended()
+        if self._timers.pop("show", None) is not None or self._is_left:
+            self._show_left()
 
     def appended(self) -> None:
         """Messages are in the log: show those whose promise is kept by that."""
@@ -165,6 +171,39 @@ class Visibility:
             self._show(offset)
         for notify in self._replicas:
             notify()
+
+    def taken(self) -> None:
+        """As `appended`, of a read of usual sends: with what comes within TOGETHER_S, while nobody waits for it."""
+        now = self._loop.time()
+        if now - self._taken_at >= TOGETHER_S or self._closed or any(self._waiting):
+            self._show_left()
+            return
+        self._is_left = True
+        if "taken" not in self._timers:
+            self._later("taken", TOGETHER_S, self._show_in_time)
+        for notify in self._replicas:
+            notify()
+
+    def _show_in_time(self) -> None:
+        del self._timers["taken"]
+        if self._is_left:
+            self._show_left()
+
+    def _show_left(self) -> None:
+        self._taken_at = self._loop.time()
+        self.appended()
+        self._is_left = False
+
+    def show_waiting(self) -> None:
+        """Show what `taken` has left, for somebody who is about to look."""
+        if not self._is_left:
+            return
+        try:
+            self._show_left()
+        except OutOfResources:
+            pass  # as the timer does it, that says so
+        except Exception as failed:
+            self._on_failure("taken", failed)
 
     def soon(self) -> None:
         """As `appended`, a little later: no sender waits for it, and what comes until then is shown together."""
@@ -192,10 +231,10 @@ class Visibility:
 
     def _show(self, offset: int) -> None:
         store, timers = self._store, self._timers
-        self._shown_offset = offset
         notify = any(self._waiting)
         begun, at = store.showing.begun_count, time.perf_counter()
         arrivals = store.confirm(offset, notify=notify, begun_max=0 if self._closed else self._begun_max)
+        self._shown_offset = offset
         begins = store.showing.begun_count - begun
         if begins:
             took_s = time.perf_counter() - at

@@ -20,6 +20,7 @@ import msgspec
 from aerobee_access.judging import AskedAgain, asked_again
 from aerobee_access.signature import FRESHNESS
 from aerobee_broker.messages.read import Reading, UsualQuery
+from aerobee_broker.messages.visibility import Visibility
 from aerobee_broker.native.engine import ANSWERS_SIZE, FoundPull, NativeEngine, SendEngine
 from aerobee_broker.remoting_api.native_queries import FIRST_OF_QUERIES, NativeQueries
 from aerobee_broker.remoting_api.native_sends import NativeSends
@@ -62,17 +63,20 @@ class NativePulls:
         reading: Reading,
         sends: NativeSends,
         queries: NativeQueries,
+        visibility: Visibility,
     ) -> None:
         self._engine = engine
         self._native = native
         self._reading = reading
         self._sends = sends
         self._queries = queries
+        self._visibility = visibility
         self._decoder = RequestDecoder(PullMessageHeader)
 
     def serve(self, table: HandlerTable) -> None:
         """Take what is usual of all reads, until the engine has a fault."""
         table.front = self
+        table.before_others = self._visibility.show_waiting
         self._sends.begin()
 
         def ended() -> None:
@@ -94,8 +98,10 @@ class NativePulls:
         """As `Front`."""
         if not data.startswith(FIRST, at + 8):
             if data.startswith(FIRST_OF_QUERIES, at + 8):
+                self._visibility.show_waiting()
                 return self._queries.take(channel, data, at, count_max) if judging is None else None
             return self._sends.take(channel, data, at, count_max, judging)
+        self._visibility.show_waiting()
         pull, gather = self._native.pull, self._native.gather
         begin = at
         requests = size = code = version = 0

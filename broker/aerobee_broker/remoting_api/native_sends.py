@@ -145,7 +145,7 @@ class NativeSends:
             of_topic.size += stored_size
             of_topic.in_batches += messages - times
         self._stats.put_all(count, len(records), requests)
-        self._visibility.appended()
+        self._visibility.taken()
         self._answer(channel, waiting, at_once)
         return FrontTaken(end - at, requests, code, version)
 

@@ -515,6 +515,7 @@ class Connection(asyncio.Protocol):
         Consecutive requests of one batch handler go to it together.
         """
         left: list[Frame] = []
+        self._handlers.before_others()
         clock, write_high = self._clock, self._limits.write_high
         json_keys = self._handlers.by_key[CODEC_JSON]
         run: list[AnyIncoming] = []

@@ -278,6 +278,9 @@ class Entry(Row):
         self.refused = 0
 
 
+def _nothing_to_do() -> None: ...
+
+
 def _is_not_plain(_: AnyRequest) -> Answer:
     raise AssertionError("this code is not served by a plain handler")
 
@@ -314,6 +317,8 @@ class HandlerTable:
     def __init__(self, gate: Gate | None = None) -> None:
         self.gate: Gate = OpenGate() if gate is None else gate
         self.front: Front | None = None
+        # Called before requests are handled that the front has not taken.
+        self.before_others: Callable[[], None] = _nothing_to_do
         # As registered; and as served now, where some may be refused.
         self._registered: dict[int, Entry] = {}
         self._refusals: list[tuple[Collection[int], PlainHandler[msgspec.Struct]]] = []

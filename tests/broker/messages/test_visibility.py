@@ -239,6 +239,64 @@ async def test_what_comes_soon_after_is_shown_together(later: Scene, monkeypatch
     assert later.calls[6:] == ["confirm 500 and tell", "pull"]
 
 
+async def test_reads_of_sends_are_shown_together_while_nobody_waits(
+    later: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiters, told = Waiters(later.calls, "pull", are_waiting=False), list[str]()
+    later.visibility.start([waiters], [lambda: told.append("replicas")])
+
+    def took() -> None:
+        later.log.end_offset += 100
+        later.visibility.taken()
+
+    took()
+    took()
+    took()
+    assert later.calls == ["confirm 100"]  # the first one at once
+    assert len(told) == 3  # replicas do not wait
+    await later.called(2)
+    assert later.calls[1:] == ["confirm 300"]
+    monkeypatch.setattr(module, "TOGETHER_S", 600.0)
+    took()
+    assert later.calls[2:] == []
+    later.visibility.show_waiting()  # somebody is about to look
+    later.visibility.show_waiting()
+    assert later.calls[2:] == ["confirm 400"]
+    took()
+    waiters.waiting.append(waiters)
+    took()
+    assert later.calls[3:] == ["confirm 600 and tell", "pull"]
+    waiters.waiting.clear()
+    took()
+    later.append()  # what is sent in another way shows all
+    assert later.calls[5:] == ["confirm 800"]
+    took()
+    later.visibility.close()
+    assert later.calls[6:] == ["confirm 900"]
+    took()
+    assert later.calls[7:] == ["confirm 1000"]
+
+
+async def test_what_could_not_be_shown_to_a_reader_is_shown_later(
+    later: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader finds what it found before, and nothing breaks its connection."""
+    later.visibility.taken()
+    later.log.end_offset = 100
+    later.visibility.taken()
+    later.log.confirm_errors = [OutOfResources(Path("a queue"), EMFILE)]
+    later.visibility.show_waiting()
+    assert later.calls == []
+    later.visibility.show_waiting()
+    assert later.calls == ["confirm 100"]
+    monkeypatch.setattr(module, "TOGETHER_S", 600.0)
+    later.log.end_offset = 200
+    later.visibility.taken()
+    later.log.confirm_errors = [OSError("a fault")]
+    later.visibility.show_waiting()
+    assert [name for name, _ in later.failures] == ["taken"]
+
+
 async def test_nothing_is_collected_for_nobody(sync: Scene) -> None:
     sync.visibility.start([Waiters(sync.calls, "pull", are_waiting=False), Waiters(sync.calls, "pop")])
     sync.append()

@@ -21,10 +21,12 @@ from structlog.testing import capture_logs
 
 from aerobee_access.signature import sign
 from aerobee_broker.broker import Broker
+from aerobee_broker.messages import visibility
 from aerobee_proto.bodies import TopicConfig
 from aerobee_proto.codes import PullFlag, RequestCode
 from aerobee_proto.frames import Command, FrameDecoder, decode_command, encode_command
 from aerobee_proto.javahash import tag_hash
+from aerobee_proto.records import decode_records
 from aerobee_remoting.exchange.connection import Connection
 from aerobee_store.terms.config import StoreConfig
 from broker.in_memory import broker_in_memory, talking_in_memory
@@ -410,6 +412,42 @@ def test_what_lies_far_behind_the_end_is_gathered_where_nobody_is_sent_to_a_slav
     sends = compare(stored).native
     # The first one looks what is in memory.
     assert found.native - sends == (0 if sends_to_slaves else len(asked) - 1)
+
+
+async def test_whoever_looks_finds_all_that_was_sent_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody waits for messages, many reads of sends are shown together: not to those who ask meanwhile."""
+    monkeypatch.setattr(visibility, "TOGETHER_S", 600.0)
+    async with (
+        broker_in_memory(send_engine="native", flush_disk_type="ASYNC_FLUSH") as broker,
+        talking_in_memory(broker) as sender,
+        talking_in_memory(broker) as client,
+    ):
+        store, count, number = broker.parts.store, count_taken(broker), 0
+
+        async def sent() -> int:
+            nonlocal number
+            number += 1
+            await sender.put("T", b"x", properties=text_of({"KEYS": "key", "UNIQ_KEY": f"U{number}"}))
+            return number
+
+        def pull(offset: int) -> Command:
+            return client.pull_request("T", offset, subscription="*", expressionType="TAG")
+
+        while not count():
+            await sent()
+        await client.exchange(pull(0))
+        for _ in range(3):
+            wanted = await sent()
+            assert store.reading.max_offset("T", 0) < wanted, "it waits"
+            assert (await client.exchange(pull(wanted - 2))).ext["nextBeginOffset"] == str(wanted)
+            wanted = await sent()
+            asked = Command(RequestCode.GET_MAX_OFFSET, ext_fields={"topic": "T", "queueId": "0"})
+            assert (await client.exchange(asked)).ext["offset"] == str(wanted)
+            fields = {"topic": "T", "key": "key", "maxNum": "64", "beginTimestamp": "0"}
+            asked = Command(RequestCode.QUERY_MESSAGE, ext_fields=fields | {"endTimestamp": str(2**62)})
+            for _ in range(2):
+                wanted = await sent()
+                assert len(decode_records((await client.exchange(asked)).body)) == wanted
 
 
 @pytest.mark.parametrize("what", ["pull", "learn_pull", "gather"])

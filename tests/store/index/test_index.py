@@ -1,6 +1,7 @@
 """The key index over its files: rolling, offering again, recovery, cleaning, and the official files."""
 
 import struct
+from array import array
 from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -14,8 +15,9 @@ from hypothesis import strategies as st
 from aerobee_proto.javahash import index_key_hash
 from aerobee_store.disk.io import DataFile, DiskIo
 from aerobee_store.faults.errors import CorruptStore, StoreFull
-from aerobee_store.index.index import IndexedRecord, IndexService, KeyedRecord, key_texts
+from aerobee_store.index.index import IndexedRecord, IndexService, KeyedBlock, KeyedRecord, key_texts
 from aerobee_store.index.index_file import HEADER_SIZE, IndexFile
+from engines import made_engine, need_engine
 from store.golden_cases import GoldenLog, expectation, open_index, unpack
 from store.released import delete
 from store.torn_io import RememberingIo, leave_only
@@ -129,6 +131,76 @@ def test_any_batches_give_the_same_files(
     for key in [f"k{n}" for n in range(6)]:
         expected = [r[3] for r in reversed(log) if r[1] and key in r[1].split(" ")]
         assert find(many, key) == expected[:64]
+
+
+@given(
+    batches=st.lists(
+        st.lists(
+            st.tuples(
+                st.lists(st.sampled_from([0, 1, 5, 6, 2**31 - 1, 2**31 - 2, 2**20]), max_size=4),
+                st.integers(-3000, 5000),
+            ),
+            max_size=5,
+        ),
+        max_size=8,
+    ),
+    start_ms=st.sampled_from([NOW_MS, 0, -5]),
+)
+def test_either_engine_makes_the_same_files(
+    tmp_path_factory: pytest.TempPathFactory, batches: list[list[tuple[list[int], int]]], start_ms: int
+) -> None:
+    need_engine("native")
+    folders = tmp_path_factory.mktemp("python"), tmp_path_factory.mktemp("native")
+    python, native = map(open_service, folders)
+    chained = 0
+
+    def chain(*asked: Any) -> Any:
+        nonlocal chained
+        found = engine.chain_keys(*asked)
+        chained += found is not None
+        return found
+
+    engine, native.chainer = made_engine(), chain
+    at, now_ms = 0, start_ms
+    for batch in batches:
+        blocks: list[KeyedRecord | KeyedBlock] = []
+        for hashes, later_ms in batch:
+            now_ms += later_ms
+            places = [at + 10 * number for number in range(len(hashes))]
+            at += 10 * len(hashes)
+            if hashes:
+                hashed, placed = array("q", hashes).tobytes(), array("q", places).tobytes()
+                blocks.append(KeyedBlock(len(hashes), hashed, placed, places[0], now_ms))
+        before = native.files[-1].room if native.files else 0
+        count, chained = sum(len(block[1]) // 8 for block in blocks if isinstance(block, KeyedBlock)), 0
+        assert python.put_many(blocks) == native.put_many(blocks) == count
+        assert chained == (0 < count <= before)
+        assert contents(folders[0]) == contents(folders[1]) if python.files else not native.files
+    for one in (python, native):
+        one.check()
+        one.close()
+
+
+def test_what_is_no_hash_and_what_has_no_room_is_left_to_python(tmp_path: Path) -> None:
+    need_engine("native")
+    index, engine = open_service(tmp_path), made_engine()
+    index.put_many(records(1))
+    (file,) = index.files
+
+    def chain(hashes: list[int], places: list[int], **changes: int) -> Any:
+        hashed, placed = array("q", hashes).tobytes(), array("q", places).tobytes()
+        known = {"slots": SLOTS, "next": file.next_entry, "limit": LIMIT, "begin": NOW_MS} | changes
+        return engine.chain_keys((file.view, *known.values()), [KeyedBlock(1, hashed, placed, 0, NOW_MS)])
+
+    assert chain([7], [100]) is not None
+    assert chain([7] * 8, [100] * 8)[0] == 8
+    for hashes, places in [([7] * 9, [100] * 9), ([], []), ([-1], [1]), ([2**31], [1]), ([1, 2], [1])]:
+        assert chain(hashes, places) is None
+    assert chain([7], [100], slots=0) is None
+    assert chain([7], [100], limit=0) is None
+    with pytest.raises(BufferError):
+        chain([2**31 - 1], [100], slots=2**31)
+    index.close()
 
 
 @pytest.mark.parametrize("keys", [1, 3, 7, 25])
