@@ -152,7 +152,7 @@ type FoundPull<'py> = (
 
 /// Where a query ends, the version of its client, how many messages it wants, whether its key is the unique one, and the
 /// first and the last place to look at.
-type FoundQuery = (usize, i32, i32, bool, i64, i64);
+type FoundQuery = (usize, i32, i32, bool, Vec<i64>);
 
 /// See `aerobee_broker.native.engine.NativeEngine`.
 #[pyclass]
@@ -446,8 +446,8 @@ impl Engine {
     }
 
     /// The query by key at this place of `data`: where it ends, the version of the client, how many messages are wanted,
-    /// whether it is the unique key, and the first and the last place where the index has one. None when there is none,
-    /// or anything is unusual.
+    /// whether it is the unique key, and the places where the index has one, ascending, at least one. None when there is
+    /// none, or anything is unusual.
     fn query(
         &mut self,
         data: &Bound<'_, PyBytes>,
@@ -462,8 +462,7 @@ impl Engine {
             if !body.is_empty() || asked.read(codec, header).is_none() || asked.look_up(&index)?.is_none() {
                 return Ok(None);
             }
-            let (Some(&first), Some(&last)) = (asked.places.first(), asked.places.last()) else { return Ok(None) };
-            Ok(Some((end, asked.version, asked.count, asked.is_unique, first, last)))
+            Ok(Some((end, asked.version, asked.count, asked.is_unique, asked.places.clone())))
         })
         .unwrap_or_else(|fault| Err(EngineFault::new_err(fault)))
     }

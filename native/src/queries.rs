@@ -27,8 +27,10 @@ const INDEX_HEAD_SIZE: usize = 40;
 const SLOT_SIZE: usize = 4;
 const ENTRY_SIZE: usize = 20;
 const RECORD_HEAD_SIZE: usize = 8; // size and magic
-/// A block of a file of the index, and of the log, is known to be in memory as a whole.
-const INDEX_BLOCK_BITS: u32 = 16;
+/// A block of slots, of entries of the index, and of the log, is known to be in memory as a whole. Those of entries stand
+/// among those of slots by the ones' complements of their numbers.
+const SLOT_BLOCK_BITS: u32 = 16;
+const ENTRY_BLOCK_BITS: u32 = 20;
 const LOG_BLOCK_BITS: u32 = 18;
 
 /// What one request asks.
@@ -288,7 +290,10 @@ fn i32_at(bytes: &[u8], at: usize) -> i64 {
 /// Whether the blocks of these bytes are known to be in memory.
 fn holds(known: Option<&Bound<PySet>>, at: i64, size: i64, bits: u32) -> PyResult<bool> {
     let Some(known) = known else { return Ok(true) };
-    let (first, last) = (at >> bits, (at + size - 1) >> bits);
+    let (mut first, mut last) = (at >> bits, (at + size - 1) >> bits);
+    if bits == ENTRY_BLOCK_BITS {
+        (first, last) = (!first, !last);
+    }
     Ok(known.contains(first)? && (first == last || known.contains(last)?))
 }
 
@@ -309,13 +314,13 @@ impl Chain<'_, '_> {
             return Ok(None);
         }
         let slot_at = INDEX_HEAD_SIZE + (hash % self.slots) as usize * SLOT_SIZE;
-        if !holds(self.known, slot_at as i64, SLOT_SIZE as i64, INDEX_BLOCK_BITS)? {
+        if !holds(self.known, slot_at as i64, SLOT_SIZE as i64, SLOT_BLOCK_BITS)? {
             return Ok(None);
         }
         let mut entry = i32_at(&piece::<SLOT_SIZE>(self.py, &self.file, slot_at)?, 0);
         while 0 < entry && entry < self.limit && places.len() < PLACES_MAX {
             let at = entries_at + entry as usize * ENTRY_SIZE;
-            if *steps == 0 || !holds(self.known, at as i64, ENTRY_SIZE as i64, INDEX_BLOCK_BITS)? {
+            if *steps == 0 || !holds(self.known, at as i64, ENTRY_SIZE as i64, ENTRY_BLOCK_BITS)? {
                 return Ok(None);
             }
             *steps -= 1;

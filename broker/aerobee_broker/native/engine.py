@@ -78,8 +78,7 @@ FoundQuery = tuple[
     int,  # version of the client
     int,  # messages that are wanted
     bool,  # whether its key is the unique one
-    int,  # physical offset of the first record to look at
-    int,  # and of the last
+    list[int],  # physical offsets of records to look at, ascending, at least one
 ]
 
 Gathered = tuple[

@@ -45,10 +45,10 @@ class NativeQueries:
                 found = None if index is None else native.query(data, at, index)
                 if found is None:
                     break
-                end, found_version, count, is_unique, first, last = found
+                end, found_version, count, is_unique, places = found
                 if is_unique:
                     count = self._live.value.default_query_max_num
-                answer = keys.answer_nearby(first, last, count, native.answer_query) if count > 0 else None
+                answer = keys.answer_nearby(places, count, native.answer_query) if count > 0 else None
             except (AerobeeError, OSError):
                 break  # who asks is told why the usual way
             except Exception as failed:

@@ -12,10 +12,8 @@ Threads: one thread changes the row. Another may iterate over `files`, a tuple t
 changed, and sync files out of it.
 """
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
-from operator import attrgetter
 from pathlib import Path
 
 from aerobee_store.disk.io import DataFile, FolderEntry, StoreIo
@@ -25,7 +23,6 @@ from aerobee_store.faults.errors import CorruptStore, WrongLength
 __all__ = ["MappedFile", "MappedFileQueue", "file_name"]
 
 _NAME_DIGITS = 20
-_OFFSET = attrgetter("offset")
 _FOLDERS_ABOVE = 3  # of a queue: topic, consumequeue, store; each may have been made for it
 
 
@@ -160,12 +157,18 @@ class MappedFileQueue:
                 return file
         return None
 
-    def between(self, first: int, last: int) -> list[MappedFile]:
-        """The files that cover these two offsets, and those between them; none where one of the two is in no file."""
-        if self.find(first) is None or self.find(last) is None:
-            return []
-        at = [bisect_right(self.files, offset, key=_OFFSET) for offset in (first, last)]
-        return list(self.files[at[0] - 1 : at[1]])
+    def of_all(self, offsets: Sequence[int]) -> list[MappedFile] | None:
+        """The files that cover these offsets, which ascend, each once; None where one of them is in no file."""
+        found: list[MappedFile] = []
+        end = -1
+        for offset in offsets:
+            if offset >= end:
+                file = self.find(offset)
+                if file is None:
+                    return None
+                found.append(file)
+                end = file.end
+        return found
 
     # --- changing --------------------------------------------------------------------------------------
 

@@ -122,12 +122,12 @@ class IndexFile:
 
     __slots__ = (
         "_data",
-        "_entries_at",
         "begin_physical",
         "begin_timestamp",
         "dirty",
         "end_physical",
         "end_timestamp",
+        "entries_at",
         "entry_limit",
         "next_entry",
         "slot_count",
@@ -143,7 +143,7 @@ class IndexFile:
         self.entry_limit = entry_limit
         self._data = data
         self.view = data.view
-        self._entries_at = HEADER_SIZE + slot_count * SLOT.size
+        self.entries_at = HEADER_SIZE + slot_count * SLOT.size  # position of number 0
         # The header, moved by put() and cut() only.
         fields = HEADER.unpack_from(self.view)
         self.begin_timestamp: int = fields[0]
@@ -171,6 +171,11 @@ class IndexFile:
         return self.next_entry - 1
 
     @property
+    def entries_end(self) -> int:
+        """The position behind the last entry."""
+        return self.entries_at + self.next_entry * ENTRY_SIZE
+
+    @property
     def room(self) -> int:
         """Number of entries that still fit."""
         return self.entry_limit - self.next_entry
@@ -182,8 +187,8 @@ class IndexFile:
 
         20 MB of slots are asked for in 60 us.
         """
-        end = self._entries_at + self.next_entry * ENTRY_SIZE
-        parts = [(0, self._entries_at), (end - end % PAGESIZE, end % PAGESIZE)]
+        end = self.entries_at + self.next_entry * ENTRY_SIZE
+        parts = [(0, self.entries_at), (end - end % PAGESIZE, end % PAGESIZE)]
         return [
             Stretch(self.path, position, length)
             for position, length in parts
@@ -234,7 +239,7 @@ class IndexFile:
         """Write the next entries, and let these slots, which ascend, name the newest of them; so many were not in
         use."""
         self.dirty = True
-        self._data.write(self._entries_at + self.next_entry * ENTRY_SIZE, entries)
+        self._data.write(self.entries_at + self.next_entry * ENTRY_SIZE, entries)
         failpoints.hit("index_file.before_slots")
         self._write_slots(slots, numbers)
         failpoints.hit("index_file.before_header")
@@ -265,7 +270,7 @@ class IndexFile:
 
     def _newest(self, slots: _Ints, number: int) -> _Ints:
         """What the slots hold; 0 where that is no entry below `number`."""
-        stored = np.frombuffer(self.view[HEADER_SIZE : self._entries_at], _SLOT_DTYPE)[slots].astype(np.int64)
+        stored = np.frombuffer(self.view[HEADER_SIZE : self.entries_at], _SLOT_DTYPE)[slots].astype(np.int64)
         stored[(stored < 0) | (stored >= number)] = 0
         return stored
 
@@ -291,7 +296,7 @@ class IndexFile:
             self._data.write(HEADER_SIZE + low * SLOT.size, table.tobytes())
             return
         window = self._data.window()
-        if window is not None and window.begin <= HEADER_SIZE and window.end >= self._entries_at:
+        if window is not None and window.begin <= HEADER_SIZE and window.end >= self.entries_at:
             np.frombuffer(window.map, _SLOT_DTYPE, self.slot_count, HEADER_SIZE)[slots] = numbers
             return
         write = self._data.write
@@ -363,7 +368,7 @@ class IndexFile:
         """
         unpack = ENTRY.unpack_from
         limit = self.next_entry
-        begin_timestamp, entries_at = self.begin_timestamp, self._entries_at
+        begin_timestamp, entries_at = self.begin_timestamp, self.entries_at
         at = HEADER_SIZE + key_hash % self.slot_count * SLOT.size
         if holds is not None and not holds(self, at, SLOT.size):
             yield from self._brought(at, SLOT.size, holds)
@@ -405,7 +410,7 @@ class IndexFile:
 
     def _entry(self, number: int) -> tuple[int, int, int, int]:
         fields: tuple[int, int, int, int] = ENTRY.unpack_from(
-            self.view, self._entries_at + number * ENTRY_SIZE
+            self.view, self.entries_at + number * ENTRY_SIZE
         )
         return fields
 
@@ -489,7 +494,7 @@ class IndexFile:
         return 1 + int(np.searchsorted(offsets, physical_offset))
 
     def _entries(self, number: int, count: int) -> NDArray[Any]:
-        start = self._entries_at + number * ENTRY_SIZE
+        start = self.entries_at + number * ENTRY_SIZE
         return np.frombuffer(self.view[start : start + count * ENTRY_SIZE], _ENTRY_DTYPE)
 
     def _sound_count(self, log_end: int, previous_end: int) -> int:
@@ -532,7 +537,7 @@ class IndexFile:
         self.next_entry = count + 1
         self.used_slots, changed = self._fit_slots(count)
         # To the end of the file: entries whose header was lost lie behind those that it counts.
-        rest = self._entries_at + self.next_entry * ENTRY_SIZE
+        rest = self.entries_at + self.next_entry * ENTRY_SIZE
         self._data.zero(rest, self._data.size - rest)
         self._write_header()
         self.dirty = True
@@ -553,7 +558,7 @@ class IndexFile:
     def _fit_slots(self, count: int) -> tuple[int, bool]:
         """Let each slot name its newest entry among the first `count`; slots used, and whether any changed."""
         expected = self._newest_by_slot(count)
-        stored = np.frombuffer(self.view[HEADER_SIZE : self._entries_at], _SLOT_DTYPE)
+        stored = np.frombuffer(self.view[HEADER_SIZE : self.entries_at], _SLOT_DTYPE)
         differing = np.flatnonzero(stored != expected)
         if len(differing):
             low, high = int(differing[0]), int(differing[-1]) + 1
@@ -581,7 +586,7 @@ class IndexFile:
         self._require(self._entry(1)[1] == self.begin_physical, "wrong first physical offset", 16)
         self._require(self._entry(self.count)[1] == self.end_physical, "wrong last physical offset", 24)
         expected = self._newest_by_slot(self.count)
-        stored = np.frombuffer(self.view[HEADER_SIZE : self._entries_at], _SLOT_DTYPE)
+        stored = np.frombuffer(self.view[HEADER_SIZE : self.entries_at], _SLOT_DTYPE)
         wrong = np.flatnonzero(stored != expected)
         if len(wrong):
             slot = int(wrong[0])
@@ -589,7 +594,7 @@ class IndexFile:
         self._require(self.used_slots == int(np.count_nonzero(expected)), "wrong number of used slots", 32)
 
     def _position(self, number: int) -> int:
-        return self._entries_at + number * ENTRY_SIZE
+        return self.entries_at + number * ENTRY_SIZE
 
     def _require(self, holds: bool, reason: str, position: int) -> None:
         if not holds:

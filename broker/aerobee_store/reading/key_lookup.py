@@ -4,7 +4,7 @@ Touches  the index through dispatch, and index, queues and commit log, reading.
 """
 
 import contextlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 
 from aerobee_proto.steps import finished
 from aerobee_store.disk.page_cache import NotInMemory
@@ -27,7 +27,7 @@ IndexNearby = tuple[
     int,  # the number behind its last entry
     int,  # store time (ms) of its first record
     int,  # and of its last one
-    set[int] | None,  # blocks of 64 KiB that are in memory; None: all are
+    set[int] | None,  # blocks that are in memory, as `Residency.index_blocks` names them; None: all are
 ]
 LogNearby = tuple[
     memoryview,  # a file of the log
@@ -44,7 +44,6 @@ Picked = tuple[
 ]
 
 _INDEX_STEP = 4096  # messages whose keys a query indexes at a time
-_FILES_MAX = 16  # of the log, that an answer is made from at once
 
 
 class KeyLookup:
@@ -136,18 +135,17 @@ class KeyLookup:
 
     def answer_nearby(
         self,
-        first: int,
-        last: int,
+        places: Sequence[int],
         max_num: int,
         pick: Callable[[list[LogNearby], int, tuple[int, int]], Picked | None],
     ) -> bytes | None:
-        """The answer that is made of records between two places by who reads them himself: they are what they say.
-        None: query_steps() has to look carefully."""
+        """The answer that is made of records at these physical offsets, which ascend, by who reads them himself: they
+        are what they say. None: query_steps() has to look carefully."""
         log, blocks = self._log, self._residency.log_blocks
-        if log.damaged or first < log.proven_from or last >= log.end_offset:
+        if log.damaged or places[0] < log.proven_from or places[-1] >= log.end_offset:
             return None
-        files = log.mapped.between(first, last)
-        if not 0 < len(files) <= _FILES_MAX:
+        files = log.mapped.of_all(places)
+        if files is None:
             return None
         updated = max(self._index.end_offset, 0), self._index.last_update_timestamp
         nearby = [(file.view, file.offset, min(file.end, log.end_offset), blocks) for file in files]

@@ -35,8 +35,10 @@ STRETCHES_MAX: Final = 64
 _TRIES_MAX: Final = 4  # then what does not stay in memory is read as it is
 _BLOCK_BITS: Final = 18
 _BLOCK: Final = 1 << _BLOCK_BITS  # of the log: what is asked for together, 6 us
-_INDEX_BITS: Final = 16
-_INDEX_BLOCK: Final = 1 << _INDEX_BITS  # of a file of the index: 2.5 us
+# Of a file of the index: of its slots, 2.5 us, and of its entries, 5 us. Chains lead to anywhere in 400 MB of entries:
+# of blocks as small as those of slots, of which many may be holes, hardly a query met known ones alone.
+_SLOT_BITS: Final = 16
+_ENTRY_BITS: Final = 20
 _QUEUE_BLOCK: Final = 1 << 16  # of a queue file: 3,276 entries
 _BLOCKS_MAX: Final = 4096  # of queues, and of the index, of which the answer is believed
 _GAP_MAX: Final = 32 << 10  # bytes between two records that are read with them
@@ -142,17 +144,23 @@ class Residency:
 
     def holds_index(self, file: IndexFile, position: int, length: int) -> bool:
         """Whether a few bytes of a file of the index are in memory."""
-        block = position >> _INDEX_BITS
+        entries_at = file.entries_at
+        is_entry = position >= entries_at
+        bits = _ENTRY_BITS if is_entry else _SLOT_BITS
+        block = position >> bits
         known = self._known_index.get(file)
-        if (position + length - 1) >> _INDEX_BITS == block:
-            if known is not None and block in known:
+        if (position + length - 1) >> bits == block:
+            # Both kinds of blocks in one set.
+            name = ~block if is_entry else block
+            if known is not None and name in known:
                 return True
-            begin = block << _INDEX_BITS
-            if file.data.in_memory(begin, min(_INDEX_BLOCK, file.data.size - begin)):
+            begin = max(block << bits, entries_at if is_entry else 0)
+            end = min((block + 1) << bits, file.entries_end if is_entry else entries_at)
+            if begin <= position and position + length <= end and file.data.in_memory(begin, end - begin):
                 if self._known_index_count >= _BLOCKS_MAX:
                     self._forget_index()
                 self._known_index_count += 1
-                self._known_index.setdefault(file, set()).add(block)
+                self._known_index.setdefault(file, set()).add(name)
                 return True
         return file.data.in_memory(position, length)
 
@@ -161,7 +169,8 @@ class Residency:
         self._known_index_count = 0
 
     def index_blocks(self, file: IndexFile) -> "set[int] | None":
-        """The blocks of a file of the index that are known to be in memory; None: all count as such."""
+        """The blocks of a file of the index that are known to be in memory, those of 64 KiB of its slots and the ones'
+        complements of those of 1 MiB of its entries; None: all count as such."""
         return None if self.is_off else self._known_index.setdefault(file, set())
 
     @property

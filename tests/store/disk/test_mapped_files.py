@@ -54,16 +54,17 @@ def test_a_gap_is_named_and_searched_around(tmp_path: Path) -> None:
     assert files.find(2 * SIZE) is None
 
 
-def test_all_files_between_two_offsets_are_found(tmp_path: Path) -> None:
+def test_the_files_of_many_offsets_are_found_each_once(tmp_path: Path) -> None:
     files = row(tmp_path / "log", 2 * SIZE, 3 * SIZE, 4 * SIZE, 7 * SIZE)
 
-    def between(first: int, last: int) -> list[int]:
-        return [file.offset // SIZE for file in files.between(first, last)]
+    def found(*found: int) -> list[int] | None:
+        all_ = files.of_all(found)
+        return None if all_ is None else [file.offset // SIZE for file in all_]
 
-    assert between(2 * SIZE, 2 * SIZE) == [2]
-    assert between(3 * SIZE - 1, 3 * SIZE) == [2, 3]
-    assert between(3 * SIZE, 8 * SIZE - 1) == [3, 4, 7]
-    assert between(2 * SIZE - 1, 3 * SIZE) == between(2 * SIZE, 6 * SIZE) == between(2 * SIZE, 8 * SIZE) == []
+    assert found() == []
+    assert found(2 * SIZE, 2 * SIZE + 5) == [2]
+    assert found(3 * SIZE - 1, 3 * SIZE, 4 * SIZE - 1, 8 * SIZE - 1) == [2, 3, 7]
+    assert found(2 * SIZE - 1, 3 * SIZE) is found(2 * SIZE, 6 * SIZE) is found(2 * SIZE, 8 * SIZE) is None
 
 
 @pytest.mark.parametrize(
