@@ -1,17 +1,20 @@
 """What has to be brought for records: those that lie side by side together, and nothing that entries make up."""
 
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 
+from aerobee_store.disk.io import DataFile
 from aerobee_store.disk.page_cache import Stretch
+from aerobee_store.index.index_file import ENTRY_SIZE, HEADER_SIZE, IndexFile, index_file_size
 from aerobee_store.log.commit_log import CommitLog
 from aerobee_store.reading.residency import STRETCHES_MAX, Places, Residency
 from store.memory_io import MemoryIo
 from store.slow_disk import SlowIo
 
-FILE = 1 << 20
+FILE = MIB = 1 << 20
 GAP = 32 << 10
 FIRST, SECOND = (Path(f"/log/{offset:020}") for offset in (0, FILE))
 
@@ -102,3 +105,45 @@ def test_half_of_what_is_read_ahead_is_always_on_its_way(tmp_path: Path) -> None
             assert came >= min(begin + 3 * block, log.end_offset)
     assert len(asked) <= size // (4 * block) + 1  # and no part twice
     assert sum(stretch.length for stretch in asked) <= size
+
+
+def test_what_is_known_of_the_index_are_blocks_of_slots_and_of_written_entries(log: CommitLog) -> None:
+    slots, limit = 40_000, 200_000
+    size = index_file_size(slots, limit)
+    data = MemoryIo().open_file(Path("/index"), size, create=True)
+    file = IndexFile(data, slots, limit)
+    written = file.next_entry = 70_000
+    entries_at = HEADER_SIZE + 4 * slots
+    asked: list[tuple[int, int]] = []
+
+    class Asked:
+        """The file, of which the system has everything but the second MiB."""
+
+        def in_memory(self, position: int, length: int) -> bool:
+            asked.append((position, length))
+            return position + length <= MIB or position >= 2 * MIB
+
+    file._data = cast("DataFile", Asked())
+    residency = Residency(log, count_max=10)
+    residency.begin(lambda stretches: None)
+
+    def holds(position: int, length: int = ENTRY_SIZE) -> tuple[bool, list[tuple[int, int]]]:
+        asked.clear()
+        return residency.holds_index(file, position, length), list(asked)
+
+    # A block of slots ends where entries begin, and is asked for once.
+    assert holds(HEADER_SIZE, 4) == (True, [(0, 1 << 16)])
+    assert holds(HEADER_SIZE + 400, 4) == (True, [])
+    assert holds(entries_at - 4, 4) == (True, [(2 << 16, entries_at - (2 << 16))])
+    # Those of entries begin behind the slots, and end behind what is written.
+    assert holds(entries_at) == (True, [(entries_at, MIB - entries_at)])
+    assert holds(entries_at + 40_000 * ENTRY_SIZE) == (True, [])
+    assert holds(MIB + 100) == (False, [(MIB, file.entries_end - MIB), (MIB + 100, ENTRY_SIZE)])
+    file.next_entry = written + 70_000
+    assert holds(2 * MIB + 100) == (True, [(2 * MIB, file.entries_end - 2 * MIB)])
+    assert file.entries_end == entries_at + 140_000 * ENTRY_SIZE
+    # What lies in two blocks is asked for by itself.
+    assert holds(2 * MIB - 10) == (False, [(2 * MIB - 10, ENTRY_SIZE)])
+    assert residency.index_blocks(file) == {0, 2, ~0, ~2}
+    residency.forget()
+    assert residency.index_blocks(file) == set()
