@@ -75,6 +75,7 @@ _SCAN_STEP: Final = 1 << 16
 _SLOTS_PER_WRITE: Final = 128
 
 _Ints = NDArray[np.int64]
+_Numbers = _Ints | NDArray[np.int32]
 
 
 @dataclass(slots=True, frozen=True)
@@ -235,7 +236,7 @@ class IndexFile:
         if self.next_entry == 1:
             self.begin_physical, self.begin_timestamp = physical_offset, store_timestamp
 
-    def _enter(self, entries: bytes, slots: _Ints, numbers: NDArray[Any], begun: int) -> None:
+    def _enter(self, entries: bytes, slots: _Ints, numbers: _Numbers, begun: int) -> None:
         """Write the next entries, and let these slots, which ascend, name the newest of them; so many were not in
         use."""
         self.dirty = True
@@ -286,7 +287,7 @@ class IndexFile:
         seconds: _Ints = np.clip((store_timestamps - self.begin_timestamp) // 1000, 0, _TIME_DIFF_MAX)
         return seconds
 
-    def _write_slots(self, slots: _Ints, numbers: NDArray[Any]) -> None:
+    def _write_slots(self, slots: _Ints, numbers: _Numbers) -> None:
         """Let these slots, which ascend, name these entries."""
         low, high = int(slots[0]), int(slots[-1]) + 1
         if high - low <= len(slots) * _SLOTS_PER_WRITE:

@@ -110,20 +110,21 @@ def test_half_of_what_is_read_ahead_is_always_on_its_way(tmp_path: Path) -> None
 def test_what_is_known_of_the_index_are_blocks_of_slots_and_of_written_entries(log: CommitLog) -> None:
     slots, limit = 40_000, 200_000
     size = index_file_size(slots, limit)
-    data = MemoryIo().open_file(Path("/index"), size, create=True)
-    file = IndexFile(data, slots, limit)
-    written = file.next_entry = 70_000
-    entries_at = HEADER_SIZE + 4 * slots
     asked: list[tuple[int, int]] = []
 
-    class Asked:
+    class Data:
         """The file, of which the system has everything but the second MiB."""
+
+        def __init__(self) -> None:
+            self.size, self.view = size, memoryview(bytes(size))
 
         def in_memory(self, position: int, length: int) -> bool:
             asked.append((position, length))
             return position + length <= MIB or position >= 2 * MIB
 
-    file._data = cast("DataFile", Asked())
+    file = IndexFile(cast("DataFile", Data()), slots, limit)
+    written = file.next_entry = 70_000
+    entries_at = HEADER_SIZE + 4 * slots
     residency = Residency(log, count_max=10)
     residency.begin(lambda stretches: None)
 
