@@ -231,10 +231,14 @@ class Visibility:
 
     def _show(self, offset: int) -> None:
         store, timers = self._store, self._timers
+        before, self._shown_offset = self._shown_offset, offset
         notify = any(self._waiting)
         begun, at = store.showing.begun_count, time.perf_counter()
-        arrivals = store.confirm(offset, notify=notify, begun_max=0 if self._closed else self._begun_max)
-        self._shown_offset = offset
+        try:
+            arrivals = store.confirm(offset, notify=notify, begun_max=0 if self._closed else self._begun_max)
+        except OutOfResources:
+            self._shown_offset = before  # it is tried again; behind a fault of ours nobody meets it again
+            raise
         begins = store.showing.begun_count - begun
         if begins:
             took_s = time.perf_counter() - at
