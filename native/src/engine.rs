@@ -467,6 +467,11 @@ impl Engine {
         .unwrap_or_else(|fault| Err(EngineFault::new_err(fault)))
     }
 
+    /// What the last query, or its answer, needs and was not known to be in memory, as `queries::Asked::lacking`; told once.
+    fn lacking(&mut self) -> Option<(i32, i64, i64)> {
+        self.asked.lacking.take()
+    }
+
     /// The answer to the last query, with at most so many messages, all of them in these files of the log. `updated` is the
     /// place and the store time of the newest message in the index. None when none is found, or anything is unusual.
     fn answer_query<'py>(

@@ -52,8 +52,13 @@ pub struct Asked {
     end: i64,
     /// Where the index says that there may be one, ascending.
     pub places: Vec<i64>,
+    /// What was not known to be in memory: the number of a file of the index or LOG, position or physical offset, size.
+    pub lacking: Option<(i32, i64, i64)>,
     seen: u8,
 }
+
+/// Stands for the log where a file of the index has its number.
+const LOG: i32 = -1;
 
 const COUNT: u8 = 1;
 const BEGIN: u8 = 2;
@@ -223,7 +228,7 @@ impl Asked {
     }
 
     /// Look into the files of the index, newest first, for at most PLACES_MAX places; None when that is too much for one
-    /// look, or not in memory, or gives nothing.
+    /// look, or not in memory (then `lacking` says what), or gives nothing.
     pub fn look_up(&mut self, index: &[IndexFile]) -> PyResult<Option<()>> {
         let hash = javahash::of_key(javahash::extended(
             javahash::extended(javahash::extended(0, &self.topic), b"#"),
@@ -231,7 +236,7 @@ impl Asked {
         ));
         let begin = self.begin.saturating_sub(TIME_STEP_MS);
         let mut steps = STEPS_MAX;
-        for file in index {
+        for (number, file) in index.iter().enumerate() {
             if self.places.len() >= PLACES_MAX {
                 break;
             }
@@ -248,8 +253,13 @@ impl Asked {
                     first_ms: *first_ms,
                     known: known.as_ref(),
                 };
-                if chain.collect(hash, (begin, self.end), &mut steps, &mut self.places)?.is_none() {
-                    return Ok(None);
+                match chain.collect(hash, (begin, self.end), &mut steps, &mut self.places)? {
+                    Followed::ToItsEnd => {}
+                    Followed::TooFar => return Ok(None),
+                    Followed::To(position, size) => {
+                        self.lacking = i32::try_from(number).ok().map(|number| (number, position, size));
+                        return Ok(None);
+                    }
                 }
             }
             if *first_ms < begin {
@@ -265,6 +275,14 @@ impl Asked {
 /// One file of the index, mapped: how many slots it has, the number behind its last entry, the store times of its first
 /// and last record, and the blocks of it that are in memory (none: all of them are).
 pub type IndexFile<'py> = (Bound<'py, PyAny>, i64, i64, i64, i64, Option<Bound<'py, PySet>>);
+
+/// How far a chain was followed.
+enum Followed {
+    ToItsEnd,
+    TooFar,
+    /// These bytes are not known to be in memory: position, size.
+    To(i64, i64),
+}
 
 /// The entries of one file that share a slot, from the newest on.
 struct Chain<'a, 'py> {
@@ -298,30 +316,33 @@ fn holds(known: Option<&Bound<PySet>>, at: i64, size: i64, bits: u32) -> PyResul
 }
 
 impl Chain<'_, '_> {
-    /// As `IndexFile.collect`. None: it has to do it.
+    /// As `IndexFile.collect`. Where it does not come to the end, that has to do it.
     fn collect(
         &self,
         hash: i64,
         (begin, end): (i64, i64),
         steps: &mut usize,
         places: &mut Vec<i64>,
-    ) -> PyResult<Option<()>> {
+    ) -> PyResult<Followed> {
         if self.slots <= 0 {
             return Err(PyValueError::new_err("a file of the index has slots"));
         }
         let entries_at = INDEX_HEAD_SIZE + self.slots as usize * SLOT_SIZE;
         if self.file.len() < entries_at + self.limit.max(0) as usize * ENTRY_SIZE {
-            return Ok(None);
+            return Ok(Followed::TooFar);
         }
         let slot_at = INDEX_HEAD_SIZE + (hash % self.slots) as usize * SLOT_SIZE;
         if !holds(self.known, slot_at as i64, SLOT_SIZE as i64, SLOT_BLOCK_BITS)? {
-            return Ok(None);
+            return Ok(Followed::To(slot_at as i64, SLOT_SIZE as i64));
         }
         let mut entry = i32_at(&piece::<SLOT_SIZE>(self.py, &self.file, slot_at)?, 0);
         while 0 < entry && entry < self.limit && places.len() < PLACES_MAX {
             let at = entries_at + entry as usize * ENTRY_SIZE;
-            if *steps == 0 || !holds(self.known, at as i64, ENTRY_SIZE as i64, ENTRY_BLOCK_BITS)? {
-                return Ok(None);
+            if *steps == 0 {
+                return Ok(Followed::TooFar);
+            }
+            if !holds(self.known, at as i64, ENTRY_SIZE as i64, ENTRY_BLOCK_BITS)? {
+                return Ok(Followed::To(at as i64, ENTRY_SIZE as i64));
             }
             *steps -= 1;
             let fields: [u8; ENTRY_SIZE] = piece(self.py, &self.file, at)?;
@@ -339,7 +360,7 @@ impl Chain<'_, '_> {
             }
             entry = previous;
         }
-        Ok(Some(()))
+        Ok(Followed::ToItsEnd)
     }
 }
 
@@ -363,7 +384,7 @@ impl Asked {
     /// The answer with the newest `count` of the messages at the places that are what was asked for, in these files of
     /// the log, oldest first; None when there is none, or anything is unusual.
     pub fn answer<'py>(
-        &self,
+        &mut self,
         py: Python<'py>,
         log: &[LogFile<'py>],
         count: usize,
@@ -379,7 +400,14 @@ impl Asked {
                 open = Some((file, Mapped::of(&file.0)?));
             }
             let Some(((_, base, limit, known), file)) = open.as_ref() else { return Ok(None) };
-            let Some(record) = copied(py, file, place, (*base, *limit), known.as_ref())? else { return Ok(None) };
+            let record = match copied(py, file, place, (*base, *limit), known.as_ref())? {
+                Copied::Record(bytes) => bytes,
+                Copied::None => return Ok(None),
+                Copied::NotKnown(size) => {
+                    self.lacking = Some((LOG, place, size));
+                    return Ok(None);
+                }
+            };
             size += record.len();
             if size > BODY_SIZE_MAX {
                 return Ok(None);
@@ -433,29 +461,37 @@ fn value<'a>(properties: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     properties.rsplit(|&byte| byte == 2).filter_map(|piece| piece.strip_prefix(name)).find(|value| !value.is_empty())
 }
 
-/// The bytes of the record at this place of the log; None when there is none whole, or it is not in memory.
+/// What stands at a place of the log.
+enum Copied {
+    Record(Vec<u8>),
+    None,
+    /// So many bytes there are not known to be in memory.
+    NotKnown(i64),
+}
+
+/// The record at this place of the log.
 fn copied(
     py: Python,
     file: &Mapped,
     place: i64,
     (base, limit): (i64, i64),
     known: Option<&Bound<PySet>>,
-) -> PyResult<Option<Vec<u8>>> {
+) -> PyResult<Copied> {
     if place < base || place > limit - RECORD_HEAD_SIZE as i64 {
-        return Ok(None);
+        return Ok(Copied::None);
     }
     if !holds(known, place, RECORD_HEAD_SIZE as i64, LOG_BLOCK_BITS)? {
-        return Ok(None);
+        return Ok(Copied::NotKnown(RECORD_HEAD_SIZE as i64));
     }
     let at = (place - base) as usize;
     let size = i32_at(&piece::<4>(py, file, at)?, 0);
     if size < RECORD_HEAD_SIZE as i64 || size > limit - place || size > BODY_SIZE_MAX as i64 {
-        return Ok(None);
+        return Ok(Copied::None);
     }
     if !holds(known, place, size, LOG_BLOCK_BITS)? {
-        return Ok(None);
+        return Ok(Copied::NotKnown(size));
     }
     let mut record = vec![0; size as usize];
     file.copy(py, at, &mut record)?;
-    Ok(Some(record))
+    Ok(Copied::Record(record))
 }

@@ -18,7 +18,7 @@ from aerobee_proto.native_records import MODULE
 from aerobee_remoting.exchange.gate import Judge
 from aerobee_store.index.index_file import ChainedKeys, KeyedBlock
 from aerobee_store.reading.get_message import Nearby
-from aerobee_store.reading.key_lookup import IndexNearby, LogNearby, Picked
+from aerobee_store.reading.key_lookup import IndexNearby, Lacking, LogNearby, Picked
 from aerobee_store.replicas.raw_log import WalkedRecords
 
 __all__ = [
@@ -166,6 +166,9 @@ class NativeEngine(Protocol):
     def query(self, data: bytes, at: int, index: list[IndexNearby]) -> FoundQuery | None:
         """The query by key at this place of a read, and where the index says that its records may be. None when there
         is no query, nothing is found, or anything is unusual."""
+
+    def lacking(self) -> Lacking | None:
+        """What the last query, or its answer, needs and was not known to be in memory. Told once."""
 
     def answer_query(self, log: list[LogNearby], count: int, updated: tuple[int, int]) -> Picked | None:
         """The answer to the last query, with the newest `count` of its messages, which are all in these files of the

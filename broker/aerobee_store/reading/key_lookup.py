@@ -19,7 +19,7 @@ from aerobee_store.reading.residency import Residency
 from aerobee_store.walking.agreement import Agreement
 from aerobee_store.writing.dispatcher import Dispatcher
 
-__all__ = ["IndexNearby", "KeyLookup", "LogNearby", "Picked"]
+__all__ = ["IndexNearby", "KeyLookup", "Lacking", "LogNearby", "Picked"]
 
 IndexNearby = tuple[
     memoryview,  # a file of the index
@@ -34,6 +34,11 @@ LogNearby = tuple[
     int,  # physical offset of its first byte
     int,  # and of the byte behind the last that is written in it
     set[int] | None,  # blocks of 256 KiB of the log that are in memory; None: all are
+]
+Lacking = tuple[
+    int,  # which file of the index, from the newest on; -1: of the log
+    int,  # position in that file; physical offset
+    int,  # bytes
 ]
 Picked = tuple[
     bytes,  # an answer
@@ -132,6 +137,15 @@ class KeyLookup:
             (one.view, one.slot_count, one.next_entry, one.begin_timestamp, one.end_timestamp, blocks(one))
             for one in reversed(self._index.files)
         ]
+
+    def asks(self, lacking: Lacking) -> bool:
+        """Ask whether this is in memory; what is there is known then, with what lies around it, for a moment."""
+        number, position, length = lacking
+        residency, files = self._residency, self._index.files
+        if number >= 0:
+            return number < len(files) and residency.holds_index(files[-1 - number], position, length)
+        file = self._log.mapped.find(position)
+        return file is not None and residency.holds(file, position, min(position + length, file.end))
 
     def answer_nearby(
         self,

@@ -6,7 +6,7 @@ Both brokers of a comparison run whole, in memory, with one clock that moves bet
 import asyncio
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from struct import Struct
 from types import SimpleNamespace
@@ -329,19 +329,43 @@ async def test_what_is_not_in_memory_is_not_looked_at(monkeypatch: pytest.Monkey
             keys.build(100)
         residency.begin(lambda stretches: None)
         count = count_taken(broker)
-        connection.data_received(frame_of(Query(), 1))
-        assert count() == 0
-        connection.data_received(frame_of(Query(), 2))
-        assert count() == 1
+        asked: list[str] = []
+        ways = {name: getattr(residency, name) for name in ("holds_index", "holds")}
+
+        def asks(name: str, answer: Callable[..., bool]) -> None:
+            def noted(*what: Any) -> bool:
+                asked.append(name)
+                return answer(*what)
+
+            monkeypatch.setattr(residency, name, noted)
+
+        for name, real in ways.items():
+            asks(name, real)
+        for number in range(2):  # what was not known is asked for, once
+            connection.data_received(frame_of(Query(), number))
+            assert count() == number + 1
+            assert asked == ["holds_index", "holds_index", "holds"]
         residency.forget()
         connection.data_received(frame_of(Query(), 3))
-        assert count() == 1
+        assert count() == 3
+        assert len(asked) == 6
+        for name, real in ways.items():  # one of the two is not there
+            asks(name, lambda *_: False)
+            residency.forget()
+            connection.data_received(frame_of(Query(), 4))
+            assert count() == 3
+            if name == "holds_index":
+                with pytest.raises(NotInMemory):
+                    raise next(keys.query_steps("T", "a", 1, 0, 2**62)) or AssertionError
+            asks(name, real)
+        # It is there, and what lies around it is not: that is asked once, and the engine cannot tell.
         residency.forget()
-        monkeypatch.setattr(residency, "holds_index", lambda *_: False)
-        with pytest.raises(NotInMemory):
-            raise next(keys.query_steps("T", "a", 1, 0, 2**62)) or AssertionError
-        connection.data_received(frame_of(Query(), 4))
-        assert count() == 1
+        asks("holds_index", lambda *_: True)
+        asked.clear()
+        native = broker.parts.observed
+        connection.data_received(frame_of(Query(), 5))
+        assert count() == 3
+        assert native.engine() == "native"
 
 
 @pytest.mark.parametrize("what", ["query", "answer_query"])
