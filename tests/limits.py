@@ -256,6 +256,7 @@ TABLE: Final = (
         "changed, queries of one read, and bytes of what the native engine answers of one",
         (
             "aerobee_broker.remoting_api.native_queries:QUERIES_MAX",
+            "aerobee_broker.remoting_api.native_queries:ASKED_MAX",
             "aerobee_broker.native.engine:ANSWERS_SIZE",
             "aerobee_broker.remoting_api.request_bodies:RUN_MAX",
             "aerobee_broker.messages.publish:TURN_MAKES_MAX",
