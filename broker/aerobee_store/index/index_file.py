@@ -104,8 +104,8 @@ ChainedKeys = tuple[
     bytes,  # the number of the newest entry of each, as it is stored
     int,  # slots of these that were not in use
 ]
-# Makes the next entries of a file, of blocks that have keys: its view, number of slots, number of
-# the next entry, limit of entries, store time (ms) of its first record. None: it makes none of these.
+# Makes the next entries of a file, of blocks that have keys. Of the file it is told the view, the number of slots, the
+# number of the next entry, the limit of entries, the store time (ms) of the first record. None: it makes none of these.
 Chainer = Callable[[tuple[memoryview, int, int, int, int], Sequence[KeyedBlock]], ChainedKeys | None]
 # Whether these few bytes of a file are in memory.
 Holds = Callable[["IndexFile", int, int], bool]
@@ -217,7 +217,7 @@ class IndexFile:
         self._enter(entries.tobytes(), newest_slots, newest_numbers, begun)
         self._end(count, int(physical_offsets[-1]), int(store_timestamps[-1]))
 
-    def put_chained(self, blocks: "Sequence[KeyedBlock]", chainer: "Chainer") -> int:
+    def put_chained(self, blocks: Sequence[KeyedBlock], chainer: Chainer) -> int:
         """As put(), of blocks that have at least one key each, with the entries that `chainer` makes; how many. 0: it
         makes none, and nothing is put."""
         first, last = blocks[0], blocks[-1]
