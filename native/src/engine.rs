@@ -151,7 +151,7 @@ type FoundPull<'py> = (
 );
 
 /// Where a query ends, the version of its client, how many messages it wants, whether its key is the unique one, and the
-/// first and the last place to look at.
+/// places to look at.
 type FoundQuery = (usize, i32, i32, bool, Vec<i64>);
 
 /// See `aerobee_broker.native.engine.NativeEngine`.

@@ -7,16 +7,14 @@ use pyo3::types::PyBytes;
 
 use crate::mapped::Mapped;
 
-const HEADER_SIZE: usize = 40;
-const SLOT_SIZE: usize = 4;
-const ENTRY_SIZE: usize = 20;
-const PLACE_AT: usize = 4;
-const TIME_AT: usize = 12;
-const PREVIOUS_AT: usize = 16;
+pub const HEADER_SIZE: usize = 40;
+pub const SLOT_SIZE: usize = 4;
+pub const ENTRY_SIZE: usize = 20;
+const PREVIOUS_AT: usize = 16; // in an entry
 const SECOND_MS: i64 = 1000;
 const NUMBER_SIZE: usize = 8; // i64 of this machine
 
-/// Keys of one store time, as `aerobee_store.index.index.KeyedBlock` has them: how many records, hashes, places, the
+/// Keys of one store time, as `aerobee_store.index.index_file.KeyedBlock` has them: how many records, hashes, places, the
 /// first place, the time.
 pub type Block<'py> = (usize, Bound<'py, PyBytes>, Bound<'py, PyBytes>, i64, i64);
 /// How many entries, their bytes, the slots that are touched (i64 of this machine, ascending), the number of the newest
@@ -121,5 +119,3 @@ fn seconds_since(begin: i64, stored: i64) -> i32 {
     let seconds = stored.saturating_sub(begin).div_euclid(SECOND_MS).max(0);
     i32::try_from(seconds).unwrap_or(i32::MAX)
 }
-
-const _: () = assert!(PLACE_AT + 8 == TIME_AT && TIME_AT + 4 == PREVIOUS_AT && PREVIOUS_AT + 4 == ENTRY_SIZE);

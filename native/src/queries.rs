@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PySet, PyString};
 
 use crate::answers::Listed;
+use crate::indexing::{ENTRY_SIZE, HEADER_SIZE, SLOT_SIZE};
 use crate::javahash;
 use crate::json::{Json, is_text, whole};
 use crate::mapped::Mapped;
@@ -23,15 +24,7 @@ const STEPS_MAX: usize = 512;
 const BODY_SIZE_MAX: usize = 1 << 20;
 /// Whole seconds are what the index knows: it is asked for one more, and the records say which they are.
 const TIME_STEP_MS: i64 = 1000;
-const INDEX_HEAD_SIZE: usize = 40;
-const SLOT_SIZE: usize = 4;
-const ENTRY_SIZE: usize = 20;
 const RECORD_HEAD_SIZE: usize = 8; // size and magic
-/// A block of slots, of entries of the index, and of the log, is known to be in memory as a whole. Those of entries stand
-/// among those of slots by the ones' complements of their numbers.
-const SLOT_BLOCK_BITS: u32 = 16;
-const ENTRY_BLOCK_BITS: u32 = 20;
-const LOG_BLOCK_BITS: u32 = 18;
 
 /// What one request asks.
 #[derive(Default)]
@@ -294,24 +287,28 @@ struct Chain<'a, 'py> {
     known: Option<&'a Bound<'py, PySet>>,
 }
 
-/// So many bytes from there on.
-fn piece<const SIZE: usize>(py: Python, file: &Mapped, at: usize) -> PyResult<[u8; SIZE]> {
-    let mut bytes = [0; SIZE];
-    file.copy(py, at, &mut bytes)?;
-    Ok(bytes)
-}
-
 fn i32_at(bytes: &[u8], at: usize) -> i64 {
     i64::from(i32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]))
 }
 
+/// A block of slots, of entries of the index, and of the log, is known to be in memory as a whole: its name, as
+/// `aerobee_store.reading.residency` has it.
+fn slot_block(at: i64) -> i64 {
+    at >> 16
+}
+
+fn entry_block(at: i64) -> i64 {
+    !(at >> 20)
+}
+
+fn log_block(at: i64) -> i64 {
+    at >> 18
+}
+
 /// Whether the blocks of these bytes are known to be in memory.
-fn holds(known: Option<&Bound<PySet>>, at: i64, size: i64, bits: u32) -> PyResult<bool> {
+fn holds(known: Option<&Bound<PySet>>, at: i64, size: i64, block: impl Fn(i64) -> i64) -> PyResult<bool> {
     let Some(known) = known else { return Ok(true) };
-    let (mut first, mut last) = (at >> bits, (at + size - 1) >> bits);
-    if bits == ENTRY_BLOCK_BITS {
-        (first, last) = (!first, !last);
-    }
+    let (first, last) = (block(at), block(at + size - 1));
     Ok(known.contains(first)? && (first == last || known.contains(last)?))
 }
 
@@ -327,25 +324,26 @@ impl Chain<'_, '_> {
         if self.slots <= 0 {
             return Err(PyValueError::new_err("a file of the index has slots"));
         }
-        let entries_at = INDEX_HEAD_SIZE + self.slots as usize * SLOT_SIZE;
+        let entries_at = HEADER_SIZE + self.slots as usize * SLOT_SIZE;
         if self.file.len() < entries_at + self.limit.max(0) as usize * ENTRY_SIZE {
             return Ok(Followed::TooFar);
         }
-        let slot_at = INDEX_HEAD_SIZE + (hash % self.slots) as usize * SLOT_SIZE;
-        if !holds(self.known, slot_at as i64, SLOT_SIZE as i64, SLOT_BLOCK_BITS)? {
+        let slot_at = HEADER_SIZE + (hash % self.slots) as usize * SLOT_SIZE;
+        if !holds(self.known, slot_at as i64, SLOT_SIZE as i64, slot_block)? {
             return Ok(Followed::To(slot_at as i64, SLOT_SIZE as i64));
         }
-        let mut entry = i32_at(&piece::<SLOT_SIZE>(self.py, &self.file, slot_at)?, 0);
+        let cells = self.file.cells(self.py)?;
+        let mut entry = i32_at(&cells.array::<SLOT_SIZE>(slot_at)?, 0);
         while 0 < entry && entry < self.limit && places.len() < PLACES_MAX {
             let at = entries_at + entry as usize * ENTRY_SIZE;
             if *steps == 0 {
                 return Ok(Followed::TooFar);
             }
-            if !holds(self.known, at as i64, ENTRY_SIZE as i64, ENTRY_BLOCK_BITS)? {
+            if !holds(self.known, at as i64, ENTRY_SIZE as i64, entry_block)? {
                 return Ok(Followed::To(at as i64, ENTRY_SIZE as i64));
             }
             *steps -= 1;
-            let fields: [u8; ENTRY_SIZE] = piece(self.py, &self.file, at)?;
+            let fields: [u8; ENTRY_SIZE] = cells.array(at)?;
             let (entry_hash, seconds, previous) = (i32_at(&fields, 0), i32_at(&fields, 12), i32_at(&fields, 16));
             let place = i32_at(&fields, 4) << 32 | i32_at(&fields, 8) & 0xffff_ffff;
             if seconds < 0 {
@@ -480,15 +478,15 @@ fn copied(
     if place < base || place > limit - RECORD_HEAD_SIZE as i64 {
         return Ok(Copied::None);
     }
-    if !holds(known, place, RECORD_HEAD_SIZE as i64, LOG_BLOCK_BITS)? {
+    if !holds(known, place, RECORD_HEAD_SIZE as i64, log_block)? {
         return Ok(Copied::NotKnown(RECORD_HEAD_SIZE as i64));
     }
     let at = (place - base) as usize;
-    let size = i32_at(&piece::<4>(py, file, at)?, 0);
+    let size = i32_at(&file.cells(py)?.array::<4>(at)?, 0);
     if size < RECORD_HEAD_SIZE as i64 || size > limit - place || size > BODY_SIZE_MAX as i64 {
         return Ok(Copied::None);
     }
-    if !holds(known, place, size, LOG_BLOCK_BITS)? {
+    if !holds(known, place, size, log_block)? {
         return Ok(Copied::NotKnown(size));
     }
     let mut record = vec![0; size as usize];

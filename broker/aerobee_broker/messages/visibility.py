@@ -41,8 +41,8 @@ log = structlog.get_logger()
 # That messages of a master wait at most until a slave shows them, with those that came meanwhile: where a reader waits,
 # and where none does.
 SOON_S: Final = 0.002
-TOGETHER_S: Final = 0.002
 UNASKED_S: Final = 0.01
+TOGETHER_S: Final = 0.002  # that a master shows reads of sends together
 RESOURCES_RETRY_S: Final = 1.0  # until work that found no descriptor or memory is done again
 DISPATCH_RETRY_S: Final = 1.0  # while the disk is full
 INDEX_RETRY_S: Final = 1.0  # while the disk is full

@@ -10,7 +10,7 @@ and of what readers ask, is told to it beforehand (`add_route`, `add_queue`, `le
 
 import importlib
 from collections.abc import Callable, Sequence
-from typing import Final, Literal, Protocol, cast
+from typing import Final, Literal, Protocol, TypeVar, cast
 
 import structlog
 
@@ -37,6 +37,8 @@ __all__ = [
 ]
 
 log = structlog.get_logger()
+
+T = TypeVar("T")
 
 INTERFACE: Final = 10  # to be equal to that of the module
 # Bytes of answers that are made at once, about: before more are, the clock and what waits to be sent are looked at.
@@ -235,35 +237,29 @@ class SendEngine:
         self, view: memoryview, place: tuple[int, int], physical_offset: int, topic: bytes, is_sealed: bool
     ) -> bool:
         """As of `NativeEngine`; no when there is none, or when it has a fault."""
-        if self.native is None:
-            return False
-        try:
-            return self.native.is_sound(view, place, physical_offset, topic, is_sealed)
-        except Exception as failed:
-            self.give_up(failed)
-            return False
+        return self._done(
+            lambda native: native.is_sound(view, place, physical_offset, topic, is_sealed), otherwise=False
+        )
 
     def walk(self, content: bytes, begin: int, base: int, is_indexed: bool) -> WalkedRecords | None:
         """As of `NativeEngine`; None when there is none, or when it has a fault."""
-        if self.native is None:
-            return None
-        try:
-            return self.native.walk(content, begin, base, is_indexed)
-        except Exception as failed:
-            self.give_up(failed)
-            return None
+        return self._done(lambda native: native.walk(content, begin, base, is_indexed), otherwise=None)
 
     def chain_keys(
         self, file: tuple[memoryview, int, int, int, int], blocks: Sequence[KeyedBlock]
     ) -> ChainedKeys | None:
         """As of `NativeEngine`; None when there is none, or when it has a fault."""
+        return self._done(lambda native: native.chain_keys(file, blocks), otherwise=None)
+
+    def _done(self, work: Callable[[NativeEngine], T], *, otherwise: T) -> T:
+        """By the native engine, if there is one and it has no fault at that."""
         if self.native is None:
-            return None
+            return otherwise
         try:
-            return self.native.chain_keys(file, blocks)
+            return work(self.native)
         except Exception as failed:
             self.give_up(failed)
-            return None
+            return otherwise
 
     def give_up(self, failed: Exception) -> None:
         """The native engine has a fault: go on in Python. Told once; to be called where it is handled."""

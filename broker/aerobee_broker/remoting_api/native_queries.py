@@ -74,5 +74,10 @@ class NativeQueries:
         end, version, count, is_unique, places = found
         if is_unique:
             count = self._live.value.default_query_max_num
-        answer = keys.answer_nearby(places, count, native.answer_query) if count > 0 else None
+        if count <= 0:
+            return None
+        answer = keys.answer_nearby(places, count, native.answer_query)
+        if answer is None and native.lacking() is not None and keys.asks_records(places):
+            # All at once: an answer that is begun again for each of them copies a MiB each time.
+            answer = keys.answer_nearby(places, count, native.answer_query)
         return None if answer is None else (answer, end, version)

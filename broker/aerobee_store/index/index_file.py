@@ -188,7 +188,7 @@ class IndexFile:
 
         20 MB of slots are asked for in 60 us.
         """
-        end = self.entries_at + self.next_entry * ENTRY_SIZE
+        end = self.entries_end
         parts = [(0, self.entries_at), (end - end % PAGESIZE, end % PAGESIZE)]
         return [
             Stretch(self.path, position, length)
@@ -240,7 +240,7 @@ class IndexFile:
         """Write the next entries, and let these slots, which ascend, name the newest of them; so many were not in
         use."""
         self.dirty = True
-        self._data.write(self.entries_at + self.next_entry * ENTRY_SIZE, entries)
+        self._data.write(self.entries_end, entries)
         failpoints.hit("index_file.before_slots")
         self._write_slots(slots, numbers)
         failpoints.hit("index_file.before_header")
@@ -538,7 +538,7 @@ class IndexFile:
         self.next_entry = count + 1
         self.used_slots, changed = self._fit_slots(count)
         # To the end of the file: entries whose header was lost lie behind those that it counts.
-        rest = self.entries_at + self.next_entry * ENTRY_SIZE
+        rest = self.entries_end
         self._data.zero(rest, self._data.size - rest)
         self._write_header()
         self.dirty = True

@@ -139,13 +139,15 @@ class KeyLookup:
         ]
 
     def asks(self, lacking: Lacking) -> bool:
-        """Ask whether this is in memory; what is there is known then, with what lies around it, for a moment."""
+        """Ask whether this part of the index is in memory; what is there is known then, with what lies around it, for a
+        moment."""
         number, position, length = lacking
-        residency, files = self._residency, self._index.files
-        if number >= 0:
-            return number < len(files) and residency.holds_index(files[-1 - number], position, length)
-        file = self._log.mapped.find(position)
-        return file is not None and residency.holds(file, position, min(position + length, file.end))
+        files = self._index.files
+        return 0 <= number < len(files) and self._residency.holds_index(files[-1 - number], position, length)
+
+    def asks_records(self, places: Sequence[int]) -> bool:
+        """The same of the records at these physical offsets, of all of them together."""
+        return self._residency.has_records(places)
 
     def answer_nearby(
         self,

@@ -242,8 +242,7 @@ class RawLog:
             if magic == BLANK_MAGIC:
                 return found, at + size
             if raw is not None and self.walker is not None:
-                known = walked or self.walker(raw, at, base, self._config.index_enabled)
-                walked = None
+                known = self.walker(raw, at, base, self._config.index_enabled) if at else walked
                 if known is not None:
                     at, newest, runs, keys = known
                     found.append(
