@@ -41,7 +41,7 @@ mod aerobee_native {
 
     /// To be equal to the number that the broker was written for.
     #[pymodule_export]
-    const INTERFACE: u32 = 10;
+    const INTERFACE: u32 = 11;
 
     /// The same for what clients use, that is `stored_records`.
     #[pymodule_export]

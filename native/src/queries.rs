@@ -5,7 +5,7 @@
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PySet, PyString};
+use pyo3::types::{PyBytes, PyDict, PySet, PyString};
 
 use crate::answers::Listed;
 use crate::indexing::{ENTRY_SIZE, HEADER_SIZE, SLOT_SIZE};
@@ -266,8 +266,8 @@ impl Asked {
 }
 
 /// One file of the index, mapped: how many slots it has, the number behind its last entry, the store times of its first
-/// and last record, and the blocks of it that are in memory (none: all of them are).
-pub type IndexFile<'py> = (Bound<'py, PyAny>, i64, i64, i64, i64, Option<Bound<'py, PySet>>);
+/// and last record, and which pages of it are in memory, by its blocks (none: all of them are).
+pub type IndexFile<'py> = (Bound<'py, PyAny>, i64, i64, i64, i64, Option<Bound<'py, PyDict>>);
 
 /// How far a chain was followed.
 enum Followed {
@@ -284,31 +284,35 @@ struct Chain<'a, 'py> {
     slots: i64,
     limit: i64,
     first_ms: i64,
-    known: Option<&'a Bound<'py, PySet>>,
+    known: Option<&'a Bound<'py, PyDict>>,
 }
 
 fn i32_at(bytes: &[u8], at: usize) -> i64 {
     i64::from(i32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]))
 }
 
-/// A block of slots, of entries of the index, and of the log, is known to be in memory as a whole: its name, as
-/// `aerobee_store.reading.residency` has it.
-fn slot_block(at: i64) -> i64 {
-    at >> 16
+/// Blocks of the index and of the log, as `aerobee_store.reading.residency` has them. Of the former it knows each page.
+const INDEX_BITS: u32 = 20;
+const LOG_BITS: u32 = 18;
+
+/// Whether the page of this byte of a file of the index is known to be in memory.
+fn has_page(known: &Bound<PyDict>, at: usize) -> PyResult<bool> {
+    let Some(pages) = known.get_item(at >> INDEX_BITS)? else { return Ok(false) };
+    let pages = pages.cast::<PyBytes>()?.as_bytes();
+    let page = (at & ((1 << INDEX_BITS) - 1)) * pages.len() >> INDEX_BITS;
+    Ok(pages.get(page).is_some_and(|&there| there != 0))
 }
 
-fn entry_block(at: i64) -> i64 {
-    !(at >> 20)
-}
-
-fn log_block(at: i64) -> i64 {
-    at >> 18
-}
-
-/// Whether the blocks of these bytes are known to be in memory.
-fn holds(known: Option<&Bound<PySet>>, at: i64, size: i64, block: impl Fn(i64) -> i64) -> PyResult<bool> {
+/// Whether the pages of a slot or an entry are, which are two at most.
+fn has_pages(known: Option<&Bound<PyDict>>, at: usize, size: usize) -> PyResult<bool> {
     let Some(known) = known else { return Ok(true) };
-    let (first, last) = (block(at), block(at + size - 1));
+    Ok(has_page(known, at)? && has_page(known, at + size - 1)?)
+}
+
+/// Whether the blocks of these bytes of the log are known to be in memory.
+fn holds(known: Option<&Bound<PySet>>, at: i64, size: i64) -> PyResult<bool> {
+    let Some(known) = known else { return Ok(true) };
+    let (first, last) = (at >> LOG_BITS, (at + size - 1) >> LOG_BITS);
     Ok(known.contains(first)? && (first == last || known.contains(last)?))
 }
 
@@ -329,7 +333,7 @@ impl Chain<'_, '_> {
             return Ok(Followed::TooFar);
         }
         let slot_at = HEADER_SIZE + (hash % self.slots) as usize * SLOT_SIZE;
-        if !holds(self.known, slot_at as i64, SLOT_SIZE as i64, slot_block)? {
+        if !has_pages(self.known, slot_at, SLOT_SIZE)? {
             return Ok(Followed::To(slot_at as i64, SLOT_SIZE as i64));
         }
         let cells = self.file.cells(self.py)?;
@@ -339,7 +343,7 @@ impl Chain<'_, '_> {
             if *steps == 0 {
                 return Ok(Followed::TooFar);
             }
-            if !holds(self.known, at as i64, ENTRY_SIZE as i64, entry_block)? {
+            if !has_pages(self.known, at, ENTRY_SIZE)? {
                 return Ok(Followed::To(at as i64, ENTRY_SIZE as i64));
             }
             *steps -= 1;
@@ -478,7 +482,7 @@ fn copied(
     if place < base || place > limit - RECORD_HEAD_SIZE as i64 {
         return Ok(Copied::None);
     }
-    if !holds(known, place, RECORD_HEAD_SIZE as i64, log_block)? {
+    if !holds(known, place, RECORD_HEAD_SIZE as i64)? {
         return Ok(Copied::NotKnown(RECORD_HEAD_SIZE as i64));
     }
     let at = (place - base) as usize;
@@ -486,7 +490,7 @@ fn copied(
     if size < RECORD_HEAD_SIZE as i64 || size > limit - place || size > BODY_SIZE_MAX as i64 {
         return Ok(Copied::None);
     }
-    if !holds(known, place, size, log_block)? {
+    if !holds(known, place, size)? {
         return Ok(Copied::NotKnown(size));
     }
     let mut record = vec![0; size as usize];

@@ -11,7 +11,7 @@ process or the power ends.
 
 import errno
 from collections.abc import Callable, Sequence
-from mmap import mmap
+from mmap import PAGESIZE, mmap
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -287,6 +287,9 @@ class _SimFile:
 
     def in_memory(self, position: int, length: int) -> bool:
         return True
+
+    def pages_in_memory(self, position: int, length: int) -> bytes:
+        return b"\1" * -(-(position % PAGESIZE + length) // PAGESIZE)
 
     def read_ahead(self, *, is_useful: bool) -> None:
         return

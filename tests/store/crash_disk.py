@@ -16,6 +16,7 @@ import errno
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
+from mmap import PAGESIZE
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -346,6 +347,9 @@ class CrashFile:
 
     def in_memory(self, position: int, length: int) -> bool:
         return True
+
+    def pages_in_memory(self, position: int, length: int) -> bytes:
+        return b"\1" * -(-(position % PAGESIZE + length) // PAGESIZE)
 
     def read_ahead(self, *, is_useful: bool) -> None:
         return

@@ -9,6 +9,7 @@ in the middle of things.
 
 import errno
 from collections.abc import Callable, Sequence
+from mmap import PAGESIZE
 from pathlib import Path
 from random import Random
 
@@ -67,6 +68,10 @@ class MemoryFile:
 
     def in_memory(self, position: int, length: int) -> bool:
         return True
+
+    def pages_in_memory(self, position: int, length: int) -> bytes:
+        pages = range(position // PAGESIZE, -(-(position + length) // PAGESIZE))
+        return bytes(self.in_memory(page * PAGESIZE, PAGESIZE) for page in pages)
 
     def read_ahead(self, *, is_useful: bool) -> None:
         return

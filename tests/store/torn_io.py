@@ -14,7 +14,8 @@ class RememberingFile:
         self.path, self.size, self.view = file.path, file.size, file.view
         self.sync, self.zero, self.close = file.sync, file.zero, file.close
         self.data_extents, self.read, self.displaced = file.data_extents, file.read, file.displaced
-        self.in_memory, self.read_ahead = file.in_memory, file.read_ahead
+        self.in_memory, self.pages_in_memory = file.in_memory, file.pages_in_memory
+        self.read_ahead = file.read_ahead
 
     def window(self) -> None:
         """Every write is seen."""

@@ -40,7 +40,7 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 
-INTERFACE: Final = 10  # to be equal to that of the module
+INTERFACE: Final = 11  # to be equal to that of the module
 # Bytes of answers that are made at once, about: before more are, the clock and what waits to be sent are looked at.
 ANSWERS_SIZE: Final = 262_144
 WAY_OUT: Final = (

@@ -40,6 +40,7 @@ from aerobee_store.disk.page_cache import (
     is_file_resident,
     is_resident,
     read_file_ahead,
+    resident_pages,
 )
 from aerobee_store.faults import failpoints
 from aerobee_store.faults.errors import (
@@ -161,6 +162,9 @@ class DataFile(Protocol):
 
     def in_memory(self, position: int, length: int) -> bool:
         """Whether reading these bytes would not wait for the disk, as far as the system can tell."""
+
+    def pages_in_memory(self, position: int, length: int) -> bytes:
+        """The same of each page that holds some of these bytes: 1, or 0 where it would."""
 
     def sync(self) -> None:
         """Return when every earlier write is durable. OSError is final for the whole store: FileGone when what was
@@ -465,6 +469,16 @@ class _DiskFile:
         if not self._address:
             self._address = address_of(self.view)
         return is_resident(self._address + position, min(length, self.size - position))
+
+    def pages_in_memory(self, position: int, length: int) -> bytes:
+        length = min(length, self.size - position)
+        if self._fd == _CLOSED or not self.is_mapped:
+            # One answer for all: what is asked for by pages is mapped as long as it is open.
+            count = -(-(position % _PAGE + length) // _PAGE)
+            return bytes((self.in_memory(position, length),)) * count
+        if not self._address:
+            self._address = address_of(self.view)
+        return resident_pages(self._address + position, length)
 
     def sync(self) -> None:
         with self._closing:

@@ -213,6 +213,9 @@ class QueueFile:
             return True
         return self._readable().in_memory(position, length)
 
+    def pages_in_memory(self, position: int, length: int) -> bytes:
+        return self._readable().pages_in_memory(position, length)
+
     def piece(self, position: int, length: int) -> memoryview:
         """As read(), without a copy where the file is mapped anyway, as those are that messages go to, and where it
         was just read."""

@@ -27,7 +27,7 @@ IndexNearby = tuple[
     int,  # the number behind its last entry
     int,  # store time (ms) of its first record
     int,  # and of its last one
-    set[int] | None,  # blocks that are in memory, as `Residency.index_blocks` names them; None: all are
+    dict[int, bytes] | None,  # its pages in memory, as `Residency.index_pages` has them; None: all
 ]
 LogNearby = tuple[
     memoryview,  # a file of the log
@@ -132,9 +132,9 @@ class KeyLookup:
         query_steps() has to do it."""
         if self._dispatcher.index_backlog:
             return None
-        blocks = self._residency.index_blocks
+        pages = self._residency.index_pages
         return [
-            (one.view, one.slot_count, one.next_entry, one.begin_timestamp, one.end_timestamp, blocks(one))
+            (one.view, one.slot_count, one.next_entry, one.begin_timestamp, one.end_timestamp, pages(one))
             for one in reversed(self._index.files)
         ]
 

@@ -16,6 +16,7 @@ Invariants
 """
 
 from collections.abc import Callable, Generator, Iterable, Sequence
+from mmap import PAGESIZE
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -35,12 +36,14 @@ STRETCHES_MAX: Final = 64
 _TRIES_MAX: Final = 4  # then what does not stay in memory is read as it is
 _BLOCK_BITS: Final = 18
 _BLOCK: Final = 1 << _BLOCK_BITS  # of the log: what is asked for together, 6 us
-# Of a file of the index: of its slots, 2.5 us, and of its entries, 5 us. Chains lead to anywhere in 400 MB of entries:
-# of blocks as small as those of slots, of which many may be holes, hardly a query met known ones alone.
-_SLOT_BITS: Final = 16
-_ENTRY_BITS: Final = 20
+# Of a file of the index, 19 us, each page by itself: chains lead to anywhere in 400 MB of entries; where memory had
+# become scarce, hardly a query met nothing but blocks that were there as a whole.
+_INDEX_BITS: Final = 20
+_INDEX_BLOCK: Final = 1 << _INDEX_BITS
+_INDEX_PAGES: Final = _INDEX_BLOCK // PAGESIZE
 _QUEUE_BLOCK: Final = 1 << 16  # of a queue file: 3,276 entries
-_BLOCKS_MAX: Final = 4096  # of queues, and of the index, of which the answer is believed
+_BLOCKS_MAX: Final = 4096  # of queues, of which the answer is believed
+_INDEX_BLOCKS_MAX: Final = 16_384  # of the index: 5 MiB of answers for 40 files
 _GAP_MAX: Final = 32 << 10  # bytes between two records that are read with them
 _SPAN_MAX: Final = 64  # blocks that one pull is looked for in
 _RECORD_MAX: Final = 32 << 20  # bytes; an entry that says more leads to no record
@@ -74,8 +77,8 @@ class Residency:
         # Blocks of queues, by the byte of the row where they begin. One row of blocks of each is in its `hot_from` and
         # `hot_until`, too.
         self._known_entries: set[tuple[ConsumeQueue, int]] = set()
-        # Blocks of files of the index, the same, by their file; and how many those are.
-        self._known_index: dict[IndexFile, set[int]] = {}
+        # Pages of files of the index, the same, by their file and block; and how many blocks those are.
+        self._known_index: dict[IndexFile, dict[int, bytes]] = {}
         self._known_index_count = 0
         # The file of the index that was found ready for keys a moment ago.
         self.known_index: IndexFile | None = None
@@ -143,35 +146,33 @@ class Residency:
     # --- the index ----------------------------------------------------------------------------------------------
 
     def holds_index(self, file: IndexFile, position: int, length: int) -> bool:
-        """Whether a few bytes of a file of the index are in memory."""
-        entries_at = file.entries_at
-        is_entry = position >= entries_at
-        bits = _ENTRY_BITS if is_entry else _SLOT_BITS
-        block = position >> bits
-        known = self._known_index.get(file)
-        if (position + length - 1) >> bits == block:
-            # Both kinds of blocks in one set.
-            name = ~block if is_entry else block
-            if known is not None and name in known:
-                return True
-            begin = max(block << bits, entries_at if is_entry else 0)
-            end = min((block + 1) << bits, file.entries_end if is_entry else entries_at)
-            if begin <= position and position + length <= end and file.data.in_memory(begin, end - begin):
-                if self._known_index_count >= _BLOCKS_MAX:
-                    self._forget_index()
-                self._known_index_count += 1
-                self._known_index.setdefault(file, set()).add(name)
-                return True
-        return file.data.in_memory(position, length)
+        """Whether a few bytes of a file of the index, a slot or an entry, are in memory."""
+        return self._has_index_page(file, position) and self._has_index_page(file, position + length - 1)
+
+    def _has_index_page(self, file: IndexFile, position: int) -> bool:
+        block, page = position >> _INDEX_BITS, position % _INDEX_BLOCK // PAGESIZE
+        known = self._known_index.get(file, {}).get(block)
+        if known is not None and known[page]:
+            return True
+        begin = block << _INDEX_BITS
+        if not begin <= position < file.data.size:
+            return True  # there is nothing to read
+        pages = file.data.pages_in_memory(begin, min(_INDEX_BLOCK, file.data.size - begin))
+        if known is None:
+            if self._known_index_count >= _INDEX_BLOCKS_MAX:
+                self._forget_index()
+            self._known_index_count += 1
+        self._known_index.setdefault(file, {})[block] = pages.ljust(_INDEX_PAGES, b"\0")
+        return bool(pages[page])
 
     def _forget_index(self) -> None:
         self._known_index.clear()
         self._known_index_count = 0
 
-    def index_blocks(self, file: IndexFile) -> "set[int] | None":
-        """The blocks of a file of the index that are known to be in memory, those of 64 KiB of its slots and the ones'
-        complements of those of 1 MiB of its entries; None: all count as such."""
-        return None if self.is_off else self._known_index.setdefault(file, set())
+    def index_pages(self, file: IndexFile) -> "dict[int, bytes] | None":
+        """Which pages of a file of the index are known to be in memory, by its blocks of 1 MiB: a byte for each page, 1
+        where it is. None: all count as such."""
+        return None if self.is_off else self._known_index.setdefault(file, {})
 
     @property
     def log_blocks(self) -> "set[int] | None":

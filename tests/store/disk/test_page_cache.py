@@ -2,20 +2,31 @@
 
 import mmap
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from aerobee_store.disk import page_cache
 from aerobee_store.disk.io import DataFile, DiskIo
-from aerobee_store.disk.page_cache import bring_file, is_resident, read_file_ahead
+from aerobee_store.disk.page_cache import bring_file, is_resident, read_file_ahead, resident_pages
 
 SIZE = 64 * mmap.PAGESIZE
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
 def io() -> DiskIo:
     return DiskIo()
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """On the disk of the checkout: the usual folder for tests is in memory as a whole."""
+    (ROOT / "build").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=ROOT / "build") as folder:
+        yield Path(folder)
 
 
 def cold_file(io: DiskIo, path: Path, *, room: int | None = None) -> DataFile:
@@ -32,7 +43,9 @@ def cold_file(io: DiskIo, path: Path, *, room: int | None = None) -> DataFile:
 def drop(path: Path) -> None:
     if not hasattr(os, "posix_fadvise"):
         pytest.skip("this system does not take pages out of memory when it is told to")
-    fd = os.open(path, os.O_RDONLY)
+    fd = os.open(path, os.O_RDWR)
+    with mmap.mmap(fd, 0) as whole:
+        whole.flush()  # as tests sync nothing otherwise (nursery.py)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(fd)
 
@@ -44,6 +57,10 @@ def test_what_is_brought_is_in_memory_and_nothing_else(io: DiskIo, tmp_path: Pat
     io.bring(path, SIZE // 2 + 100, 5000)
     assert file.in_memory(SIZE // 2 + 100, 5000)
     assert file.in_memory(SIZE // 2, 2 * mmap.PAGESIZE)
+    if file.view:  # a map that is read stays in memory, so what is not read says what the system has
+        whole = file.pages_in_memory(0, SIZE)
+        assert (len(whole), whole[0], whole[32:34]) == (64, 0, b"\1\1")
+        assert file.pages_in_memory(SIZE // 2 - 1, 2) == b"\0\1"
     io.bring(path, 0, SIZE)
     assert file.in_memory(0, SIZE)
     file.close()
@@ -77,8 +94,10 @@ def test_where_nothing_can_be_asked_everything_is_in_memory(
     file = cold_file(io, tmp_path / "f")
     monkeypatch.setattr(page_cache, "_mincore", None)
     assert file.in_memory(0, SIZE)
+    assert file.pages_in_memory(100, SIZE - 100) == b"\1" * 64
     file.close()
 
 
 def test_an_address_without_a_map_waits_for_nothing() -> None:
     assert is_resident(mmap.PAGESIZE, mmap.PAGESIZE)
+    assert resident_pages(mmap.PAGESIZE, mmap.PAGESIZE) == b"\1"

@@ -1,5 +1,6 @@
 """What has to be brought for records: those that lie side by side together, and nothing that entries make up."""
 
+from mmap import PAGESIZE
 from pathlib import Path
 from typing import cast
 
@@ -107,24 +108,24 @@ def test_half_of_what_is_read_ahead_is_always_on_its_way(tmp_path: Path) -> None
     assert sum(stretch.length for stretch in asked) <= size
 
 
-def test_what_is_known_of_the_index_are_blocks_of_slots_and_of_written_entries(log: CommitLog) -> None:
+def test_what_is_known_of_the_index_are_pages_which_are_asked_for_by_the_mib(log: CommitLog) -> None:
     slots, limit = 40_000, 200_000
     size = index_file_size(slots, limit)
     asked: list[tuple[int, int]] = []
+    gone = {1, 300, 600}  # pages
 
     class Data:
-        """The file, of which the system has everything but the second MiB."""
+        """The file, as the system has it."""
 
         def __init__(self) -> None:
             self.size, self.view = size, memoryview(bytes(size))
 
-        def in_memory(self, position: int, length: int) -> bool:
+        def pages_in_memory(self, position: int, length: int) -> bytes:
             asked.append((position, length))
-            return position + length <= MIB or position >= 2 * MIB
+            pages = range(position // PAGESIZE, -(-(position + length) // PAGESIZE))
+            return bytes(page not in gone for page in pages)
 
     file = IndexFile(cast("DataFile", Data()), slots, limit)
-    written = file.next_entry = 70_000
-    entries_at = HEADER_SIZE + 4 * slots
     residency = Residency(log, count_max=10)
     residency.begin(lambda stretches: None)
 
@@ -132,19 +133,28 @@ def test_what_is_known_of_the_index_are_blocks_of_slots_and_of_written_entries(l
         asked.clear()
         return residency.holds_index(file, position, length), list(asked)
 
-    # A block of slots ends where entries begin, and is asked for once.
-    assert holds(HEADER_SIZE, 4) == (True, [(0, 1 << 16)])
-    assert holds(HEADER_SIZE + 400, 4) == (True, [])
-    assert holds(entries_at - 4, 4) == (True, [(2 << 16, entries_at - (2 << 16))])
-    # Those of entries begin behind the slots, and end behind what is written.
-    assert holds(entries_at) == (True, [(entries_at, MIB - entries_at)])
-    assert holds(entries_at + 40_000 * ENTRY_SIZE) == (True, [])
-    assert holds(MIB + 100) == (False, [(MIB, file.entries_end - MIB), (MIB + 100, ENTRY_SIZE)])
-    file.next_entry = written + 70_000
-    assert holds(2 * MIB + 100) == (True, [(2 * MIB, file.entries_end - 2 * MIB)])
-    assert file.entries_end == entries_at + 140_000 * ENTRY_SIZE
-    # What lies in two blocks is asked for by itself.
-    assert holds(2 * MIB - 10) == (False, [(2 * MIB - 10, ENTRY_SIZE)])
-    assert residency.index_blocks(file) == {0, 2, ~0, ~2}
+    # Slots and entries of one MiB are asked for once, whatever of it is not there.
+    assert holds(HEADER_SIZE, 4) == (True, [(0, MIB)])
+    assert holds(MIB - ENTRY_SIZE) == (True, [])
+    # What was not there is asked for again, and is there when it has come.
+    assert holds(PAGESIZE + 8) == (False, [(0, MIB)])
+    gone.remove(1)
+    assert holds(PAGESIZE + 8) == (True, [(0, MIB)])
+    assert holds(PAGESIZE + 8) == (True, [])
+    # An entry may lie on two pages, and in two blocks.
+    assert holds(300 * PAGESIZE - 10) == (False, [(MIB, MIB)] * 2)
+    assert holds(299 * PAGESIZE) == (True, [])
+    assert holds(2 * MIB - 10) == (True, [(2 * MIB, MIB)])
+    # The last block is shorter.
+    assert holds(size - ENTRY_SIZE) == (True, [(size - size % MIB, size % MIB)])
+    assert holds(size) == (True, []), "nothing is read there"
+    known = residency.index_pages(file)
+    assert known is not None
+    assert {block: pages.index(0) if 0 in pages else None for block, pages in known.items()} == {
+        0: None,
+        1: 300 - 256,
+        2: 600 - 512,
+        size // MIB: -(-(size % MIB) // PAGESIZE),
+    }
     residency.forget()
-    assert residency.index_blocks(file) == set()
+    assert residency.index_pages(file) == {}
