@@ -850,7 +850,7 @@ def _engine(config: BrokerConfig, store: MessageStore, store_host: bytes) -> Sen
             record_size_max=form.size_max,
         )
     )
-    store.reading.use_prover(engine.is_sound)
+    store.reading.use_prover(engine)
     store.raw.walker = engine.walk
     store.keys.use_chainer(engine.chain_keys)
     return engine

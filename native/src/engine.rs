@@ -11,6 +11,7 @@ use pyo3::{create_exception, intern, prelude::*};
 use crate::answers::{Common, Found, Stored};
 use crate::judging::Judge;
 use crate::mapped::Mapped;
+use crate::proof::Trust;
 use crate::records::{Form, Message};
 use crate::requests::{self, SEND_BATCH_MESSAGE};
 use crate::{copying, decoding, indexing, javahash, properties, pulls, queries};
@@ -400,6 +401,19 @@ impl Engine {
             .unwrap_or_else(|fault| Err(EngineFault::new_err(fault)))
     }
 
+    /// Whether all these packed entries lead to records of a file of the log (its view, its first byte, and the one behind
+    /// the last that is written) that are sound, and those that the entries say. A no says nothing.
+    fn are_sound<'py>(
+        &mut self,
+        py: Python<'py>,
+        entries: &Bound<'py, PyAny>,
+        file: (Bound<'py, PyAny>, i64, i64),
+        old: pulls::Old<'py>,
+    ) -> PyResult<bool> {
+        guarded(|| pulls::are_sound(py, &mut self.rooms, entries, file, &old))
+            .unwrap_or_else(|fault| Err(EngineFault::new_err(fault)))
+    }
+
     /// The sound and usual records from `begin` of `content` on, whose first byte lies at the physical offset `base`: where
     /// they end, their newest store time, their queue entries by runs, their keys. None when there is none.
     fn walk<'py>(
@@ -473,15 +487,17 @@ impl Engine {
     }
 
     /// The answer to the last query, with at most so many messages, all of them in these files of the log. `updated` is the
-    /// place and the store time of the newest message in the index. None when none is found, or anything is unusual.
+    /// place and the store time of the newest message in the index, `trust` which records are to be proven. None when none
+    /// is found, or anything is unusual.
     fn answer_query<'py>(
         &mut self,
         py: Python<'py>,
         log: Vec<queries::LogFile<'py>>,
         count: usize,
         updated: (i64, i64),
+        trust: Trust,
     ) -> PyResult<Option<queries::Answer<'py>>> {
-        guarded(|| self.asked.answer(py, &log, count, updated))
+        guarded(|| self.asked.answer(py, &log, count, updated, trust))
             .unwrap_or_else(|fault| Err(EngineFault::new_err(fault)))
     }
 }

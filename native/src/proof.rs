@@ -51,6 +51,17 @@ pub fn sound(record: &[u8], physical_offset: i64) -> Option<Sound<'_>> {
     right(record, physical_offset).filter(|found| is_proven(record, found, false))
 }
 
+/// Physical offsets: from where on records need no proof, and from where on each has to have the checksum over all of it.
+pub type Trust = (i64, i64);
+
+/// What there is to know of a record that is whole, was written at this place, and is proven where it has to be.
+pub fn trusted(record: &[u8], physical_offset: i64, (proven_from, sealed_from): Trust) -> Option<Sound<'_>> {
+    if physical_offset >= proven_from {
+        return parts(record, physical_offset);
+    }
+    right(record, physical_offset).filter(|found| is_proven(record, found, physical_offset >= sealed_from))
+}
+
 /// A record by its parts.
 pub struct Sound<'a> {
     pub topic: &'a [u8],

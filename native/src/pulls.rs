@@ -16,7 +16,7 @@ use pyo3::types::PyBytes;
 use crate::answers::Found;
 use crate::json::{Json, is_text, whole};
 use crate::mapped::Mapped;
-use crate::proof;
+use crate::proof::{self, Trust};
 use crate::records::{MAGIC_V1, MAGIC_V2};
 use crate::requests::{Cursor, I32, JSON, MSGPACK, ROCKETMQ};
 
@@ -268,9 +268,13 @@ impl Known {
     }
 }
 
+/// What records have to say of themselves that this process has not written: topic, queue, number of the first entry; and
+/// which of them are to be proven.
+pub type Old<'py> = (Bound<'py, PyBytes>, i32, i64, Trust);
+
 /// Entries of a queue and the file of the log that they lead to, mapped; its first byte, and the one behind the last that
-/// is written; records of one answer, and their bytes; the range of the queue.
-pub type Nearby<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, i64, i64, i64, i64, i64, i64);
+/// is written; records of one answer, and their bytes; the range of the queue; what is asked of old records.
+pub type Nearby<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, i64, i64, i64, i64, i64, i64, Option<Old<'py>>);
 
 /// What a reader may get at once, and what it wants.
 struct Bounds<'a> {
@@ -281,9 +285,17 @@ struct Bounds<'a> {
     tags: Option<&'a [u8]>, // i32 of this machine, from the least on; none: all messages
 }
 
+/// Where a record lies in its file, its size, and which of the entries leads to it.
+#[derive(Clone, Copy)]
+struct Record {
+    place: usize,
+    size: usize,
+    number: i64,
+}
+
 /// Records that were chosen, and how many entries were looked at for them.
 struct Chosen {
-    records: Vec<(usize, usize)>, // place in the file, size
+    records: Vec<Record>,
     size: usize,
     passed: i64,
 }
@@ -322,16 +334,20 @@ fn choose(entries: &[u8], bounds: &Bounds) -> Option<Chosen> {
         if size < HEAD_SIZE as i64 || place < bounds.begin || place > bounds.limit - size {
             return None;
         }
-        chosen.records.push((usize::try_from(place - bounds.begin).ok()?, size as usize));
+        chosen.records.push(Record {
+            place: usize::try_from(place - bounds.begin).ok()?,
+            size: size as usize,
+            number: chosen.passed - 1,
+        });
         chosen.size += size as usize;
     }
     (!chosen.records.is_empty() && chosen.size <= BODY_SIZE_MAX).then_some(chosen)
 }
 
 /// Records that lie side by side, together.
-fn runs(records: &[(usize, usize)]) -> Vec<(usize, usize)> {
+fn runs(records: &[Record]) -> Vec<(usize, usize)> {
     let mut runs: Vec<(usize, usize)> = Vec::with_capacity(records.len());
-    for &(place, size) in records {
+    for &Record { place, size, .. } in records {
         match runs.last_mut() {
             Some((begin, length)) if *begin + *length == place => *length += size,
             _ => runs.push((place, size)),
@@ -352,7 +368,7 @@ fn copy_all(py: Python, file: &Mapped, chosen: &Chosen, out: &mut [u8]) -> PyRes
 
 /// Whether each record is one, and the one that its entry says.
 fn are_right(chosen: &Chosen, begin: i64, mut body: &[u8]) -> bool {
-    chosen.records.iter().all(|&(place, size)| {
+    chosen.records.iter().all(|&Record { place, size, .. }| {
         let (record, rest) = body.split_at(size);
         body = rest;
         let word = |at: usize| u32::from_be_bytes([record[at], record[at + 1], record[at + 2], record[at + 3]]);
@@ -360,6 +376,24 @@ fn are_right(chosen: &Chosen, begin: i64, mut body: &[u8]) -> bool {
         word(0) as usize == size
             && matches!(word(4), MAGIC_V1 | MAGIC_V2)
             && stored as i64 == begin + place as i64
+    })
+}
+
+/// Whether a record that lies there is sound, and the one that its entry says.
+fn is_the_one(record: &[u8], physical_offset: i64, number: i64, (topic, queue_id, first, trust): &Old) -> bool {
+    proof::trusted(record, physical_offset, *trust).is_some_and(|found| {
+        found.topic == topic.as_bytes()
+            && found.queue_id == *queue_id
+            && first.checked_add(number) == Some(found.queue_offset)
+    })
+}
+
+/// Whether all of them are.
+fn are_the_ones(chosen: &Chosen, begin: i64, mut body: &[u8], old: &Old) -> bool {
+    chosen.records.iter().all(|&Record { place, size, number }| {
+        let (record, rest) = body.split_at(size);
+        body = rest;
+        is_the_one(record, begin + place as i64, number, old)
     })
 }
 
@@ -388,6 +422,33 @@ pub fn is_sound(
     Ok(proof::is_sound(&rooms.records, physical_offset, topic, is_sealed))
 }
 
+/// Whether these entries lead to records of a file that are sound, and those that the entries say.
+pub fn are_sound<'py>(
+    py: Python<'py>,
+    rooms: &mut Rooms,
+    entries: &Bound<'py, PyAny>,
+    (view, begin, limit): (Bound<'py, PyAny>, i64, i64),
+    old: &Old<'py>,
+) -> PyResult<bool> {
+    let packed = PyBuffer::<u8>::get(entries)?;
+    rooms.entries.resize(packed.len_bytes(), 0);
+    packed.copy_to_slice(py, &mut rooms.entries)?;
+    let bounds = Bounds { begin, limit, count: i64::MAX, size: BODY_SIZE_MAX as i64, tags: None };
+    let Some(chosen) = choose(&rooms.entries, &bounds) else { return Ok(false) };
+    if chosen.records.len() * ENTRY_SIZE != rooms.entries.len() {
+        return Ok(false);
+    }
+    let file = Mapped::of(&view)?;
+    for &Record { place, size, number } in &chosen.records {
+        rooms.records.resize(size, 0);
+        file.copy(py, place, &mut rooms.records)?;
+        if !is_the_one(&rooms.records, begin + place as i64, number, old) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 /// The answer as a whole frame, how many messages it has, their bytes, and how many entries were looked at; None when
 /// nothing is found, or anything is unusual. `found` is filled in but for the next offset.
 pub fn gather<'py>(
@@ -398,7 +459,7 @@ pub fn gather<'py>(
     codec: u8,
     mut found: Found,
 ) -> PyResult<Option<(Bound<'py, PyBytes>, usize, usize, i64)>> {
-    let (entries, view, begin, limit, count, size, ..) = nearby;
+    let (entries, view, begin, limit, count, size, _, _, old) = nearby;
     let bounds = Bounds { begin: *begin, limit: *limit, count: *count, size: *size, tags };
     if bounds.begin < 0 || bounds.limit < bounds.begin {
         return Err(PyValueError::new_err("a file of the log begins at 0 or later, and ends behind that"));
@@ -420,7 +481,10 @@ pub fn gather<'py>(
         let (header, body) = out.split_at_mut(header_size);
         header.copy_from_slice(&rooms.header);
         copy_all(py, &file, &chosen, body)?;
-        is_right = bounds.tags.is_none() || are_right(&chosen, bounds.begin, body);
+        is_right = match old {
+            Some(old) => are_the_ones(&chosen, bounds.begin, body, old),
+            None => bounds.tags.is_none() || are_right(&chosen, bounds.begin, body),
+        };
         Ok(())
     })?;
     Ok(is_right.then(|| (answer, chosen.records.len(), chosen.size, next)))

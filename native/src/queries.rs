@@ -12,7 +12,7 @@ use crate::indexing::{ENTRY_SIZE, HEADER_SIZE, SLOT_SIZE};
 use crate::javahash;
 use crate::json::{Json, is_text, whole};
 use crate::mapped::Mapped;
-use crate::proof;
+use crate::proof::{self, Trust};
 use crate::requests::{Cursor, I32, JSON, MSGPACK, ROCKETMQ};
 
 const HEADER_SIZE_MAX: usize = 1024;
@@ -391,6 +391,7 @@ impl Asked {
         log: &[LogFile<'py>],
         count: usize,
         updated: (i64, i64),
+        trust: Trust,
     ) -> PyResult<Option<Answer<'py>>> {
         let mut found: Vec<Record> = Vec::new();
         let mut size = 0;
@@ -414,7 +415,7 @@ impl Asked {
             if size > BODY_SIZE_MAX {
                 return Ok(None);
             }
-            let Some(parts) = proof::parts(&record, place) else { return Ok(None) };
+            let Some(parts) = proof::trusted(&record, place, trust) else { return Ok(None) };
             let Some(is_asked_for) = self.is_in(&parts) else { return Ok(None) };
             if is_asked_for && self.begin <= parts.stored && parts.stored <= self.end {
                 let named = (parts.queue_id, parts.queue_offset, place, record.len() as i64);

@@ -17,6 +17,7 @@ import structlog
 from aerobee_proto.native_records import MODULE
 from aerobee_remoting.exchange.gate import Judge
 from aerobee_store.index.index_file import ChainedKeys, KeyedBlock
+from aerobee_store.log.commit_log import OldRecords, Trust
 from aerobee_store.reading.get_message import Nearby
 from aerobee_store.reading.key_lookup import IndexNearby, Lacking, LogNearby, Picked
 from aerobee_store.replicas.raw_log import WalkedRecords
@@ -143,6 +144,9 @@ class NativeEngine(Protocol):
         """Whether the record in the view of a file, at a position and of a size, is whole and sound, of this topic, and
         was written at this physical offset. `is_sealed`: it has to have our checksum. A no says nothing."""
 
+    def are_sound(self, entries: memoryview, file: tuple[memoryview, int, int], old: OldRecords) -> bool:
+        """As of `Prover`."""
+
     def walk(self, content: bytes, begin: int, base: int, is_indexed: bool) -> WalkedRecords | None:
         """The sound and usual records from `begin` of `content` on, whose first one lies at the physical offset `base`.
         Where they end, and what dispatch needs of them, keys only if they are wanted. None when there is none."""
@@ -172,10 +176,12 @@ class NativeEngine(Protocol):
     def lacking(self) -> Lacking | None:
         """What the last query, or its answer, needs and was not known to be in memory. Told once."""
 
-    def answer_query(self, log: list[LogNearby], count: int, updated: tuple[int, int]) -> Picked | None:
+    def answer_query(
+        self, log: list[LogNearby], count: int, updated: tuple[int, int], trust: Trust
+    ) -> Picked | None:
         """The answer to the last query, with the newest `count` of its messages, which are all in these files of the
-        log. `updated` is the physical offset and the store time of the newest message in the index. None as of
-        `query`."""
+        log. `updated` is the physical offset and the store time of the newest message in the index, `trust` says which
+        records are to be proven. None as of `query`."""
 
 
 class EngineMaker(Protocol):
@@ -240,6 +246,10 @@ class SendEngine:
         return self._done(
             lambda native: native.is_sound(view, place, physical_offset, topic, is_sealed), otherwise=False
         )
+
+    def are_sound(self, entries: memoryview, file: tuple[memoryview, int, int], old: OldRecords) -> bool:
+        """As of `Prover`; no when there is none, or when it has a fault."""
+        return self._done(lambda native: native.are_sound(entries, file, old), otherwise=False)
 
     def walk(self, content: bytes, begin: int, base: int, is_indexed: bool) -> WalkedRecords | None:
         """As of `NativeEngine`; None when there is none, or when it has a fault."""

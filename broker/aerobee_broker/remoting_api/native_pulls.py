@@ -7,7 +7,7 @@ again by the bytes of its header, of which it reads nothing but the three number
 signature differ from the next. Judged, checked, committed, counted and found it is here each time, by the parts that
 do it for all other pulls (`Reading.read_nearby`). Their answer, header and records, the engine makes in one piece.
 Whatever is unusual goes on to `PullHandlers`: who is not let in, what finds nothing, or filters by properties, or is
-not in memory, or was written before this run.
+not in memory. What was written before this run the engine proves first; what it cannot prove goes on, too.
 
 `bench/profile_pull.py --engine native` measures it.
 """

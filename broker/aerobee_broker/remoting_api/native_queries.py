@@ -4,8 +4,8 @@ Touches  connections to answer on.
 
 The engine reads the request, follows the index and makes the answer of the records; who may ask, what is in memory, and
 whether a record is what its queue says, is decided here and in the store. Whatever is unusual goes on to
-`QueryHandlers`: what finds nothing, is not in memory, was written before this run, waits to be indexed, or is asked for
-under access control.
+`QueryHandlers`: what finds nothing, is not in memory, was written before this run and cannot be proven by the engine,
+waits to be indexed, or is asked for under access control.
 """
 
 from typing import Final

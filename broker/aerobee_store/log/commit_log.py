@@ -16,8 +16,8 @@ the new file over under a lock, for which `roll()` waits as long as the allocati
 """
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
+from typing import Final, Protocol
 
 from aerobee_proto.records import BLANK_MAGIC, SIZE_AND_MAGIC
 from aerobee_store.disk.io import DataFile, StoreIo, is_zero
@@ -26,11 +26,35 @@ from aerobee_store.faults import failpoints
 from aerobee_store.faults.errors import CorruptStore
 from aerobee_store.records.record_scan import Blank, RecordFault, ScannedRecord, scan_record
 
-__all__ = ["BLANK_SIZE_MIN", "CommitLog", "Prover"]
+__all__ = ["BLANK_SIZE_MIN", "CommitLog", "OldRecords", "Prover", "Trust"]
 
-# Whether a record is whole and sound, from whoever is quick at it: the view of its file, its position and size there,
-# its physical offset, its topic, and whether it has to have our checksum. A no says nothing.
-Prover = Callable[[memoryview, tuple[int, int], int, bytes, bool], bool]
+_NEVER: Final = 1 << 62
+
+Trust = tuple[
+    int,  # physical offset from which on records need no proof
+    int,  # and from which on each has to have the whole-record checksum
+]
+OldRecords = tuple[
+    bytes,  # their topic
+    int,  # queue id
+    int,  # queue offset of the first of them
+    Trust,
+]
+
+
+class Prover(Protocol):
+    """Proves records quickly. A no says nothing."""
+
+    def is_sound(
+        self, view: memoryview, place: tuple[int, int], physical_offset: int, topic: bytes, is_sealed: bool
+    ) -> bool:
+        """Whether the record in the view of a file, at a position and of a size, is whole and sound, of this topic, and
+        was written at this physical offset. `is_sealed`: it has to have the whole-record checksum."""
+
+    def are_sound(self, entries: memoryview, file: tuple[memoryview, int, int], old: OldRecords) -> bool:
+        """Whether all these packed entries of a queue lead to records of a file that are sound, and those that the
+        entries say. The file: its view, the physical offset of its first byte, and of that behind what is written."""
+
 
 # A record fits only if this much stays free behind it for the blank record that closes the file.
 BLANK_SIZE_MIN = 8
@@ -274,7 +298,13 @@ class CommitLog:
         if prover is None or not topic.isascii():
             return False
         is_sealed = self.checksum_from is not None and physical_offset >= self.checksum_from
-        return prover(view, (at, size), physical_offset, topic.encode(), is_sealed)
+        return prover.is_sound(view, (at, size), physical_offset, topic.encode(), is_sealed)
+
+    @property
+    def trust(self) -> Trust:
+        """Which records have to be proven before they are read."""
+        sealed = self.checksum_from
+        return self.proven_from, _NEVER if sealed is None else sealed
 
     def prove(self, physical_offset: int, size: int) -> ScannedRecord | None:
         """As scan(); a record of `size` bytes that does not hold is known to be damaged from now on."""

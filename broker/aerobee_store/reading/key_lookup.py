@@ -12,6 +12,7 @@ from aerobee_store.faults.errors import StoreFull
 from aerobee_store.faults.health import StoreHealth
 from aerobee_store.index.index import IndexService
 from aerobee_store.index.index_file import Chainer
+from aerobee_store.log.commit_log import Trust
 from aerobee_store.log.damage_events import log_new_damage
 from aerobee_store.queues.queue_table import QueueTable
 from aerobee_store.reading.query import QueryResult, query_messages
@@ -153,19 +154,19 @@ class KeyLookup:
         self,
         places: Sequence[int],
         max_num: int,
-        pick: Callable[[list[LogNearby], int, tuple[int, int]], Picked | None],
+        pick: Callable[[list[LogNearby], int, tuple[int, int], Trust], Picked | None],
     ) -> bytes | None:
-        """The answer that is made of records at these physical offsets, which ascend, by who reads them himself: they
-        are what they say. None: query_steps() has to look carefully."""
+        """The answer that is made of records at these physical offsets, which ascend, by who reads them himself, and
+        proves those that have to be. None: query_steps() has to look carefully."""
         log, blocks = self._log, self._residency.log_blocks
-        if log.damaged or places[0] < log.proven_from or places[-1] >= log.end_offset:
+        if log.damaged or places[-1] >= log.end_offset:
             return None
         files = log.mapped.of_all(places)
         if files is None:
             return None
         updated = max(self._index.end_offset, 0), self._index.last_update_timestamp
         nearby = [(file.view, file.offset, min(file.end, log.end_offset), blocks) for file in files]
-        picked = pick(nearby, min(max_num, self._count_max), updated)
+        picked = pick(nearby, min(max_num, self._count_max), updated, log.trust)
         if picked is None:
             return None
         answer, topic, messages = picked

@@ -186,9 +186,14 @@ class Residency:
         if self.is_off:
             return True
         blocks = range(begin >> _BLOCK_BITS, ((end - 1) >> _BLOCK_BITS) + 1)
-        return len(blocks) <= _SPAN_MAX and all(
-            block in self._known or self._has_block(file, block) for block in blocks
-        )
+        if len(blocks) > _SPAN_MAX:
+            return False
+        unknown = [block for block in blocks if block not in self._known]
+        if unknown and not file.data.in_memory(begin - file.offset, end - begin):
+            return False
+        for block in unknown:  # one that is there only in part is asked for again
+            self._has_block(file, block)
+        return True
 
     def known_around(self, file: MappedFile, begin: int, size: int) -> tuple[int, int]:
         """A stretch [begin, end) of the log that is in memory and holds a record; an empty one when the record is
@@ -285,16 +290,16 @@ class Residency:
         # By arrays: one by one, 250 records took 190 us of the event loop.
         sums = np.cumsum(np.maximum(places.sizes, 0))
         now = min(max(count, 1), int(np.searchsorted(sums, size_max)) + 1, len(sums))
-        later = int(np.searchsorted(sums, self.ahead_size, side="right"))
-        for stretches, begin, end in ((needed, 0, now), (ahead, now, later)):
-            for place, size in self._joined(places.offsets[begin:end], places.sizes[begin:end]):
-                if stretches.is_full:
-                    break
+        later = max(now, int(np.searchsorted(sums, self.ahead_size, side="right")))
+        for number, place, size in self._joined(places.offsets[:later], places.sizes[:later], now):
+            stretches = needed if number < now else ahead
+            if not stretches.is_full:
                 stretches.add(place, size)
         return NotInMemory(needed.found(), ahead.found())
 
-    def _joined(self, offsets: Ints, sizes: Ints) -> Iterable[tuple[int, int]]:
-        """Records that lie near each other as one; where an entry leads to no possible record, it stays alone."""
+    def _joined(self, offsets: Ints, sizes: Ints, cut: int) -> Iterable[tuple[int, int, int]]:
+        """Records that lie near each other as one, but for those from the number `cut` on with those before: number of
+        the first, its place, bytes. Where an entry leads to no possible record, it stays alone."""
         if not len(offsets):
             return ()
         ends = offsets + sizes
@@ -303,9 +308,12 @@ class Residency:
         files = offsets // self.log.file_size
         near = (offsets[1:] >= offsets[:-1]) & (offsets[1:] - ends[:-1] <= _GAP_MAX)
         near &= usual[1:] & usual[:-1] & (files[1:] == files[:-1])
+        near[cut - 1 : cut] = False
         begins = np.flatnonzero(np.concatenate(([True], ~near)))
         reached = np.maximum.reduceat(ends, begins)
-        return zip(offsets[begins].tolist(), (reached - offsets[begins]).tolist(), strict=True)
+        return zip(
+            begins.tolist(), offsets[begins].tolist(), (reached - offsets[begins]).tolist(), strict=True
+        )
 
 
 class _Stretches:

@@ -152,7 +152,7 @@ def test_old_records_are_proven_natively_and_damage_is_found_in_python(engine: A
     assert read(store) == list(range(20))
     assert len(in_python) == 20
     in_python.clear()
-    store.reading.use_prover(SendEngine(engine).is_sound)
+    store.reading.use_prover(SendEngine(engine))
     assert read(store) == list(range(20))
     assert in_python == []
     file = log.mapped.files[0]
@@ -164,6 +164,45 @@ def test_old_records_are_proven_natively_and_damage_is_found_in_python(engine: A
     store.close()
 
 
+def test_old_records_of_one_read_are_proven_together(engine: Any, tmp_path: Path) -> None:
+    """Where what is in memory is known: one by one they took most of the time of whoever reads from the disk."""
+    store = old_store(tmp_path)
+    prover = SendEngine(engine)
+    asked: list[str] = []
+
+    class Counted:
+        def is_sound(self, *what: Any) -> bool:
+            asked.append("one")
+            return prover.is_sound(*what)
+
+        def are_sound(self, *what: Any) -> bool:
+            asked.append("all")
+            return prover.are_sound(*what)
+
+    def read(offset: int = 0, count: int = 32) -> list[int]:
+        asked.clear()
+        found = store.asking.get_message("group", "Orders", 0, offset, count, 1 << 20, None)
+        return [record.queue_offset for record in decode_records(b"".join(found.body), check_crc=False)]
+
+    store.reading.use_prover(Counted())
+    assert read() == list(range(20))
+    assert asked == ["all"]
+    assert read(3, 5) == [3, 4, 5, 6, 7]
+    assert asked == ["all"]
+    log = log_of(store)
+    file = log.mapped.files[0]
+    at = file.view.tobytes().index(b"7" * 50)
+    file.data.write(at, b"8")
+    assert read(3, 4) == [3, 4, 5, 6]
+    assert asked == ["all"], "what is not asked for is not proven"
+    assert read() == [number for number in range(20) if number != 7]
+    assert asked == ["all", *["one"] * 20]
+    assert len(log.damaged) == 1
+    assert read(8) == list(range(8, 20))
+    assert asked == ["one"] * 12, "with damage about, each is looked at"
+    store.close()
+
+
 def test_a_prover_with_a_fault_is_asked_no_more(tmp_path: Path) -> None:
     class Faulty:
         asked = 0
@@ -172,9 +211,11 @@ def test_a_prover_with_a_fault_is_asked_no_more(tmp_path: Path) -> None:
             self.asked += 1
             raise RuntimeError("a fault")
 
+        are_sound = is_sound
+
     store, faulty = old_store(tmp_path), Faulty()
     engine = SendEngine(faulty)  # type: ignore[arg-type]  # as far as it is used
-    store.reading.use_prover(engine.is_sound)
+    store.reading.use_prover(engine)
     assert read(store) == list(range(20))
     assert (faulty.asked, engine.kind) == (1, "python")
     store.close()

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from struct import Struct
 from typing import Any
 
@@ -26,14 +27,17 @@ from aerobee_proto.bodies import TopicConfig
 from aerobee_proto.codes import PullFlag, RequestCode
 from aerobee_proto.frames import Command, FrameDecoder, decode_command, encode_command
 from aerobee_proto.javahash import tag_hash
-from aerobee_proto.records import decode_records
+from aerobee_proto.records import decode_records, encode_record
 from aerobee_remoting.exchange.connection import Connection
+from aerobee_store.log.commit_log import OldRecords
 from aerobee_store.terms.config import StoreConfig
 from broker.in_memory import broker_in_memory, talking_in_memory
 from broker.remoting_api.test_native_sends import Transport, count_taken
 from broker.support import Clock, handled, held_back
 from engines import made_engine, make_engines_fail, need_engine
 from send_frames import framed, mutated
+from store.inside import log_of
+from store.memory_io import MemoryIo
 from system.running import send_request, text_of
 
 PULL, LITE = RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE
@@ -398,6 +402,160 @@ def test_settings_mean_the_same_to_both(more: dict[str, Any]) -> None:
     compare([*STORED, *asked, Pull(group="newcomers"), Pull(group="newcomers")], **more)
 
 
+# --- what an earlier run has written ------------------------------------------------------------------------------
+
+# Where a record has what no body's checksum covers, and a byte of its body.
+DAMAGE = {"size": 3, "magic": 5, "queue id": 15, "queue offset": 27, "place": 35, "body": 90}
+
+
+async def outcome_again(engine: str, steps: Sequence[Step], damage: dict[int, int], **more: Any) -> Outcome:
+    """Of pulls behind a start: of messages that this has not proven, but for the last, which comes then. `damage`: a
+    bit that is changed at a place of the record of each of these numbers in queue 0."""
+    disk = MemoryIo()
+    shape: dict[str, Any] = {
+        "io": disk,
+        "clock": Clock(),
+        "send_engine": engine,
+        "mapped_file_size_commit_log": 16_384,
+        "max_message_size": 8_000,
+        "flush_disk_type": "ASYNC_FLUSH",
+    }
+    async with broker_in_memory(**shape | more) as broker:
+        broker.parts.topics.update([TopicConfig(topic_name="T", read_queue_nums=2, write_queue_nums=2)])
+        sender = Connection(broker.handlers)
+        sender.connection_made(Transport())
+        for number in range(60):
+            sender.data_received(
+                encode_command(_message(Send(number % 2, ("", "TagA")[number % 3 > 0], 500)))
+            )
+            await handled(sender)
+            await asyncio.sleep(0)
+        reading = broker.parts.store.reading
+        while reading.max_offset("T", 0) < 30:  # noqa: ASYNC110 - what nobody waits for is shown a moment later
+            await asyncio.sleep(0)
+        places = [reading.queue_entry("T", 0, number) for number in range(30)]
+    for number, at in damage.items():
+        entry = places[number]
+        assert entry is not None
+        file, position = divmod(entry.physical_offset + at, 16_384)
+        disk.flip(Path(f"/store/commitlog/{file * 16_384:020d}"), position)
+    async with broker_in_memory(**shape) as broker:
+        assert places[-1] is not None
+        assert places[-1].physical_offset < log_of(broker.parts.store).proven_from
+        sender = Connection(broker.handlers)
+        sender.connection_made(Transport())
+        sender.data_received(encode_command(_message(Send(0, "TagA"))))
+        await handled(sender)
+        transport, count = Transport(), count_taken(broker)
+        connection = Connection(broker.handlers)
+        connection.connection_made(transport)
+        for number, step in enumerate(steps):
+            assert isinstance(step, Pull)
+            connection.data_received(frame_of(step, number))
+            await handled(connection)
+            await asyncio.sleep(0)
+        return Outcome(bytes(transport.written), _counters(broker), count())
+
+
+def compare_again(steps: Sequence[Step], damage: dict[int, int] | None = None, **more: Any) -> Outcome:
+    python = asyncio.run(outcome_again("python", steps, damage or {}, **more))
+    native = asyncio.run(outcome_again("native", steps, damage or {}, **more))
+    assert native.written == python.written
+    assert native.counters == python.counters
+    return native
+
+
+OLD_PULLS: list[Step] = [
+    Pull(offset=str(at), expression=text, codec=codec, count="3")
+    for codec in (0, 1, 2)
+    for text in ("*", "TagA")
+    for at in (0, 1, 5, 6, 11, 21, 29)
+]
+
+
+@pytest.mark.parametrize("has_crc", [True, False])
+def test_messages_of_an_earlier_run_are_gathered_when_they_are_proven(has_crc: bool) -> None:
+    """By Python each record took as long as all of them take now, for everything that was stored before a start."""
+    found = compare_again(OLD_PULLS, enabled_append_prop_crc=has_crc)
+    assert [decode_command(frame).code for frame in FrameDecoder().feed(found.written)] == [0] * len(
+        OLD_PULLS
+    )
+    assert found.native > len(OLD_PULLS) / 2, "but those over the end of a file, and each first one"
+
+
+@pytest.mark.parametrize("at", DAMAGE.values(), ids=DAMAGE)
+def test_a_message_of_an_earlier_run_that_is_not_what_it_was_is_left_to_python(at: int) -> None:
+    found = compare_again(OLD_PULLS, {6: at})
+    numbers = [
+        one.queue_offset
+        for frame in FrameDecoder().feed(found.written)
+        for one in decode_records(decode_command(frame).body)
+    ]
+    assert 5 in numbers
+    assert 7 in numbers
+    assert 6 not in numbers
+
+
+def record_of(number: int, **changes: Any) -> bytes:
+    usual: dict[str, Any] = {
+        "topic": "T",
+        "queue_id": 3,
+        "queue_offset": number,
+        "born_timestamp": 1_700_000_000_000,
+        "born_host": ("10.1.2.3", 4567),
+        "store_timestamp": 1_700_000_000_001,
+        "store_host": ("10.1.2.3", 4567),
+        "body": b"body",
+        "checksum": True,
+    }
+    return encode_record(**usual | changes)
+
+
+@pytest.mark.parametrize(
+    ("what", "is_right"),
+    [
+        ({}, True),
+        ({"checksum": False}, True),
+        ({"topic": "U"}, False),
+        ({"queue_id": 4}, False),
+        ({"queue_offset": 8}, False),
+        ({"store_timestamp": 0}, False),
+    ],
+)
+@pytest.mark.parametrize("tags", [None, array("i", [0]).tobytes()])
+def test_old_records_are_those_that_their_entries_say(
+    what: dict[str, Any], is_right: bool, tags: bytes | None
+) -> None:
+    log, entries, never = b"", b"", 1 << 62
+    for number in range(5, 9):
+        place = 1000 + len(log)
+        one = record_of(number, physical_offset=place, **(what if number == 7 else {}))
+        entries += ENTRY.pack(place, len(one), 0)
+        log += one
+    file = memoryview(log), 1000, 1000 + len(log)
+    engine = made_engine()
+    for trust in ((never, never), (0, never), (1000, 1000)):
+        old = b"T", 3, 5, trust
+        assert (gathered(engine, entries, log, tags=tags, old=old) is not None) is is_right
+        assert engine.are_sound(memoryview(entries), file, old) is is_right
+    sealed = b"T", 3, 5, (never, 0)
+    has_checksums = is_right and what.get("checksum", True)
+    assert (gathered(engine, entries, log, tags=tags, old=sealed) is not None) is has_checksums
+    assert engine.are_sound(memoryview(entries), file, sealed) is has_checksums
+
+
+def test_an_old_record_is_proven_where_it_has_to_be_and_nowhere_else() -> None:
+    log = record_of(5, physical_offset=1000).replace(b"body", b"bodX")
+    entries, file = memoryview(ENTRY.pack(1000, len(log), 0)), (memoryview(log), 1000, 1000 + len(log))
+    engine = made_engine()
+    assert engine.are_sound(entries, file, (b"T", 3, 5, (1000, 0)))
+    assert not engine.are_sound(entries, file, (b"T", 3, 5, (1001, 0)))
+    assert not engine.are_sound(entries[:19], file, (b"T", 3, 5, (1000, 0))), "no whole entry"
+    assert not engine.are_sound(memoryview(b""), file, (b"T", 3, 5, (1000, 0)))
+    with pytest.raises(BufferError):
+        engine.are_sound(entries, (memoryview(log[:-1]), *file[1:]), (b"T", 3, 5, (1000, 0)))
+
+
 @pytest.mark.parametrize("sends_to_slaves", [False, True])
 def test_what_lies_far_behind_the_end_is_gathered_where_nobody_is_sent_to_a_slave(
     sends_to_slaves: bool, monkeypatch: pytest.MonkeyPatch
@@ -541,7 +699,13 @@ def record(place: int, size: int, magic: int = 0xDAA320A7) -> bytes:
 
 
 def gathered(
-    engine: Any, entries: bytes, log: bytes, *, tags: bytes | None = None, limit: int | None = None
+    engine: Any,
+    entries: bytes,
+    log: bytes,
+    *,
+    tags: bytes | None = None,
+    limit: int | None = None,
+    old: OldRecords | None = None,
 ) -> Any:
     nearby = (
         memoryview(entries),
@@ -552,6 +716,7 @@ def gathered(
         10_000,
         0,
         99,
+        old,
     )
     return engine.gather(nearby, tags, 5, 0, (0, 1))
 

@@ -8,6 +8,7 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from struct import Struct
 from types import SimpleNamespace
 from typing import Any, cast
@@ -35,6 +36,7 @@ from broker.remoting_api.test_native_sends import Transport, count_taken
 from broker.support import START_MS, Clock, handled, held_back
 from engines import made_engine, make_engines_fail, need_engine
 from send_frames import framed, mutated
+from store.memory_io import MemoryIo
 from system.running import send_request, text_of
 
 WORDS = Struct(">ii")
@@ -293,6 +295,45 @@ def test_messages_of_several_files_of_the_log_are_the_engine_s() -> None:
     sizes = [[len(one.body) for one in decode_records(answer.body)] for answer in found.answers]
     assert sizes == [list(range(5_000, 5_030))] * 3 + [[5_028, 5_029]]
     assert found.native == 3
+
+
+async def asked_again(engine: str, damage: int | None) -> tuple[list[list[int]], int]:
+    """Sizes of the messages that queries find behind a start, and how many of these the engine has answered."""
+    disk = MemoryIo()
+    shape: dict[str, Any] = {"io": disk, "send_engine": engine, "flush_disk_type": "ASYNC_FLUSH"}
+    async with broker_in_memory(**shape) as broker:
+        sender = Connection(broker.handlers)
+        sender.connection_made(Transport())
+        for number in range(20):
+            properties = text_of({"KEYS": "a", "UNIQ_KEY": f"U{number}"})
+            sender.data_received(
+                encode_command(send_request("T", b"x" * (100 + number), properties=properties))
+            )
+            await _answered(sender)
+    log = Path(f"/store/commitlog/{0:020d}")
+    if damage is not None:
+        disk.flip(log, (disk.read_bytes(log) or b"").index(b"x" * (100 + damage)))
+    async with broker_in_memory(**shape) as broker:
+        transport, count = Transport(), count_taken(broker)
+        connection = Connection(broker.handlers)
+        connection.connection_made(transport)
+        for number, query in enumerate(
+            [Query("a"), Query("a"), Query("U3"), Query("U4"), Query("a", count="2")]
+        ):
+            connection.data_received(frame_of(query, number))
+            await _answered(connection)
+        commands = [decode_command(frame) for frame in FrameDecoder().feed(bytes(transport.written))]
+        return [[len(one.body) for one in decode_records(command.body)] for command in commands], count()
+
+
+@pytest.mark.parametrize("damage", [None, 3])
+def test_messages_of_an_earlier_run_are_proven_by_the_engine(damage: int | None) -> None:
+    """Before, each query for what was stored before a start was Python's."""
+    found, taken = asyncio.run(asked_again("native", damage))
+    assert (found, 0) == asyncio.run(asked_again("python", damage))
+    sizes = [100 + number for number in range(20) if number != damage]
+    assert found == [sizes, sizes, [103] if damage is None else [], [104], [118, 119]]
+    assert taken == (5 if damage is None else 0), "damage is for Python, and the rest then"
 
 
 def test_more_records_than_one_answer_should_have_are_left_to_python() -> None:
