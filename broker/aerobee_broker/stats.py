@@ -143,11 +143,16 @@ def _rate(samples: "deque[tuple[int, int, int]] | list[tuple[int, int, int]]") -
     return Rate(total, total * 1000 / took_ms if took_ms > 0 else 0.0, total / times if times > 0 else 0.0)
 
 
+def _known(counter: Counter, value: int, times: int) -> Counter:
+    counter.value, counter.times = value, times
+    return counter
+
+
 class TopicCounters:
     """What came in for one topic.
 
-    Sends add to plain numbers: with a thousand topics each message counts elsewhere, and every object that has to be
-    brought from memory for it takes 0.1 us. Who reads gets counters that know them.
+    Sends and pulls add to plain numbers: with a thousand topics each message counts elsewhere, and every object that
+    has to be brought from memory for it takes 0.1 us. Who reads gets counters that know them.
     """
 
     __slots__ = ("_put_bytes", "_put_count", "count", "in_batches", "size")
@@ -161,26 +166,41 @@ class TopicCounters:
 
     @property
     def put_count(self) -> Counter:
-        return self._known(self._put_count, self.count)
+        return _known(self._put_count, self.count, self.count - self.in_batches)
 
     @property
     def put_bytes(self) -> Counter:
-        return self._known(self._put_bytes, self.size)
-
-    def _known(self, counter: Counter, value: int) -> Counter:
-        counter.value = value
-        counter.times = self.count - self.in_batches
-        return counter
+        return _known(self._put_bytes, self.size, self.count - self.in_batches)
 
 
-class GroupCounters:
-    """What went out of one topic to one group."""
+class GotCounters:
+    """What went out: of one topic to one group, or in all."""
 
-    __slots__ = ("get_bytes", "get_count", "send_back_count")
+    __slots__ = ("_get_bytes", "_get_count", "count", "size", "times")
 
     def __init__(self) -> None:
-        self.get_count = Counter()
-        self.get_bytes = Counter()
+        self.count = 0  # messages
+        self.size = 0  # bytes of records
+        self.times = 0  # answers that had some
+        self._get_count = Counter()
+        self._get_bytes = Counter()
+
+    @property
+    def get_count(self) -> Counter:
+        return _known(self._get_count, self.count, self.times)
+
+    @property
+    def get_bytes(self) -> Counter:
+        return _known(self._get_bytes, self.size, self.times)
+
+
+class GroupCounters(GotCounters):
+    """Of one topic and group."""
+
+    __slots__ = ("send_back_count",)
+
+    def __init__(self) -> None:
+        super().__init__()
         self.send_back_count = Counter()
 
 
@@ -198,9 +218,8 @@ class BrokerStats:
         self._of_topic: dict[str, dict[tuple[str, str], None]] = {}
         self.put_count = Counter()
         self.put_bytes = Counter()
-        self.get_count = Counter()
-        self.get_bytes = Counter()
-        self.pulls_found = Counter()
+        self._got = GotCounters()
+        self._pulls_found = Counter()
         self.pulls_missed = Counter()
         # Plain numbers since start.
         self.put_failed = 0
@@ -250,15 +269,13 @@ class BrokerStats:
         counters = self.groups.get(key)
         if counters is None:
             counters = self._new_pair(key)
-        # As `Counter.add`, without five calls.
-        for counter in (counters.get_count, self.get_count):
-            counter.value += count
-            counter.times += 1
-        for counter in (counters.get_bytes, self.get_bytes):
-            counter.value += size
-            counter.times += 1
-        self.pulls_found.value += 1
-        self.pulls_found.times += 1
+        in_all = self._got
+        counters.count += count
+        counters.size += size
+        counters.times += 1
+        in_all.count += count
+        in_all.size += size
+        in_all.times += 1
 
     def missed(self) -> None:
         """A pull found nothing."""
@@ -308,6 +325,21 @@ class BrokerStats:
             _drop(self._of_topic, key[1], key)
 
     # --- reading ----------------------------------------------------------------------------------------------
+
+    @property
+    def get_count(self) -> Counter:
+        """Messages that were read, of all topics and groups that there were."""
+        return self._got.get_count
+
+    @property
+    def get_bytes(self) -> Counter:
+        """Bytes of their records."""
+        return self._got.get_bytes
+
+    @property
+    def pulls_found(self) -> Counter:
+        """Answers that had messages."""
+        return _known(self._pulls_found, self._got.times, self._got.times)
 
     def find(self, name: str, key: str) -> Counter | None:
         """A statistic by RocketMQ's name and key; None when there is none."""

@@ -180,6 +180,9 @@ class FrameDecoder:
         position = 0
         if front is not None:
             position, count_max = front(data)
+            if position == len(data):
+                self.pending_size, self._need = 0, 4
+                return []
         frames, position, need = self._cut(data, position, count_max)
         rest = len(data) - position
         self.pending_size = rest

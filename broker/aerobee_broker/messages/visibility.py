@@ -132,7 +132,8 @@ class Visibility:
         self._shown_offset = 0
         self._shown_at = 0.0  # by `soon`
         self._taken_at = 0.0  # when a read of sends was last shown at once, or with others
-        self._is_left = False  # some are taken and not shown
+        # Some are taken and not shown: `show_waiting` has something to do.
+        self.is_left = False
         # Some queues begin: what comes behind the first few of them is shown in the next turns of the loop.
         self._is_beginning = False
         self._began_s = 0.0  # spent on that, and not yet taken
@@ -161,7 +162,7 @@ class Visibility:
         if self._is_beginning:
             self._is_beginning = False
             self._show(self._may_show())
-        if self._timers.pop("show", None) is not None or self._is_left:
+        if self._timers.pop("show", None) is not None or self.is_left:
             self._show_left()
 
     def appended(self) -> None:
@@ -178,7 +179,7 @@ class Visibility:
         if now - self._taken_at >= TOGETHER_S or self._closed or any(self._waiting):
             self._show_left()
             return
-        self._is_left = True
+        self.is_left = True
         if "taken" not in self._timers:
             self._later("taken", TOGETHER_S, self._show_in_time)
         for notify in self._replicas:
@@ -186,17 +187,17 @@ class Visibility:
 
     def _show_in_time(self) -> None:
         del self._timers["taken"]
-        if self._is_left:
+        if self.is_left:
             self._show_left()
 
     def _show_left(self) -> None:
         self._taken_at = self._loop.time()
         self.appended()
-        self._is_left = False
+        self.is_left = False
 
     def show_waiting(self) -> None:
         """Show what `taken` has left, for somebody who is about to look."""
-        if not self._is_left:
+        if not self.is_left:
             return
         try:
             self._show_left()

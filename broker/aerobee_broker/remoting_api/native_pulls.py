@@ -101,7 +101,8 @@ class NativePulls:
                 self._visibility.show_waiting()
                 return self._queries.take(channel, data, at, count_max) if judging is None else None
             return self._sends.take(channel, data, at, count_max, judging)
-        self._visibility.show_waiting()
+        if self._visibility.is_left:
+            self._visibility.show_waiting()
         pull, gather = self._native.pull, self._native.gather
         begin = at
         requests = size = code = version = 0

@@ -140,11 +140,6 @@ class _Row(Generic[U]):
         self.present = max(self.present, one.used)
         return one
 
-    def used_alone(self, one: U) -> None:
-        """What it has used while nobody waited is the present: those who come later have missed nothing."""
-        if one.used > self.present:
-            self.present = one.used
-
 
 class _Place(_Using):
     """Of one connection, or of several that follow each other."""
@@ -326,8 +321,12 @@ class Turns:
         place.used += took_s
         account.used += took_s
         if not self._count:
-            self._row.used_alone(host)
-            host.row.used_alone(place)
+            # What it has used while nobody waited is the present: those who come later have missed nothing.
+            row, places = self._row, host.row
+            if host.used > row.present:
+                row.present = host.used
+            if place.used > places.present:
+                places.present = place.used
 
     # --- at once ----------------------------------------------------------------------------------------------
 
