@@ -23,7 +23,7 @@ __all__ = ["FIRST_OF_QUERIES", "NativeQueries"]
 FIRST_OF_QUERIES: Final = (b'{"code":12,', b"\0\x0c", b"\x97\x0c")
 CODE: Final = int(RequestCode.QUERY_MESSAGE)
 QUERIES_MAX: Final = 32  # at once, and ANSWERS_SIZE bytes: a dear one may follow many that are cheap
-# Questions whether something is in memory, for those of one read: 5 to 10 us each, with what is done again behind it.
+# Questions whether something is in memory, for those of one read: 25 us each, with what is done again behind it.
 ASKED_MAX: Final = 64
 
 

@@ -85,23 +85,19 @@ def address_of(view: memoryview) -> int:
 
 def is_resident(address: int, length: int) -> bool:
     """Whether all pages of a part of a map are in memory. True where nobody can tell."""
-    if _mincore is None:
-        return True
     begin = address - address % _PAGE
     end = address + length
     while begin < end:
-        count = min(-(-(end - begin) // _PAGE), _PAGES_MAX)
-        answers = ctypes.create_string_buffer(count)
-        if _mincore(begin, count * _PAGE, answers):
-            return True  # not mapped (any more): a read of it waits for nothing
-        if 0 in answers.raw.translate(_LOWEST_BIT):
+        size = min(end - begin, _PAGES_MAX * _PAGE)
+        if 0 in resident_pages(begin, size):
             return False
-        begin += count * _PAGE
+        begin += size
     return True
 
 
 def resident_pages(address: int, length: int) -> bytes:
-    """Which pages of a part of a map are in memory: a byte for each, 1 or 0. All where nobody can tell."""
+    """Which pages of a part of a map are in memory: a byte for each, 1 or 0. All where nobody can tell, and where there
+    is no map (any more): a read of it waits for nothing."""
     begin = address - address % _PAGE
     count = -(-(address + length - begin) // _PAGE)
     answers = ctypes.create_string_buffer(max(count, 1))

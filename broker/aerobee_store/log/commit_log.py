@@ -284,7 +284,7 @@ class CommitLog:
     ) -> ScannedRecord | RecordFault | Blank:
         """What stands at `position` of `file`, wherever the log is believed to end; see scan_record()."""
         physical_offset = file.offset + position
-        sealed = self.checksum_from is not None and physical_offset >= self.checksum_from
+        sealed = self._is_sealed(physical_offset)
         return scan_record(
             file.view, position, physical_offset, property_crc=property_crc, sealed=sealed, proven=proven
         )
@@ -297,14 +297,21 @@ class CommitLog:
         prover = self.prover
         if prover is None or not topic.isascii():
             return False
-        is_sealed = self.checksum_from is not None and physical_offset >= self.checksum_from
+        is_sealed = self._is_sealed(physical_offset)
         return prover.is_sound(view, (at, size), physical_offset, topic.encode(), is_sealed)
+
+    def has_proven_all(self, entries: memoryview, file: tuple[memoryview, int, int], old: OldRecords) -> bool:
+        """As `Prover.are_sound`; no when there is none."""
+        return self.prover is not None and self.prover.are_sound(entries, file, old)
 
     @property
     def trust(self) -> Trust:
         """Which records have to be proven before they are read."""
-        sealed = self.checksum_from
-        return self.proven_from, _NEVER if sealed is None else sealed
+        return self.proven_from, _NEVER if self.checksum_from is None else self.checksum_from
+
+    def _is_sealed(self, physical_offset: int) -> bool:
+        """Whether the record that begins there has to have the whole-record checksum."""
+        return self.checksum_from is not None and physical_offset >= self.checksum_from
 
     def prove(self, physical_offset: int, size: int) -> ScannedRecord | None:
         """As scan(); a record of `size` bytes that does not hold is known to be damaged from now on."""

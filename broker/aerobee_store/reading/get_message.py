@@ -129,7 +129,6 @@ class MessageReader:
         self._queues = queues
         self._config = config
         self._file_entries = config.consume_queue_file_size // ENTRY_SIZE
-        self._answer_size_max = min(_REQUEST_SIZE_MAX, config.memory_transfer_size_max)
         self._distance = config.in_memory_distance
         self._residency = residency
         # Within this distance nobody is asked whether a record is in memory.
@@ -206,9 +205,7 @@ class MessageReader:
         config, log, residency = self._config, self._log, self._residency
         if not queue.hot_from <= offset < queue.hot_until and residency is not None and not residency.is_off:
             return None
-        count = config.memory_transfer_count_max
-        if max_count < count:
-            count = max_count
+        count = min(max_count, config.memory_transfer_count_max)
         if has_tags and log.damaged:
             return None
         entries = queue.read(offset, self._scan_count(max_count) if has_tags else count)
@@ -237,8 +234,8 @@ class MessageReader:
             file, first, min(last + size, file.end), may_be_far=may_be_far
         ):
             return None
-        stop = file.end if file.end < end else end
-        return entries, file.view, file.offset, stop, count, self._answer_size_max, low, high, old
+        limit = min(_REQUEST_SIZE_MAX, config.memory_transfer_size_max)
+        return entries, file.view, file.offset, min(file.end, end), count, limit, low, high, old
 
     def _old(self, queue: ConsumeQueue, offset: int) -> OldRecords | None:
         """What records have to be that entries from a queue offset on lead to; None: they have to be looked at one by
@@ -303,13 +300,10 @@ class MessageReader:
             places, sizes = places[:count], sizes[:count]
             size_sum = sum(sizes)
         view, start = file.view, file.offset
-        if old is not None:
-            prover = self._log.prover
-            stop = min(file.end, end)
-            if prover is None or not prover.are_sound(
-                entries[: count * ENTRY_SIZE], (view, start, stop), old
-            ):
-                return None
+        if old is not None and not self._log.has_proven_all(
+            entries[: count * ENTRY_SIZE], (view, start, min(file.end, end)), old
+        ):
+            return None
         if places[-1] + sizes[-1] - first == size_sum:
             body = [view[first - start : first - start + size_sum]]
         else:

@@ -188,12 +188,15 @@ class Residency:
         blocks = range(begin >> _BLOCK_BITS, ((end - 1) >> _BLOCK_BITS) + 1)
         if len(blocks) > _SPAN_MAX:
             return False
-        unknown = [block for block in blocks if block not in self._known]
-        if unknown and not file.data.in_memory(begin - file.offset, end - begin):
-            return False
-        for block in unknown:  # one that is there only in part is asked for again
-            self._has_block(file, block)
-        return True
+        return all(
+            block in self._known or self._has_block(file, block) or self._has_part(file, block, begin, end)
+            for block in blocks
+        )
+
+    def _has_part(self, file: MappedFile, block: int, begin: int, end: int) -> bool:
+        """Whether what a stretch has of a block is in memory: the block is there only in part."""
+        begin, end = max(begin, block << _BLOCK_BITS), min(end, (block + 1) << _BLOCK_BITS)
+        return file.data.in_memory(begin - file.offset, end - begin)
 
     def known_around(self, file: MappedFile, begin: int, size: int) -> tuple[int, int]:
         """A stretch [begin, end) of the log that is in memory and holds a record; an empty one when the record is
