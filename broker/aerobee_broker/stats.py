@@ -265,7 +265,10 @@ class BrokerStats:
 
     def got(self, group: str, topic: str, count: int, size: int) -> None:
         """A pull of `group` was answered with `count` messages, `size` bytes of records."""
-        key = (group, topic)
+        self.got_by((group, topic), count, size)
+
+    def got_by(self, key: tuple[str, str], count: int, size: int) -> None:
+        """As `got`, of a group and a topic."""
         counters = self.groups.get(key)
         if counters is None:
             counters = self._new_pair(key)

@@ -81,7 +81,7 @@ class ConsumerOffsets:
         self._clock = clock
         self._offsets: dict[str, dict[int, int]] = {}
         self._pulled: dict[str, dict[int, int]] = {}  # next offset after the last pull, for statistics
-        self._resets: dict[str, dict[int, int]] = {}
+        self.resets: dict[str, dict[int, int]] = {}  # that are pending; moved here only
         self._keys_of_topic: dict[str, dict[str, None]] = {}
         self._keys_of_group: dict[str, dict[str, None]] = {}
         self._groups: dict[str, int] = {}  # -> topics in which it has offsets
@@ -101,8 +101,8 @@ class ConsumerOffsets:
     def get(self, group: str, topic: str, queue_id: int) -> int | None:
         """The committed offset, or where a pending reset sends the group; None when there is neither."""
         key = f"{topic}@{group}"
-        if self._resets:
-            pending = self._resets.get(key)
+        if self.resets:
+            pending = self.resets.get(key)
             if pending is not None and queue_id in pending:
                 return pending[queue_id]
         queues = self._offsets.get(key)
@@ -110,15 +110,20 @@ class ConsumerOffsets:
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
         """Store an offset. False, and nothing stored: a reset of this queue is pending, or offset < 0."""
-        key = f"{topic}@{group}"
-        if offset < 0 or (self._resets and queue_id in self._resets.get(key, ())):
+        return self.commit_by(f"{topic}@{group}", queue_id, offset)
+
+    def commit_by(self, key: str, queue_id: int, offset: int) -> bool:
+        """As `commit`, of the `offset_key` of a group and a topic."""
+        if offset < 0 or (self.resets and queue_id in self.resets.get(key, ())):
             return False
         queues = self._offsets.get(key)
         if queues is None:
             queues = self._put(key, {})
         if queues.get(queue_id) != offset:
             queues[queue_id] = offset
-            self._moved(key)
+            self.revision += 1
+            if self._journal is not None:
+                self._put_in_journal(key, self._journal)
         if self._own is not None:
             self._own.setdefault(key, set()).add(queue_id)
             return True
@@ -129,7 +134,10 @@ class ConsumerOffsets:
 
     def note_pull(self, group: str, topic: str, queue_id: int, next_offset: int) -> None:
         """Remember how far a group has pulled; shown beside what it has committed."""
-        key = f"{topic}@{group}"
+        self.note_pull_by(f"{topic}@{group}", queue_id, next_offset)
+
+    def note_pull_by(self, key: str, queue_id: int, next_offset: int) -> None:
+        """As `note_pull`, of the `offset_key` of a group and a topic."""
         queues = self._pulled.get(key)
         if queues is None:
             queues = self._pulled[key] = {}
@@ -180,7 +188,7 @@ class ConsumerOffsets:
     def assign_reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Send the group to an offset: kept until its next pull of the queue learns of it."""
         key = f"{topic}@{group}"
-        self._resets.setdefault(key, {})[queue_id] = max(0, offset)
+        self.resets.setdefault(key, {})[queue_id] = max(0, offset)
         queues = self._offsets.get(key)
         if queues is None:
             queues = self._put(key, {})
@@ -189,22 +197,17 @@ class ConsumerOffsets:
         self._next_version()
         self._moved(key)
 
-    @property
-    def has_resets(self) -> bool:
-        """Whether any reset is pending."""
-        return bool(self._resets)
-
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
         """The pending reset of a queue, which is over with this call; None when there is none."""
-        if not self._resets:
+        if not self.resets:
             return None
         key = f"{topic}@{group}"
-        pending = self._resets.get(key)
+        pending = self.resets.get(key)
         if pending is None:
             return None
         target = pending.pop(queue_id, None)
         if not pending:
-            del self._resets[key]
+            del self.resets[key]
         return target
 
     # --- what slaves hear -------------------------------------------------------------------------------------
@@ -217,9 +220,10 @@ class ConsumerOffsets:
 
     def _moved(self, key: str) -> None:
         self.revision += 1
-        journal = self._journal
-        if journal is None:
-            return
+        if self._journal is not None:
+            self._put_in_journal(key, self._journal)
+
+    def _put_in_journal(self, key: str, journal: dict[str, int]) -> None:
         journal.pop(key, None)
         if len(journal) >= JOURNAL_MAX:
             oldest = next(iter(journal))
@@ -393,7 +397,7 @@ class ConsumerOffsets:
                 self._count(key, -1)
                 self._moved(key)
             self._pulled.pop(key, None)
-            self._resets.pop(key, None)
+            self.resets.pop(key, None)
             topic, group = key.split("@")[:2]
             _drop(self._keys_of_topic, topic, key)
             _drop(self._keys_of_group, group, key)
@@ -446,7 +450,7 @@ class ConsumerOffsets:
         self._offsets, self._keys_of_topic, self._keys_of_group, self._groups = {}, {}, {}, {}
         for key, queues in offsets.items():
             self._put(key, queues)
-        for key in (*self._pulled, *self._resets):
+        for key in (*self._pulled, *self.resets):
             self._index(key)
 
 

@@ -23,6 +23,7 @@ import msgspec
 import structlog
 
 from aerobee_broker.catalog.catalog import Catalog
+from aerobee_broker.catalog.consumer_offsets import offset_key
 from aerobee_broker.members.consumers import ConsumerTable, Subscription
 from aerobee_broker.members.filters import EVERYTHING, Filter, Filters, check_type
 from aerobee_broker.messages.held_pulls import HeldPull, HeldPulls
@@ -57,7 +58,7 @@ from aerobee_service.turns.slices import Steps, at_once, begin_slices, in_slices
 from aerobee_store.disk.page_cache import NotInMemory
 from aerobee_store.faults.errors import OutOfResources, StoreError
 from aerobee_store.queues.consume_queue import tags_of
-from aerobee_store.reading.get_message import GetResult, GetStatus, Nearby
+from aerobee_store.reading.get_message import Followed, GetResult, GetStatus, Nearby
 from aerobee_store.terms.messages import Arrival
 
 __all__ = ["HOLD_MS_MAX", "Master", "Reading", "UsualQuery"]
@@ -101,15 +102,30 @@ _NEARBY: Final = GetResult(GetStatus.FOUND, 0, 0, 0)  # as far as a suggestion g
 class UsualQuery:
     """A query that comes again and again with other offsets, and what is known of it."""
 
-    __slots__ = ("changes", "count", "message_filter", "query", "settings")
+    __slots__ = (
+        "changes",
+        "commits",
+        "followed",
+        "key",
+        "message_filter",
+        "pair",
+        "query",
+        "queue_id",
+        "settings",
+    )
 
     def __init__(self, query: Query) -> None:
         self.query = query
-        self.count = min(query.count, MESSAGE_COUNT_MAX)
-        # It was let in with these settings, when so much had changed, and has this filter then.
+        self.queue_id = query.queue_id
+        self.commits = query.commit_offset is not None
+        # Of its offsets and of its counters.
+        self.key = offset_key(query.group, query.topic)
+        self.pair = (query.group, query.topic)
+        # It was let in with these settings, when so much had changed, has this filter then, and reads so.
         self.settings: BrokerConfig | None = None
         self.changes = 0
         self.message_filter = EVERYTHING
+        self.followed: Followed | None = None
 
 
 # An answer, its messages, bytes of their records, and the offset to go on from.
@@ -220,50 +236,52 @@ class Reading:
         nearby, packed hashes of tags (None: all messages), the offset, a suggested broker, and `to`; None leaves it to
         `read`. RequestError as of that.
         """
-        query, offsets, live = asked.query, self._offsets, self._live.value
-        if offsets.has_resets:
+        offsets, topics, live = self._offsets, self._topics, self._live.value
+        if offsets.resets:
             return None
-        topics = self._topics
         changes = topics.changes + topics.revision + self._groups.revision
-        is_known = asked.settings is live and asked.changes == changes
-        message_filter = asked.message_filter if is_known else self._check_usual(asked)
-        if message_filter.selector is not None:
+        if asked.settings is not live or asked.changes != changes:
+            self._check_usual(asked)
+        message_filter, followed = asked.message_filter, asked.followed
+        if message_filter.selector is not None or followed is None:
             return None
-        group, topic, queue_id = query.group, query.topic, query.queue_id
-        tags = message_filter.packed_tags
-        nearby = self._nearby(
-            topic,
-            queue_id,
-            offset,
-            asked.count,
-            has_tags=tags is not None,
-            may_be_far=not live.slave_read_enable,
-        )
+        nearby = self._nearby(followed, offset)
         if nearby is None:
             return None
-        suggested = self._suggested_broker(group, _NEARBY, ReadKind.FOUND) if live.slave_read_enable else 0
-        gathered = gather(nearby, tags, offset, suggested, to)
+        suggested = (
+            0 if followed.may_be_far else self._suggested_broker(asked.pair[0], _NEARBY, ReadKind.FOUND)
+        )
+        gathered = gather(nearby, message_filter.packed_tags, offset, suggested, to)
         if gathered is None:
             return None
         answer, found_count, size, next_offset = gathered
-        if query.commit_offset is not None:
+        key, queue_id = asked.key, asked.queue_id
+        if asked.commits:
             if caller.was_overtaken:
-                self._commit(query, commit_offset, caller)
+                self._commit(asked.query, commit_offset, caller)
             else:
-                offsets.commit(group, topic, queue_id, commit_offset)
-        offsets.note_pull(group, topic, queue_id, next_offset)
-        self._stats.got(group, topic, found_count, size)
+                offsets.commit_by(key, queue_id, commit_offset)
+        offsets.note_pull_by(key, queue_id, next_offset)
+        self._stats.got_by(asked.pair, found_count, size)
         return answer
 
-    def _check_usual(self, asked: UsualQuery) -> Filter:
+    def _check_usual(self, asked: UsualQuery) -> None:
         """Check a query; one that brings a small filter itself need not be checked again until something changes."""
-        message_filter = self._check(asked.query)
-        if asked.query.has_filter and message_filter.size <= KNOWN_FILTER_SIZE:
+        query, live = asked.query, self._live.value
+        message_filter = self._check(query)
+        asked.message_filter = message_filter
+        asked.settings = None
+        if query.has_filter and message_filter.size <= KNOWN_FILTER_SIZE:
             topics = self._topics  # each of these numbers grows when a topic or a group changes
-            asked.settings = self._live.value
+            asked.settings = live
             asked.changes = topics.changes + topics.revision + self._groups.revision
-            asked.message_filter = message_filter
-        return message_filter
+        has_tags, may_be_far = message_filter.packed_tags is not None, not live.slave_read_enable
+        followed = asked.followed
+        if followed is None or (followed.has_tags, followed.may_be_far) != (has_tags, may_be_far):
+            count = min(query.count, MESSAGE_COUNT_MAX)
+            asked.followed = Followed(
+                query.topic, query.queue_id, count, has_tags=has_tags, may_be_far=may_be_far
+            )
 
     def _wait_ms(self, asked_ms: int) -> int:
         config = self._live.value

@@ -13,7 +13,7 @@ not in memory. What was written before this run the engine proves first; what it
 """
 
 import struct
-from typing import Final, cast
+from typing import Final
 
 import msgspec
 
@@ -103,23 +103,23 @@ class NativePulls:
             return self._sends.take(channel, data, at, count_max, judging)
         if self._visibility.is_left:
             self._visibility.show_waiting()
-        pull, gather = self._native.pull, self._native.gather
+        native, reading, write = self._native, self._reading, channel.write_now
         begin = at
         requests = size = code = version = 0
         served = None if judging is None else judging.mark()  # what was let in before it
-        while requests < count_max and size < ANSWERS_SIZE and at < len(data):
+        while requests < count_max:
             try:
-                found = pull(data, at)
+                found = native.pull(data, at)
                 if found is None:
                     break
-                known, end, offset, commit_offset, opaque, *_ = found
-                asked = self._learn(data, found, at) if known is None else cast("_Pull", known)
+                known, end, offset, commit_offset, opaque, _, _ = found
+                asked = known if isinstance(known, _Pull) else self._learn(data, found, at)
                 if asked is None or (requests and asked.code != code):
                     break
                 if judging is not None and not _is_let_in(judging, asked, found):
                     break
-                answer = self._reading.read_nearby(
-                    asked.usual, offset, commit_offset, channel, gather, (asked.codec, opaque)
+                answer = reading.read_nearby(
+                    asked.usual, offset, commit_offset, channel, native.gather, (asked.codec, opaque)
                 )
             except (AerobeeError, OSError):
                 break  # who asks is told why the usual way
@@ -128,13 +128,17 @@ class NativePulls:
                 break
             if answer is None:
                 break
-            channel.write_now(answer)
+            write(answer)
             requests += 1
             at = end
-            size += len(answer)
             code, version = asked.code, asked.version
             if judging is not None:
                 served = judging.mark()
+            if at == len(data):
+                break
+            size += len(answer)
+            if size >= ANSWERS_SIZE:
+                break
         if judging is not None:
             judging.go_back(served)
         return FrontTaken(at - begin, requests, code, version) if requests else None

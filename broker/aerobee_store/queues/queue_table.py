@@ -52,6 +52,8 @@ class QueueTable:
         self.open_files = OpenQueueFiles(io, open_files_max)
         # Changed by load(), get_or_create() and deletion().
         self._topics: dict[str, dict[int, ConsumeQueue]] = {}
+        # How often queues were removed: who keeps one looks it up again then. Moved by deletion().
+        self.removals = 0
         # Deletions of topics that are not finished; changed by deletion() and its steps.
         self._leaving: dict[str, Iterator[None]] = {}
         # Topics with queues of batches; changed by load(), make_batch_topic() and deletion().
@@ -211,6 +213,7 @@ class QueueTable:
         self._finish_deletion(topic)
         folder, is_batch = self.folder_of(topic), topic in self.batch_topics
         queues = self._topics.pop(topic, {})
+        self.removals += 1
         self.batch_topics.discard(topic)
         if queues or is_batch:
             self._leaving[topic] = self._deletion(topic, folder, list(queues.values()), is_batch=is_batch)

@@ -33,7 +33,7 @@ from aerobee_store.reading.residency import TRUSTED_SIZE, Residency, places_of
 from aerobee_store.terms.config import StoreConfig
 from aerobee_store.walking.agreement import Agreement, header_at
 
-__all__ = ["GetResult", "GetStatus", "MessageReader", "Nearby", "Selector"]
+__all__ = ["Followed", "GetResult", "GetStatus", "MessageReader", "Nearby", "Selector"]
 
 # size, magic, queue id, number and physical offset of a record
 _IDENTITY = struct.Struct(">iI4xi4xqq")
@@ -108,6 +108,48 @@ class Selector:
     def __init__(self, matches: Callable[[bytes], bool], scan_max: int) -> None:
         self.matches = matches
         self.scan_max = scan_max
+
+
+class Followed:
+    """A queue that somebody reads again and again in the same way, and what is known of it (`MessageReader.nearby`).
+
+    At most `count_max` messages at once; with `has_tags` it looks for some of them. `may_be_far`: nobody is sent to a
+    slave for what lies far behind the log's end.
+    """
+
+    __slots__ = (
+        "count",
+        "count_max",
+        "file",
+        "files",
+        "has_tags",
+        "may_be_far",
+        "queue",
+        "queue_id",
+        "read_count",
+        "removals",
+        "size_max",
+        "topic",
+    )
+
+    def __init__(
+        self, topic: str, queue_id: int, count_max: int, *, has_tags: bool, may_be_far: bool
+    ) -> None:
+        # Fixed for life.
+        self.topic = topic
+        self.queue_id = queue_id
+        self.count_max = count_max
+        self.has_tags = has_tags
+        self.may_be_far = may_be_far
+        # Found when it is read, and again when queues were removed: none yet, or what one read gives at most.
+        self.queue: ConsumeQueue | None = None
+        self.removals = 0
+        self.count = 0
+        self.read_count = 0
+        self.size_max = 0
+        # The file of the log that the last read began in, of these files.
+        self.file: MappedFile | None = None
+        self.files: tuple[MappedFile, ...] = ()
 
 
 class MessageReader:
@@ -187,55 +229,64 @@ class MessageReader:
             return self._select(queue, entries, offset, max_count, size_max, selector)
         return self._collect(queue, entries, offset, max_count, size_max, tag_filter)
 
-    def nearby(
-        self, topic: str, queue_id: int, offset: int, max_count: int, *, has_tags: bool, may_be_far: bool
-    ) -> Nearby | None:
+    def nearby(self, followed: Followed, offset: int) -> Nearby | None:
         """What the usual read is gathered from by who does that himself: in memory, in one file, written by this
-        process or to be proven. None: `get` has to look carefully. `may_be_far`: nobody is sent to a slave for it.
+        process or to be proven. None: `get` has to look carefully.
 
         It gathers as `get` does without a bound of bytes: the first records that it wants, up to both bounds, none that
         is no sound record.
         """
-        queue = self._queues.get(topic, queue_id)
-        if queue is None or queue.is_batch:
+        if followed.queue is None or followed.removals != self._queues.removals:
+            self._find(followed)
+        queue, log, has_tags = followed.queue, self._log, followed.has_tags
+        if queue is None:
             return None
         low, high = queue.min_offset, queue.max_offset
         if not low <= offset < high:
             return None
-        config, log, residency = self._config, self._log, self._residency
-        if not queue.hot_from <= offset < queue.hot_until and residency is not None and not residency.is_off:
-            return None
-        count = min(max_count, config.memory_transfer_count_max)
+        if not queue.hot_from <= offset < queue.hot_until:
+            # Several may read it at several places; the row of blocks around one of them is all that is known so.
+            residency = self._residency
+            if residency is not None and not residency.holds_entries(queue, offset, followed.read_count):
+                return None
         if has_tags and log.damaged:
             return None
-        entries = queue.read(offset, self._scan_count(max_count) if has_tags else count)
+        entries = queue.read(offset, followed.read_count)
         if not entries:
             return None
         (first,) = _PLACE.unpack_from(entries)
-        files = log.mapped.files
-        if not files:
-            return None
+        file, files, end = followed.file, log.mapped.files, log.end_offset
+        if file is None or followed.files is not files or not file.offset <= first < file.end:
+            file = log.mapped.find(first)
+            if file is None:
+                return None
+            followed.file, followed.files = file, files
+        file_end = file.end
         old = None
         if first < self.written_from:
             old = self._old(queue, offset)
             if old is None:
                 return None
-        last, size = _PLACE_AND_SIZE.unpack_from(entries, len(entries) - ENTRY_SIZE)
-        end = log.end_offset
-        file = files[-1]
-        if not file.offset <= first < file.end:
-            found = log.mapped.find(first)
-            if found is None:
+        if old is not None or first < end - self._trusted:
+            last, size = _PLACE_AND_SIZE.unpack_from(entries, len(entries) - ENTRY_SIZE)
+            if last >= file_end and not has_tags:
                 return None
-            file = found
-        if last >= file.end and not has_tags:
-            return None
-        if (old is not None or first < end - self._trusted) and not self._holds(
-            file, first, min(last + size, file.end), may_be_far=may_be_far
-        ):
-            return None
-        limit = min(_REQUEST_SIZE_MAX, config.memory_transfer_size_max)
-        return entries, file.view, file.offset, min(file.end, end), count, limit, low, high, old
+            stop = min(last + size, file_end)
+            if not self._holds(file, first, stop, may_be_far=followed.may_be_far):
+                return None
+        if end > file_end:
+            end = file_end
+        return entries, file.view, file.offset, end, followed.count, followed.size_max, low, high, old
+
+    def _find(self, followed: Followed) -> None:
+        """Find its queue, if there is one by now, and what one read of it gives at most."""
+        queues, config = self._queues, self._config
+        queue = queues.get(followed.topic, followed.queue_id)
+        followed.removals = queues.removals
+        followed.queue = None if queue is None or queue.is_batch else queue
+        followed.count = min(followed.count_max, config.memory_transfer_count_max)
+        followed.read_count = self._scan_count(followed.count_max) if followed.has_tags else followed.count
+        followed.size_max = min(_REQUEST_SIZE_MAX, config.memory_transfer_size_max)
 
     def _old(self, queue: ConsumeQueue, offset: int) -> OldRecords | None:
         """What records have to be that entries from a queue offset on lead to; None: they have to be looked at one by
@@ -253,8 +304,11 @@ class MessageReader:
 
     def _holds(self, file: MappedFile, begin: int, end: int, *, may_be_far: bool = True) -> bool:
         """Whether a stretch of the log, in one file, is in memory as a whole."""
-        floor = self._memory_floor() if may_be_far else self._log.end_offset - self._distance
-        return begin >= floor and self._residency is not None and self._residency.holds(file, begin, end)
+        residency = self._residency
+        if residency is None:
+            return False
+        is_near = (may_be_far and not residency.is_off) or begin >= self._log.end_offset - self._distance
+        return is_near and residency.holds(file, begin, end)
 
     def _limits(self, max_count: int, size_max: int, *, of_memory: bool) -> tuple[int, int]:
         """Records that one read gives at most, and bytes: more of what is in memory than of what the disk has to be

@@ -106,25 +106,34 @@ class Residency:
 
     def require_entries(self, queue: ConsumeQueue, offset: int, count: int) -> None:
         """NotInMemory, unless `count` entries from a queue offset on are in memory."""
-        if self.is_off or queue.is_batch or queue.hot_from <= offset < queue.hot_until:
+        if self.holds_entries(queue, offset, count):
             return
         file = queue.file_of(offset)
+        assert file is not None
+        begin = offset * ENTRY_SIZE - file.offset
+        end = min(queue.max_offset * ENTRY_SIZE, file.end) - file.offset
+        stop = min(begin + count * ENTRY_SIZE, end)
+        behind = min(_QUEUE_BLOCK, end - stop) if self.ahead_size else 0
+        path = file.data.path
+        ahead = [Stretch(path, stop, behind)] if behind else []
+        raise NotInMemory([Stretch(path, begin, stop - begin)], ahead)
+
+    def holds_entries(self, queue: ConsumeQueue, offset: int, count: int) -> bool:
+        """Whether `count` entries from a queue offset on are in memory; also where there are none."""
+        if self.is_off or queue.is_batch or queue.hot_from <= offset < queue.hot_until:
+            return True
+        file = queue.file_of(offset)
         if file is None:
-            return
+            return True
         begin = offset * ENTRY_SIZE
         block = begin - (begin - file.offset) % _QUEUE_BLOCK
         if (queue, block) in self._known_entries:
-            return
+            return True
         end = min(queue.max_offset * ENTRY_SIZE, file.end)  # no read goes beyond a file
         if self._has_entries(queue, file, block, end):
-            return
+            return True
         stop = min(begin + count * ENTRY_SIZE, end)
-        if file.data.in_memory(begin - file.offset, stop - begin):
-            return
-        path = file.data.path
-        behind = min(_QUEUE_BLOCK, end - stop) if self.ahead_size else 0
-        ahead = [Stretch(path, stop - file.offset, behind)] if behind else []
-        raise NotInMemory([Stretch(path, begin - file.offset, stop - begin)], ahead)
+        return file.data.in_memory(begin - file.offset, stop - begin)
 
     def _has_entries(self, queue: ConsumeQueue, file: MappedFile, block: int, end: int) -> bool:
         """Whether reads that begin in a block find all their entries in memory; `end` is where none goes beyond."""
@@ -185,7 +194,10 @@ class Residency:
         """Whether a stretch of the log, in one file, is in memory as a whole."""
         if self.is_off:
             return True
-        blocks = range(begin >> _BLOCK_BITS, ((end - 1) >> _BLOCK_BITS) + 1)
+        first, last = begin >> _BLOCK_BITS, (end - 1) >> _BLOCK_BITS
+        if first in self._known and (first == last or (first + 1 == last and last in self._known)):
+            return True
+        blocks = range(first, last + 1)
         if len(blocks) > _SPAN_MAX:
             return False
         return all(

@@ -349,7 +349,13 @@ class Connection(asyncio.Protocol):
         decoder = self.decoder
         self._is_left_to_front, self._deadline = False, deadline
         front = None if self._handlers.front is None else self._take_front
-        frames = decoder.feed(data, front, count_max=SLICE_FRAMES_MAX)
+        if front is None or decoder.pending_size:
+            frames = decoder.feed(data, front, count_max=SLICE_FRAMES_MAX)
+        else:
+            taken, count_max = front(data)
+            if taken == len(data):
+                return False
+            frames = decoder.feed(data[taken:], count_max=count_max)
         is_cut = bool(frames)
         while frames:
             left = self._handle(frames, deadline) if deadline != LATER else frames

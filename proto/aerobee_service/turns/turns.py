@@ -336,15 +336,16 @@ class Turns:
         if account is not self._last:
             self._last, self._changed = account, now
         self._wakefulness.came(now)
+        part = 1.0 if now >= self._contended_until else self._contended_part
         if not self._next:
             self._arm(now)
         elif (
             self._is_hurried
-            or now - self._began >= self._length(self._turn_s, now)
+            or now - self._began >= self._turn_s * part
             or (self._count and not self._is_ahead(account))
         ):
             return LATER
-        return now + self._length(self._slice_s, now)
+        return now + self._slice_s * part
 
     def left(self, account: Account, size: int, *, is_served: bool) -> bool:
         """It has worked on the `size` bytes that it read, or has put them aside. Whether it has had its slice of this
@@ -360,7 +361,7 @@ class Turns:
             account.turn, account.in_turn_s, account.reads = self._number, 0.0, 0
         account.in_turn_s += took_s
         account.reads += 1
-        if took_s >= self._length(self._slice_s, now):
+        if took_s >= self._slice_s * self._contended_part and took_s >= self._length(self._slice_s, now):
             # Once is no sign: somebody else may have had the processor.
             if now - self._whole_at < WHOLE_S:
                 self._wants_more(now)

@@ -11,7 +11,8 @@ from aerobee_proto.properties import find_property
 from aerobee_proto.records import decode_records
 from aerobee_store.disk.io import DiskIo
 from aerobee_store.disk.page_cache import NotInMemory
-from aerobee_store.reading.get_message import GetResult, GetStatus, MessageReader, Selector
+from aerobee_store.queues.consume_queue import ENTRY, ConsumeQueue
+from aerobee_store.reading.get_message import Followed, GetResult, GetStatus, MessageReader, Nearby, Selector
 from aerobee_store.store import MessageStore
 from store.inside import log_of, queues_of, settings_of
 from store.memory_io import MemoryIo
@@ -382,3 +383,82 @@ def test_every_file_of_the_log_is_read_from() -> None:
         seen += numbers(found)
         offset = found.next_offset
     assert seen == list(range(40))
+
+
+# --- what is nearby -------------------------------------------------------------------------------------------------
+
+
+def followed(count: int = 32, *, has_tags: bool = False) -> Followed:
+    return Followed("Orders", 0, count, has_tags=has_tags, may_be_far=True)
+
+
+def places_of(found: Nearby | None) -> list[int]:
+    """Physical offsets of the records that a usual read is gathered from; none where it has to look carefully."""
+    return [] if found is None else [place for place, _, _ in ENTRY.iter_unpack(found[0])]
+
+
+def test_all_who_read_one_queue_read_what_is_nearby_wherever_they_are() -> None:
+    """Of four readers of a queue only those in one row of its blocks did, once a second had gone by."""
+    disk = SlowIo()
+    store = filled(0, disk, consume_queue_file_size=200_000, commit_log_file_size=1 << 22)
+    store.append([message(body=b"%d" % number) for number in range(9_900)])
+    store.flush_disk()
+    store.confirm(store.flushed_offset)
+    store.residency.begin(lambda stretches: None)
+    nearby = store.asking.nearby
+    whole = [place for place, _, _ in ENTRY.iter_unpack(entries_of(store).read(0, 9_900))]
+    readers = {at: followed() for at in (0, 3_300, 6_600, 9_800)}  # each in a block of its own
+    for _ in range(3):
+        store.residency.forget()
+        for _ in range(2):
+            for at, reader in readers.items():
+                assert places_of(nearby(reader, at)) == whole[at : at + 32]
+    # What is not in memory is left to who can wait for it.
+    disk.go_cold()
+    store.residency.forget()
+    assert {at: places_of(nearby(reader, at)) for at, reader in readers.items()} == {at: [] for at in readers}
+
+
+def entries_of(store: MessageStore) -> ConsumeQueue:
+    queue = queues_of(store).get("Orders", 0)
+    assert queue is not None
+    return queue
+
+
+def test_who_follows_a_queue_sees_it_come_and_go_and_come_again() -> None:
+    store = filled(0)
+    nearby, reader, counted = store.asking.nearby, followed(), followed(2)
+    assert nearby(reader, 0) is None
+    for _ in range(2):
+        begin = log_of(store).end_offset
+        store.append([message(body=b"%d" % number) for number in range(5)])
+        store.flush_disk()
+        store.confirm(store.flushed_offset)
+        found = nearby(reader, 0)
+        assert found is not None
+        assert (len(places_of(found)), found[4], found[6:8]) == (5, 32, (0, 5))
+        assert places_of(found)[0] == begin
+        assert len(places_of(nearby(counted, 0))) == 2
+        assert nearby(reader, 5) is None
+        assert nearby(reader, -1) is None
+        store.topics.delete("Orders")
+        assert nearby(reader, 0) is None
+
+
+def test_who_follows_a_queue_goes_on_in_the_next_file_of_the_log() -> None:
+    store = filled(60, size=6000, commit_log_file_size=1 << 17)
+    files, reader = log_of(store).mapped.files, followed(3)
+    assert len(files) > 2
+    seen = set()
+    for at in range(57):
+        found = store.asking.nearby(reader, at)
+        places = [place for place, _, _ in ENTRY.iter_unpack(entries_of(store).read(at, 3))]
+        (file,) = (file for file in files if file.offset <= places[0] < file.end)
+        if found is not None:  # else it lies in two files, which is for `get`
+            seen.add(found[2])
+            assert (places_of(found), found[2], found[3]) == (
+                places,
+                file.offset,
+                min(file.end, log_of(store).end_offset),
+            )
+    assert len(seen) == len(files)
