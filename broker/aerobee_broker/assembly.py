@@ -712,6 +712,7 @@ def assemble(
         turned_away=server.refused,
         popped=ledger.table.in_flight,
         engine=lambda: engine.kind,
+        requests=handlers.counts,
         facts=figures,
     )
     BrokerHandlers(

@@ -263,12 +263,8 @@ class BrokerStats:
         counters.in_batches += count - 1
         self.put_all(count, size, 1)
 
-    def got(self, group: str, topic: str, count: int, size: int) -> None:
-        """A pull of `group` was answered with `count` messages, `size` bytes of records."""
-        self.got_by((group, topic), count, size)
-
-    def got_by(self, key: tuple[str, str], count: int, size: int) -> None:
-        """As `got`, of a group and a topic."""
+    def got(self, key: tuple[str, str], count: int, size: int) -> None:
+        """A pull of a group in a topic was answered with `count` messages, `size` bytes of records."""
         counters = self.groups.get(key)
         if counters is None:
             counters = self._new_pair(key)

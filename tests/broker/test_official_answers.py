@@ -89,7 +89,7 @@ async def test_the_answer_is_the_official_one(peer: Peer, scenario: str, code: i
 async def test_the_answer_has_the_official_shape(parts: Parts, peer: Peer, scenario: str, code: int) -> None:
     if code == 315:
         parts.stats.put("GdPop", 1, 100)
-        parts.stats.got("Gdcg_pop", "GdPop", 1, 100)
+        parts.stats.got(("Gdcg_pop", "GdPop"), 1, 100)
     for request, frame, official in official_exchanges(scenario, code)[:3]:
         ours = await peer.ask_raw(frame, request.opaque)
         assert ours.code == official.code, ours.remark

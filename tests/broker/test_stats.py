@@ -65,7 +65,7 @@ def stats() -> BrokerStats:
 def test_batches_are_counted_once_for_topic_group_and_broker(stats: BrokerStats) -> None:
     stats.put("T", 3, 300)
     stats.put("U", 1, 50)
-    stats.got("g", "T", 2, 200)
+    stats.got(("g", "T"), 2, 200)
     stats.missed()
     stats.sent_back("g", "T")
     assert (stats.put_count.value, stats.put_bytes.value) == (4, 350)
@@ -93,7 +93,7 @@ FOUND = {
 @pytest.mark.parametrize(("name", "key"), FOUND)
 def test_statistics_by_name(name: str, key: str, stats: BrokerStats) -> None:
     stats.put("T", 3, 300)
-    stats.got("g", "T", 2, 200)
+    stats.got(("g", "T"), 2, 200)
     found = stats.find(name, key)
     assert (found.value if found else None) == FOUND[name, key]
 
@@ -102,7 +102,7 @@ def test_what_is_deleted_takes_its_counters_along(stats: BrokerStats) -> None:
     for topic in ("T", "U"):
         stats.put(topic, 1, 1)
         for group in ("g", "h"):
-            stats.got(group, topic, 1, 1)
+            stats.got((group, topic), 1, 1)
     stats.topic_deleted("T")
     stats.group_deleted("g")
     assert list(stats.topics) == ["U"]

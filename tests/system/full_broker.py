@@ -62,7 +62,7 @@ def fill(broker: Broker, count: int = TOPICS) -> None:
             parts.offsets.commit(ALL, topic, queue_id, 1)
         parts.offsets.commit(f"group-{i}", POPULAR, 0, 1)
         parts.stats.put(topic, 1, 100)
-        parts.stats.got(f"group-{i}", topic, 1, 100)
+        parts.stats.got((f"group-{i}", topic), 1, 100)
         parts.timer_counts.add(topic, 1, 1)
         parts.request_modes.set(RequestMode(consumer_group=ALL, topic=topic))
         queues = [MessageQueue(topic, parts.identity.broker_name, queue_id) for queue_id in range(QUEUES)]

@@ -145,6 +145,7 @@ class _Plan(NamedTuple):
     table: dict[str, Subscription]
     size: int  # bytes
     is_of_other_topics: bool
+    is_new: bool  # something in it is not what is on record
 
 
 class _Offer:
@@ -163,12 +164,13 @@ class _Offer:
         """What the group subscribes to from here on, where these are what it has on record; nothing is changed."""
         table: dict[str, Subscription] = {}
         old = known or {}
-        size = same = 0
+        size = same = kept = 0
         for number, (topic, data) in enumerate(self.newest.items(), 1):
             before = old.get(topic)
             same += before is not None
             if before is not None and data.sub_version <= before.version:
                 one = before
+                kept += 1
             else:
                 one = self.made.get(topic) or Subscription(data)
                 if before is not None:
@@ -177,7 +179,8 @@ class _Offer:
             size += one.size
             if number % SUBSCRIPTIONS_A_STEP == 0:
                 yield
-        return _Plan(known, table, size, is_of_other_topics=not same == len(old) == len(table))
+        is_of_other_topics = not same == len(old) == len(table)
+        return _Plan(known, table, size, is_of_other_topics, is_new=is_of_other_topics or kept < len(table))
 
     def digest(self) -> Steps[bytes]:
         """Of the content, whatever its order."""
@@ -206,6 +209,9 @@ class ConsumerTable:
         # What members subscribe to, by group and content.
         self._contents = Shared[dict[str, tuple[str, str]]](self._memory, MEMBERS_SUBSCRIPTIONS)
         self._groups: dict[str, ConsumerGroup] = {}
+        # How often it changed which groups there are, how one consumes, or what it subscribes to. Moved by registering
+        # and _remove.
+        self.changes = 0
         self._by_connection: dict[Peer, set[tuple[str, str]]] = {}  # (group, client id)
         self._count = MemberCount(members_max)
         self._per_connection_max = members_per_connection_max
@@ -312,12 +318,14 @@ class ConsumerTable:
             plan = yield from self._planned(offer, data.group_name)
         self._check_bounds(member, data)  # others may have come meanwhile
         group = self._groups.get(data.group_name) or ConsumerGroup(data.group_name)
+        is_new = not group.members or group.message_model != data.message_model
         changes = Changes()
         self._account(group, member, offer, plan, changes.left)
         self._groups[data.group_name] = group
         group.consume_type = data.consume_type
         group.message_model = data.message_model
         group.consume_from_where = data.consume_from_where
+        self.changes += is_new or (plan is not None and plan.is_new)
         known = self._seat(group, member)
         changes.changed = known is None
         seated = known or member
@@ -544,6 +552,7 @@ class ConsumerTable:
             self._unlink(member.connection, group.name, member.client_id)
             self._unaccount(group, member, changes.left)
         if not group.members:
+            self.changes += 1
             del self._groups[group.name]
             changes.left += group.subscriptions.values()
         changes.notify = _to_notify(group, notify=notify)

@@ -106,6 +106,7 @@ class UsualQuery:
         "changes",
         "commits",
         "followed",
+        "goes_by_members",
         "key",
         "message_filter",
         "pair",
@@ -118,6 +119,7 @@ class UsualQuery:
         self.query = query
         self.queue_id = query.queue_id
         self.commits = query.commit_offset is not None
+        self.goes_by_members = not query.has_filter  # by what members have said that they want
         # Of its offsets and of its counters.
         self.key = offset_key(query.group, query.topic)
         self.pair = (query.group, query.topic)
@@ -239,10 +241,13 @@ class Reading:
         offsets, topics, live = self._offsets, self._topics, self._live.value
         if offsets.resets:
             return None
+        # Each of these numbers grows when a topic, a group, or what members want changes.
         changes = topics.changes + topics.revision + self._groups.revision
-        if asked.settings is not live or asked.changes != changes:
-            self._check_usual(asked)
-        message_filter, followed = asked.message_filter, asked.followed
+        if asked.goes_by_members:
+            changes += self._consumers.changes
+        is_known = asked.settings is live and asked.changes == changes
+        message_filter = asked.message_filter if is_known else self._check_usual(asked)
+        followed = asked.followed
         if message_filter.selector is not None or followed is None:
             return None
         nearby = self._nearby(followed, offset)
@@ -262,19 +267,20 @@ class Reading:
             else:
                 offsets.commit_by(key, queue_id, commit_offset)
         offsets.note_pull_by(key, queue_id, next_offset)
-        self._stats.got_by(asked.pair, found_count, size)
+        self._stats.got(asked.pair, found_count, size)
         return answer
 
-    def _check_usual(self, asked: UsualQuery) -> None:
-        """Check a query; one that brings a small filter itself need not be checked again until something changes."""
-        query, live = asked.query, self._live.value
+    def _check_usual(self, asked: UsualQuery) -> Filter:
+        """Check a query; one with a small filter need not be checked again until something changes."""
+        query, topics, live = asked.query, self._topics, self._live.value
         message_filter = self._check(query)
-        asked.message_filter = message_filter
-        asked.settings = None
-        if query.has_filter and message_filter.size <= KNOWN_FILTER_SIZE:
-            topics = self._topics  # each of these numbers grows when a topic or a group changes
-            asked.settings = live
+        if message_filter.size <= KNOWN_FILTER_SIZE:
+            asked.settings, asked.message_filter = live, message_filter
             asked.changes = topics.changes + topics.revision + self._groups.revision
+            if asked.goes_by_members:
+                asked.changes += self._consumers.changes
+        else:
+            asked.settings, asked.message_filter = None, EVERYTHING
         has_tags, may_be_far = message_filter.packed_tags is not None, not live.slave_read_enable
         followed = asked.followed
         if followed is None or (followed.has_tags, followed.may_be_far) != (has_tags, may_be_far):
@@ -282,6 +288,7 @@ class Reading:
             asked.followed = Followed(
                 query.topic, query.queue_id, count, has_tags=has_tags, may_be_far=may_be_far
             )
+        return message_filter
 
     def _wait_ms(self, asked_ms: int) -> int:
         config = self._live.value
@@ -393,7 +400,7 @@ class Reading:
         """Note and count what was read."""
         self._offsets.note_pull(query.group, query.topic, query.queue_id, result.next_offset)
         if result.count:
-            self._stats.got(query.group, query.topic, result.count, result.size)
+            self._stats.got((query.group, query.topic), result.count, result.size)
         else:
             self._stats.missed()
         suggested = (

@@ -68,6 +68,7 @@ class MetricsSnapshot:
     rolled_back: list[Row]
     transaction_checks: int
     transactions_given_up: int
+    requests: list[Row]  # by code, handler and engine
     loop_held: list[Row]  # by code and handler
     loop_lags: list[Row]  # looks at the loop that were at most so late, s
     loop_lag_sum_s: float
@@ -134,6 +135,7 @@ def snapshot_steps(observed: Observed) -> Steps[MetricsSnapshot]:
         rolled_back=_by_topic(observed, transactions.rolled_back),
         transaction_checks=transactions.asked,
         transactions_given_up=transactions.given_up,
+        requests=_requests(observed),
         loop_held=[((str(code), name), float(n)) for (code, name), n in observed.loop.held.items()],
         loop_lags=[((bound,), float(n)) for bound, n in observed.loop.looks()],
         loop_lag_sum_s=observed.loop.lag_sum_s,
@@ -145,6 +147,15 @@ def snapshot_steps(observed: Observed) -> Steps[MetricsSnapshot]:
         dead_letters=dead_letters,
         timing=[((topic,), float(count)) for topic, count in observed.schedule.waiting()],
     )
+
+
+def _requests(observed: Observed) -> list[Row]:
+    """Of codes that were asked for, and of the engines that answered them."""
+    rows: list[Row] = []
+    for code, name, requests, by_engine in observed.requests():
+        counts = {"python": requests - by_engine, "native": by_engine}
+        rows += [((str(code), name, engine), float(count)) for engine, count in counts.items() if count]
+    return rows
 
 
 def _dead_letters(observed: Observed, name: str, config: TopicConfig) -> Row:
@@ -297,6 +308,13 @@ def families(snapshot: MetricsSnapshot) -> Iterator[Family]:
 
 
 def _loop_families(snapshot: MetricsSnapshot) -> Iterator[Family]:
+    yield Family(
+        "aerobee_requests",
+        "counter",
+        "Requests, by what serves them and by which engine did.",
+        ("code", "handler", "engine"),
+        snapshot.requests,
+    )
     yield Family(
         "aerobee_loop_held",
         "counter",

@@ -165,4 +165,6 @@ class Observed:
     turned_away: Callable[[], Mapping[str, int]]  # connections, by reason
     popped: Callable[[GroupQueue], int]  # messages popped and not acknowledged
     engine: Callable[[], str]  # which takes usual sends and pulls: native or python
+    # Of each request code: its handler, requests, and those of them that the native engine took.
+    requests: Callable[[], Iterable[tuple[int, str, int, int]]]
     facts: Callable[[], Mapping[str, object]]  # numbers that only the assembly knows, by name

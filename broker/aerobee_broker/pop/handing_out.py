@@ -30,7 +30,7 @@ CHECKSUMS: Final = (properties.RECORD_CHECKSUM, properties.CRC32)
 class ReadMeter(Protocol):
     """Who counts what groups read."""
 
-    def got(self, group: str, topic: str, count: int, size: int) -> None:
+    def got(self, key: tuple[str, str], count: int, size: int) -> None:
         """A group was given `count` messages, `size` bytes of records."""
 
     def missed(self) -> None:
@@ -97,7 +97,7 @@ class HandingOut:
         """Tell the meter what a group was given, or shown."""
         meter = self._meter
         for part in parts:
-            meter.got(group, part.queue.topic, part.result.count, part.result.size)
+            meter.got((group, part.queue.topic), part.result.count, part.result.size)
         if not parts:
             meter.missed()
 

@@ -120,8 +120,6 @@ class Followed:
     __slots__ = (
         "count",
         "count_max",
-        "file",
-        "files",
         "has_tags",
         "may_be_far",
         "queue",
@@ -147,9 +145,6 @@ class Followed:
         self.count = 0
         self.read_count = 0
         self.size_max = 0
-        # The file of the log that the last read began in, of these files.
-        self.file: MappedFile | None = None
-        self.files: tuple[MappedFile, ...] = ()
 
 
 class MessageReader:
@@ -255,12 +250,15 @@ class MessageReader:
         if not entries:
             return None
         (first,) = _PLACE.unpack_from(entries)
-        file, files, end = followed.file, log.mapped.files, log.end_offset
-        if file is None or followed.files is not files or not file.offset <= first < file.end:
-            file = log.mapped.find(first)
-            if file is None:
+        files = log.mapped.files
+        if not files:
+            return None
+        file, end = files[-1], log.end_offset
+        if not file.offset <= first < file.end:
+            found = log.mapped.find(first)
+            if found is None:
                 return None
-            followed.file, followed.files = file, files
+            file = found
         file_end = file.end
         old = None
         if first < self.written_from:

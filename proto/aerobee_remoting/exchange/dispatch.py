@@ -129,6 +129,7 @@ class Dispatcher:
         if taken is not None:
             entry = self._handlers.by_code[taken.code]
             entry.requests += taken.request_count
+            entry.by_front += taken.request_count
             took_s = time.perf_counter() - began
             if took_s >= self._watch.held_s:
                 self._watch.took(entry, took_s, channel.peer)

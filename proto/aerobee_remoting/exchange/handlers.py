@@ -13,7 +13,7 @@ Three kinds of handler, told apart when they are registered:
 """
 
 import inspect
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar, cast, overload
 
 import msgspec
@@ -236,11 +236,13 @@ class Channel(Peer, Protocol):
 
 
 class Entry(Row):
-    """One row of the table. `requests` and `refused` are counters for metrics."""
+    """One row of the table. Counters for metrics: `requests`, those of them that the front took (`by_front`), and those
+    that were `refused`."""
 
     __slots__ = (
         "batch",
         "body_size_max",
+        "by_front",
         "decode_json",
         "decoder",
         "in_task",
@@ -275,6 +277,7 @@ class Entry(Row):
         self.body_size_max = body_size_max
         self.overtakes = overtakes
         self.requests = 0
+        self.by_front = 0
         self.refused = 0
 
 
@@ -396,11 +399,22 @@ class HandlerTable:
 
         return undo
 
+    def counts(self) -> Iterator[tuple[int, str, int, int]]:
+        """Of each code: its handler, its requests since the start, and those of them that the front took."""
+        for code, entry in self._registered.items():
+            served = self.by_code[code]
+            refused_now = 0 if served is entry else served.requests
+            yield code, entry.name, entry.requests + refused_now, entry.by_front
+
     def _serve(self, codes: Collection[int]) -> None:
         """These as they are to be served now."""
         for code, entry in self._registered.items():
             if code not in codes:
                 continue
+            served = self.by_code[code]
+            if served is not entry:  # it has refused them, and is done
+                entry.requests += served.requests
+                entry.refused += served.refused
             refusing = [refused for refused_codes, refused in self._refusals if code in refused_codes]
             if refusing:
                 self._put(

@@ -59,6 +59,33 @@ class TestWhoIsTold:
         again = table.register(member("a", a, 5), group("T"), notify=True)
         assert (again.changed, again.notify) == (False, [])
 
+    @pytest.mark.parametrize(
+        ("beat", "is_new"),
+        [
+            (group("T"), False),
+            (group("T", version=0), False),
+            (group("T", version=2), True),
+            (group("T", "U"), True),
+            (group(), True),
+            (group("T", model="BROADCASTING"), True),
+            (group("T", name="h"), True),
+        ],
+    )
+    def test_what_members_want_has_changed_with_a_heartbeat_that_says_so(
+        self, beat: ConsumerData, is_new: bool, a: Connection, b: Connection
+    ) -> None:
+        """Whoever keeps what a group wants looks again then, and not with each heartbeat of each member."""
+        table = make_table()
+        table.register(member("a", a), group("T"), notify=True)
+        before = table.changes
+        for client_id, connection in (("a", a), ("b", b), ("a", a)):
+            table.register(member(client_id, connection), beat, notify=True)
+        assert table.changes == before + is_new
+        table.unregister("g", "b", notify=True)
+        assert table.changes == before + is_new
+        table.unregister("g", "a", notify=True)
+        assert table.changes == before + is_new + 1
+
     @pytest.mark.parametrize("topics", [("T", "U"), ("U",), ()])
     def test_other_topics_tell_everybody(self, topics: tuple[str, ...], a: Connection) -> None:
         table = make_table()

@@ -71,7 +71,7 @@ def traffic(parts: Parts, clock: Clock) -> None:
         put(parts, "T")
         clock.now_ms += 1_000
     parts.stats.put("T", 5, 500)
-    parts.stats.got("g", "T", 3, 300)
+    parts.stats.got(("g", "T"), 3, 300)
     parts.groups.find("g")
     parts.offsets.commit("g", "T", 0, 2)
     parts.offsets.note_pull("g", "T", 0, 3)
@@ -116,6 +116,26 @@ async def test_a_scrape_shows_the_traffic(parts: Parts, server: MetricsServer) -
     assert "aerobee_broker_note" not in found
     assert found["process_resident_memory_bytes"]
     assert found["aerobee_build_info"] == {labels(version=version("aerobee"), protocol_version="V5_3_3"): 1.0}
+
+
+async def test_requests_are_told_by_what_served_them(parts: Parts, server: MetricsServer) -> None:
+    """Whether the native engine takes what it is there for could not be seen."""
+    found = samples((await get(server.port, "/metrics"))[1])
+    assert "aerobee_requests_total" not in found
+    entry = parts.server.handlers.by_code[RequestCode.SEND_MESSAGE_V2]
+    entry.requests, entry.by_front = 10, 7
+    entry = parts.server.handlers.by_code[RequestCode.HEART_BEAT]
+    entry.requests = 2
+    found = samples((await get(server.port, "/metrics"))[1])
+    sends, beats = (
+        {"code": "310", "handler": "SendProcessor.on_sends"},
+        {"code": "34", "handler": "ClientHandlers.heartbeat"},
+    )
+    assert found["aerobee_requests_total"] == {
+        labels(**sends, engine="native"): 7.0,
+        labels(**sends, engine="python"): 3.0,
+        labels(**beats, engine="python"): 2.0,
+    }
 
 
 async def test_histograms_of_sends_and_syncs(parts: Parts, server: MetricsServer) -> None:
@@ -213,7 +233,7 @@ async def test_refusals_are_counted_by_reason(parts: Parts) -> None:
 async def test_every_topic_and_group_with_messages_has_its_series(parts: Parts) -> None:
     for number in range(500):
         parts.stats.put(f"T{number}", 1, 1)
-        parts.stats.got("g", f"T{number}", 1, 1)
+        parts.stats.got(("g", f"T{number}"), 1, 1)
     found = {family.name: family for family in families(take_snapshot(replace(parts.observed, facts=dict)))}
     assert len(found["rocketmq_messages_in"].rows) == 500
     assert len(found["rocketmq_throughput_out"].rows) == 500

@@ -8,13 +8,14 @@ import asyncio
 import json
 import random
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from struct import Struct
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -95,7 +96,9 @@ class Pull:
     freshness: str | None = None
 
 
-Step = Send | Reset | Pull
+Change = Callable[[Broker, Connection], None]
+"""Something else that happens; by the connection that pulls, or by none."""
+Step = Send | Reset | Pull | Change
 ODD_NUMBERS = ["-1", "01", "+1", "", " 1", "9" * 18, "9" * 19, "-0", "x", "1.0", "4294967296"]
 EXPRESSIONS = ["*"] * 6 + ["TagA", "TagA || TagB", "TagC", "Größe", "", " || ", None]
 
@@ -248,6 +251,8 @@ async def outcome(
                 await asyncio.sleep(0)
             elif isinstance(run, Reset):
                 broker.parts.offsets.assign_reset(GROUP, "T", run.queue_id, run.offset)
+            else:
+                run(broker, connection)
         for _ in range(1000):
             if not (connection.in_flight or held_back(connection)):
                 break
@@ -255,9 +260,9 @@ async def outcome(
         return Outcome(bytes(transport.written), _counters(broker), native())
 
 
-def _runs(steps: Sequence[Step], *, are_joined: bool) -> list[Send | Reset | bytes]:
+def _runs(steps: Sequence[Step], *, are_joined: bool) -> list[Send | Reset | Change | bytes]:
     """The steps, pulls as bytes; those that follow each other as one stream, if they are to be joined."""
-    runs: list[Send | Reset | bytes] = []
+    runs: list[Send | Reset | Change | bytes] = []
     for number, step in enumerate(steps):
         if not isinstance(step, Pull):
             runs.append(step)
@@ -273,14 +278,14 @@ def _message(send: Send) -> Command:
     return send_request(send.topic, b"x" * send.size, queue_id=send.queue_id, properties=text_of(properties))
 
 
-def heartbeat() -> bytes:
+def heartbeat(tag: str = "TagA", version: int = 9, topic: str = "T", model: str = "CLUSTERING") -> bytes:
     """Registers the group, with a subscription for pulls that bring none."""
-    subscription = {"topic": "T", "subString": "TagA", "subVersion": 9, "tagsSet": ["TagA"], "codeSet": []}
-    subscription["codeSet"] = [tag_hash("TagA")]
+    subscription = {"topic": topic, "subString": tag, "subVersion": version, "tagsSet": [tag], "codeSet": []}
+    subscription["codeSet"] = [tag_hash(tag)]
     consumer = {
         "groupName": GROUP,
         "consumeType": "CONSUME_PASSIVELY",
-        "messageModel": "CLUSTERING",
+        "messageModel": model,
         "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET",
         "subscriptionDataSet": [subscription],
     }
@@ -371,6 +376,57 @@ def test_pulls_over_the_end_of_a_file_and_those_that_find_nothing_go_on_in_pytho
     asked = [Pull(offset=str(at), expression=text, count="2") for at in range(13) for text in texts]
     found = compare([*stored, *asked])
     assert 10 < found.native < len(asked) - 8
+
+
+def _beat(**what: Any) -> Change:
+    return lambda _, connection: connection.data_received(heartbeat(**what))
+
+
+def _gone(_: Broker, connection: Connection) -> None:
+    fields = {"clientID": "me", "consumerGroup": GROUP}
+    connection.data_received(encode_command(Command(RequestCode.UNREGISTER_CLIENT, ext_fields=fields)))
+
+
+def _no_broadcasts(broker: Broker, _: Connection) -> None:
+    config = broker.parts.groups.require(GROUP)
+    broker.parts.groups.update([msgspec.structs.replace(config, consume_broadcast_enable=False)])
+
+
+def _forbidden(broker: Broker, _: Connection) -> None:
+    broker.parts.groups.set_forbidden(GROUP, "T", forbidden=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "found", "native"),
+    [
+        ([], [3, 3], 4),
+        ([_beat()], [3, 3], 4),
+        ([_beat(tag="TagB", version=8)], [3, 3], 4),  # what is older counts for nothing
+        ([_beat(tag="TagB", version=10)], [1, 1], 4),
+        ([_beat(model="BROADCASTING")], [3, 3], 4),
+        ([_no_broadcasts], [3, 3], 4),
+        ([_no_broadcasts, _beat(model="BROADCASTING")], [None, None], 2),
+        ([_forbidden], [None, None], 2),
+        ([_beat(topic="Other")], [None, None], 2),
+        ([_gone], [None, None], 2),
+        ([_gone, _beat(tag="TagB", version=7)], [1, 1], 4),
+    ],
+)
+def test_who_brings_no_filter_has_that_of_the_group_as_it_is_now(
+    changes: list[Change], found: list[int | None], native: int
+) -> None:
+    """It is found once, and again when what members want has changed: so pull consumers of RocketMQ's clients."""
+    stored = [Send(tag=tag) for tag in ("TagA", "TagB", "TagA", "TagA")]
+    asked = [Pull(expression=None, flags=0)] * 2
+    outcome = compare([*stored, *asked, *changes, *asked])
+    counts = [
+        None if answer.code else len(list(decode_records(answer.body or b"")))
+        for answer in answers_of(outcome)
+    ]
+    counts = [count for count in counts if count != 0]  # heartbeats
+    assert counts[:2] == [3, 3]
+    assert counts[-2:] == found
+    assert outcome.native - compare(stored).native == native
 
 
 def test_a_pending_reset_reaches_the_next_pull() -> None:

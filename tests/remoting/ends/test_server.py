@@ -228,6 +228,27 @@ def test_of_several_refusals_the_last_counts_and_each_is_taken_back_by_itself() 
     assert handlers.by_code[REFUSE] is served
 
 
+async def test_what_was_refused_for_a_while_is_counted_with_the_rest() -> None:
+    """A counter of requests never goes back, whoever answers them."""
+    handlers = table()
+    counted = []
+
+    def count() -> None:
+        counted.append({code: number for code, _, number, _ in handlers.counts()}[ECHO])
+
+    async with serving(handlers) as (_, port), raw_peer(port) as peer:
+        for number in range(6):
+            if number == 2:
+                serve_again = handlers.refuse({ECHO}, RequestError(1, "not now"))
+            if number == 4:
+                serve_again()
+            peer.send(echo(number))
+            await peer.receive()
+            count()
+        count()
+    assert counted == [1, 2, 3, 4, 5, 6, 6]
+
+
 async def test_a_second_handler_for_a_code_is_refused() -> None:
     handlers = table()
     with pytest.raises(ValueError, match="105"):
