@@ -43,8 +43,9 @@ _WORDS: Final = struct.Struct(">ii")
 PLACES: Final = {FRESHNESS: b"%b", "commitOffset": b"%d", "queueOffset": b"%d"}
 
 
-class _Pull(msgspec.Struct, gc=False, frozen=True):
-    """What pulls ask that differ in offsets, opaque, signature and freshness alone."""
+class _Pull(msgspec.Struct, frozen=True):
+    """What pulls ask that differ in offsets, opaque, signature and freshness alone. It leads to a queue, and so back to
+    the engine that has it: the search for garbage has to know it."""
 
     usual: UsualQuery
     codec: int

@@ -98,6 +98,9 @@ class Residency:
         self._coming.clear()
         self.known_index = None
         self._forget_index()
+        self._forget_entries()
+
+    def _forget_entries(self) -> None:
         for queue, _ in self._known_entries:
             queue.hot_from = queue.hot_until = 0
         self._known_entries.clear()
@@ -142,7 +145,7 @@ class Residency:
         if not file.data.in_memory(first - file.offset, stop - first):
             return False
         if len(self._known_entries) >= _BLOCKS_MAX:
-            self.forget()
+            self._forget_entries()
         self._known_entries.add((queue, block))
         hot_from, hot_until = -(-first // ENTRY_SIZE), behind // ENTRY_SIZE
         if behind >= end:  # what is put there from now on is in memory
