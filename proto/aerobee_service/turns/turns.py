@@ -197,21 +197,17 @@ class _Host(_Using):
 class Account:
     """Whom the time of one connection is charged to. Made by `Turns.open`."""
 
-    __slots__ = ("came", "host", "in_turn_s", "place", "reads", "turn", "used")
+    __slots__ = ("came", "host", "in_turn_s", "is_new", "place", "reads", "turn", "used")
 
     def __init__(self, host: _Host, came: float) -> None:
         self.host = host
         self.place: _Place = host.fresh
+        self.is_new = True  # it has no place of its own
         self.came = came
         self.used = 0.0  # seconds of the event loop, since it came
         self.in_turn_s = 0.0  # for reads, in the turn with this number
         self.reads = 0  # in that turn
         self.turn = 0
-
-    @property
-    def is_new(self) -> bool:
-        """Whether it has no place of its own."""
-        return self.place is self.host.new or self.place is self.host.fresh
 
 
 class Waiting(Protocol):
@@ -446,6 +442,7 @@ class Turns:
         host = account.host
         if now - account.came >= NEW_S:
             account.place = _Place(host.row.present)
+            account.is_new = False
         else:
             account.place = host.new
 
