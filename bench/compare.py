@@ -199,12 +199,17 @@ def measure_once(side: Side, figure: Figure, seconds: float, keys: int) -> Measu
     else:
         find_memory()
     with side.measured():
+        requests_before = side.requests()
         cpu_before_s, begin_s = side.cpu_s(), time.monotonic()
         if figure.is_client:
-            return run_client(side, figure.command.removeprefix("client:"), seconds)
-        rate = run_figure(side, figure, seconds, keys)
-        busy = (side.cpu_s() - cpu_before_s) / (time.monotonic() - begin_s)
-    return Measured(rate, 1e6 * busy / rate if rate else None)
+            found = run_client(side, figure.command.removeprefix("client:"), seconds)
+        else:
+            rate = run_figure(side, figure, seconds, keys)
+            busy = (side.cpu_s() - cpu_before_s) / (time.monotonic() - begin_s)
+            found = Measured(rate, 1e6 * busy / rate if rate else None)
+        requests = side.requests() - requests_before
+    share = requests["native"] / requests.total() if requests else None
+    return Measured(found.rate, found.cpu_us, share)
 
 
 def run_figure(side: Side, figure: Figure, seconds: float, keys: int) -> float:

@@ -78,10 +78,12 @@ class Measured:
 
     The second depends little on what else the machine does. Client libraries take time to start and to warm up, so
     their messages cannot be told from the broker's whole time: with our client it is the client's own, else None.
+    `native_share` of the requests was served by the native engine, where the broker says so.
     """
 
     rate: float
     cpu_us: float | None
+    native_share: float | None = None
 
 
 def _async(native: float | None = None, python: float | None = None) -> Contest:

@@ -1,13 +1,13 @@
 """The result of a comparison: one row a contest and one a state, as values and as a table.
 
 A row holds `figure`, `unit`, `engine` (that takes our sends), `ours` and `official` (each `side`, `value`, `cpu_us`,
-`rounds`), `ratio`, `wanted`, `reached`; what was not measured is null.
+`native_share` of the requests, `rounds`), `ratio`, `wanted`, `reached`; what was not measured is null.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bench.figures import Figure, Measured
@@ -15,6 +15,7 @@ from bench.sides import Side
 
 __all__ = ["Rates", "Row", "show_cpu", "speed_rows", "state_rows", "table"]
 
+SHARE_WHOLE = 0.995  # of the requests; the first of each kind are read in Python
 IDLE_WANTED_MIB, LOAD_WANTED_MIB, START_WANTED_S = 80.0, 200.0, 1.0
 
 Row = dict[str, Any]
@@ -56,13 +57,14 @@ def _summary(side: str, rounds: list[Measured]) -> Row:
     return {
         "side": side,
         "value": statistics.median(one.rate for one in rounds) if rounds else None,
-        "cpu_us": _median_cpu(rounds),
+        "cpu_us": _median(one.cpu_us for one in rounds),
+        "native_share": _median(one.native_share for one in rounds),
         "rounds": [round(one.rate, 1) for one in rounds],
     }
 
 
-def _median_cpu(rounds: list[Measured]) -> float | None:
-    known = [one.cpu_us for one in rounds if one.cpu_us is not None]
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
 
 
@@ -121,7 +123,7 @@ def cells(row: Row) -> tuple[str, ...]:
     return (
         row["figure"],
         show(row["ours"]["value"], row["unit"]),
-        row.get("engine", ""),
+        show_engine(row.get("engine", ""), row["ours"].get("native_share")),
         row["ours"]["side"].rpartition(" ")[2],
         show_cpu(row["ours"]["cpu_us"]),
         show(row["official"]["value"], row["unit"]),
@@ -131,6 +133,12 @@ def cells(row: Row) -> tuple[str, ...]:
         row["wanted"],
         {True: "reached", False: "missed", None: ""}[row["reached"]],
     )
+
+
+def show_engine(engine: str, native_share: float | None) -> str:
+    """Which engine takes our sends, and how many of the requests, where it left some to Python."""
+    is_whole = engine != "native" or native_share is None or native_share >= SHARE_WHOLE
+    return engine if is_whole else f"{engine} {native_share:.0%}"
 
 
 def show_cpu(cpu_us: float | None) -> str:

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
@@ -35,6 +36,9 @@ Flush = Literal["async", "sync"]
 SAMPLE_S = 0.25
 READ_SIZE = 1 << 20
 MIB = 1024
+ENGINE_CODES = {"10", "310", "320", "11", "361", "12"}  # requests that an engine may take
+_REQUESTS = re.compile(r"^aerobee_requests_total\{([^}]*)\} (\S+)", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
 GIB_PAGES = (1 << 30) // os.sysconf("SC_PAGE_SIZE")
 
 # Of the official runbroker.sh, apart from the heap's size.
@@ -87,6 +91,17 @@ class Side:
         self._stored: dict[str, list[tuple[Path, int, int]]] = {}
         # Anonymous memory only, in KiB; moved by the sampling thread.
         self._peak_kib = 0
+
+    def requests(self) -> Counter[str]:
+        """Sends, pulls and queries by key that it has had, by the engine that served them; nothing where it does not
+        say so."""
+        found: Counter[str] = Counter()
+        if self.metrics_address:
+            for labels, count in _REQUESTS.findall(_metrics(self.metrics_address)):
+                fields = dict(_LABEL.findall(labels))
+                if fields["code"] in ENGINE_CODES:
+                    found[fields["engine"]] += int(float(count))
+        return found
 
     def freeze(self) -> None:
         """Stop both programs where they are."""
@@ -214,10 +229,14 @@ def compile_ours() -> None:
 
 def _engine(metrics_address: str) -> str:
     """Which engine takes our sends, as the metrics say it; they say nothing where there is but one."""
-    with urllib.request.urlopen(f"http://{metrics_address}/metrics", timeout=10) as answer:  # our own port
-        text = answer.read().decode()
-    found = re.search(r'aerobee_send_engine\{[^}]*engine="(\w+)"', text)
+    found = re.search(r'aerobee_send_engine\{[^}]*engine="(\w+)"', _metrics(metrics_address))
     return found[1] if found else "python"
+
+
+def _metrics(address: str) -> str:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:  # our own port
+        text: str = answer.read().decode()
+    return text
 
 
 def _anonymous_kib(pid: int) -> int:

@@ -579,6 +579,7 @@ TABLE: Final = (
             "aerobee_proto.bodies:_TOPICS_MAX",
             "aerobee_proto.bodies:_TOPIC_SIZE_MAX",
             "aerobee_proto.bodies:_SERVERS_SIZE_MAX",
+            "aerobee_proto.bodies:_MAPPING_SIZE_MAX",
             "aerobee_proto.bodies:_VERSION_SIZE_MAX",
             "aerobee_proto.bodies:_OUTLINE_LISTS_MAX",
             "aerobee_proto.bodies:_OUTLINE_OBJECTS_MAX",

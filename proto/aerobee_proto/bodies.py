@@ -121,6 +121,9 @@ _OUTLINE_MAX: Final = {
     b",": ("commas", _OUTLINE_COMMAS_MAX),
 }
 _SERVERS_SIZE_MAX: Final = 64 * 1024  # bytes of the list of filter servers
+_MAPPING_SIZE_MAX: Final = (
+    24 * 1024
+)  # bytes of the mapping of one static topic, and of a plain body that may have some
 # Bytes of near-JSON in one registration: a second, so in a thread.
 REGISTER_TOLERANT_SIZE_MAX: Final = 1024 * 1024
 OBJECTS_MAX: Final = 16_384  # in a stranger's body: each is up to 3 us for whoever reads it and looks at it
@@ -759,6 +762,9 @@ class RegistrationReader:
         """As plain(), in steps, of what is done before any topic."""
         if len(data) <= javajson.TOLERANT_SIZE_MAX:
             return cls._of(super(RegisterBrokerBody, RegisterBrokerBody).from_stranger(data))
+        if len(data) <= _MAPPING_SIZE_MAX and b"$ref" not in data:
+            with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                return cls._of(_decoder_of(RegisterBrokerBody).decode(data))
         yield from _checking_outline(data)
         reader = cls(DataVersion())
         if len(data) > REGISTER_TOLERANT_SIZE_MAX:
@@ -819,7 +825,7 @@ class RegistrationReader:
             return
         tolerated = REGISTER_TOLERANT_SIZE_MAX
         for _ in range(pieces.count("mappings", _TOPICS_MAX)):
-            piece = pieces.piece(javajson.TOLERANT_SIZE_MAX)
+            piece = pieces.piece(_MAPPING_SIZE_MAX)
             tolerated -= len(piece) + _LENGTH.size
             if tolerated < 0:
                 raise FormatError(f"the mappings take more than {REGISTER_TOLERANT_SIZE_MAX} bytes")

@@ -45,7 +45,7 @@ __all__ = [
 
 DEPTH_MAX: Final = 64
 SIZE_MAX: Final = 16 * 1024 * 1024  # bytes; no frame carries more
-TOLERANT_SIZE_MAX: Final = 24 * 1024  # bytes of a stranger's near-JSON: 40 ms of an event loop at the worst
+TOLERANT_SIZE_MAX: Final = 16 * 1024  # bytes of a stranger's near-JSON: 30 ms of an event loop at the worst
 REFERENCED_MIN: Final = 10_000  # values that references may add to a text of any size
 SMALL_MAX: Final = 16  # members of a container that is written in one go
 STEP_MEMBERS: Final = 256  # values that are written in one step

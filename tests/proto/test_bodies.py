@@ -941,6 +941,26 @@ def test_a_registration_is_read_topic_by_topic() -> None:
     assert [name for name, _ in islice(reader.topics(), 2)] == ["t0", "t1"]
 
 
+@pytest.mark.parametrize("is_standard", [True, False])
+@pytest.mark.parametrize("size", [1_000, 15_000, 20_000, 24_000])
+def test_static_mappings_of_a_small_registration_are_read(size: int, is_standard: bool) -> None:
+    """Up to 24 KiB, also where that is more than is read of other near-JSON."""
+    mapping = {"topic": "T3", "currIdMap": {"0": 0}, "x": "y" * (size - 600)}
+    wrapper = REGISTRATION.topic_config_serialize_wrapper
+    body = msgspec.structs.replace(
+        REGISTRATION,
+        topic_config_serialize_wrapper=msgspec.structs.replace(
+            wrapper, topic_queue_mapping_info_map={"T3": mapping}
+        ),
+    ).to_bytes()
+    assert size - 600 < len(body) < size + 600
+    reader = RegistrationReader.plain(
+        body if is_standard else body.replace(b'"currIdMap":{"0"', b'"currIdMap":{0')
+    )
+    assert [name for name, _ in reader.topics()] == ["T1", "T2"]
+    assert reader.mappings["T3"]["x"] == mapping["x"]
+
+
 # Bodies of which little on the wire is much in memory.
 HEAVY = {
     "empty groups": b'{"consumerDataSet":[%b]}' % b",".join([b"{}"] * 16_000),
