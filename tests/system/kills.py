@@ -83,7 +83,9 @@ GROUP: Final = "kill-readers"
 WINDOW, BATCHES_WINDOW, BATCH_SIZE = 48, 3, 12
 TOPICS_PER_CYCLE: Final = 2
 SAME_KEY: Final = 20  # neighbours that share a key
-ACKS_MAX: Final = 10_000  # a failpoint that was not passed until then will not be
+# A failpoint that was not passed until then will not be: a quick machine sends so many before a file was prepared thrice.
+ACKS_MAX: Final = 10_000
+PATIENCE_S: Final = 5.0
 TIMEOUT_S: Final = 60.0
 
 STOPPING: Final = frozenset({"store.closing", "store.settled", "store.abort_removed"})
@@ -583,14 +585,20 @@ async def _end(
     return in_time
 
 
+async def _passed(seconds: float) -> None:
+    over = asyncio.Event()
+    asyncio.get_running_loop().call_later(seconds, over.set)
+    await over.wait()
+
+
 async def _moment(ledger: Ledger, ending: Ending) -> None:
     if ending.timer_ms:
-        over = asyncio.Event()
-        asyncio.get_running_loop().call_later(ending.timer_ms / 1000, over.set)
-        await over.wait()
+        await _passed(ending.timer_ms / 1000)
     elif ending.failpoint in STOPPING:
         await ledger.acknowledgements(200)
     else:
         await ledger.acknowledgements(ending.acks or ACKS_MAX)
+        if not ending.acks:
+            await _passed(PATIENCE_S)
     if ending.quiet:
         await ledger.silence()
