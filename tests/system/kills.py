@@ -83,7 +83,7 @@ GROUP: Final = "kill-readers"
 WINDOW, BATCHES_WINDOW, BATCH_SIZE = 48, 3, 12
 TOPICS_PER_CYCLE: Final = 2
 SAME_KEY: Final = 20  # neighbours that share a key
-# A failpoint that was not passed until then will not be: a quick machine sends so many before a file was prepared thrice.
+# A failpoint that was not passed then will not be: a quick machine sends so many before a file was prepared thrice.
 ACKS_MAX: Final = 10_000
 PATIENCE_S: Final = 5.0
 TIMEOUT_S: Final = 60.0
