@@ -121,9 +121,8 @@ _OUTLINE_MAX: Final = {
     b",": ("commas", _OUTLINE_COMMAS_MAX),
 }
 _SERVERS_SIZE_MAX: Final = 64 * 1024  # bytes of the list of filter servers
-_MAPPING_SIZE_MAX: Final = (
-    24 * 1024
-)  # bytes of the mapping of one static topic, and of a plain body that may have some
+# Bytes of the mapping of one static topic, and of a plain body that may have some.
+_MAPPING_SIZE_MAX: Final = 24 * 1024
 # Bytes of near-JSON in one registration: a second, so in a thread.
 REGISTER_TOLERANT_SIZE_MAX: Final = 1024 * 1024
 OBJECTS_MAX: Final = 16_384  # in a stranger's body: each is up to 3 us for whoever reads it and looks at it

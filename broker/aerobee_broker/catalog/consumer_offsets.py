@@ -121,9 +121,7 @@ class ConsumerOffsets:
             queues = self._put(key, {})
         if queues.get(queue_id) != offset:
             queues[queue_id] = offset
-            self.revision += 1
-            if self._journal is not None:
-                self._put_in_journal(key, self._journal)
+            self._moved(key)
         if self._own is not None:
             self._own.setdefault(key, set()).add(queue_id)
             return True
@@ -220,10 +218,9 @@ class ConsumerOffsets:
 
     def _moved(self, key: str) -> None:
         self.revision += 1
-        if self._journal is not None:
-            self._put_in_journal(key, self._journal)
-
-    def _put_in_journal(self, key: str, journal: dict[str, int]) -> None:
+        journal = self._journal
+        if journal is None:
+            return
         journal.pop(key, None)
         if len(journal) >= JOURNAL_MAX:
             oldest = next(iter(journal))

@@ -238,14 +238,10 @@ class Reading:
         nearby, packed hashes of tags (None: all messages), the offset, a suggested broker, and `to`; None leaves it to
         `read`. RequestError as of that.
         """
-        offsets, topics, live = self._offsets, self._topics, self._live.value
+        offsets, live = self._offsets, self._live.value
         if offsets.resets:
             return None
-        # Each of these numbers grows when a topic, a group, or what members want changes.
-        changes = topics.changes + topics.revision + self._groups.revision
-        if asked.goes_by_members:
-            changes += self._consumers.changes
-        is_known = asked.settings is live and asked.changes == changes
+        is_known = asked.settings is live and asked.changes == self._changes(asked)
         message_filter = asked.message_filter if is_known else self._check_usual(asked)
         followed = asked.followed
         if message_filter.selector is not None or followed is None:
@@ -272,13 +268,11 @@ class Reading:
 
     def _check_usual(self, asked: UsualQuery) -> Filter:
         """Check a query; one with a small filter need not be checked again until something changes."""
-        query, topics, live = asked.query, self._topics, self._live.value
+        query, live = asked.query, self._live.value
         message_filter = self._check(query)
         if message_filter.size <= KNOWN_FILTER_SIZE:
             asked.settings, asked.message_filter = live, message_filter
-            asked.changes = topics.changes + topics.revision + self._groups.revision
-            if asked.goes_by_members:
-                asked.changes += self._consumers.changes
+            asked.changes = self._changes(asked)
         else:
             asked.settings, asked.message_filter = None, EVERYTHING
         has_tags, may_be_far = message_filter.packed_tags is not None, not live.slave_read_enable
@@ -289,6 +283,12 @@ class Reading:
                 query.topic, query.queue_id, count, has_tags=has_tags, may_be_far=may_be_far
             )
         return message_filter
+
+    def _changes(self, asked: UsualQuery) -> int:
+        """A number that grows when a topic, a group, or what the members want that it goes by changes."""
+        topics = self._topics
+        changes = topics.changes + topics.revision + self._groups.revision
+        return changes + self._consumers.changes if asked.goes_by_members else changes
 
     def _wait_ms(self, asked_ms: int) -> int:
         config = self._live.value

@@ -578,23 +578,15 @@ class ConsumeQueue(AppendState):
 
         The view is read-only and stays valid; it is empty outside the data of the queue.
         """
-        end = offset + max_entries
-        if end > self.max_offset:
-            end = self.max_offset
+        end = min(offset + max_entries, self.max_offset)
         if not self._first_data <= offset < end:
             return _NOTHING
-        begin, stop = offset * ENTRY_SIZE, end * ENTRY_SIZE
+        begin = offset * ENTRY_SIZE
         files = self._files.files
-        file = files[-1] if files else None
-        if file is None or begin < file.offset:
-            file = self._files.find(begin)
-            if file is None:
-                return _NOTHING
-        if stop > file.end:
-            stop = file.end
-        data = file.data
-        assert isinstance(data, QueueFile)
-        return data.piece(begin - file.offset, stop - begin)
+        file = files[-1] if files and begin >= files[-1].offset else self._files.find(begin)
+        if file is None:
+            return _NOTHING
+        return _piece(file, begin - file.offset, min(end * ENTRY_SIZE, file.end) - begin)
 
     def file_of(self, offset: int) -> MappedFile | None:
         """The file that the entry of a queue offset lies in."""

@@ -272,8 +272,7 @@ class MessageReader:
             stop = min(last + size, file_end)
             if not self._holds(file, first, stop, may_be_far=followed.may_be_far):
                 return None
-        if end > file_end:
-            end = file_end
+        end = min(end, file_end)
         return entries, file.view, file.offset, end, followed.count, followed.size_max, low, high, old
 
     def _find(self, followed: Followed) -> None:

@@ -332,7 +332,7 @@ class Turns:
         if account is not self._last:
             self._last, self._changed = account, now
         self._wakefulness.came(now)
-        part = 1.0 if now >= self._contended_until else self._contended_part
+        part = self._length(1.0, now)
         if not self._next:
             self._arm(now)
         elif (
@@ -357,7 +357,7 @@ class Turns:
             account.turn, account.in_turn_s, account.reads = self._number, 0.0, 0
         account.in_turn_s += took_s
         account.reads += 1
-        if took_s >= self._slice_s * self._contended_part and took_s >= self._length(self._slice_s, now):
+        if took_s >= self._length(self._slice_s, now):
             # Once is no sign: somebody else may have had the processor.
             if now - self._whole_at < WHOLE_S:
                 self._wants_more(now)
