@@ -177,7 +177,7 @@ class MessageStore:
                 self._appender,
                 reader,
                 config,
-                confirmed_offset=lambda: self._dispatcher.confirmed_offset,
+                kept_offset=lambda: self._dispatcher.kept_offset,
                 residency=residency,
             )
             for reader, residency in ((self._reader, None), (self._asking_reader, self.residency))
@@ -370,7 +370,7 @@ class MessageStore:
         if report.held_back is not None:
             shown = report.held_back.physical_offset
             self.raw.hold_back(report.held_back.found)
-        self._dispatcher.confirmed_offset = shown
+        self._dispatcher.confirmed_offset = self._dispatcher.kept_offset = shown
         self._dispatcher.confirmed_timestamp = report.shown_timestamp
         self._queues.watermark = self._index.watermark = shown
         self._index_last = self._index.end_offset

@@ -272,6 +272,19 @@ def test_readers_see_a_message_when_it_is_confirmed(store: MessageStore) -> None
     assert store.confirm(store.flushed_offset) == []
 
 
+def test_what_is_kept_is_found_by_its_place_before_its_queue_has_begun(store: MessageStore) -> None:
+    first, second = [store.append([message(queue_id=queue)])[0] for queue in range(2)]
+    store.confirm(store.end_offset, begun_max=1)
+    assert store.confirmed_offset == second.physical_offset
+    assert (store.reading.max_offset("Orders", 1), store.reading.message_at(first.size) is None) == (0, False)
+    (third,) = store.append([message(queue_id=2)])
+    assert store.reading.message_at(third.physical_offset) is None
+    store.showing.keeps(store.end_offset)
+    assert store.reading.message_at(third.physical_offset) is not None
+    store.showing.keeps(0)  # nothing is taken back
+    assert store.reading.message_at(third.physical_offset) is not None
+
+
 def test_several_batches_are_confirmed_by_one_write_a_queue(store: MessageStore) -> None:
     for _ in range(5):
         store.append([message(queue_id=0, tag="TagA"), message(queue_id=1)])

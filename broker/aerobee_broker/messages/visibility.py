@@ -9,10 +9,11 @@ shown within UNASKED_S; and at a master reads of usual sends, within TOGETHER_S 
 is about to look at a master calls `show_waiting` first, so nobody finds less than there is.
 
 Of queues that begin, a few are shown in a turn of the event loop, as files are made for them, and what comes behind
-these in the log in the next turns. The keys of it are indexed a little later, many at a time, as a round of that costs
-0.2 ms whatever it finds; who asks for a key has those that wait indexed first (see `KeyLookup`). Where the index is not
-in memory, as after a start, or has no file for them, a thread sees to that first. Queue entries that find no room on
-the disk are tried again until there is some; the store takes no messages meanwhile.
+these in the log in the next turns; by its place in the log a message is found at once, as its sender is told that and
+may end a transaction by it. The keys of it are indexed a little later, many at a time, as a round of that costs 0.2 ms
+whatever it finds; who asks for a key has those that wait indexed first (see `KeyLookup`). Where the index is not in
+memory, as after a start, or has no file for them, a thread sees to that first. Queue entries that find no room on the
+disk are tried again until there is some; the store takes no messages meanwhile.
 
 Invariants
 - Nothing is shown beyond `Promises.kept_offset`: a reader never sees what a crash or a failover may take back.
@@ -168,8 +169,11 @@ class Visibility:
     def appended(self) -> None:
         """Messages are in the log: show those whose promise is kept by that."""
         offset = self._may_show()
-        if offset > self._shown_offset and not self._is_beginning:
-            self._show(offset)
+        if offset > self._shown_offset:
+            if self._is_beginning:
+                self._store.showing.keeps(offset)
+            else:
+                self._show(offset)
         for notify in self._replicas:
             notify()
 

@@ -41,17 +41,17 @@ class StoredMessages:
         reader: MessageReader,
         config: StoreConfig,
         *,
-        confirmed_offset: Callable[[], int],
+        kept_offset: Callable[[], int],
         residency: Residency | None = None,
     ) -> None:
-        """`confirmed_offset` is the physical offset below which readers see messages. With `residency`, which `reader`
-        has too, nothing waits for the disk: what would do so raises NotInMemory."""
+        """`kept_offset` is the physical offset below which messages may be shown. With `residency`, which `reader` has
+        too, nothing waits for the disk: what would do so raises NotInMemory."""
         self._log = log
         self._queues = queues
         self._appender = appender
         self._reader = reader
         self._config = config
-        self._confirmed_offset = confirmed_offset
+        self._kept_offset = kept_offset
         self._residency = residency
         # The first byte that was kept when oldest_time() was asked last, and what it said.
         self._oldest = (-1, -1)
@@ -180,8 +180,12 @@ class StoredMessages:
         return found
 
     def message_at(self, physical_offset: int) -> bytes | None:
-        """The record that begins at `physical_offset`; None if none does or readers may not see it yet."""
-        if physical_offset >= self._confirmed_offset():
+        """The record that begins at `physical_offset`; None if none does or readers may not see it yet.
+
+        One that may be shown is there, also when its queue has yet to be begun: who was given the place acts on it at
+        once.
+        """
+        if physical_offset >= self._kept_offset():
             return None
         if self._residency is not None:
             self._residency.require_record(physical_offset)

@@ -43,6 +43,10 @@ class Showing(Protocol):
         """Whether confirm() has left batches that end at or below `offset`."""
         ...
 
+    def keeps(self, offset: int) -> None:
+        """Nothing takes back what ends at or below `offset`: it may be shown."""
+        ...
+
 
 class Dispatcher:
     """Turns pending batches into queue entries, and keys into index entries."""
@@ -50,6 +54,9 @@ class Dispatcher:
     def __init__(self, pending: deque[PendingBatch], index: IndexService | None) -> None:
         self._pending = pending
         self._index = index
+        # Physical offset below which messages may be shown, as confirm() and keeps() were told. Who knows the place of
+        # one finds it there; in its queue it is once `confirmed_offset` is beyond it.
+        self.kept_offset = 0
         # Moved by confirm().
         self.confirmed_offset = 0
         self.confirmed_timestamp = 0
@@ -79,6 +86,7 @@ class Dispatcher:
         Entries for which the disk has no room are kept and tried again by the next call. It ends where more than
         `begun_max` batches begin queues, which takes long (0: it does not): `is_behind` says whether there is more.
         """
+        self.keeps(offset)
         pending = self._pending
         if not self._stuck and (not pending or pending[0].end_offset > offset):
             return []
@@ -113,6 +121,11 @@ class Dispatcher:
                 self.build_index(INDEX_BACKLOG_MAX)
             self._note_stuck()
         return arrivals
+
+    def keeps(self, offset: int) -> None:
+        """See Showing."""
+        if offset > self.kept_offset:
+            self.kept_offset = offset
 
     def is_behind(self, offset: int) -> bool:
         """See Showing."""

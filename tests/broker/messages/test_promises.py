@@ -82,6 +82,9 @@ class Disk:
             raise self.confirm_error
         return []
 
+    def keeps(self, offset: int) -> None:
+        raise AssertionError("no queue begins here")
+
     def is_behind(self, offset: int) -> bool:
         return False
 

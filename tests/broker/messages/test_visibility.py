@@ -88,12 +88,15 @@ class Log:
             shown = self.beginning.pop(0)
             self.begun_count += 1
             self.begun_max.append(begun_max)
-            if begun_max:
+            if begun_max and self.is_behind(offset):
                 offset = shown
                 break
         self.calls.append(f"confirm {offset}" + (" and tell" if notify else ""))
         self.came.set()
         return [ARRIVAL] if notify else []
+
+    def keeps(self, offset: int) -> None:
+        self.calls.append(f"keeps {offset}")
 
     def is_behind(self, offset: int) -> bool:
         return bool(self.beginning) and self.beginning[0] <= offset
@@ -342,7 +345,7 @@ async def test_so_many_queues_begin_in_a_turn_as_take_a_millisecond(
 async def test_queues_begin_one_in_a_turn_of_the_loop(sync: Scene) -> None:
     begin_three_queues(sync)
     assert sync.calls == ["confirm 100"]
-    sync.visibility.advanced()  # nothing moves before the next turn, whoever asks
+    sync.visibility.advanced()  # nothing is shown before the next turn, whoever asks
     assert sync.calls == ["confirm 100"]
     await sync.called(3)
     assert sync.calls == ["confirm 100", "confirm 200", "confirm 300"]
@@ -353,6 +356,16 @@ async def test_queues_begin_one_in_a_turn_of_the_loop(sync: Scene) -> None:
     sync.visibility.advanced()
     assert sync.calls[3:] == ["confirm 400"]
     assert sync.visibility.take_began_s() == 0  # no queue began
+
+
+async def test_what_is_kept_while_queues_begin_is_found_by_its_place_at_once(sync: Scene) -> None:
+    begin_three_queues(sync)
+    sync.append()
+    sync.disk.offset = 400
+    sync.visibility.advanced()
+    assert sync.calls == ["confirm 100", "keeps 400"]
+    await sync.called(4)
+    assert sync.calls[2:] == ["confirm 200", "confirm 400"]
 
 
 async def test_closed_it_shows_the_queues_that_begin_at_once(sync: Scene) -> None:
