@@ -37,7 +37,10 @@ async def live_through(store: Path, seed: int) -> None:
     try:
         async with talking(broker.port) as client:
             await verify(client, ledger)
-            assert await find_by_key(client, ledger) >= len(ledger.owed) // 20
+            try:
+                assert await find_by_key(client, ledger) >= len(ledger.owed) // 20
+            finally:
+                print(*[line for line in broker.events() if line["level"] not in ("debug", "info")], sep="\n")
         broker.program.process.terminate()
         assert await broker.ended() == 0
     finally:
