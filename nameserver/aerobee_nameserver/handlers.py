@@ -414,9 +414,9 @@ class Handlers:
         log.info(event, broker_name=name, topics=count, peer=request.connection.peer)
         return count
 
-    def delete_topic(self, request: Request[DeleteTopicInNameserverHeader]) -> Response:
+    async def delete_topic(self, request: Request[DeleteTopicInNameserverHeader]) -> Response:
         header: DeleteTopicInNameserverHeader = request.header
-        brokers = self._routes.delete_topic(header.topic, header.cluster_name)
+        brokers = await in_slices(self._routes.deleting_topic(header.topic, header.cluster_name))
         log.info(
             "nameserver.topic_deleted", topic=header.topic, brokers=brokers, peer=request.connection.peer
         )

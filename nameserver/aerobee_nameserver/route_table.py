@@ -470,10 +470,13 @@ class RouteTable:
             if group is None:
                 return 0
             changes, table = group.changes, {}
-            for number, (topic, queues) in enumerate(list(group.topics.items()), 1):
+            # Not over a copy: to make one of 100,000 took 20 to 50 ms where memory had been in use for long.
+            for number, (topic, queues) in enumerate(group.topics.items(), 1):
                 table[topic] = _with_perm(queues, Perm.READ_WRITE if writable else queues.perm & ~Perm.WRITE)
                 if number % STEP_TOPICS == 0:
                     yield
+                    if group.changes != changes:
+                        break
             if self.groups.get(broker_name) is group and group.changes == changes:
                 count = len(table)
                 self._swap(group, table)
@@ -481,15 +484,20 @@ class RouteTable:
                 return count
         raise _busy(broker_name)
 
-    def delete_topic(self, topic: str, cluster: str | None = None) -> int:
+    def deleting_topic(self, topic: str, cluster: str | None = None) -> Steps[int]:
         """Forget a topic, everywhere or on the brokers of one cluster; the number of brokers that lost it."""
-        groups = [group for group, _ in self._serving(topic) if not cluster or group.cluster == cluster]
-        for group in groups:
-            del group.topics[topic]
-            group.changes += 1
-            self._count(group, -share_size(topic))
-            self._unindex(topic, group.broker_name, {})
-        return len(groups)
+        count = 0
+        for number, name in enumerate(tuple(self._names_of.get(topic, ())), 1):
+            group = self.groups.get(name)
+            if group is not None and topic in group.topics and (not cluster or group.cluster == cluster):
+                del group.topics[topic]
+                group.changes += 1
+                self._count(group, -share_size(topic))
+                self._unindex(topic, name, {})
+                count += 1
+            if number % STEP_TOPICS == 0:
+                yield
+        return count
 
     def register_topic(self, topic: str, queues: Mapping[str, TopicQueues]) -> bool:
         """Add a topic on brokers that are known. False, with nothing changed, when one of them is not."""
@@ -592,15 +600,6 @@ class RouteTable:
                     found.append(topic)
                 break
         return (yield from sorted_steps(found))
-
-    def _serving(self, topic: str) -> list[tuple[BrokerGroup, TopicQueues]]:
-        """Who serves a topic, and how."""
-        groups = self.groups
-        return [
-            (group, queues)
-            for name in self._names_of.get(topic, ())
-            if (group := groups.get(name)) is not None and (queues := group.topics.get(topic)) is not None
-        ]
 
     def system_topics(self) -> tuple[list[str], str | None]:
         """Names of clusters and brokers, which are topics too, and one broker's address to ask for more."""

@@ -1030,7 +1030,7 @@ def _topic_to_text(topic: TopicConfig) -> str:
 # --- offsets, statistics, locks -------------------------------------------------------------------------------
 
 
-class TopicOffset(JsonBody):
+class TopicOffset(JsonBody, gc=False):
     """State of one queue: offsets are queue offsets, max_offset is the next one to be written."""
 
     last_update_timestamp: Long = 0
@@ -1045,7 +1045,7 @@ class TopicStatsTable(JsonBody):
     topic_put_tps: float = 0.0
 
 
-class OffsetWrapper(JsonBody):
+class OffsetWrapper(JsonBody, gc=False):
     """How far a group is in one queue."""
 
     broker_offset: Long = 0
@@ -1076,7 +1076,7 @@ class ResetOffsetBody(JsonBody):
     offset_table: dict[MessageQueue, Long] = field(default_factory=dict)
 
 
-class QueueOffset(JsonBody):
+class QueueOffset(JsonBody, gc=False):
     """One queue's queue offset, as an entry of a list."""
 
     broker_name: str = ""
@@ -1111,7 +1111,7 @@ class AllDelayOffsets(JsonBody):
     offset_table: dict[Int, Long] = field(default_factory=dict)
 
 
-class ConsumeTimeSpan(JsonBody):
+class ConsumeTimeSpan(JsonBody, gc=False):
     """Store times at the ends of one queue and at the consumer's place; delay_time in milliseconds."""
 
     consume_time_stamp: Long = 0

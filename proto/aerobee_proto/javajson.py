@@ -56,7 +56,7 @@ PAIRED_MAX: Final = 32_768  # values in two sorted runs that are merged in one s
 T = TypeVar("T")
 
 
-class MessageQueue(msgspec.Struct, frozen=True, order=True, rename="camel"):
+class MessageQueue(msgspec.Struct, frozen=True, order=True, rename="camel", gc=False):
     """One queue of a topic on one broker; also the key of the tables that RocketMQ keys by queue."""
 
     topic: str = ""

@@ -351,11 +351,11 @@ class GroupHandlers:
                         stats, group, config, config.write_queue_nums, caller, with_pulls=False
                     )
                     tables.append(stats)
-                    entries = stats.offset_table.values()
-                    body.total_diff += sum(entry.broker_offset - entry.consumer_offset for entry in entries)
-                    body.total_inflight_diff += sum(
-                        max(0, entry.pull_offset - entry.consumer_offset) for entry in entries
-                    )
+                    for number, entry in enumerate(stats.offset_table.values(), 1):
+                        body.total_diff += entry.broker_offset - entry.consumer_offset
+                        body.total_inflight_diff += max(0, entry.pull_offset - entry.consumer_offset)
+                        if number % RUN_MAX == 0:
+                            yield
             body.consume_stats_list.append({group: tables})
             yield
         return body
