@@ -475,7 +475,7 @@ class RouteTable:
                 table[topic] = _with_perm(queues, Perm.READ_WRITE if writable else queues.perm & ~Perm.WRITE)
                 if number % STEP_TOPICS == 0:
                     yield
-                    if group.changes != changes:
+                    if self.groups.get(broker_name) is not group or group.changes != changes:
                         break
             if self.groups.get(broker_name) is group and group.changes == changes:
                 count = len(table)

@@ -622,6 +622,30 @@ def test_topics_of_a_broker_that_has_just_left_do_not_count_against_the_limit(sm
     assert len(at_once(table.routes.listing())) == 20
 
 
+def test_a_broker_that_leaves_meanwhile_has_no_permission_taken(table: Table, small_steps: None) -> None:
+    table.register(registration(topics=many_topics(20)))
+    steps = table.routes.setting_writable("b-a", False)
+    next(steps)
+    list(table.routes.losing("10.0.0.7:10911"))
+    next(table.routes.tidying())  # its topics are taken out of the index
+    assert at_once(steps) == 0
+    at_once(table.routes.tidying())
+    table.routes.check()
+
+
+def test_a_topic_is_deleted_on_the_brokers_that_are_still_there(table: Table, small_steps: None) -> None:
+    addrs = {f"b-{number}": f"10.0.0.{number}:1" for number in range(4)}
+    for name, addr in addrs.items():
+        table.register(registration(broker_name=name, broker_addr=addr))
+    steps = table.routes.deleting_topic("T1")
+    next(steps)
+    served = [name for name, group in table.routes.groups.items() if "T1" in group.topics]
+    list(table.routes.losing(addrs[served[0]]))
+    assert at_once(steps) == 3
+    assert table.routes.route("T1") is None
+    table.routes.check()
+
+
 def test_changes_that_never_end_are_refused(table: Table, small_steps: None) -> None:
     table.register(registration(topics=many_topics(20)))
     steps = table.routes.setting_writable("b-a", False)
