@@ -3,8 +3,9 @@
 Touches  threads of its own, which read files by StoreIo; the account of what is kept for peers.
 
 Who reads asks `store.asking`, which raises NotInMemory before it would wait for the disk. What is missing is brought
-into memory by one of a few threads, then the same is asked again. Nothing was done in between, so a request that waits
-means what it meant when it came; it may find more, or find that its messages were deleted.
+into memory by one of a few threads, then the same is asked again; where one part says where the next one is, as in the
+index, the thread goes on to that (`NotInMemory.further`). Nothing was done in between, so a request that waits means
+what it meant when it came; it may find more, or find that its messages were deleted.
 
     wait       for callbacks: `again` is called when it is time
     present    for tasks: awaits until `work` comes through
@@ -410,6 +411,8 @@ class ColdReads:
             try:
                 if isinstance(job, _Waiting):
                     self._bring(job.missing.needed)
+                    for more in job.missing.further:
+                        self._bring(more)
                 else:
                     self._io.read_ahead(*job)
             except Exception as failed:

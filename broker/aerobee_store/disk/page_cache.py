@@ -15,7 +15,7 @@ counts as being in memory: reads wait where they are made, as they would without
 import ctypes
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -55,13 +55,21 @@ class NotInMemory(Exception):
     """What was asked for would have to wait for the disk; nothing was done. Raised only to those who ask for it.
 
     `needed` has to be brought into memory before it is asked for again, `ahead` is what will probably be asked for
-    then. Neither is long (see `aerobee_store.reading.residency`).
+    then. Neither is long (see `aerobee_store.reading.residency`). `further` says step by step what is needed besides,
+    which is known only when all before it is in memory: for the thread that brings these.
     """
 
-    def __init__(self, needed: Sequence[Stretch], ahead: Sequence[Stretch] = ()) -> None:
+    def __init__(
+        self,
+        needed: Sequence[Stretch],
+        ahead: Sequence[Stretch] = (),
+        *,
+        further: Iterable[Sequence[Stretch]] = (),
+    ) -> None:
         super().__init__("not in memory")
         self.needed = needed
         self.ahead = ahead
+        self.further = further
 
 
 def _find_mincore() -> "ctypes._NamedFuncPointer | None":

@@ -37,6 +37,7 @@ from aerobee_store.disk.io import DataFile, StoreIo
 from aerobee_store.disk.page_cache import NotInMemory
 from aerobee_store.faults.errors import CorruptStore
 from aerobee_store.index.index_file import (
+    CHAINS_MAX,
     HEADER_SIZE,
     SLOT,
     Chainer,
@@ -46,6 +47,7 @@ from aerobee_store.index.index_file import (
     KeyedBlock,
     RecordProbe,
     index_file_size,
+    missing_chains,
 )
 from aerobee_store.index.next_file import PREPARED_NAME, NextFile
 
@@ -440,13 +442,27 @@ class IndexService:
         max_num = min(max_num, QUERY_NUM_MAX)
         key_hash = index_key_hash_of(topic, key)
         found: list[int] = []
+        files: list[IndexFile] = []  # newest first
         for file in reversed(self._files):
-            if len(found) >= max_num:
-                break
             if file.time_matches(begin, end):
-                yield from file.collect(key_hash, begin, end, max_num, found, holds=holds)
+                files.append(file)
             if file.begin_timestamp < begin:
                 break
+        brought: set[tuple[IndexFile, int]] = set()  # slots and entries that were just read
+
+        def has(file: IndexFile, position: int, length: int) -> bool:
+            return (file, position) in brought or (holds is None or holds(file, position, length))
+
+        for number, file in enumerate(files):
+            if len(found) >= max_num:
+                break
+            asked = None if holds is None else has
+            for missing in file.collect(key_hash, begin, end, max_num, found, holds=asked):
+                if missing is not None and (file, file.slot_at(key_hash)) not in brought:
+                    several = files[number : number + CHAINS_MAX]
+                    yield missing_chains(several, key_hash, begin, brought)
+                else:
+                    yield missing
         return found
 
     # --- the lower end ---------------------------------------------------------------------------------

@@ -52,9 +52,15 @@ def disk() -> SlowIo:
 
 
 @asynccontextmanager
-async def cold_broker(disk: SlowIo, messages: int = 8, **settings: Any) -> AsyncIterator[Broker]:
-    """A broker that was started again: nothing of what it has stored is in memory, and the disk does not answer."""
-    async with broker_in_memory(io=disk) as broker, talking_in_memory(broker) as client:
+async def cold_broker(
+    disk: SlowIo, messages: int = 8, *, slots: int = 500, **settings: Any
+) -> AsyncIterator[Broker]:
+    """A broker that was started again: nothing of what it has stored is in memory, and the disk does not answer. Files
+    of its index have so many slots."""
+    async with (
+        broker_in_memory(io=disk, max_hash_slot_num=slots) as broker,
+        talking_in_memory(broker) as client,
+    ):
         await client.make_topic("T")
         for number in range(messages):
             await client.put(
@@ -63,7 +69,7 @@ async def cold_broker(disk: SlowIo, messages: int = 8, **settings: Any) -> Async
         await client.make_topic("Other")
         await client.put("Other", b"hot")
     try:
-        async with broker_in_memory(io=disk, **settings) as broker:
+        async with broker_in_memory(io=disk, max_hash_slot_num=slots, **settings) as broker:
             disk.go_cold()
             disk.hang()
             yield broker
@@ -142,6 +148,17 @@ KINDS = {
         {"offset": SECOND, "group": "G", "delayLevel": "1", "originTopic": "T"},
     ),
 }
+
+
+async def test_a_query_by_key_waits_once_for_the_index(disk: SlowIo) -> None:
+    """It waited for each slot and entry by itself; a thread follows these from one to the next."""
+    async with cold_broker(disk, slots=50_000) as broker, talking_in_memory(broker) as client:
+        disk.answer()
+        before = broker.parts.cold.count
+        answer = await client.ask(*KINDS["by key"])
+        assert [bytes(record.body[:1]) for record in decode_records(answer.body)] == [b"3"]
+        assert broker.parts.cold.count - before == 3, "and for the size of the message, and for all of it"
+        assert [length for path, _, length in disk.asked if path.parent.name == "index"] == [4, 20]
 
 
 def make_groups(broker: Broker) -> None:

@@ -4,7 +4,7 @@ import struct
 from array import array
 from collections.abc import Callable
 from datetime import UTC, datetime
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from aerobee_proto.javahash import index_key_hash
 from aerobee_store.disk.io import DataFile, DiskIo
 from aerobee_store.faults.errors import CorruptStore, StoreFull
 from aerobee_store.index.index import IndexedRecord, IndexService, KeyedBlock, KeyedRecord, key_texts
-from aerobee_store.index.index_file import HEADER_SIZE, IndexFile
+from aerobee_store.index.index_file import HEADER_SIZE, IndexFile, missing_chains
 from engines import made_engine, need_engine
 from store.golden_cases import GoldenLog, expectation, open_index, unpack
 from store.released import delete
@@ -97,6 +97,78 @@ def test_the_answer_has_an_upper_bound(tmp_path: Path) -> None:
     index = open_service(tmp_path)
     index.put_many([("T", "same", None, n, NOW_MS) for n in range(100)])
     assert find(index, "same", 1000) == list(range(99, 35, -1))
+
+
+def asked_cold(
+    index: IndexService, key: str, begin: int = 0, *, stays: bool = True
+) -> tuple[list[int], list[list[Path]], int]:
+    """What a query finds when nothing of the index is in memory, which files were read for it at each step, and how
+    often it waited."""
+    there: set[tuple[Path, int]] = set()
+    waits: list[list[Path]] = []
+    yields = 0
+    steps = index.query_steps(
+        "T", key, 64, begin, FOREVER, holds=lambda file, position, _: (file.path, position) in there
+    )
+    while True:
+        try:
+            missing = next(steps)
+        except StopIteration as end:
+            return end.value, waits, yields
+        assert missing is not None
+        yields += 1
+        for needed in chain([missing.needed], missing.further):  # as the thread does it
+            waits.append([one.path for one in needed])
+            if stays:
+                there |= {(one.path, one.position) for one in needed}
+
+
+def test_a_cold_query_waits_for_all_files_together_link_by_link(tmp_path: Path) -> None:
+    """It waited for each slot and each entry by itself, 15 times in an index of three usual files."""
+    index = open_service(tmp_path)
+    index.put_many(records(12))
+    assert len(index.files) == 3
+    keys = [index_key_hash(text) for r in records(12) for text in key_texts(*r[:3])]
+    for key in ("k1-0", "U3", "U11", "not there"):
+        found, waits, yields = asked_cold(index, key)
+        assert found == find(index, key)
+        slot = index_key_hash(f"T#{key}") % SLOTS
+        links = [sum(one % SLOTS == slot for one in keys[at : at + 10]) for at in (0, 10, 20)]
+        expected = [sum(count > link for count in links) for link in range(max(links))]
+        assert ([len(one) for one in waits], yields) == ([3, *expected], 1)
+
+
+def test_a_cold_query_for_a_time_leaves_older_links_alone(tmp_path: Path) -> None:
+    index = open_service(tmp_path)
+    index.put_many(records(12))
+    begin = NOW_MS + 700 * 5 + 1000
+    found, waits, yields = asked_cold(index, "k1-0", begin)
+    assert (found, yields) == (index.query("T", "k1-0", 64, begin, FOREVER), 1)
+    assert index.files[0].path not in {path for wait in waits for path in wait}
+
+
+def test_a_cold_query_comes_to_its_end_where_nothing_stays_in_memory_or_much_is_to_be_read(
+    tmp_path: Path,
+) -> None:
+    index = IndexService(tmp_path / "index", DiskIo(), lambda: NOW_MS, slot_count=1, entry_limit=101)
+    index.put_many([("T", f"k{n}", None, n, NOW_MS) for n in range(1900)])
+    assert len(index.files) == 19
+    for stays in (True, False):
+        found, waits, yields = asked_cold(index, "k0", stays=stays)
+        assert found == [0]
+        assert max(len(one) for one in waits) == 16
+        assert yields >= 2 + (100 - 16) * 19
+    index.close()
+
+
+def test_a_file_that_is_closed_while_it_is_read_ends_its_chain_alone(tmp_path: Path) -> None:
+    index = open_service(tmp_path)
+    index.put_many(records(12))
+    oldest, newest = index.files[0], index.files[-1]
+    missing = missing_chains([newest, oldest], index_key_hash("T#U11"), 0, set())
+    further = iter(missing.further)
+    oldest.close()
+    assert {one.path for needed in further for one in needed} == {newest.path}
 
 
 def test_a_query_stops_at_the_file_that_begins_before_it(tmp_path: Path) -> None:
