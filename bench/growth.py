@@ -46,7 +46,7 @@ from bench.sides import Side  # noqa: E402
 
 import ours  # noqa: E402  # found by the path above
 from plain_remoting import make_topic  # noqa: E402
-from programs import memory_kib  # noqa: E402
+from programs import ProgramError, memory_kib  # noqa: E402
 
 SIZES = {
     "topics": (1, 10, 100, 1_000, 10_000),
@@ -101,15 +101,23 @@ def main() -> int:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     points: list[Point] = []
+    is_whole = True
     for series in options.only or SIZES:
         upto = UPTO[series] if options.upto is None else options.upto
         sizes = [size for size in SIZES[series] if size <= upto]
-        with tempfile.TemporaryDirectory(prefix="aerobee-growth-", dir=options.folder) as folder:
-            for point in WAYS[series](Path(folder), sizes, options.rounds, options.seconds):
-                before = points[-1] if points and points[-1].series == series else None
-                point.step = point.cost / before.cost if before else 1.0
-                points.append(point)
-                say("  ".join(cells(point)))
+        try:
+            with tempfile.TemporaryDirectory(prefix="aerobee-growth-", dir=options.folder) as folder:
+                for point in WAYS[series](Path(folder), sizes, options.rounds, options.seconds):
+                    before = points[-1] if points and points[-1].series == series else None
+                    point.step = point.cost / before.cost if before else 1.0
+                    points.append(point)
+                    say("  ".join(cells(point)))
+        except (
+            ProgramError,
+            subprocess.SubprocessError,
+        ) as failed:  # what was measured is shown all the same
+            say(f"{series}: measured no further: {failed}")
+            is_whole = False
     if options.svg:
         options.svg.write_text(plot(points))
     print(
@@ -117,7 +125,7 @@ def main() -> int:
         if options.output == "json"
         else table(points)
     )
-    return 0
+    return 0 if is_whole else 1
 
 
 def parse_args() -> argparse.Namespace:
