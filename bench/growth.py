@@ -112,10 +112,8 @@ def main() -> int:
                     point.step = point.cost / before.cost if before else 1.0
                     points.append(point)
                     say("  ".join(cells(point)))
-        except (
-            ProgramError,
-            subprocess.SubprocessError,
-        ) as failed:  # what was measured is shown all the same
+        except (ProgramError, subprocess.SubprocessError) as failed:
+            # What was measured is shown all the same.
             say(f"{series}: measured no further: {failed}")
             is_whole = False
     if options.svg:

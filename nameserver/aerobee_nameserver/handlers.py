@@ -414,13 +414,18 @@ class Handlers:
         log.info(event, broker_name=name, topics=count, peer=request.connection.peer)
         return count
 
-    async def delete_topic(self, request: Request[DeleteTopicInNameserverHeader]) -> Response:
+    def delete_topic(self, request: Request[DeleteTopicInNameserverHeader]) -> None:
+        """Nothing of the peer is read meanwhile: what it asked behind is answered without the topic, and that it has
+        left ends nothing half-way."""
         header: DeleteTopicInNameserverHeader = request.header
-        brokers = await in_slices(self._routes.deleting_topic(header.topic, header.cluster_name))
-        log.info(
-            "nameserver.topic_deleted", topic=header.topic, brokers=brokers, peer=request.connection.peer
-        )
-        return Response()
+        peer = request.connection.peer
+
+        async def deleted() -> Response:
+            brokers = await in_slices(self._routes.deleting_topic(header.topic, header.cluster_name))
+            log.info("nameserver.topic_deleted", topic=header.topic, brokers=brokers, peer=peer)
+            return Response()
+
+        request.connection.answer_alone(request, deleted)
 
     def register_topic(self, request: Request[TopicHeader]) -> Response:
         topic = checked_topic(request.header.topic)

@@ -458,6 +458,32 @@ async def test_a_topic_is_registered_and_deleted_by_request(peer: Peer) -> None:
     assert await topics(peer) == ["N", "T2"]
 
 
+async def test_a_topic_is_deleted_everywhere_although_who_asked_has_left(
+    server: NameServer, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await peer.register()
+    begun, gate = asyncio.Event(), asyncio.get_running_loop().create_future()
+    deleting = server.routes.deleting_topic
+
+    def slowly(topic: str, cluster: str | None = None) -> Steps[int]:
+        begun.set()
+        yield gate
+        return (yield from deleting(topic, cluster))
+
+    monkeypatch.setattr(server.routes, "deleting_topic", slowly)
+    asking = Peer(server)
+    asked = asyncio.create_task(asking.ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, topic="T1"))
+    await begun.wait()
+    await asking.close()
+    with pytest.raises(ConnectionLost):
+        await asked
+    async with asyncio.timeout(10):
+        assert await topics(peer) == ["T1", "T2"]
+        gate.set_result(None)
+        while await topics(peer) != ["T2"]:
+            pass
+
+
 # --- KV config and settings -------------------------------------------------------------------------------------
 
 

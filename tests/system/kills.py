@@ -22,8 +22,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import pytest
-
 from aerobee_broker.settings.config import BrokerConfig, to_store_config
 from aerobee_proto.batch import BatchEntry, encode_batch
 from aerobee_proto.codes import RequestCode, ResponseCode
@@ -452,7 +450,7 @@ async def find_by_key(talker: Talker, ledger: Ledger) -> int:
         if found != numbers:
             again = [await _numbers_of(talker, ledger, topic, key) for _ in range(3)]
             missing, more = sorted(numbers - found), sorted(found - numbers)
-            pytest.fail(
+            raise AssertionError(
                 f"seed {ledger.seed}: {topic} {key}: {missing} are missing, {more} are too much;"
                 f" asked again: {[sorted(numbers ^ one) for one in again]};"
                 f" places: {[ledger.owed[number] for number in missing]}"

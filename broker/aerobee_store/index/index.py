@@ -449,15 +449,11 @@ class IndexService:
             if file.begin_timestamp < begin:
                 break
         brought: set[tuple[IndexFile, int]] = set()  # slots and entries that were just read
-
-        def has(file: IndexFile, position: int, length: int) -> bool:
-            return (file, position) in brought or (holds is None or holds(file, position, length))
-
+        has = None if holds is None else partial(_has, brought, holds)
         for number, file in enumerate(files):
             if len(found) >= max_num:
                 break
-            asked = None if holds is None else has
-            for missing in file.collect(key_hash, begin, end, max_num, found, holds=asked):
+            for missing in file.collect(key_hash, begin, end, max_num, found, holds=has):
                 if missing is not None and (file, file.slot_at(key_hash)) not in brought:
                     several = files[number : number + CHAINS_MAX]
                     yield missing_chains(several, key_hash, begin, brought)
@@ -502,6 +498,12 @@ class IndexService:
             if file.begin_physical < previous_end:
                 raise CorruptStore(file.path, file.begin_physical, f"begins below {previous_end}")
             previous_end = file.end_physical
+
+
+def _has(
+    brought: set[tuple[IndexFile, int]], holds: Holds, file: IndexFile, position: int, length: int
+) -> bool:
+    return (file, position) in brought or holds(file, position, length)
 
 
 def _is_index_name(name: str) -> bool:

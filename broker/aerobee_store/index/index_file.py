@@ -64,10 +64,10 @@ _ENTRY_DTYPE: Final = np.dtype(
 )
 _SLOT_DTYPE: Final = np.dtype(">i4")
 _TIME_DIFF_MAX: Final = 0x7FFFFFFF
-# A walk looks at this many entries of a chain (0.5 us each) and then asks whether it may go on.
 _TRIES_MAX = 4  # to have bytes brought that do not stay in memory
 CHAINS_MAX: Final = 16  # that are brought together
 _LINKS_MAX: Final = 16  # of these: a usual one has two to eight
+# A walk looks at this many entries of a chain (0.5 us each) and then asks whether it may go on.
 CHAIN_STEPS: Final = 4096
 # A query follows at most this many entries of one file: about half a second of work, in slices. Only a key that a
 # million newer records share comes near it.
@@ -422,7 +422,10 @@ class IndexFile:
     def behind(self, number: int, begin: int) -> int:
         """Number of the next older entry of the same chain; 0 where a query for times from `begin` (ms) on ends."""
         _, _, time_diff, previous = self._entry(number)
-        is_over = time_diff < 0 or self.begin_timestamp + (time_diff + 1) * 1000 < begin
+        timestamp = self.begin_timestamp + time_diff * 1000 if number > 1 else self.begin_timestamp
+        is_over = (
+            time_diff < 0 or timestamp < begin
+        )  # as collect() has it, which does not call for each entry
         return 0 if is_over or not 0 < previous < number else previous
 
     def _brought(self, position: int, length: int, holds: "Holds") -> Iterator[NotInMemory]:

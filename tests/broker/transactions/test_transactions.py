@@ -270,9 +270,6 @@ async def test_a_commit_to_a_topic_that_is_gone_leaves_the_transaction_open(
     assert await bodies(client) == [b"made again", b"paid"]
 
 
-# --- marks and progress -------------------------------------------------------------------------------------------
-
-
 async def test_an_end_counts_although_queues_begin_before_its_message_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,6 +291,9 @@ async def test_an_end_counts_although_queues_begin_before_its_message_is_shown(
         answers = await client.answers(2)
         assert answers[2].ext["offset"] == "0"
         assert answers[1].code == 0
+
+
+# --- marks and progress -------------------------------------------------------------------------------------------
 
 
 async def test_marks_are_collected_and_progress_is_saved(broker: Broker, client: Talker) -> None:
