@@ -59,7 +59,7 @@ from aerobee_store.faults.errors import (
     StoreNotWriteable,
 )
 from aerobee_store.faults.health import StoreHealth
-from aerobee_store.index.index import IndexService
+from aerobee_store.index.index import IndexDurable, IndexService
 from aerobee_store.log.checkpoint import Checkpoint, Stamps, Watermark
 from aerobee_store.log.commit_log import CommitLog
 from aerobee_store.log.damage_events import log_damage
@@ -265,7 +265,6 @@ class MessageStore:
         # The rest is written by flush_queues() only, after open().
         self._queue_timestamp = 0
         self._index_timestamp = 0
-        self._index_last = -1
 
     # --- start and end ---------------------------------------------------------------------------------
 
@@ -372,8 +371,8 @@ class MessageStore:
             self.raw.hold_back(report.held_back.found)
         self._dispatcher.confirmed_offset = self._dispatcher.kept_offset = shown
         self._dispatcher.confirmed_timestamp = report.shown_timestamp
-        self._queues.watermark = self._index.watermark = shown
-        self._index_last = self._index.end_offset
+        self._queues.watermark = shown
+        self._index.durable = IndexDurable(shown, self._index.end_offset)
         if not self._config.record_checksum:
             self._log.checksum_from = None
         elif self._log.checksum_from is None:
@@ -744,7 +743,7 @@ class MessageStore:
         count, *_ = [self._flush(part) for part in self._dispatched]
         if settled:
             self._queues.watermark = confirmed
-            self._index.watermark, self._index_last = min(indexed, confirmed), index_last
+            self._index.durable = IndexDurable(min(indexed, confirmed), index_last)
             self._queue_timestamp = max(stamp, self._queue_timestamp)
             self._index_timestamp = max(self._index.full_timestamp, self._index_timestamp)
         return count
@@ -759,11 +758,12 @@ class MessageStore:
         flushed = self._log.watermark
         queue_end = min(self._queues.watermark, flushed)
         sealed = self._log.checksum_from
+        index_end, index_last = self._index.durable
         watermark = Watermark(
             flushed,
             queue_end,
-            min(self._index.watermark, queue_end),
-            self._index_last,
+            min(index_end, queue_end),
+            index_last,
             -1 if sealed is None else sealed,
         )
         try:

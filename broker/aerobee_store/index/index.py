@@ -54,6 +54,7 @@ from aerobee_store.index.next_file import PREPARED_NAME, NextFile
 __all__ = [
     "QUERY_NUM_MAX",
     "HashedKeys",
+    "IndexDurable",
     "IndexRecovery",
     "IndexService",
     "IndexedRecord",
@@ -89,12 +90,22 @@ class HashedKeys(NamedTuple):
     store_timestamps: _Ints
 
 
+class IndexDurable(NamedTuple):
+    """All keys of records below the physical offset `end` are on disk, and the newest record of them that has any lies
+    at `last` (-1: none has). Two numbers that are only true together."""
+
+    end: int
+    last: int
+
+
 @dataclass(slots=True, frozen=True)
 class IndexRecovery:
     """What recover() left: `end_offset` is the physical offset of the newest record that is indexed (-1
-    for none), from which on records must be offered again; counts of entries and names of whole files."""
+    for none), from which on records must be offered again; `cut_offset` that of the first entry that was cut (-1 for
+    none); counts of entries and names of whole files."""
 
     end_offset: int
+    cut_offset: int
     kept_entries: int
     cut_entries: int
     removed_files: tuple[str, ...]
@@ -194,8 +205,8 @@ class IndexService:
         self._writable = writable
         # Replaced, never changed in place: flush() may be looking.
         self._files: tuple[IndexFile, ...] = ()
-        # Physical offset below which all keys are on disk; moved by who knows what was indexed before a flush().
-        self.watermark = 0
+        # What of the index is on disk; replaced by who knows what was indexed before a flush().
+        self.durable = IndexDurable(0, -1)
         # Names in the folder that are no index files; found by load().
         self.foreign_names: tuple[str, ...] = ()
         # Asked first, where somebody is quick at it.
@@ -252,6 +263,7 @@ class IndexService:
         self._next.remove_left_over()
         found = self._files
         found_entries = sum(file.count for file in found)
+        cut_offset = -1
         repaired: list[str] = []
         previous_end = 0
         for at, file in enumerate(found):
@@ -261,6 +273,10 @@ class IndexService:
             else:
                 proven = file.proven_count(log_end, previous_end, max(proven_offset, log_min), probe)
                 whole = proven == file.count and file.room == 0
+                if proven < file.count:
+                    cut_offset = file.physical_offset_of(proven + 1)
+                elif file.room and at + 1 < len(found) and found[at + 1].count:
+                    cut_offset = found[at + 1].begin_physical
                 # Files behind a hole go first: a crash in between must not leave them behind a shorter file.
                 self._remove(found[at + 1 if proven else at :] if not whole else ())
                 if proven and file.cut(proven, probe):
@@ -271,7 +287,7 @@ class IndexService:
         kept_entries = sum(file.count for file in self._files)
         removed = tuple(file.path.name for file in found[len(self._files) :])
         cut_entries = found_entries - kept_entries
-        return IndexRecovery(self.end_offset, kept_entries, cut_entries, removed, tuple(repaired))
+        return IndexRecovery(self.end_offset, cut_offset, kept_entries, cut_entries, removed, tuple(repaired))
 
     def _remove(self, files: Sequence[IndexFile]) -> None:
         """Delete these files, newest first, so that what a crash leaves is still a row without holes."""
@@ -285,14 +301,29 @@ class IndexService:
     # --- state -----------------------------------------------------------------------------------------
 
     @property
+    def watermark(self) -> int:
+        """Physical offset below which all keys are on disk."""
+        return self.durable.end
+
+    @property
     def end_offset(self) -> int:
-        """Physical offset of the newest record that is indexed; -1 for none."""
-        return self._files[-1].end_physical if self._files else -1
+        """Physical offset of the newest record that is indexed; -1 for none. For any thread."""
+        newest = self._newest
+        return newest.end_physical if newest is not None else -1
 
     @property
     def last_update_timestamp(self) -> int:
         """Store time (ms) of the newest record that is indexed; 0 for none."""
-        return self._files[-1].end_timestamp if self._files else 0
+        newest = self._newest
+        return newest.end_timestamp if newest is not None else 0
+
+    @property
+    def _newest(self) -> IndexFile | None:
+        """The newest file that holds an entry. Another thread may see one behind it, whose first are just put."""
+        for file in reversed(self._files):
+            if file.count:
+                return file
+        return None
 
     @property
     def full_timestamp(self) -> int:

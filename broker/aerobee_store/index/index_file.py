@@ -252,9 +252,11 @@ class IndexFile:
 
     def _end(self, count: int, physical_offset: int, store_timestamp: int) -> None:
         """So many entries are written, and this is the last record of them."""
-        self.next_entry += count
+        # In this order: who flushes may look in between, and a file that holds an entry has an end.
         self.end_physical, self.end_timestamp = physical_offset, store_timestamp
+        self.next_entry += count
         self._write_header()
+        self.dirty = True  # a sync that was begun meanwhile may not have covered the header
 
     def _chain(self, slots: _Ints, number: int) -> tuple[_Ints, _Ints, _Ints]:
         """For entries `number`, `number` + 1, ... of these slots: the previous entry of each, the touched
@@ -413,6 +415,10 @@ class IndexFile:
     def entry_at(self, number: int) -> int:
         """Position of an entry."""
         return self.entries_at + number * ENTRY_SIZE
+
+    def physical_offset_of(self, number: int) -> int:
+        """Where the record of an entry is."""
+        return self._entry(number)[1]
 
     def newest_of_slot(self, key_hash: int) -> int:
         """Number of the entry where the chain of this hash begins; 0 for none."""

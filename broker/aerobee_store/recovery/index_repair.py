@@ -80,8 +80,10 @@ class IndexRepair:
         # 2. Before anything is written: a crash from here on must not find the old word for it.
         if mark is not None and (found.cut_entries or found.end_offset < mark.index_last):
             self._distrust(found.end_offset)
-        # 3. The records that it misses.
-        if mark is not None and found.end_offset >= mark.index_last:
+        # 3. The records that it misses. One that is cut and lies below what was on disk cannot be there if the word for
+        # that is true: then only what the index itself proves counts.
+        holds = mark is not None and found.end_offset >= mark.index_last
+        if holds and not 0 <= found.cut_offset < proven:
             # Nothing of what was on disk is missing, but maybe keys of the newest record, when an earlier recovery
             # was interrupted. Records from there up to what was on disk have no keys.
             newest = self._log.scan(begin)

@@ -15,6 +15,7 @@ import pytest
 from aerobee_store.disk.file_system import file_system_of
 from aerobee_store.disk.io import DiskIo
 from aerobee_store.faults.errors import CorruptStore, StorePoisoned
+from aerobee_store.log.checkpoint import Checkpoint
 from aerobee_store.recovery.recovery import RecoveryReport
 from aerobee_store.store import MessageStore
 from aerobee_store.terms.messages import PutStatus
@@ -467,3 +468,26 @@ def test_what_a_failed_sync_has_left_in_memory_alone_is_written_again(seed: int)
         assert entry is not None
         assert entry.physical_offset == place
     store.check()
+
+
+@pytest.mark.parametrize("last", [-1, 0])
+def test_keys_are_not_given_up_for_an_untrue_word_about_the_index(last: int) -> None:
+    """A checkpoint could say so that was written while the first key was put into a file of the index."""
+    disk = MemoryIo()
+    store = open_store(disk, index_entries=8)
+    for number in range(9):
+        store.append([message(unique_key=f"U{number}")])
+    store.confirm(store.flush_disk())
+    store.keys.build(store.keys.backlog)
+    store.flush_queues()
+    store.write_checkpoint()
+    checkpoint = Checkpoint(ROOT / "checkpoint", disk)
+    checkpoint.load()
+    assert checkpoint.mark is not None
+    assert checkpoint.mark.index_last > 0
+    checkpoint.write(checkpoint.stamps, checkpoint.mark._replace(index_last=last))
+    again = open_store(disk.kill(), index_entries=8)
+    assert [len(again.keys.query("Orders", f"U{number}", 1, 0, 1 << 62).body) for number in range(9)] == [
+        1
+    ] * 9
+    again.check()
