@@ -147,11 +147,15 @@ class MappedFileQueue:
     def find(self, offset: int) -> MappedFile | None:
         """The file that covers `offset`: a computed guess, and a scan when files are missing."""
         files = self.files
-        if not files or offset < files[0].offset or offset >= files[-1].end:
+        if not files:
             return None
         guess = (offset - files[0].offset) // self.file_size
-        if guess < len(files) and files[guess].offset <= offset < files[guess].end:
-            return files[guess]
+        if 0 <= guess < len(files):
+            file = files[guess]
+            if file.offset <= offset < file.end:
+                return file
+        if not files[0].offset <= offset < files[-1].end:
+            return None
         for file in files:
             if file.offset <= offset < file.end:
                 return file

@@ -164,7 +164,8 @@ class KeyLookup:
         files = log.mapped.of_all(places)
         if files is None:
             return None
-        updated = max(self._index.end_offset, 0), self._index.last_update_timestamp
+        newest = self._index.newest
+        updated = (0, 0) if newest is None else (newest.end_physical, newest.end_timestamp)
         nearby = [(file.view, file.offset, min(file.end, log.end_offset), blocks) for file in files]
         picked = pick(nearby, min(max_num, self._count_max), updated, log.trust)
         if picked is None:
