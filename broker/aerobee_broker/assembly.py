@@ -894,6 +894,7 @@ def _news(
         keepers=replicas.keepers,
         may_answer=ground.is_seated,
         done_below=done_below,
+        store_of=lambda member: "" if (replica := replicas.of_member(member)) is None else replica.store,
     )
 
 

@@ -13,6 +13,7 @@ Invariants
 - What a slave has said to have taken it has: it asks with a number when the tables behind it are in its files.
 - A slave that is in sync and has not asked in this life has nothing yet. It may be that it is refused: nobody waits for
   it longer than TAKEN_S.
+- A member that is here with another store has nothing yet, whatever the one before it had.
 - An answer speaks of nothing that lies behind its `end_offset` in the log.
 - At most MEMBERS_MAX requests wait, one of each member: with its next one the one before is answered at once.
 """
@@ -76,11 +77,13 @@ class TableNews:
         keepers: Callable[[], Collection[int] | None],
         may_answer: Callable[[], bool] | None,
         done_below: Callable[[], int] = lambda: 0,
+        store_of: Callable[[int], str] = lambda member: "",
     ) -> None:
         """`number` grows with each change of topics, groups, request modes, users and policies, and `moved` is set
         then. `keepers` are the members that have to have a change before it is answered; None: that is not known yet.
         `may_answer` says whether this broker is the master at the moment; without one it always is. `done_below` says
-        where timer messages begin to wait."""
+        where timer messages begin to wait, `store_of` which store a member follows with; "": that is not known."""
+        self._store_of = store_of
         self._done_below = done_below
         self._number = number
         self._offsets = offsets
@@ -90,7 +93,7 @@ class TableNews:
         self._life = secrets.token_hex(8)
         self._moved = moved
         self._heard = asyncio.Event()
-        self._taken: dict[int, Taken] = {}
+        self._taken: dict[int, tuple[Taken, str]] = {}  # and with which store
         # member -> how long its newest request waits, while it does
         self._waiting: dict[int, asyncio.Timeout] = {}
         self._closed = False
@@ -161,7 +164,7 @@ class TableNews:
             for other in [one for one in self._taken if one not in keepers]:
                 del self._taken[other]
         if member in self._taken or len(self._taken) < MEMBERS_MAX:
-            self._taken[member] = taken
+            self._taken[member] = taken, self._store_of(member)
             self._heard.set()
 
     async def _gathered(self, tables: int) -> None:
@@ -175,13 +178,18 @@ class TableNews:
     def _now(self) -> Taken:
         return Taken(self._life, self._number(), self._offsets.revision)
 
+    def _taken_by(self, member: int) -> Taken:
+        taken, store = self._taken.get(member, (NOTHING, ""))
+        here = self._store_of(member)
+        return NOTHING if store and here and store != here else taken
+
     def has_all(self, member: int) -> bool:
         """Whether it has said that it has everything as it is now."""
         return self._has(member, self._now(), offsets=True)
 
     def tables_of(self, member: int) -> tuple[int, int]:
         """Numbers of the last change of the tables, but offsets, that it has said to have, and that there was."""
-        return self._taken.get(member, NOTHING).tables, self._number()
+        return self._taken_by(member).tables, self._number()
 
     # --- what is promised -------------------------------------------------------------------------------------
 
@@ -219,7 +227,7 @@ class TableNews:
         return f"the members in sync {', '.join(map(str, late))}" if late else ""
 
     def _has(self, member: int, standing: Taken, *, offsets: bool) -> bool:
-        taken = self._taken.get(member, NOTHING)
+        taken = self._taken_by(member)
         return taken.tables >= standing.tables and (not offsets or taken.offsets >= standing.offsets)
 
     def close(self) -> None:

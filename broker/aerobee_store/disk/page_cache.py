@@ -39,6 +39,9 @@ _PAGES_MAX: Final = 4096  # asked for at once
 _BUFFER_SIZE: Final = 1 << 18  # what a thread that brings pages reads at a time
 # What is asked for by one call: Linux reads no more for it than the disk takes as one request, and leaves out the rest.
 _ADVICE_SIZE: Final = 1 << 19
+# What is asked for around a few bytes: a disk reads so much in little more time than a page, and whoever asks for one
+# key or message asks for others. Page by page, an index file of 420 MB takes 105,000 reads. Linux does it for a map.
+_AROUND_SIZE: Final = 1 << 16
 # The lowest bit of each answer says whether the page is there; other systems than Linux use the others too.
 _LOWEST_BIT: Final = bytes(value & 1 for value in range(256))
 
@@ -131,9 +134,9 @@ def bring_file(path: Path, position: int, length: int) -> None:
     """As StoreIo.bring(). By a descriptor of its own: that of an open file may be closed at any moment, and its number
     given to another file. OSError has no path yet."""
     with suppress(FileNotFoundError), path.open("rb", buffering=0) as file:
-        _advise(
-            file.fileno(), position, length
-        )  # all of it is on its way before the first piece is waited for
+        # All of it is on its way before the first piece is waited for; of little, what lies near it, too.
+        begin = position if length >= _AROUND_SIZE else position - position % _AROUND_SIZE
+        _advise(file.fileno(), begin, max(position + length - begin, _AROUND_SIZE))
         buffer = memoryview(bytearray(min(length, _BUFFER_SIZE)))
         file.seek(position)
         while length > 0:

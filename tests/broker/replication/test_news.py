@@ -115,6 +115,7 @@ class Scene:
         self.offsets = ConsumerOffsets(Clock(START_MS))
         self.keepers: set[int] | None = set()
         self.is_master = True
+        self.stores: dict[int, str] = {}
         self.moved = asyncio.Event()
         self.news = TableNews(
             lambda: self.number,
@@ -123,6 +124,7 @@ class Scene:
             moved=self.moved,
             keepers=lambda: self.keepers,
             may_answer=lambda: self.is_master,
+            store_of=lambda member: self.stores.get(member, ""),
         )
 
     async def taken(self, member: int = 1) -> Taken:
@@ -200,6 +202,23 @@ async def test_who_has_not_asked_yet_has_nothing(
     scene.keepers = {1, 3}
     with pytest.raises(RequestError, match="the members in sync 3: it is lost"):
         await scene.news.taken()
+
+
+async def test_a_member_that_is_here_with_another_store_has_nothing_yet() -> None:
+    """It counted as one that has all tables until it asked: in sync with them, it could become the master without."""
+    scene = Scene()
+    scene.stores[1] = "first"
+    taken = await scene.taken()
+    await scene.news.next(1, taken, 0)
+    assert scene.news.tables_of(1) == (1, 1)
+    del scene.stores[1]  # it is away, and may come back
+    assert scene.news.has_all(1)
+    scene.stores[1] = "second"
+    assert scene.news.tables_of(1) == (-1, 1)
+    assert not scene.news.has_all(1)
+    await scene.news.next(1, taken, 0)
+    assert scene.news.tables_of(1) == (1, 1)
+    assert scene.news.has_all(1)
 
 
 async def test_what_a_stranger_says_does_not_count() -> None:

@@ -67,6 +67,19 @@ def test_what_is_brought_is_in_memory_and_nothing_else(io: DiskIo, tmp_path: Pat
     assert file.in_memory(0, SIZE)  # nobody waits for it any more
 
 
+def test_what_lies_near_a_few_bytes_comes_with_them(io: DiskIo, tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    file = cold_file(io, path)
+    begin, size = SIZE // 4, 64 << 10
+    io.bring(path, begin + 9000, 20)
+    assert file.in_memory(begin + 9000, 20)
+    while not file.in_memory(begin, size):  # the system reads; the bound is the test's timeout
+        pass
+    assert 1 not in file.pages_in_memory(0, begin)
+    assert 1 not in file.pages_in_memory(begin + size, SIZE - begin - size)
+    file.close()
+
+
 def test_reading_ahead_brings_the_pages_some_time(io: DiskIo, tmp_path: Path) -> None:
     path = tmp_path / "f"
     file = cold_file(io, path)
