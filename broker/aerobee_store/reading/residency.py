@@ -80,6 +80,8 @@ class Residency:
         # Pages of files of the index, the same, by their file and block; and how many blocks those are.
         self._known_index: dict[IndexFile, dict[int, bytes]] = {}
         self._known_index_count = 0
+        # How often these were forgotten: what `index_pages` has given before is not kept up any longer.
+        self.forgotten_count = 0
         # The file of the index that was found ready for keys a moment ago.
         self.known_index: IndexFile | None = None
 
@@ -178,6 +180,7 @@ class Residency:
         return bool(pages[page])
 
     def _forget_index(self) -> None:
+        self.forgotten_count += 1
         self._known_index.clear()
         self._known_index_count = 0
 
