@@ -325,6 +325,8 @@ class Connection(asyncio.Protocol):
             if self._held_back or self._urgent or self._alone:
                 deadline = LATER
             is_cut = self._feed(data, deadline)
+            if self._out:
+                self._write_out()  # at once: who has one request under way waits for it
             if turns is not None and turns.left(self.account, len(data), is_served=deadline != LATER):
                 self._has_read_enough = True
             if self._held_back or self._urgent or self._has_read_enough or decoder.has_more:

@@ -1,0 +1,69 @@
+"""aerobee_remoting.exchange.connection: when what is answered leaves. How a connection stands its peers is tried over
+sockets, in `remoting.ends`."""
+
+import asyncio
+from typing import cast
+
+from aerobee_proto.frames import Command, encode_command
+from aerobee_remoting.exchange.connection import Connection
+from aerobee_remoting.exchange.handlers import AnyRequest, HandlerTable, Response
+from aerobee_remoting.exchange.limits import Common
+from aerobee_remoting.exchange.needs import Open
+from aerobee_service.turns.turns import Account, Turns
+
+CODE = 9001
+
+
+class Transport:
+    """Counts what is written."""
+
+    def __init__(self) -> None:
+        self.written = 0
+
+    def write(self, data: bytes) -> None:
+        self.written += len(data)
+
+    def is_closing(self) -> bool:
+        return False
+
+    def get_extra_info(self, name: str) -> object:
+        return ("127.0.0.1", 50_000) if name == "peername" else None
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def set_write_buffer_limits(self, **_: int) -> None:
+        """Whatever they are."""
+
+    def pause_reading(self) -> None:
+        """Nobody sends."""
+
+    def resume_reading(self) -> None:
+        """Nobody did."""
+
+
+async def test_an_answer_leaves_before_it_is_settled_whose_turn_was_how_long() -> None:
+    """Who has one request under way waits for it: the account of turns took a twentieth of a round trip."""
+    transport = Transport()
+    left: list[int] = []
+
+    class Watched(Turns):
+        def left(self, account: Account, size: int, *, is_served: bool) -> bool:
+            left.append(transport.written)
+            return super().left(account, size, is_served=is_served)
+
+    table = HandlerTable()
+    table.register(CODE, _answered, needs=Open("a test"))
+    connection = Connection(table, common=Common(turns=Watched()))
+    connection.connection_made(cast("asyncio.Transport", transport))
+    for number in range(1, 4):
+        connection.data_received(encode_command(Command(code=CODE, opaque=number)))
+        assert left[-1] == transport.written > 0
+        for _ in range(3):
+            await asyncio.sleep(0)  # the next turn
+    assert len(left) == 3
+    connection.connection_lost(None)
+
+
+def _answered(_: AnyRequest) -> Response:
+    return Response()
