@@ -19,7 +19,8 @@ from aerobee_remoting.exchange.gate import Judge
 from aerobee_store.index.index_file import ChainedKeys, KeyedBlock
 from aerobee_store.log.commit_log import OldRecords, Trust
 from aerobee_store.reading.get_message import Nearby
-from aerobee_store.reading.key_lookup import IndexNearby, Lacking, LogNearby, Picked
+from aerobee_store.reading.key_lookup import Lacking, LogNearby, Picked
+from aerobee_store.reading.residency import IndexNearby
 from aerobee_store.replicas.raw_log import WalkedRecords
 
 __all__ = [

@@ -393,6 +393,7 @@ class ColdReads:
         """Forget all that wait, and end the threads. Those that wait for a disk that does not answer are left to it."""
         self._is_closed = True
         self._residency.is_off = True
+        self._residency.forget()
         rows, self._rows = self._rows, {}
         for waiting in [*self._reading, *(one for row in rows.values() for one in row)]:
             self._leave(waiting)

@@ -11,25 +11,17 @@ from aerobee_store.disk.page_cache import NotInMemory
 from aerobee_store.faults.errors import StoreFull
 from aerobee_store.faults.health import StoreHealth
 from aerobee_store.index.index import IndexService
-from aerobee_store.index.index_file import Chainer, IndexFile
+from aerobee_store.index.index_file import Chainer
 from aerobee_store.log.commit_log import Trust
 from aerobee_store.log.damage_events import log_new_damage
 from aerobee_store.queues.queue_table import QueueTable
 from aerobee_store.reading.query import QueryResult, query_messages
-from aerobee_store.reading.residency import Residency
+from aerobee_store.reading.residency import IndexNearby, Residency
 from aerobee_store.walking.agreement import Agreement
 from aerobee_store.writing.dispatcher import Dispatcher
 
-__all__ = ["IndexNearby", "KeyLookup", "Lacking", "LogNearby", "Picked"]
+__all__ = ["KeyLookup", "Lacking", "LogNearby", "Picked"]
 
-IndexNearby = tuple[
-    memoryview,  # a file of the index
-    int,  # its slots
-    int,  # the number behind its last entry
-    int,  # store time (ms) of its first record
-    int,  # and of its last one
-    dict[int, bytes] | None,  # its pages in memory, as `Residency.index_pages` has them; None: all
-]
 LogNearby = tuple[
     memoryview,  # a file of the log
     int,  # physical offset of its first byte
@@ -73,9 +65,6 @@ class KeyLookup:
         self._health = health
         self._count_max = count_max
         self._agreement = Agreement(self._log, queues)
-        # What nearby() gave last, and for what: made for each query, it was a tenth of its time.
-        self._nearby: list[IndexNearby] = []
-        self._nearby_of: tuple[tuple[IndexFile, ...], int, int, bool] = ((), 0, -1, False)
 
     def use_chainer(self, chainer: Chainer) -> None:
         """Have this make entries of the index, where it can."""
@@ -136,15 +125,7 @@ class KeyLookup:
         query_steps() has to do it."""
         if self._dispatcher.index_backlog:
             return None
-        files, residency = self._index.files, self._residency
-        now = files, files[-1].next_entry if files else 0, residency.forgotten_count, residency.is_off
-        if now != self._nearby_of:
-            self._nearby_of, pages = now, residency.index_pages
-            self._nearby = [
-                (one.view, one.slot_count, one.next_entry, one.begin_timestamp, one.end_timestamp, pages(one))
-                for one in reversed(files)
-            ]
-        return self._nearby
+        return self._residency.index_nearby(self._index.files)
 
     def asks(self, lacking: Lacking) -> bool:
         """Ask whether this part of the index is in memory; what is there is known then, with what lies around it, for a

@@ -30,7 +30,7 @@ from aerobee_proto.requests import RequestDecoder
 from aerobee_remoting.exchange.connection import Connection
 from aerobee_store.disk.page_cache import NotInMemory
 from aerobee_store.index.index_file import ENTRY, ENTRY_SIZE, HEADER_SIZE, SLOT
-from aerobee_store.reading.key_lookup import IndexNearby
+from aerobee_store.reading.residency import IndexNearby
 from broker.in_memory import broker_in_memory
 from broker.remoting_api.test_native_sends import Transport, count_taken
 from broker.support import START_MS, Clock, handled, held_back

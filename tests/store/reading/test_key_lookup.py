@@ -46,3 +46,5 @@ def test_what_is_in_memory_is_told_as_long_as_it_is_believed() -> None:
         assert store.keys.asks((0, 40, 4))
         assert told[0][5] == store.residency.index_pages(file) != {}
         store.residency.forget()
+        # Made anew: what was told before holds the maps of files that may be deleted meanwhile.
+        assert store.keys.nearby() is not told
