@@ -8,6 +8,7 @@ in the middle of things.
 """
 
 import errno
+import threading
 from collections.abc import Callable, Sequence
 from mmap import PAGESIZE
 from pathlib import Path
@@ -44,12 +45,13 @@ class MemoryFile:
         self.closed = False
 
     def write(self, position: int, data: Buffer) -> None:
-        end = position + len(data)
-        assert not self.closed
-        assert 0 <= position <= end <= self.size
-        self._disk.count()
-        self._content.live[position:end] = data
-        self._content.dirty.update(range(position // PAGE_SIZE, -(-end // PAGE_SIZE)))
+        with self._disk.changing:
+            end = position + len(data)
+            assert not self.closed
+            assert 0 <= position <= end <= self.size
+            self._disk.count()
+            self._content.live[position:end] = data
+            self._content.dirty.update(range(position // PAGE_SIZE, -(-end // PAGE_SIZE)))
 
     def zero(self, position: int, length: int) -> bool:
         changed = any(self._content.live[position : position + length])
@@ -80,14 +82,15 @@ class MemoryFile:
         return None
 
     def sync(self) -> None:
-        if self.closed:
-            return
-        self._disk.count_sync(self.path)
-        content = self._content
-        for page in content.dirty:
-            at = slice(page * PAGE_SIZE, (page + 1) * PAGE_SIZE)
-            content.durable[at] = content.live[at]
-        content.dirty.clear()
+        with self._disk.changing:
+            if self.closed:
+                return
+            self._disk.count_sync(self.path)
+            content = self._content
+            for page in content.dirty:
+                at = slice(page * PAGE_SIZE, (page + 1) * PAGE_SIZE)
+                content.durable[at] = content.live[at]
+            content.dirty.clear()
 
     def close(self) -> None:
         self.closed = True
@@ -142,6 +145,8 @@ class MemoryIo:
 
     def __init__(self, capacity: int | None = None) -> None:
         self.capacity = capacity
+        # Around each change, and what looks at all of it: several threads may work for a store.
+        self.changing = threading.RLock()
         # Counted up by every write, so that a test can stop at any of them.
         self.operations = 0
         self.syncs = 0
@@ -178,30 +183,32 @@ class MemoryIo:
 
     def crash(self, survivors: Survivors | None = None) -> "MemoryIo":
         """The disk after a power failure now."""
-        chosen = survivors or Survivors()
-        after = MemoryIo(self.capacity)
-        back = {path: c for path, c in self._removed.items() if not chosen.removed(path)}
-        for path, content in {**back, **self._files}.items():
-            left = _Content(len(content.live))
-            left.durable[:] = content.durable
-            for page in sorted(content.dirty):
-                at = slice(page * PAGE_SIZE, (page + 1) * PAGE_SIZE)
-                left.durable[at] = chosen.page(
-                    path, page, bytes(content.durable[at]), bytes(content.live[at])
-                )
-            left.live[:] = left.durable
-            after._files[path] = left
-        return after
+        with self.changing:
+            chosen = survivors or Survivors()
+            after = MemoryIo(self.capacity)
+            back = {path: c for path, c in self._removed.items() if not chosen.removed(path)}
+            for path, content in {**back, **self._files}.items():
+                left = _Content(len(content.live))
+                left.durable[:] = content.durable
+                for page in sorted(content.dirty):
+                    at = slice(page * PAGE_SIZE, (page + 1) * PAGE_SIZE)
+                    left.durable[at] = chosen.page(
+                        path, page, bytes(content.durable[at]), bytes(content.live[at])
+                    )
+                left.live[:] = left.durable
+                after._files[path] = left
+            return after
 
     def kill(self) -> "MemoryIo":
         """The disk after the process was killed: everything written is there."""
-        after = MemoryIo(self.capacity)
-        for path, content in self._files.items():
-            kept = _Content(len(content.live))
-            kept.live[:], kept.durable[:] = content.live, content.durable
-            kept.dirty = set(content.dirty)
-            after._files[path] = kept
-        return after
+        with self.changing:
+            after = MemoryIo(self.capacity)
+            for path, content in self._files.items():
+                kept = _Content(len(content.live))
+                kept.live[:], kept.durable[:] = content.live, content.durable
+                kept.dirty = set(content.dirty)
+                after._files[path] = kept
+            return after
 
     def used(self) -> int:
         """Bytes allocated."""
@@ -222,34 +229,36 @@ class MemoryIo:
     def open_file(
         self, path: Path, size: int, *, create: bool = False, writable: bool = True, room: int | None = None
     ) -> MemoryFile:
-        if create:
-            if path in self._files:
-                raise FileExistsError(errno.EEXIST, "File exists", str(path))
-            if self.capacity is not None and self.used() + size > self.capacity:
-                raise StoreFull(path, size)
-            self.count()
-            self._files[path] = _Content(size)
-        content = self._files.get(path)
-        if content is None:
-            raise FileNotFoundError(errno.ENOENT, "No such file", str(path))
-        if len(content.live) != size:
-            raise CorruptStore(path, None, f"length is {len(content.live)}, must be {size}")
-        return MemoryFile(self, path, content)
+        with self.changing:
+            if create:
+                if path in self._files:
+                    raise FileExistsError(errno.EEXIST, "File exists", str(path))
+                if self.capacity is not None and self.used() + size > self.capacity:
+                    raise StoreFull(path, size)
+                self.count()
+                self._files[path] = _Content(size)
+            content = self._files.get(path)
+            if content is None:
+                raise FileNotFoundError(errno.ENOENT, "No such file", str(path))
+            if len(content.live) != size:
+                raise CorruptStore(path, None, f"length is {len(content.live)}, must be {size}")
+            return MemoryFile(self, path, content)
 
     def read_bytes(self, path: Path) -> bytes | None:
         content = self._files.get(path)
         return None if content is None else bytes(content.live)
 
     def replace_bytes(self, path: Path, data: bytes, *, keep_previous: bool = True) -> None:
-        if self.capacity is not None and self.used() + len(data) > self.capacity:
-            raise StoreFull(path, len(data))
-        before = self._files.get(path)
-        if keep_previous and before is not None:
-            self._files[path.with_name(path.name + ".bak")] = before
-        self.count_sync(path)
-        fresh = _Content(len(data))
-        fresh.live[:] = fresh.durable[:] = data
-        self._files[path] = fresh
+        with self.changing:
+            if self.capacity is not None and self.used() + len(data) > self.capacity:
+                raise StoreFull(path, len(data))
+            before = self._files.get(path)
+            if keep_previous and before is not None:
+                self._files[path.with_name(path.name + ".bak")] = before
+            self.count_sync(path)
+            fresh = _Content(len(data))
+            fresh.live[:] = fresh.durable[:] = data
+            self._files[path] = fresh
 
     def list_names(self, folder: Path) -> list[FolderEntry]:
         found: dict[str, FolderEntry] = {}
@@ -262,9 +271,10 @@ class MemoryIo:
         return sorted(found.values())
 
     def unlink(self, path: Path) -> None:
-        if path in self._files:
-            self.count()
-            self._removed[path] = self._files.pop(path)
+        with self.changing:
+            if path in self._files:
+                self.count()
+                self._removed[path] = self._files.pop(path)
 
     def remove_folder(self, path: Path) -> None:
         """Folders are there as long as files are in them."""
@@ -273,15 +283,17 @@ class MemoryIo:
         """Folders are there as soon as files are in them."""
 
     def rename(self, source: Path, target: Path, *, lasting: bool = True) -> None:
-        self.count()
-        if source not in self._files:
-            raise FileNotFoundError(errno.ENOENT, "No such file", str(source))
-        self._files[target] = self._files.pop(source)
+        with self.changing:
+            self.count()
+            if source not in self._files:
+                raise FileNotFoundError(errno.ENOENT, "No such file", str(source))
+            self._files[target] = self._files.pop(source)
 
     def sync_folder(self, path: Path) -> None:
-        self.count_sync(path)
-        for gone in [p for p in self._removed if p.parent == path]:
-            del self._removed[gone]
+        with self.changing:
+            self.count_sync(path)
+            for gone in [p for p in self._removed if p.parent == path]:
+                del self._removed[gone]
 
     def sync_all(
         self, files: Sequence[DataFile], folders: Sequence[Path], *, gently: Callable[[], bool] | None = None
