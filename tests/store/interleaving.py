@@ -5,6 +5,7 @@ once in a thousand runs is here the run with one certain number. No clock is in 
 when the other is done, or has to wait for a lock that the stopped one holds.
 """
 
+import inspect
 import sys
 import threading
 from collections.abc import Callable
@@ -32,7 +33,9 @@ def note_locks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _made(make: Callable[[], Any]) -> Any:
-    is_ours = sys._getframe(1).f_code.co_filename.startswith(_PRODUCT)
+    frame = inspect.currentframe()
+    caller = None if frame is None else frame.f_back
+    is_ours = caller is not None and caller.f_code.co_filename.startswith(_PRODUCT)
     return _NotedLock(make()) if is_ours else make()
 
 
