@@ -7,34 +7,24 @@ power failure leaves.
 from collections.abc import Callable
 from hashlib import sha256
 from itertools import chain, permutations, product
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from aerobee_store.cleaning.cleaning import CleaningPlan
 from aerobee_store.log.checkpoint import Checkpoint
-from aerobee_store.store import MessageStore
 from store.interleaving import interrupted_at, note_locks
-from store.memory_io import MemoryIo, Survivors
-from store.workload import ROOT, Clock, config, message
+from store.memory_io import MemoryIo
+from store.workload import ROOT, message, open_store
 
 PIECE = 3  # messages that are sent at a time: a file of the log, and two of the index
+FILES: dict[str, Any] = {
+    "commit_log_file_size": 1024,
+    "consume_queue_file_size": 80,
+    "index_slots": 3,
+    "index_entries": 4,
+}
 LINES_MIN = 20  # that the shortest of these works has
-
-
-class Everything(Survivors):
-    """A power failure after which all is there that was written."""
-
-    def page(self, path: Path, page: int, before: bytes, after: bytes) -> bytes:
-        return after
-
-
-def opened(io: MemoryIo) -> MessageStore:
-    small = config(commit_log_file_size=1024, consume_queue_file_size=80, index_slots=3, index_entries=4)
-    store = MessageStore(small, io=io, clock=Clock())
-    store.open()
-    return store
 
 
 class Sent(NamedTuple):
@@ -52,7 +42,7 @@ class Meeting:
 
     def __init__(self) -> None:
         self.disk = MemoryIo()
-        self.store = opened(self.disk)
+        self.store = open_store(self.disk, **FILES)
         self.sent: list[Sent] = []
         self.flushed = 0
         self.kept_from = 0  # messages before that may be gone
@@ -136,7 +126,7 @@ class Meeting:
         """From now on this may be what a start finds. Another thread may be at work: what was promised before the disk
         is looked at is there, unless it may go by then."""
         sent, flushed = len(self.sent), self.flushed
-        disks = self.disk.kill(), self.disk.crash(), self.disk.crash(Everything())
+        disks = self.disk.kill(), self.disk.crash()
         promised = [
             number
             for number, one in enumerate(self.sent[:sent])
@@ -197,7 +187,7 @@ def met_at(number: int, stopped: str, goes_on: str) -> Meeting | None:
 
 def lacking(disk: MemoryIo, sent: list[Sent], promised: list[int]) -> list[str]:
     """What a start does not find of what was promised."""
-    store = opened(disk)
+    store = open_store(disk, **FILES)
     lost: list[str] = []
     for number in promised:
         topic, queue_id, queue_offset, begin, _ = sent[number]

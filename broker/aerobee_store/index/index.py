@@ -308,17 +308,17 @@ class IndexService:
     @property
     def end_offset(self) -> int:
         """Physical offset of the newest record that is indexed; -1 for none. For any thread."""
-        newest = self.newest
+        newest = self._newest
         return newest.end_physical if newest is not None else -1
 
     @property
-    def last_update_timestamp(self) -> int:
-        """Store time (ms) of the newest record that is indexed; 0 for none."""
-        newest = self.newest
-        return newest.end_timestamp if newest is not None else 0
+    def updated(self) -> tuple[int, int]:
+        """Physical offset and store time (ms) of the newest record that is indexed; 0 and 0 for none."""
+        newest = self._newest
+        return (newest.end_physical, newest.end_timestamp) if newest is not None else (0, 0)
 
     @property
-    def newest(self) -> IndexFile | None:
+    def _newest(self) -> IndexFile | None:
         """The newest file that holds an entry. Another thread may see one behind it, whose first are just put."""
         for file in reversed(self._files):
             if file.next_entry > 1:

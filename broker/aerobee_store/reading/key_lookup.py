@@ -152,10 +152,8 @@ class KeyLookup:
         files = log.mapped.of_all(places)
         if files is None:
             return None
-        newest = self._index.newest
-        updated = (0, 0) if newest is None else (newest.end_physical, newest.end_timestamp)
         nearby = [(file.view, file.offset, min(file.end, log.end_offset), blocks) for file in files]
-        picked = pick(nearby, min(max_num, self._count_max), updated, log.trust)
+        picked = pick(nearby, min(max_num, self._count_max), self._index.updated, log.trust)
         if picked is None:
             return None
         answer, topic, messages = picked

@@ -73,7 +73,8 @@ def query_messages(
         if last < begin:
             break
     body = [memoryview(header.record) for header in found[-max_num:]] if max_num > 0 else []
-    return QueryResult(body, index.last_update_timestamp, max(index.end_offset, 0))
+    offset, timestamp = index.updated
+    return QueryResult(body, timestamp, offset)
 
 
 def _header_at(log: CommitLog, physical_offset: int) -> RecordHeader | None:

@@ -327,6 +327,8 @@ class Connection(asyncio.Protocol):
             is_cut = self._feed(data, deadline)
             if self._out:
                 self._write_out()  # at once: who has one request under way waits for it
+            else:
+                self.last_active = self._loop.time()
             if turns is not None and turns.left(self.account, len(data), is_served=deadline != LATER):
                 self._has_read_enough = True
             if self._held_back or self._urgent or self._has_read_enough or decoder.has_more:
@@ -336,8 +338,6 @@ class Connection(asyncio.Protocol):
             self._in_read = False
             if self._out:
                 self._write_out()
-            else:
-                self.last_active = self._loop.time()
         if decoder.has_more or not decoder.pending_size:
             self._frame_since = None
         elif is_cut or self._frame_since is None:

@@ -2,7 +2,6 @@
 sockets, in `remoting.ends`."""
 
 import asyncio
-from typing import cast
 
 from aerobee_proto.frames import Command, encode_command
 from aerobee_remoting.exchange.connection import Connection
@@ -10,41 +9,25 @@ from aerobee_remoting.exchange.handlers import AnyRequest, HandlerTable, Respons
 from aerobee_remoting.exchange.limits import Common
 from aerobee_remoting.exchange.needs import Open
 from aerobee_service.turns.turns import Account, Turns
+from quiet_transport import QuietTransport
 
 CODE = 9001
 
 
-class Transport:
+class Counting(QuietTransport):
     """Counts what is written."""
 
     def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 50_000))
         self.written = 0
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | bytearray | memoryview) -> None:
         self.written += len(data)
-
-    def is_closing(self) -> bool:
-        return False
-
-    def get_extra_info(self, name: str) -> object:
-        return ("127.0.0.1", 50_000) if name == "peername" else None
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def set_write_buffer_limits(self, **_: int) -> None:
-        """Whatever they are."""
-
-    def pause_reading(self) -> None:
-        """Nobody sends."""
-
-    def resume_reading(self) -> None:
-        """Nobody did."""
 
 
 async def test_an_answer_leaves_before_it_is_settled_whose_turn_was_how_long() -> None:
     """Who has one request under way waits for it: the account of turns took a twentieth of a round trip."""
-    transport = Transport()
+    transport = Counting()
     left: list[int] = []
 
     class Watched(Turns):
@@ -55,7 +38,7 @@ async def test_an_answer_leaves_before_it_is_settled_whose_turn_was_how_long() -
     table = HandlerTable()
     table.register(CODE, _answered, needs=Open("a test"))
     connection = Connection(table, common=Common(turns=Watched()))
-    connection.connection_made(cast("asyncio.Transport", transport))
+    connection.connection_made(transport)
     for number in range(1, 4):
         connection.data_received(encode_command(Command(code=CODE, opaque=number)))
         assert left[-1] == transport.written > 0

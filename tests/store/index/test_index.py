@@ -76,7 +76,7 @@ def test_a_record_without_keys_makes_no_file(tmp_path: Path) -> None:
     index = open_service(tmp_path)
     assert index.put_many([("T", None, None, 0, 1), ("T", "  ", "", 10, 1)]) == 0
     assert index.put_many([]) == 0
-    assert (index.end_offset, index.last_update_timestamp) == (-1, 0)
+    assert (index.end_offset, index.updated) == (-1, (0, 0))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -89,7 +89,7 @@ def test_files_roll_when_full_and_queries_look_into_all(tmp_path: Path) -> None:
     assert [find(index, f"U{n}") for n in range(12)] == [[100 * n] for n in range(12)]
     assert find(index, "U12") == find(index, "k1") == []
     assert index.query("X", "U1", 64, 0, FOREVER) == []
-    assert (index.end_offset, index.last_update_timestamp) == (1100, NOW_MS + 7700)
+    assert (index.end_offset, index.updated) == (1100, (1100, NOW_MS + 7700))
     index.check()
 
 
