@@ -231,12 +231,13 @@ class Reading:
         caller: Caller,
         gather: Callable[[Nearby, bytes | None, int, int, T], Gathered | None],
         to: T,
-    ) -> bytes | None:
-        """The answer to a usual query, at once; None: nothing was done, it is for `read`.
+        send: Callable[[bytes], None],
+    ) -> int | None:
+        """Answer a usual query at once: bytes of the answer. None: nothing was done, it is for `read`.
 
         The query stays the caller's: the offsets of this time come beside it. `gather` makes the answer of what is
         nearby, packed hashes of tags (None: all messages), the offset, a suggested broker, and `to`; None leaves it to
-        `read`. RequestError as of that.
+        `read`. `send` has it before what it means is noted. RequestError as of `read`, with nothing sent.
         """
         offsets, live = self._offsets, self._live.value
         if offsets.resets:
@@ -256,6 +257,7 @@ class Reading:
         if gathered is None:
             return None
         answer, found_count, size, next_offset = gathered
+        send(answer)
         key, queue_id = asked.key, asked.queue_id
         if asked.commits:
             if caller.was_overtaken:
@@ -264,7 +266,7 @@ class Reading:
                 offsets.commit_by(key, queue_id, commit_offset)
         offsets.note_pull_by(key, queue_id, next_offset)
         self._stats.got(asked.pair, found_count, size)
-        return answer
+        return len(answer)
 
     def _check_usual(self, asked: UsualQuery) -> Filter:
         """Check a query; one with a small filter need not be checked again until something changes."""

@@ -104,7 +104,7 @@ class NativePulls:
             return self._sends.take(channel, data, at, count_max, judging)
         if self._visibility.is_left:
             self._visibility.show_waiting()
-        native, reading, write = self._native, self._reading, channel.write_now
+        native, reading = self._native, self._reading
         begin = at
         requests = size = code = version = 0
         served = None if judging is None else judging.mark()  # what was let in before it
@@ -119,17 +119,17 @@ class NativePulls:
                     break
                 if judging is not None and not _is_let_in(judging, asked, found):
                     break
-                answer = reading.read_nearby(
-                    asked.usual, offset, commit_offset, channel, native.gather, (asked.codec, opaque)
+                send = channel.write_last if end == len(data) else channel.write
+                answer_size = reading.read_nearby(
+                    asked.usual, offset, commit_offset, channel, native.gather, (asked.codec, opaque), send
                 )
             except (AerobeeError, OSError):
                 break  # who asks is told why the usual way
             except Exception as failed:
                 self._engine.give_up(failed)
                 break
-            if answer is None:
+            if answer_size is None:
                 break
-            write(answer)
             requests += 1
             at = end
             code, version = asked.code, asked.version
@@ -137,7 +137,7 @@ class NativePulls:
                 served = judging.mark()
             if at == len(data):
                 break
-            size += len(answer)
+            size += answer_size
             if size >= ANSWERS_SIZE:
                 break
         if judging is not None:

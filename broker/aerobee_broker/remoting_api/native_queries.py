@@ -59,7 +59,10 @@ class NativeQueries:
             if answered is None:
                 break
             answer, at, version = answered
-            channel.write_now(answer)
+            if at == len(data):
+                channel.write_last(answer)
+            else:
+                channel.write(answer)
             requests += 1
             size += len(answer)
         return FrontTaken(at - begin, requests, CODE, version) if requests else None

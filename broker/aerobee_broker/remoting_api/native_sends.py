@@ -139,6 +139,8 @@ class NativeSends:
             self._packing.append(packed, now_ms)
         except StoreError:
             return None  # nothing is stored: each sender is told why the usual way
+        # Who has one send under way waits for its answer, and for nothing else of this.
+        self._answer(channel, waiting, at_once, is_last=end == len(data))
         for counters, messages, times, stored_size in counted:
             of_topic = cast("TopicCounters", counters)
             of_topic.count += messages
@@ -146,7 +148,6 @@ class NativeSends:
             of_topic.in_batches += messages - times
         self._stats.put_all(count, len(records), requests)
         self._visibility.taken()
-        self._answer(channel, waiting, at_once)
         return FrontTaken(end - at, requests, code, version)
 
     def _use(self, intake: Intake) -> None:
@@ -164,7 +165,9 @@ class NativeSends:
             self._is_able = True
         intake.keep_book(self._native)
 
-    def _answer(self, channel: Channel, waiting: tuple[bytes, int], at_once: tuple[bytes, int]) -> None:
+    def _answer(
+        self, channel: Channel, waiting: tuple[bytes, int], at_once: tuple[bytes, int], *, is_last: bool
+    ) -> None:
         """Answer those that do not wait for the disk now, the others when their promise is kept."""
         promises = self._promises
         if at_once[1]:
@@ -175,7 +178,10 @@ class NativeSends:
             return
         try:
             if promises.are_kept():
-                channel.write(payload)
+                if is_last:
+                    channel.write_last(payload)
+                else:
+                    channel.write(payload)
                 return
         except (StorePoisoned, NotMaster):
             channel.write(with_code(payload, ResponseCode.SERVICE_NOT_AVAILABLE))

@@ -404,22 +404,32 @@ class Connection(asyncio.Protocol):
 
     def _hold_back(self, frames: list[Frame]) -> None:
         """Handle these later, in order, but for the small control requests among them."""
-        by_key = self._handlers.by_key
+        starts = self._handlers.overtaking_starts
+        row = self._held_back
         for frame in frames:
             codec, header, body = frame
-            row = self._held_back
-            if self._overtaking < OVERTAKING_MAX and codec < len(by_key):
-                entry = by_key[codec].get(request_code_key(codec, header))
-                if entry is not None and entry.overtakes:
-                    if self._alone:
-                        self._overtaking = OVERTAKING_MAX  # it waits, so those behind it do
-                    else:
-                        self._overtaking += 1
-                        if not self._urgent and self._handle_spared(frame):
-                            continue
-                        row = self._urgent
-            row.append(frame)
+            if (codec == CODEC_JSON and not header.startswith(starts)) or not self._overtakes(frame):
+                row.append(frame)
+            elif self._urgent or not self._handle_spared(frame):
+                self._urgent.append(frame)
+            else:
+                continue
             self._held_back_size += len(header) + len(body)
+
+    def _overtakes(self, frame: Frame) -> bool:
+        """Whether this need not wait for what is held back."""
+        codec, header, _ = frame
+        by_key = self._handlers.by_key
+        if self._overtaking >= OVERTAKING_MAX or codec >= len(by_key):
+            return False
+        entry = by_key[codec].get(request_code_key(codec, header))
+        if entry is None or not entry.overtakes:
+            return False
+        if self._alone:
+            self._overtaking = OVERTAKING_MAX  # it waits, so those behind it do
+            return False
+        self._overtaking += 1
+        return True
 
     def _handle_spared(self, frame: Frame) -> bool:
         """Handle a control request in this turn, if there is time for it."""
@@ -509,11 +519,17 @@ class Connection(asyncio.Protocol):
 
     def _handle_some(self, row: deque[Frame], deadline: float) -> None:
         """Handle the first of these; what the deadline leaves stays."""
-        frames = [row.popleft() for _ in range(min(len(row), SLICE_FRAMES_MAX))]
-        self._held_back_size -= _size_of(frames)
+        if len(row) <= SLICE_FRAMES_MAX:
+            frames = list(row)
+            row.clear()
+        else:
+            frames = [row.popleft() for _ in range(SLICE_FRAMES_MAX)]
+        waits_more = self._held_back or self._urgent
+        self._held_back_size = self._held_back_size - _size_of(frames) if waits_more else 0
         left = self._handle(frames, deadline)
-        row.extendleft(reversed(left))
-        self._held_back_size += _size_of(left)
+        if left:
+            row.extendleft(reversed(left))
+            self._held_back_size += _size_of(left)
 
     # --- what the peer sends ----------------------------------------------------------------------------------
 
@@ -530,6 +546,8 @@ class Connection(asyncio.Protocol):
         run_size = 0  # bytes of the large headers of these
         run_entry: Entry | None = None
         broken: FrameError | None = None
+        # A few more than a batch may have go with it: two batches cost more than their requests.
+        is_one_batch = len(frames) <= self._batch_max * 3 // 2
         rest = iter(frames)
         for frame in rest:
             codec, header, body = frame
@@ -570,7 +588,9 @@ class Connection(asyncio.Protocol):
                 if len(header) >= LARGE_HEADER:
                     run_size += len(header)
                 if run and (
-                    entry is not run_entry or len(run) >= self._batch_max or run_size > BATCH_HEADERS_SIZE
+                    entry is not run_entry
+                    or (len(run) >= self._batch_max and not is_one_batch)
+                    or run_size > BATCH_HEADERS_SIZE
                 ):
                     self._run_batch(run_entry, run)
                     run, run_size = [], 0
@@ -818,6 +838,12 @@ class Connection(asyncio.Protocol):
         self._out_size += len(data)
         if not self._in_read:
             self._write_out()
+
+    def write_last(self, data: bytes) -> None:
+        """As `write`, of what answers the last request of a read: it leaves at once, with all before it, and is on its
+        way while its sender notes what it means."""
+        self._out.append(data)
+        self._write_out()
 
     def flush(self) -> None:
         """Hand to the transport what was written in this turn of the loop; done by itself at its end."""

@@ -21,7 +21,7 @@ import msgspec
 from aerobee_proto.bodies import JsonBody, decoded_size
 from aerobee_proto.codes import ResponseCode
 from aerobee_proto.errors import LimitReached, RequestError, forget_frames
-from aerobee_proto.frames import Command, decode_command, language_name
+from aerobee_proto.frames import CODEC_JSON, Command, decode_command, language_name
 from aerobee_proto.headers import ext_of
 from aerobee_proto.requests import AnyIncoming, Incoming, NoFields, RequestDecoder, code_keys
 from aerobee_remoting.exchange.gate import Gate, Judging, OpenGate, Row
@@ -206,6 +206,10 @@ class Channel(Peer, Protocol):
     def write_now(self, data: bytes) -> None:
         """As `write`, without waiting for the end of the turn."""
 
+    def write_last(self, data: bytes) -> None:
+        """As `write`, of what answers the last request of a read: it leaves at once, with all before it, and is on its
+        way while its sender notes what it means."""
+
     def hold(self, count: int) -> None:
         """Count requests of this peer that wait for their answer; no more are read at a bound."""
 
@@ -328,6 +332,8 @@ class HandlerTable:
         self.by_code: dict[int, Entry] = {}
         # (codec -> key bytes -> entry): finds the entry before the header is read
         self.by_key: tuple[dict[bytes, Entry], dict[bytes, Entry], dict[bytes, Entry]] = ({}, {}, {})
+        # What a JSON header of a request that overtakes begins with, as clients write it.
+        self.overtaking_starts: tuple[bytes, ...] = ()
 
     @overload
     def register(
@@ -441,3 +447,5 @@ class HandlerTable:
         self.by_code[entry.code] = entry
         for codec, key in code_keys(entry.code):
             self.by_key[codec][key] = entry
+            if entry.overtakes and codec == CODEC_JSON:
+                self.overtaking_starts = tuple({*self.overtaking_starts, key + b","})

@@ -331,8 +331,7 @@ class Turns:
         now = self._entered = self.clock()
         if account is not self._last:
             self._last, self._changed = account, now
-        self._wakefulness.came(now)
-        part = self._length(1.0, now)
+        part = 1.0 if now >= self._contended_until else self._contended_part
         if not self._next:
             self._arm(now)
         elif (
@@ -347,9 +346,9 @@ class Turns:
         """It has worked on the `size` bytes that it read, or has put them aside. Whether it has had its slice of this
         turn by now: it should read no more before it has another one. (The event loop reads up to 32 times from one
         socket, and waits for the interpreter each time, where a thread is at work.)"""
-        now = self.clock()
-        self._wakefulness.done(now)
-        took_s = now - self._entered
+        now, entered = self.clock(), self._entered
+        self._wakefulness.served(entered, now)
+        took_s = now - entered
         self.charge(account, took_s)
         if is_served and account.is_new:
             self._settle(account, now)

@@ -31,27 +31,24 @@ class Wakefulness:
         """`limit_s` is 0 where the loop always sleeps."""
         # Fixed for life.
         self._limit_s = limit_s
-        # Moved by came() and done().
+        # Moved by served().
         self._done = 0.0
         self._number = 0  # of the next read in its round
         self._pays = False
         # From what was done to the next read, of those that were tried in this round.
         self._gaps: list[float] = []
 
-    def came(self, now: float) -> None:
-        """A read has come."""
+    def served(self, came: float, done: float) -> None:
+        """A read has come, and what it asked for is done."""
         number = self._number
         if number < 2 * TRIED:
             gaps = self._gaps
-            gaps.append(min(now - self._done, self._limit_s))
+            gaps.append(min(came - self._done, self._limit_s))
             if number == 2 * TRIED - 1:
                 self._pays = _middle(gaps[TRIED:]) + GAIN_S <= _middle(gaps[:TRIED])
                 gaps.clear()
         self._number = number + 1 if number < ROUND - 1 else 0
-
-    def done(self, now: float) -> None:
-        """What it asked for is done."""
-        self._done = now
+        self._done = done
 
     def looks(self, now: float) -> bool:
         """Whether to look for the next read now; else the loop may sleep."""

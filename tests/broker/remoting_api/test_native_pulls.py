@@ -627,6 +627,60 @@ def test_what_lies_far_behind_the_end_is_gathered_where_nobody_is_sent_to_a_slav
     assert found.native - sends == (0 if sends_to_slaves else len(asked))
 
 
+class _Noting(Transport):
+    """Notes for each write how many requests of a code the front had been counted for."""
+
+    def __init__(self, broker: Broker) -> None:
+        super().__init__()
+        self.code = 0
+        self.counted: list[int] = []
+        self._by_code = broker.handlers.by_code
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        super().write(data)
+        self.counted.append(self._by_code[self.code].by_front)
+
+
+async def test_the_last_answer_of_a_read_leaves_before_it_is_noted_what_was_asked() -> None:
+    """Who has one request under way waits for its answer; those of several leave in one write all the same."""
+    async with (
+        broker_in_memory(send_engine="native", flush_disk_type="ASYNC_FLUSH") as broker,
+        talking_in_memory(broker) as client,
+    ):
+        properties = text_of({"KEYS": "key", "UNIQ_KEY": "U"})
+        for _ in range(2):
+            await client.put("T", b"x", properties=properties)
+        fields = {
+            "topic": "T",
+            "key": "key",
+            "maxNum": "64",
+            "beginTimestamp": "0",
+            "endTimestamp": str(2**62),
+        }
+        asked = {
+            "pull": client.pull_request("T", 0, subscription="*", expressionType="TAG"),
+            "query": Command(RequestCode.QUERY_MESSAGE, ext_fields=fields),
+            "send": send_request("T", b"x", properties=properties),
+        }
+        await client.exchange(asked["query"])  # the keys are indexed then
+        transport = _Noting(broker)
+        connection = Connection(broker.handlers)
+        connection.connection_made(transport)
+        for command in asked.values():
+            transport.code = command.code
+            transport.counted.clear()
+            before = broker.handlers.by_code[command.code].by_front
+            frame = encode_command(command)
+            for read in (frame, frame, frame * 3):
+                transport.written.clear()
+                connection.data_received(read)
+                answers = FrameDecoder().feed(bytes(transport.written))
+                assert [decode_command(one).code for one in answers] == [0] * (len(read) // len(frame))
+            assert transport.counted == [before, before + 1, before + 2]
+            assert broker.handlers.by_code[command.code].by_front == before + 5
+        connection.connection_lost(None)
+
+
 async def test_whoever_looks_finds_all_that_was_sent_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody waits for messages, many reads of sends are shown together: not to those who ask meanwhile."""
     monkeypatch.setattr(visibility, "TOGETHER_S", 600.0)

@@ -348,7 +348,7 @@ def test_of_one_read_no_more_is_answered_at_once_than_of_pulls() -> None:
     native = SimpleNamespace(query=lambda data, at, index: (at + 10, 475, 32, False, [0]), answer_query=None)
     keys = SimpleNamespace(nearby=list, answer_nearby=lambda *_: answer)
     front = NativeQueries(cast("Any", None), cast("Any", native), cast("Any", None), cast("Any", keys))
-    channel = cast("Any", SimpleNamespace(write_now=written.append))
+    channel = cast("Any", SimpleNamespace(write=written.append))
     taken = front.take(channel, bytes(10 * QUERIES_MAX), 0, QUERIES_MAX)
     assert taken is not None
     assert (taken.size, taken.request_count, written) == (30, 3, [answer] * 3)

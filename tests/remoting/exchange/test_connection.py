@@ -48,5 +48,28 @@ async def test_an_answer_leaves_before_it_is_settled_whose_turn_was_how_long() -
     connection.connection_lost(None)
 
 
+async def test_the_last_answer_of_a_read_leaves_at_once_behind_those_before_it() -> None:
+    transport = Counting()
+    left: list[tuple[int, int]] = []
+    table = HandlerTable()
+
+    def last(request: AnyRequest) -> None:
+        before = transport.written
+        request.connection.write_last(b"last")
+        left.append((before, transport.written))
+
+    table.register(CODE, _answered, needs=Open("a test"))
+    table.register(CODE + 1, last, needs=Open("a test"))
+    connection = Connection(table)
+    connection.connection_made(transport)
+    connection.data_received(
+        encode_command(Command(code=CODE, opaque=1)) + encode_command(Command(code=CODE + 1, opaque=2))
+    )
+    [(before, after)] = left
+    assert before == 0
+    assert after == transport.written > len(b"last")
+    connection.connection_lost(None)
+
+
 def _answered(_: AnyRequest) -> Response:
     return Response()

@@ -21,9 +21,8 @@ def reads(
         gap = gap_s(looks)
         assert wakefulness.looks(now + gap) is (looks and gap < LIMIT_S)  # not beyond the limit
         now += gap
-        wakefulness.came(now)
+        wakefulness.served(now, now + WORK_S)
         now += WORK_S
-        wakefulness.done(now)
     return looked
 
 
