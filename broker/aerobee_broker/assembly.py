@@ -986,7 +986,8 @@ def _own_side(ground: Ground, store: MessageStore, tables: Tables) -> OwnSide:
         epochs, is_empty = store.epochs.entries, store.comparison.is_empty
         begin, end = store.min_physical_offset, store.end_offset
         of_store = tables.copied_from.store if config.is_slave else ground.store_identity
-        return Span(begin, end, epochs, is_empty, store.comparison.damaged, is_counted_on(), of_store)
+        damaged, is_elected = store.comparison.damaged, ground.election is not None
+        return Span(begin, end, epochs, is_empty, damaged, is_counted_on(), of_store, is_elected)
 
     return OwnSide(
         member,

@@ -57,6 +57,7 @@ from aerobee_store.faults.errors import (
     StoreError,
     StoreFull,
     StoreNotWriteable,
+    StorePoisoned,
 )
 from aerobee_store.faults.health import StoreHealth
 from aerobee_store.index.index import IndexDurable, IndexService
@@ -436,7 +437,8 @@ class MessageStore:
     def close(self) -> None:
         """Make everything durable and readable, remove the mark of an unfinished run, give the lock back.
 
-        After a failed sync nothing is written and the mark stays. Calling it again does nothing.
+        After a failed sync nothing is written and the mark stays. Calling it again does nothing. OSError: the disk
+        failed on the way, whoever met it.
         """
         if not self.is_open:
             return
@@ -445,6 +447,10 @@ class MessageStore:
         try:
             if self.health.reason is None:
                 self._settle()
+        except StorePoisoned:
+            # Who puts keys tells `health` and raises nothing.
+            assert self.health.failure is not None
+            raise self.health.failure from None
         except OSError as error:
             self.health.fail("store folder", error)
             raise

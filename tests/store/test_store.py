@@ -1,6 +1,8 @@
 """The facade: what goes in comes out, against a plain model; states, limits, full disks, two owners."""
 
+import contextlib
 import errno
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -540,6 +542,42 @@ def test_entries_that_find_no_room_are_written_when_there_is_some() -> None:
     opened.append([message()])
     settle(opened)
     opened.check()
+
+
+class _FailingMakes(MemoryIo):
+    """Files that are made are synced, too, and so is the name of each."""
+
+    def open_file(
+        self, path: Path, size: int, *, create: bool = False, writable: bool = True, room: int | None = None
+    ) -> MemoryFile:
+        if create and room is None:
+            self.count_sync(path.parent)
+        return super().open_file(path, size, create=create, writable=writable, room=room)
+
+
+def test_a_disk_that_fails_while_a_store_is_closed_is_told_as_that() -> None:
+    """Where it failed at the keys that were left, who puts them raises nothing, and the broker ended by a fault of its
+    own."""
+    failed: list[str] = []
+    for number in itertools.count(1):
+        io = _FailingMakes()
+        opened = open_store(io)
+        for at in range(60):  # keys for several files of the index, all of which are still to be put
+            opened.append([message(keys=f"a{at} b{at} c{at}", unique_key=f"U{at}")])
+        opened.flush_disk()
+        opened.confirm(opened.end_offset)
+        io.fail_sync(number)
+        with contextlib.suppress(OSError):
+            opened.close()
+        assert not opened.is_open
+        if not opened.has_failed:
+            break
+        failed.append(str(opened.health.failure))
+        again = open_store(io.crash())
+        assert len(decode_records(b"".join(again.keys.query("Orders", "U59", 9, 0, 2**62).body))) == 1
+        again.close()
+    assert any("index" in one for one in failed)
+    assert any("consumequeue" in one for one in failed)
 
 
 class ScarceIo(MemoryIo):

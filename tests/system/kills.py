@@ -29,6 +29,8 @@ from aerobee_proto.frames import Command
 from aerobee_proto.records import StoredRecord, decode_records
 from aerobee_store.disk.io import DiskIo
 from aerobee_store.faults.failpoints import FAILPOINTS
+from aerobee_store.offline.inspection import Inspection
+from aerobee_store.offline.verify import verify as look_at
 from aerobee_store.store import MessageStore
 from nursery import forking
 from programs import Program, ProgramError
@@ -473,7 +475,7 @@ async def _numbers_of(talker: Talker, ledger: Ledger, topic: str, key: str) -> s
 
 
 def check_closed_store(store: Path, settings: Settings) -> None:
-    """Open the folder of a stopped broker and compare everything with everything."""
+    """Open the folder of a stopped broker and compare everything with everything, and again from outside."""
     given: dict[str, Any] = {"storePathRootDir": store, **SETTINGS, **settings}
     config = BrokerConfig(**given)
     opened = MessageStore(to_store_config(config), io=DiskIo(), clock=lambda: 2**41)
@@ -482,6 +484,8 @@ def check_closed_store(store: Path, settings: Settings) -> None:
         opened.check()
     finally:
         opened.close()
+    found = look_at(Inspection(store), lambda _: None)
+    assert (found.findings, found.notes) == ([], []), found.verdict()
 
 
 # --- endings ------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ Invariants
   its own epoch, or of a set without epochs, is not to take them from its slaves, too. The operator decides.
 - But a slave that has found damage in its own log, which the master has whole, is cut back to where that begins, if all
   that it has behind it is the master's, too. Not while the set counts on it: it takes no seat with less than it had.
-- A log is never cut back to nothing.
+- A log is cut back to nothing only where that is sure to be nothing that anybody was told of.
 - The master looks for itself whether the last bytes of the slave are its own, before it gives anything.
 """
 
@@ -102,6 +102,7 @@ class Span(NamedTuple):
     damaged: Sequence[tuple[int, int]] = ()  # ranges of it that are known to be no messages any more
     is_counted_on: bool = False  # others take it to have everything that was acknowledged
     store: str = ""  # that all of it was written in: a master's own, or the one that it is a copy of
+    is_elected: bool = False  # each master of its set had everything that was acknowledged before
 
 
 class Say(NamedTuple):
@@ -205,7 +206,7 @@ def _place_in(log: Span, theirs: Span, epoch: int) -> Flow["int | CutBack | Star
                 "empty the store folder of this broker and start it again: it begins anew",
             )
         return StartOver()
-    if _is_of_nobody(log, theirs):
+    if _is_of_nobody(log, theirs, epoch):
         return StartOver()
     begin, end = max(log.begin, theirs.begin), min(log.end, theirs.end)
     if begin >= end:
@@ -244,14 +245,23 @@ def _is_damage(log: Span, theirs: Span, offset: int) -> Flow[bool]:
     return not sound or all((yield from _same(sound[-SOUND_MAX:])))
 
 
-def _is_of_nobody(log: Span, theirs: Span) -> bool:
-    """Whether all of this log is of the first master of a set, and the next one began with an empty log: it was in sync
-    nevertheless, so nothing of this was ever answered with success."""
-    if len(log.epochs) != 1 or not theirs.epochs:
+def _is_of_nobody(log: Span, theirs: Span, epoch: int) -> bool:
+    """Whether nothing of this log was ever answered with success, though it has nothing in common with the master's.
+
+    All of it is of the first master of a set, and the next one began with an empty log: it was in sync nevertheless. Or
+    an election made both of them masters, and this one later than the other one began: each of them was in sync and had
+    nothing of what the other one had written, before any of that was copied. A master whose log begins later than all
+    of this may have got a new disk, and be the master by mistake."""
+    if not log.epochs or not theirs.epochs:
         return False
     first, following = log.epochs[0], theirs.epochs[0]
-    begins = {log.begin, theirs.begin, first.start_offset, following.start_offset}
-    return begins == {0} and following.epoch > first.epoch
+    if {log.begin, theirs.begin, first.start_offset, following.start_offset} != {0}:
+        return False
+    if len(log.epochs) == 1 and following.epoch > first.epoch:
+        return True
+    newest = log.epochs[-1].epoch
+    has_common = not {one.epoch for one in log.epochs}.isdisjoint([one.epoch for one in theirs.epochs])
+    return log.is_elected and not has_common and following.epoch < newest < epoch
 
 
 def _stranger(reason: str) -> LinkFault:

@@ -12,6 +12,7 @@ Invariants
 - Every file holds at least one entry; all files but the newest were full when the next one was begun.
 - A record's keys are indexed once, however often the record is offered.
 - Foreign files in the folder are left alone; `foreign_names` tells them to whoever logs.
+- A file with a name of the index and no byte is none: its making was cut short, and a start removes it.
 - Nothing here that the commit log cannot rebuild: recovery keeps what it can prove and cuts the rest.
 
 Threads: one thread calls everything except flush(), make_next() and prepare_next(), which may run in others while keys
@@ -209,6 +210,7 @@ class IndexService:
         self.durable = IndexDurable(0, -1)
         # Names in the folder that are no index files; found by load().
         self.foreign_names: tuple[str, ...] = ()
+        self._unmade: list[str] = []  # files that a crash left without length
         # Asked first, where somebody is quick at it.
         self.chainer: Chainer | None = None
         # Made ahead by prepare_next(), the newest file once it holds a key.
@@ -232,10 +234,18 @@ class IndexService:
             if entry.name == PREPARED_NAME and not entry.is_dir:
                 self._next.is_left_over = True
                 continue
-            ours = not entry.is_dir and _is_index_name(entry.name) and entry.size == size
-            (names if ours else foreign).append(entry.name)
+            is_named = not entry.is_dir and _is_index_name(entry.name)
+            row = names if entry.size == size else self._unmade if not entry.size else foreign
+            (row if is_named else foreign).append(entry.name)
         self._files = tuple(self._open(name, create=False) for name in names)
         self.foreign_names = tuple(foreign)
+
+    def _remove_left_over(self) -> None:
+        """What an earlier run had begun to make."""
+        self._next.remove_left_over()
+        for name in self._unmade:
+            self._io.unlink(self._folder / name)
+        self._unmade.clear()
 
     def _open(self, name: str, *, create: bool) -> IndexFile:
         size = index_file_size(self._slot_count, self._entry_limit)
@@ -260,7 +270,7 @@ class IndexService:
         `probe` must confirm the entries of records from `proven_offset` and `log_min` on. Files behind a
         cut go: their keys come back, in order, when the records from `end_offset` on are offered again.
         """
-        self._next.remove_left_over()
+        self._remove_left_over()
         found = self._files
         found_entries = sum(file.count for file in found)
         cut_offset = -1
@@ -509,7 +519,7 @@ class IndexService:
 
     def destroy(self) -> None:
         """Delete all index files; foreign files stay, and the folder with them."""
-        self._next.remove_left_over()
+        self._remove_left_over()
         self._next.discard()
         self._remove(self._files)
         self._io.remove_folder(self._folder)

@@ -40,6 +40,7 @@ __all__ = [
     "CHAINS_MAX",
     "CHAIN_STEPS",
     "ENTRY",
+    "ENTRY_DTYPE",
     "ENTRY_SIZE",
     "HEADER",
     "HEADER_SIZE",
@@ -59,7 +60,7 @@ SLOT: Final = struct.Struct(">i")
 ENTRY: Final = struct.Struct(">iqii")  # key_hash, physical_offset, time_diff, previous
 HEADER_SIZE: Final = HEADER.size
 ENTRY_SIZE: Final = ENTRY.size
-_ENTRY_DTYPE: Final = np.dtype(
+ENTRY_DTYPE: Final = np.dtype(
     [("key_hash", ">i4"), ("physical_offset", ">i8"), ("time_diff", ">i4"), ("previous", ">i4")]
 )
 _SLOT_DTYPE: Final = np.dtype(">i4")
@@ -212,7 +213,7 @@ class IndexFile:
         self._begin(int(physical_offsets[0]), int(store_timestamps[0]))
         slots = key_hashes % self.slot_count
         previous, newest_slots, newest_numbers = self._chain(slots, number)
-        entries = np.empty(count, _ENTRY_DTYPE)
+        entries = np.empty(count, ENTRY_DTYPE)
         entries["key_hash"] = key_hashes
         entries["physical_offset"] = physical_offsets
         entries["time_diff"] = self._time_diffs(store_timestamps)
@@ -528,7 +529,7 @@ class IndexFile:
 
     def _entries(self, number: int, count: int) -> NDArray[Any]:
         start = self.entries_at + number * ENTRY_SIZE
-        return np.frombuffer(self.view[start : start + count * ENTRY_SIZE], _ENTRY_DTYPE)
+        return np.frombuffer(self.view[start : start + count * ENTRY_SIZE], ENTRY_DTYPE)
 
     def _sound_count(self, log_end: int, previous_end: int) -> int:
         slots = np.zeros(self.next_entry, np.int32)

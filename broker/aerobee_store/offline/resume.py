@@ -2,7 +2,7 @@
 
 Touches  one file that the user names, outside the store.
 
-    {"format": 1, "identity": {...}, "facts": {...}}        JSON; `facts` are the business of who saves them
+    {"format": 2, "identity": {...}, "facts": {...}}        JSON; `facts` are the business of who saves them
 
 Facts of another store, or of this one before it was opened again, are not taken up: the run starts at the beginning.
 """
@@ -18,7 +18,8 @@ from aerobee_store.offline.inspection import Inspection
 
 __all__ = ["NotAResume", "Resume"]
 
-FORMAT: Final = 1
+FORMAT: Final = 2
+OLDER: Final = (1,)  # of versions that looked at less: what they did counts for nothing
 
 
 class NotAResume(StoreError):
@@ -42,12 +43,11 @@ class Resume:
             return None
         except (ValueError, RecursionError):
             raise NotAResume(f"{self._path} is no file of an earlier run: name another") from None
-        facts = (
-            content.get("facts") if isinstance(content, dict) and content.get("format") == FORMAT else None
-        )
-        if not isinstance(facts, dict):
+        facts = content.get("facts") if isinstance(content, dict) else None
+        if not isinstance(facts, dict) or content.get("format") not in (FORMAT, *OLDER):
             raise NotAResume(f"{self._path} is no file of an earlier run: name another")
-        return facts if content.get("identity") == _identity(folder) else None
+        is_same = content["format"] == FORMAT and content.get("identity") == _identity(folder)
+        return facts if is_same else None
 
     def save(self, folder: Inspection, facts: dict[str, object]) -> None:
         """Keep these facts in place of what was saved before."""

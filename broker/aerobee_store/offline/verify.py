@@ -4,7 +4,8 @@ Touches  a store folder through `Inspection`, reading.
 
     log         every record: lengths, place, body CRC, whole-record checksum; gaps and torn end
     queues      every record has its entry (place, size, tag hash), every entry in the log's range its record
-    index       headers: counts within the file, first and last record within the log
+    index       headers: counts within the file, first and last record within the log; every key between those of them
+                that come first and last has its entry
     checkpoint  its length
     timers      the timer log: its units, the messages that they lead to, its checkpoint; the wheel's length
     tables      config/*.json can be read
@@ -24,8 +25,8 @@ from numpy.typing import NDArray
 
 from aerobee_proto.errors import FormatError
 from aerobee_proto.written_json import read_written
-from aerobee_store.index import index_file
 from aerobee_store.log.checkpoint import CHECKPOINT_SIZE
+from aerobee_store.offline.index_check import IndexCheck, KeptIndexCheck
 from aerobee_store.offline.inspection import MISSING, Advance, Finding, Inspection
 from aerobee_store.offline.resume import Resume
 from aerobee_store.queues.batch_queue import BATCH_DTYPE, BATCH_ENTRY_SIZE
@@ -66,6 +67,7 @@ class Verdict:
     queues: int
     queue_entries: int
     index_files: int
+    index_entries: int
     findings: list[Finding]
     notes: list[str]
 
@@ -78,7 +80,7 @@ class Verified:
         self.record_count = 0
         self.entry_count = 0
         self.queue_count = 0
-        self.index_file_count = 0
+        self.index_file_count = self.index_entry_count = 0
         self.findings: list[Finding] = folder.findings
         # What is odd and right: people should know, nothing has to be done.
         self.notes: list[str] = []
@@ -97,6 +99,7 @@ class Verified:
             queues=self.queue_count,
             queue_entries=self.entry_count,
             index_files=self.index_file_count,
+            index_entries=self.index_entry_count,
             findings=self.findings,
             notes=self.notes,
         )
@@ -107,6 +110,7 @@ def verify(folder: Inspection, advance: Advance, resume: Resume | None = None) -
     was interrupted is gone on with, and this one leaves behind where it is."""
     result = Verified(folder)
     tally = _Tally(folder)
+    result.index_file_count, result.index_entry_count = tally.index.file_count, tally.index.entry_count
     start = tally.take_up(resume.load(folder)) if resume is not None else folder.log_begin
     advance(start - folder.log_begin)
     try:
@@ -128,7 +132,7 @@ def verify(folder: Inspection, advance: Advance, resume: Resume | None = None) -
     for (topic, queue_id), queue in sorted(tally.queues.items()):
         _check_queue(result, topic, queue_id, queue)
     _check_log_end(folder)
-    _check_index(result)
+    tally.index.report(result.notes)
     _check_checkpoint(folder)
     _check_timers(folder)
     _check_tables(folder)
@@ -152,6 +156,7 @@ class _Kept(TypedDict):
     dead: int
     findings: list[dict[str, object]]
     queues: list[tuple[str, int, _KeptQueue]]
+    index: KeptIndexCheck
 
 
 class _Tally:
@@ -170,12 +175,14 @@ class _Tally:
             if queue.topic in self._batch_topics:
                 self.queues[queue.topic, queue.queue_id] = _BatchQueue(folder, queue.topic, queue.files)
         self.queue_count = len(self.queues)
+        self.index = IndexCheck(folder)
         self.record_count = self.dead_count = 0
         # One past the last record that was met.
         self.end = folder.log_begin
 
     def meet(self, found: Stretch | ScannedRecord) -> None:
         """Count the next records of the log, and look for their entries."""
+        self.index.meet(found)
         if isinstance(found, ScannedRecord):
             self._meet_one(found)
         else:
@@ -217,6 +224,7 @@ class _Tally:
             "dead": self.dead_count,
             "findings": [asdict(one) for one in self._folder.findings],
             "queues": [[topic, number, queue.facts()] for (topic, number), queue in self.queues.items()],
+            "index": self.index.facts(),
         }
 
     def take_up(self, facts: dict[str, object] | None) -> int:
@@ -230,6 +238,7 @@ class _Tally:
         self.end, self.record_count, self.dead_count = kept["end"], kept["records"], kept["dead"]
         for topic, number, queue in kept["queues"]:
             self._queue(topic, number).take_up(queue)
+        self.index.take_up(kept["index"])
         return self.end
 
 
@@ -503,41 +512,6 @@ def _check_log_end(folder: Inspection) -> None:
         reason = f"the log ends at {folder.log_end.offset}, and was on disk up to {known}"
         finding = Finding(folder.name_of(folder.log_folder), reason, MISSING, folder.log_end.offset, known)
         folder.findings.append(finding)
-
-
-def _check_index(result: Verified) -> None:
-    folder = result.folder
-    assert folder.log_end is not None
-    paths = folder.index_files()
-    for path, size in paths:
-        result.index_file_count += 1
-        if size < index_file.HEADER_SIZE:
-            _add(result, path, f"{size} bytes are too few for an index file")
-            continue
-        *numbers, used, following = index_file.HEADER.unpack(
-            folder.folder.tree.read(path, 0, index_file.HEADER_SIZE)
-        )
-        reason = _index_fault(numbers, used, following, size, folder)
-        if following <= 1 and path != paths[-1][0]:
-            reason = "it is empty, and not the newest"
-        if reason:
-            _add(result, path, reason)
-
-
-def _index_fault(
-    numbers: list[int], used_slots: int, next_entry: int, size: int, folder: Inspection
-) -> str | None:
-    begin_time, end_time, begin, end = numbers
-    assert folder.log_end is not None
-    if next_entry <= 1:
-        return None  # nothing in it yet
-    if min(numbers) < 0 or begin > end:
-        return f"its header is impossible: times {begin_time} to {end_time}, records {begin} to {end}"
-    if not 0 < used_slots < next_entry or index_file.HEADER_SIZE + next_entry * index_file.ENTRY.size > size:
-        return f"its header is impossible: {used_slots} slots and {next_entry} entries in {size} bytes"
-    if end >= folder.log_end.offset and not folder.is_changing:
-        return f"it leads to a record at {end}, beyond the end of the log at {folder.log_end.offset}"
-    return None
 
 
 def _check_checkpoint(folder: Inspection) -> None:

@@ -77,7 +77,7 @@ def verify(
     json: Json = False,
     output: Output = "table",
 ) -> int:
-    """Check every record of a store, its queues against its log, index headers, checkpoint and tables.
+    """Check every record of a store, its queues and its index against its log, checkpoint and tables.
 
     Exit code 0: sound; 1: damaged, with what and where; 2: it cannot be read.
     """
@@ -100,7 +100,7 @@ def _print_verdict(verdict: "Verdict") -> None:
         f"log        {verdict.records} records in {verdict.log_files} files, {verdict.log_begin} to"
         f" {verdict.log_end}\n"
         f"queues     {verdict.queue_entries} entries in {verdict.queues} queues\n"
-        f"index      {verdict.index_files} files\n"
+        f"index      {verdict.index_entries} entries in {verdict.index_files} files\n"
     )
     for finding in verdict.findings:
         topic = f" [topic {printable(finding.topic)}]" if finding.topic else ""

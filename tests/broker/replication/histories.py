@@ -35,7 +35,7 @@ class HistoryLog:
         self.borders = [begin]
         self.epochs: list[Epoch] = []
         self.damaged: list[tuple[int, int]] = []
-        self.is_counted_on = False
+        self.is_counted_on = self.is_elected = False
         self.store = ""  # that it was written in, all of it
 
     @property
@@ -108,6 +108,7 @@ class HistoryLog:
             tuple(self.damaged),
             self.is_counted_on,
             self.store,
+            self.is_elected,
         )
 
     def damage(self, number: int) -> None:

@@ -119,6 +119,26 @@ def test_what_the_first_master_had_alone_is_given_up_for_one_that_began_with_not
     assert kind_of(shaken(slave, master, of_master=member(epoch=3))) == "stranger"
 
 
+def test_what_two_elected_masters_wrote_alone_is_given_up_in_turn() -> None:
+    """Both disks fail before anything is copied, one after the other: each begins with nothing of what the other one
+    has. The set stood still for good, though nothing in either log was ever acknowledged."""
+    slave, master = grown(1), grown(2)
+    slave.is_elected = True
+    slave.epochs, master.epochs = [Epoch(2, 0)], [Epoch(1, 0), Epoch(3, master.borders[4])]
+    assert shaken(slave, master, of_master=member(epoch=3)) == StartOver()
+    assert kind_of(shaken(slave, master, of_master=member(epoch=2))) == "stranger", "it is no newer master"
+    slave.epochs = [Epoch(1, 0), Epoch(3, slave.borders[3])]
+    master.epochs = [Epoch(2, 0), Epoch(4, master.borders[4])]
+    assert shaken(slave, master, of_master=member(epoch=4)) == StartOver()
+    slave.is_elected = False
+    assert kind_of(shaken(slave, master, of_master=member(epoch=4))) == "stranger", "an operator chose"
+    slave.is_elected = True
+    master.epochs = [Epoch(4, 0), Epoch(5, master.borders[4])]
+    assert kind_of(shaken(slave, master, of_master=member(epoch=5))) == "stranger", "it may be a new disk"
+    master.epochs = [Epoch(1, 0), Epoch(4, master.borders[4])]
+    assert kind_of(shaken(slave, master, of_master=member(epoch=4))) == "stranger", "an epoch is in both"
+
+
 def test_a_slave_that_needs_what_is_deleted_starts_over() -> None:
     master = grown(epoch=1)
     slave = master.copy(5)
@@ -218,6 +238,8 @@ def test_any_two_members_agree_after_one_cut(seed: int) -> None:
     """A set takes turns; each member has what its last master gave it, or wrote alone before it lost its place."""
     random = Random(seed)
     logs = [HistoryLog() for _ in range(3)]
+    for log in logs:
+        log.is_elected = random.random() < 0.5
     epoch = 0
     for _ in range(random.randrange(1, 7)):
         epoch += 1
@@ -235,6 +257,11 @@ def test_any_two_members_agree_after_one_cut(seed: int) -> None:
                     assert outcome.kind == "stranger"
                     assert expected == 0 < log.end
                     continue
+                elif isinstance(outcome, StartOver):
+                    assert expected == 0 < log.end
+                    log.cut(0)
+                    log.epochs = []
+                    outcome = shaken(log, master, of_master=member(epoch=epoch))
                 assert isinstance(outcome, Go)
                 assert log.end == expected or not log.end
                 count = random.randrange(len(master.borders) - len(log.borders) + 1) + len(log.borders) - 1

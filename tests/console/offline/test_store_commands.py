@@ -40,7 +40,6 @@ NOTHING_TO_SEE = {
     "cq-queue-missing",
     "flip-storets",  # official records without the property CRC: the field is under no checksum
     "index-ahead",
-    "index-garbage",  # the header is whole
     "index-kept",
     "index-last-missing",
     "index-missing",

@@ -120,6 +120,22 @@ def test_index_files_of_another_size_are_a_question(tmp_path: Path, aerobee: Run
     assert "maxHashSlotNum" in refused.err
 
 
+def test_keys_that_the_index_has_lost_are_indexed(tmp_path: Path, aerobee: Run) -> None:
+    root = tmp_path / "store"
+    closed_store(root)
+    path = min((root / "index").iterdir())
+    content = bytearray(path.read_bytes())
+    for number in range(40, 50):
+        content[40 + 50 * 4 + number * 20] ^= 1  # the hash of a key
+    path.write_bytes(content)
+    before = aerobee("store", "verify", str(root))
+    assert "are not in it, so that queries by key do not find these" in before.out
+    assert "           `aerobee store repair` indexes them" in before.out
+    assert before.code == 1
+    assert aerobee("store", "repair", str(root), *SIZES).code == 0
+    assert aerobee("store", "verify", str(root)).out.endswith("sound\n")
+
+
 @pytest.mark.parametrize("case", ["cq-all-missing", "index-garbage"])
 def test_stores_of_the_official_program_are_repaired(case: str, tmp_path: Path, aerobee: Run) -> None:
     root = unpack(case, tmp_path)

@@ -353,6 +353,21 @@ def test_foreign_files_are_named_and_left_alone(tmp_path: Path) -> None:
     assert all((folder / name).read_bytes() == content for name, content in foreign.items())
 
 
+def test_a_file_whose_making_was_cut_short_goes_with_the_next_start(tmp_path: Path) -> None:
+    """It has a name and no byte, and was told of as foreign at each start."""
+    index = open_service(tmp_path)
+    index.put_many(records(3))
+    index.close()
+    unmade = tmp_path / "index" / "20991231235959999"
+    unmade.touch()
+    index = open_service(tmp_path)
+    assert index.foreign_names == ()
+    assert unmade.exists(), "who only looks removes nothing"
+    index.recover(10**9)
+    assert not unmade.exists()
+    assert find(index, "U2") == [200]
+
+
 def index_bytes(folder: Path) -> bytes:
     return next(folder.iterdir()).read_bytes()
 

@@ -77,10 +77,29 @@ def test_the_state_of_another_store_is_not_taken_up(tmp_path: Path) -> None:
     assert Resume(state, other.root).load(other) == {"end": 1}
 
 
+def test_what_an_earlier_version_has_looked_at_is_looked_at_again(tmp_path: Path) -> None:
+    """It did not compare the index."""
+    folder = Inspection(damaged_store(tmp_path / "store"))
+    state = tmp_path / "state"
+    resume = Resume(state, folder.root)
+    resume.save(folder, {"end": 1})
+    assert resume.load(folder) == {"end": 1}
+    state.write_text(state.read_text().replace('"format": 2', '"format": 1'))
+    assert resume.load(folder) is None
+
+
 def test_a_state_that_is_none_is_refused(tmp_path: Path) -> None:
     root = damaged_store(tmp_path / "store")
     state = tmp_path / "state"
-    for content in ("{", "[]", '{"format": 2}', '{"format": 1}', '{"format": 1, "facts": []}', "[" * 100_000):
+    odd = (
+        "{",
+        "[]",
+        '{"format": 3, "facts": {}}',
+        '{"format": 2}',
+        '{"format": 2, "facts": []}',
+        "[" * 100_000,
+    )
+    for content in odd:
         state.write_text(content)
         with pytest.raises(NotAResume, match="no file of an earlier run"):
             Resume(state, root).load(Inspection(root))
