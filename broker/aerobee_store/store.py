@@ -863,7 +863,10 @@ class MessageStore:
         """
         for part in self._parts:
             part.check()
-        check_agreement(self._log, self._queues, self._config, self.confirmed_offset, self._tombstones)
+        indexed = self._index, self._dispatcher.indexed_offset if self._config.index_enabled else 0
+        check_agreement(
+            self._log, self._queues, self._config, self.confirmed_offset, self._tombstones, indexed
+        )
 
 
 def _log_wrong_entry(topic: str, queue_id: int, offset: int, reason: str) -> None:

@@ -342,6 +342,11 @@ class IndexService:
         return stamps[-1] if stamps else 0
 
     @property
+    def folder(self) -> Path:
+        """Where the files are."""
+        return self._folder
+
+    @property
     def files(self) -> tuple[IndexFile, ...]:
         """The files, oldest first."""
         return self._files

@@ -421,6 +421,12 @@ class IndexFile:
         """Where the record of an entry is."""
         return self._entry(number)[1]
 
+    def hashes_and_places(self) -> Iterator[tuple[int, int]]:
+        """Key hash and physical offset of each entry, oldest first."""
+        for number in range(1, self.next_entry):
+            key_hash, offset, _, _ = self._entry(number)
+            yield key_hash, offset
+
     def newest_of_slot(self, key_hash: int) -> int:
         """Number of the entry where the chain of this hash begins; 0 for none."""
         number: int = SLOT.unpack_from(self.view, self.slot_at(key_hash))[0]

@@ -277,6 +277,7 @@ class _Recovery:
         # Before entries go whose records may come back from a copy.
         self._check_loss(reader.end)
         if held_back is not None and held_back.found:
+            held_back = held_back.at_border()
             if self._ends.are_short or any(one.end > held_back.physical_offset for one in report.damage):
                 self._holds_back = False
                 return self._recover_from(start)

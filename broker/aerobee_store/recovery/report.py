@@ -44,6 +44,13 @@ class HeldBack(NamedTuple):
     physical_offset: int
     found: list[Stretch | ScannedRecord]
 
+    def at_border(self) -> "HeldBack":
+        """The same, from where a record begins or ends. The queues may say otherwise: an entry of which half is on
+        disk, as power failed, leads into the middle of a record, where no later walk of the log can begin."""
+        first = self.found[0]
+        begin = first.physical_offset if isinstance(first, ScannedRecord) else int(first.physical_offsets[0])
+        return HeldBack(min(self.physical_offset, begin), self.found)
+
 
 @dataclass(slots=True)
 class RecoveryReport:
