@@ -118,7 +118,7 @@ HOUSE: Final[dict[str, dict[str, set[str]]]] = {
             "writing",
         },
         "offline": {"disk", "faults", "index", "log", "queues", "records", "timer", "walking"},
-        "checking": {"disk", "faults", "log", "queues", "records", "terms", "walking"},
+        "checking": {"disk", "faults", "index", "log", "queues", "records", "terms", "walking"},
         "reading": {"disk", "faults", "index", "log", "queues", "terms", "walking", "writing"},
         "recovery": {"disk", "faults", "index", "log", "queues", "records", "terms", "walking"},
         "replicas": {"disk", "faults", "index", "log", "queues", "records", "terms", "walking", "writing"},

@@ -8,7 +8,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Final, TypeVar
+from itertools import count
+from typing import Final, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 import structlog
 
@@ -49,7 +51,7 @@ from aerobee_proto.requests import NoFields
 from aerobee_proto.steps import Call, CallSteps, finished_here
 from aerobee_remoting.exchange.answers import Body, answer_at_once, answer_in_slices, written
 from aerobee_remoting.exchange.gate import Gate
-from aerobee_remoting.exchange.handlers import AnyRequest, HandlerTable, Request, Response
+from aerobee_remoting.exchange.handlers import AnyRequest, Channel, HandlerTable, Request, Response
 from aerobee_remoting.exchange.needs import GET, PUB, SUB, UPDATE, Open, on_cluster, on_topic, ours
 from aerobee_service.giving_way import GivingWay
 from aerobee_service.settings.settings import (
@@ -116,12 +118,37 @@ class Handlers:
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="registrations")
         self._of_peers = _Orders()  # registrations through one connection, and its goodbye
         self.of_names = _Orders()  # registrations of one broker name
+        # Connections in the order in which they came.
+        self._numbers: WeakKeyDictionary[Channel, int] = WeakKeyDictionary()
+        self._next_number = count()
         # The table of ordered topics, and as an answer.
         self._ordered: tuple[Mapping[str, str], bytes] = ({}, b"")
         # Replaced by an admin request.
         self.config = config
         self.settings_changed = SettingsSignal()
         self._follow(config)
+
+    def connected(self, connection: Channel) -> None:
+        """Somebody has come."""
+        self._numbers[connection] = next(self._next_number)
+
+    def _is_outlived(
+        self, connection: Channel, cluster: str, broker_addr: str, broker_name: str | None
+    ) -> bool:
+        """Whether what comes through this connection is of an earlier life of a broker: it has registered again since,
+        through a connection that came later. The earlier life's last words may be read behind the later one's first,
+        and took its master out of the routes, until it registered once more."""
+        holder = self._routes.holder(cluster, broker_addr)
+        if holder is None or (broker_name is not None and holder[0] != broker_name):
+            return False
+        number = self._numbers.get(connection)
+        later = self._numbers.get(cast("Channel", holder[1]))
+        return number is not None and later is not None and later > number
+
+    def _refuse_outlived(self, connection: Channel, new: Registration) -> None:
+        if self._is_outlived(connection, new.cluster, new.broker_addr, new.broker_name):
+            reason = f"broker {new.broker_addr} has registered since, through a later connection"
+            raise RequestError(ResponseCode.SYSTEM_ERROR, reason)
 
     def table(self, gate: Gate | None) -> HandlerTable:
         """Every request code that a nameserver serves; without a gate everybody may ask."""
@@ -249,6 +276,7 @@ class Handlers:
                 new = await in_slices(self._elsewhere(reading_registration(*arguments, let_go)))
             else:
                 new = read_registration(*arguments)
+            self._refuse_outlived(request.connection, new)
             done = await in_slices(
                 self._routes.registering(new, now_ms=self._now_ms(), connection=request.connection)
             )
@@ -303,6 +331,8 @@ class Handlers:
         """Behind the registrations that came before it through this connection."""
         cluster, broker_addr = _identity(request.header)
         async with self._of_peers.turn(request.connection):
+            if self._is_outlived(request.connection, cluster, broker_addr, request.header.broker_name):
+                return Response()  # it has left, and has come again
             removal = self._routes.unregister(cluster, broker_addr)
         if removal is not None:
             self._removals.follow(iter([removal]), ASKED)

@@ -443,6 +443,11 @@ class RouteTable:
         self._tidy()
         return removal
 
+    def holder(self, cluster: str, broker_addr: str) -> tuple[str, Hashable] | None:
+        """The name under which an address is registered, and the connection that it was registered through last."""
+        broker = self._by_addr.get((cluster, broker_addr))
+        return None if broker is None else (broker.broker_name, broker.connection)
+
     def heartbeat(self, cluster: str, broker_addr: str, now_ms: int) -> bool:
         """The broker is alive. False when the broker is not known."""
         broker = self._by_addr.get((cluster, broker_addr))

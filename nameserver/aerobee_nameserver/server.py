@@ -117,6 +117,7 @@ class NameServer:
         self._server = RemotingServer(
             self.handlers,
             config=_server_config(config, self.memory, self.tls),
+            on_connect=self._handlers.connected,
             on_disconnect=self.on_disconnect,
         )
         self._client = RemotingClient(

@@ -308,6 +308,30 @@ async def test_two_brokers_with_one_address_are_named(server: NameServer, peer: 
     await other.close()
 
 
+async def test_last_words_of_an_earlier_life_are_not_taken_for_its_next_one(server: NameServer) -> None:
+    """They came behind the first ones of the life that is a master now: that was out of the routes until it registered
+    once more, 10 to 30 seconds later."""
+    before, since = Peer(server), Peer(server)
+    await before.register(brokerId="1")
+    await since.register(brokerId="0")
+    master = {0: "10.0.0.7:10911"}
+    assert server.routes.member_group("b-a") == master
+    with capture_logs() as events:
+        late = await before.register(brokerId="1")
+    assert (late.code, "through a later connection" in (late.remark or "")) == (
+        ResponseCode.SYSTEM_ERROR,
+        True,
+    )
+    assert [one["event"] for one in events] == ["nameserver.registration_refused"]
+    assert (await before.ask(RequestCode.UNREGISTER_BROKER, **IDENTITY)).code == 0
+    await before.close()
+    assert server.routes.member_group("b-a") == master
+    assert (await since.register(brokerId="0")).code == 0
+    assert (await since.ask(RequestCode.UNREGISTER_BROKER, **IDENTITY)).code == 0
+    assert server.routes.member_group("b-a") == {}
+    await since.close()
+
+
 async def test_a_silent_broker_expires_and_loses_its_connection() -> None:
     clock = Clock()
     async with running(clock=clock) as server:

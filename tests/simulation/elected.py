@@ -33,6 +33,8 @@ class ElectedSet(BrokerSet):
         self.on_cut: Callable[[ElectedHost, int], None] = lambda host, offset: None
         # ... and of what a master confirms: a range of its log.
         self.on_confirmed: Callable[[ElectedHost, int, int], None] = lambda host, begin, end: None
+        # ... and of each time that a member has heard how long its lease lasts.
+        self.on_leased: Callable[[ElectedHost], None] = lambda host: None
         # Who has been master, by epoch: the process, not the host alone.
         self.masters: dict[int, tuple[str, int]] = {}
         self.confirmed_offset = 0  # physical; nothing that lies behind it has been confirmed by any of them
@@ -141,6 +143,7 @@ class ElectedHost(BrokerHost):
         def watched(lease: int, until: float) -> None:
             self.leased_until = max(self.leased_until, until / self.clock_rate)
             leased(lease, until)
+            self._set.on_leased(self)
 
         election.seat.leased = watched  # type: ignore[method-assign]
 

@@ -337,7 +337,7 @@ class ElectionSimulation(PairSimulation):
         self.ledger.witness = witness
         self.etcd.on_written = seats.written
         self.set.on_served, self.set.on_cut = seats.serves, seats.cuts
-        self.set.on_confirmed = seats.confirms
+        self.set.on_confirmed, self.set.on_leased = seats.confirms, seats.leased
         self.faults = ElectionFaults(cluster, self.ledger, self.world.chance("faults"), self.set, self.copies)
         self.faults.etcd, self.faults.seats = self.etcd, seats
         for host in self.set.members:

@@ -69,6 +69,11 @@ class Seats:
                 self._lost_at.setdefault(host.name, self._world.now)
         self._world.at(self._world.now + LOOK_S, None, self.look)
 
+    def leased(self, host: ElectedHost) -> None:
+        """A member has heard that its lease lasts: in time, or late, and it is master once more if nobody else is."""
+        if host.holds_until > self._world.now:
+            self._lost_at.pop(host.name, None)
+
     def serves(self, host: ElectedHost, epoch: int) -> None:
         """A life of a master begins to serve."""
         self._lost_at.pop(host.name, None)
