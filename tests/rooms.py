@@ -178,7 +178,7 @@ HOUSE: Final[dict[str, dict[str, set[str]]]] = {
 # Rooms, floors, arrows.
 COUNTS: Final = {
     "aerobee_broker": (21, 6, 69),
-    "aerobee_store": (17, 7, 84),
+    "aerobee_store": (17, 7, 85),
     "aerobee_remoting": (3, 3, 3),
     "aerobee_service": (10, 3, 6),
     "aerobee": (9, 7, 32),
