@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from itertools import count
-from typing import Final, TypeVar, cast
+from typing import Final, TypeVar
 from weakref import WeakKeyDictionary
 
 import structlog
@@ -50,6 +50,7 @@ from aerobee_proto.headers import (
 from aerobee_proto.requests import NoFields
 from aerobee_proto.steps import Call, CallSteps, finished_here
 from aerobee_remoting.exchange.answers import Body, answer_at_once, answer_in_slices, written
+from aerobee_remoting.exchange.connection import Connection
 from aerobee_remoting.exchange.gate import Gate
 from aerobee_remoting.exchange.handlers import AnyRequest, Channel, HandlerTable, Request, Response
 from aerobee_remoting.exchange.needs import GET, PUB, SUB, UPDATE, Open, on_cluster, on_topic, ours
@@ -132,17 +133,14 @@ class Handlers:
         """Somebody has come."""
         self._numbers[connection] = next(self._next_number)
 
-    def _is_outlived(
-        self, connection: Channel, cluster: str, broker_addr: str, broker_name: str | None
-    ) -> bool:
+    def _is_outlived(self, connection: Channel, cluster: str, broker_addr: str, broker_name: str) -> bool:
         """Whether what comes through this connection is of an earlier life of a broker: it has registered again since,
         through a connection that came later. The earlier life's last words may be read behind the later one's first,
         and took its master out of the routes, until it registered once more."""
         holder = self._routes.holder(cluster, broker_addr)
-        if holder is None or (broker_name is not None and holder[0] != broker_name):
+        if holder is None or holder[0] != broker_name or not isinstance(holder[1], Connection):
             return False
-        number = self._numbers.get(connection)
-        later = self._numbers.get(cast("Channel", holder[1]))
+        number, later = self._numbers.get(connection), self._numbers.get(holder[1])
         return number is not None and later is not None and later > number
 
     def _refuse_outlived(self, connection: Channel, new: Registration) -> None:
