@@ -248,11 +248,11 @@ def _is_damage(log: Span, theirs: Span, offset: int) -> Flow[bool]:
 def _is_of_nobody(log: Span, theirs: Span, epoch: int) -> bool:
     """Whether nothing of this log was ever answered with success, though it has nothing in common with the master's.
 
-    All of it is of the first master of a set, and the next one began with an empty log: it was in sync nevertheless. Or
-    an election made both of them masters, and this one later than the other one began: each of them was in sync and had
+    An election chose them. All of it is of the first master of the set, and the next one began with an empty log: it
+    was in sync nevertheless. Or this one became master later than the other one began: each of them was in sync and had
     nothing of what the other one had written, before any of that was copied. A master whose log begins later than all
-    of this may have got a new disk, and be the master by mistake."""
-    if not log.epochs or not theirs.epochs:
+    of this may have got a new disk, and be the master by mistake. So may any master that an operator chose."""
+    if not log.is_elected or not log.epochs or not theirs.epochs:
         return False
     first, following = log.epochs[0], theirs.epochs[0]
     if {log.begin, theirs.begin, first.start_offset, following.start_offset} != {0}:
@@ -261,7 +261,7 @@ def _is_of_nobody(log: Span, theirs: Span, epoch: int) -> bool:
         return True
     newest = log.epochs[-1].epoch
     has_common = not {one.epoch for one in log.epochs}.isdisjoint([one.epoch for one in theirs.epochs])
-    return log.is_elected and not has_common and following.epoch < newest < epoch
+    return not has_common and following.epoch < newest < epoch
 
 
 def _stranger(reason: str) -> LinkFault:

@@ -110,9 +110,12 @@ def test_a_log_with_nothing_in_common_is_never_cut_to_nothing() -> None:
 
 
 def test_what_the_first_master_had_alone_is_given_up_for_one_that_began_with_nothing() -> None:
-    """It was in sync with an empty log, so nothing of it was ever acknowledged."""
+    """It was in sync with an empty log, so nothing of it was ever acknowledged; unless an operator has chosen it: what
+    the first one had was lost, and without a word."""
     slave, master = grown(1), grown(2)
     slave.epochs, master.epochs = [Epoch(1, 0)], [Epoch(2, 0)]
+    assert kind_of(shaken(slave, master, of_master=member(epoch=2))) == "stranger"
+    slave.is_elected = True
     assert shaken(slave, master, of_master=member(epoch=2)) == StartOver()
     slave.epochs = [Epoch(1, 0), Epoch(2, slave.borders[3])]
     master.epochs = [Epoch(3, 0)]
