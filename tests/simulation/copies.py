@@ -8,6 +8,7 @@ from socket import inet_aton
 from typing import Final
 
 from aerobee_proto.message_ids import decode_offset_message_id
+from aerobee_proto.records import BLANK_MAGIC, SIZE_AND_MAGIC
 from aerobee_store.records.record_scan import RecordFault, scan_record
 from simulation.cluster import BrokerHost, BrokerSet
 from simulation.disk import SimDisk
@@ -106,6 +107,25 @@ class Copies:
     def first_difference(self, one: BrokerHost, other: BrokerHost, begin: int, end: int) -> int | None:
         """Where their logs differ first, in this range; None: nowhere."""
         return _first_difference(one.disk, other.disk, begin, end, self._file_size)
+
+    def first_lacking(self, one: BrokerHost, other: BrokerHost, begin: int, end: int) -> int | None:
+        """As `first_difference`, where the one has messages: its power may fail when the end of a file is blank, and
+        nothing of the next one is on the disk."""
+        differs = self.first_difference(one, other, begin, end)
+        while differs is not None and self._is_blank(one, differs):
+            begin = differs - differs % self._file_size + self._file_size
+            differs = self.first_difference(one, other, begin, end)
+        return differs
+
+    def _is_blank(self, host: BrokerHost, at: int) -> bool:
+        """Whether there is the blank end of a file, which has no more of itself than its size and magic."""
+        path, place = self._file_of(at)
+        content = host.disk.names[path].live
+        for begin in range(max(place - SIZE_AND_MAGIC.size + 1, 0), place + 1):
+            head = bytes(content[begin : begin + SIZE_AND_MAGIC.size])
+            if head == SIZE_AND_MAGIC.pack(self._file_size - begin, BLANK_MAGIC):
+                return True
+        return False
 
 
 def _first_difference(one: SimDisk, other: SimDisk, begin: int, end: int, file_size: int) -> int | None:

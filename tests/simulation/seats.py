@@ -142,7 +142,7 @@ class Seats:
             is_counted = self._set is not None and host.number in self._set.in_sync
             if not is_counted or host.disk_number != self._disks[host.name]:  # another store has its number
                 continue
-            differs = self._copies.first_difference(master, host, begin, end)
+            differs = self._copies.first_lacking(master, host, begin, end)
             if differs is not None:
                 raise Broken(
                     f"{master.name} shows its log up to {end}, and {host.name}, which is in sync, has no more of "

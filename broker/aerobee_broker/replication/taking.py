@@ -130,7 +130,8 @@ class TakingLink:
             raise LinkFault(
                 "rubbish",
                 f"what the master sends is no log: {wrong.reason} at {wrong.physical_offset}",
-                "check the master's store (aerobee store verify), and that no other cluster has this address",
+                "check that no other cluster has this address, and the master's store (aerobee store verify): where "
+                "its log is damaged, the slave begins with a copy of the stopped master's store folder",
             ) from wrong
 
     def _check_place(self, offset: int) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,34 @@ async def test_a_slave_goes_on_where_it_was(tmp_path: Path) -> None:
             meet(slave, master)
             await caught_up(master, slave)
     assert log_files(tmp_path / "slave") == log_files(tmp_path / "master")
+
+
+async def test_of_a_master_with_a_damaged_log_a_slave_begins_with_a_copy(tmp_path: Path) -> None:
+    """It takes nothing over that cannot be proven, and says what to do; what it does then works."""
+    master_root, copy_root = tmp_path / "master", tmp_path / "copy"
+    async with running_broker(master_root) as master, talking(master) as client:
+        for number in range(20):
+            await client.put("T", b"message %d" % number)
+        damaged_at = master.parts.store.end_offset // 2
+    (log,) = (path for path in (master_root / "commitlog").iterdir() if path.read_bytes().strip(b"\0"))
+    with log.open("r+b") as file:
+        file.seek(damaged_at)
+        file.write(bytes(100))
+    shutil.copytree(master_root, copy_root)
+    async with running_broker(master_root) as master, talking(master) as client:
+        with capture_logs() as logs:
+            async with running_slave(tmp_path / "empty") as slave:
+                meet(slave, master)
+                await eventually(lambda: any(line["event"] == "replication.master_lost" for line in logs))
+        (lost, *_) = [line for line in logs if line["event"] == "replication.master_lost"]
+        assert lost["kind"] == "rubbish"
+        assert "copy of the stopped master's store folder" in lost["way_out"]
+        async with running_slave(copy_root) as slave:
+            meet(slave, master)
+            for number in range(20):
+                await client.put("T", b"behind the damage %d" % number)
+            await caught_up(master, slave)
+    assert log_files(copy_root) == log_files(master_root)
 
 
 async def test_a_slave_waits_for_its_master_and_finds_it_again(tmp_path: Path) -> None:
