@@ -131,7 +131,8 @@ class TakingLink:
                 "rubbish",
                 f"what the master sends is no log: {wrong.reason} at {wrong.physical_offset}",
                 "check that no other cluster has this address, and the master's store (aerobee store verify): where "
-                "its log is damaged, the slave begins with a copy of the stopped master's store folder",
+                "its log is damaged, the slave begins with a copy of the stopped master's store folder, without its "
+                "storeIdentity",
             ) from wrong
 
     def _check_place(self, offset: int) -> None:

@@ -196,7 +196,7 @@ async def test_of_a_master_with_a_damaged_log_a_slave_begins_with_a_copy(tmp_pat
     with log.open("r+b") as file:
         file.seek(damaged_at)
         file.write(bytes(100))
-    shutil.copytree(master_root, copy_root)
+    shutil.copytree(master_root, copy_root, ignore=shutil.ignore_patterns("storeIdentity*"))
     async with running_broker(master_root) as master, talking(master) as client:
         with capture_logs() as logs:
             async with running_slave(tmp_path / "empty") as slave:
