@@ -87,7 +87,8 @@ class Copies:
         self._world.at(self._world.now + LOOK_S, None, self.look)
 
     def compare(self, slave: BrokerHost, *, whole: bool = False) -> None:
-        """Broken when the slave has other bytes than the master."""
+        """Broken when the slave has other bytes than the master, unless it knows of damage there, before the `whole` is
+        compared: it copies that again as soon as they have met."""
         master = self._set.master
         if not slave.is_serving or slave.serving is None:
             return
@@ -101,6 +102,8 @@ class Copies:
             begin = max(store.min_physical_offset, 0)
         differs = self.first_difference(master, slave, begin, end)
         if differs is not None:
+            if not whole and any(first <= differs < behind for first, behind in store.comparison.damaged):
+                return
             raise Broken(f"the logs of {master.name} and {slave.name} differ at {differs}, below {end}")
         self._compared[key] = (master, end)
 

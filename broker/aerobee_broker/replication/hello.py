@@ -24,7 +24,7 @@ Invariants
   its own epoch, or of a set without epochs, is not to take them from its slaves, too. The operator decides.
 - But a slave that has found damage in its own log, which the master has whole, is cut back to where that begins, if all
   that it has behind it is the master's, too. Not while the set counts on it: it takes no seat with less than it had.
-- A log is cut back to nothing only where that is sure to be nothing that anybody was told of.
+- A log is cut back to nothing only where nobody was told of anything in it, or where the master has all of it.
 - The master looks for itself whether the last bytes of the slave are its own, before it gives anything.
 """
 
@@ -214,16 +214,16 @@ def _place_in(log: Span, theirs: Span, epoch: int) -> Flow["int | CutBack | Star
             return log.end
         raise _stranger(f"it has {log.begin} to {log.end}, the master's {theirs.begin} to {theirs.end}")
     found = yield from _compared(begin, end, known_end)
-    if found == begin:
-        raise _stranger(f"nothing from {begin} on is the same")
-    if (yield from _is_damage(log, theirs, found)):
+    if (yield from _is_damage(log, theirs, found, has_common=found > begin)):
         if log.is_counted_on:
             raise LinkFault(
                 "damaged",
                 f"this log is damaged at {found}; when the set does not count on it any more, it is cut back to there "
                 "and copied again",
             )
-        return CutBack(found)
+        return CutBack(found) if found > log.begin else StartOver()
+    if found == begin:
+        raise _stranger(f"nothing from {begin} on is the same")
     if known_end is not None and found < min(end, known_end):
         _check_cut(log, found, epoch)
         raise LinkFault(
@@ -234,15 +234,16 @@ def _place_in(log: Span, theirs: Span, epoch: int) -> Flow["int | CutBack | Star
     return found
 
 
-def _is_damage(log: Span, theirs: Span, offset: int) -> Flow[bool]:
+def _is_damage(log: Span, theirs: Span, offset: int, *, has_common: bool) -> Flow[bool]:
     """Whether this log is another one from there on because it is damaged, and for nothing else: the master has all of
-    it, and the same behind each damaged place, of which there are many where power failed while much was copied."""
+    it, and the same behind each damaged place, of which there are many where power failed while much was copied; its
+    very beginning may be one. `has_common`: they are known to have been one log."""
     places = sorted(place for place in log.damaged if offset <= place[0] < log.end)
     if not places or places[0][0] != offset or theirs.end < log.end:
         return False
     borders = pairwise([*places, (log.end, log.end)])
     sound = [window_before(end, begin) for (_, end), (begin, _) in borders if end < begin]
-    return not sound or all((yield from _same(sound[-SOUND_MAX:])))
+    return all((yield from _same(sound[-SOUND_MAX:]))) if sound else has_common
 
 
 def _is_of_nobody(log: Span, theirs: Span, epoch: int) -> bool:

@@ -199,6 +199,29 @@ def test_a_slave_that_is_damaged_is_cut_back_to_there_when_its_master_has_all_of
     assert isinstance(shaken(slave, master, of_master=member(epoch=epoch)), Go)
 
 
+@pytest.mark.parametrize("epoch", [0, 4])
+def test_a_slave_whose_very_first_bytes_are_damaged_begins_anew(epoch: int) -> None:
+    """Power failed while it copied for the first time. It was a stranger for good, though what is sound in it is the
+    master's."""
+    master = grown(epoch=epoch)
+    slave = master.copy(30)
+    slave.damage(0)
+    slave.damage(5)
+    slave.is_counted_on = True
+    assert kind_of(shaken(slave, master, of_master=member(epoch=epoch))) == "damaged"
+    slave.is_counted_on = False
+    assert shaken(slave, master, of_master=member(epoch=epoch)) == StartOver()
+    slave.data[-1] ^= 1
+    assert kind_of(shaken(slave, master, of_master=member(epoch=epoch))) == "stranger", (
+        "it has others behind it"
+    )
+    slave.data[-1] ^= 1
+    slave.damaged = [(0, slave.end)]
+    assert kind_of(shaken(slave, master, of_master=member(epoch=epoch))) == "stranger", (
+        "nothing in it is sound"
+    )
+
+
 @pytest.mark.parametrize(
     "why",
     ["the master has less", "it has others behind it", "it has others in between", "nobody knows of it"],
